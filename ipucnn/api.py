@@ -48,10 +48,6 @@ Image = Union[str, Path, np.ndarray, PillowImage]
 """A file, a Pillow image, or uint8 pixels [height, width] or [height, width, 1 or 3], in the order RGB."""
 
 
-_ALSO_CALLED = {"batch_size": ("micro_batch_size", "global_batch_size")}
-"""Keras' name of an option -> the names it can have here."""
-
-
 @contextlib.contextmanager
 def _as_the_command_line() -> Iterator[None]:
     """Raises errors of the system and out-of-memory errors as the ``UserError`` that the command line prints."""
@@ -531,7 +527,7 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
         if spec is None or spec.name not in known:
             raise ConfigurationError(
                 f"`ipucnn {command}` has no option {name}",
-                _hint_for(name, [*known, *others]) or f"`ipucnn {command} --help` lists them",
+                did_you_mean(name, [*known, *others]) or f"`ipucnn {command} --help` lists them",
             )
         if spec.name == "dataset" and value is not None and not isinstance(value, (str, Path)):
             from ipucnn.datasets.sources.in_memory import keep
@@ -540,14 +536,6 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
         if value is not None:
             flags[spec.name] = _plain(value)
     return flags
-
-
-def _hint_for(name: str, known: Sequence[str]) -> Optional[str]:
-    """Returns ``did you mean 'x'?`` for a keyword: first by Keras' name of the option, then by similar spelling."""
-    candidates = [option for option in _ALSO_CALLED.get(name, ()) if option in known]
-    if candidates:
-        return "did you mean " + " or ".join(f"'{option}'" for option in candidates) + "?"
-    return did_you_mean(name, known)
 
 
 def _plain(value: object) -> object:

@@ -222,9 +222,9 @@ def _dispatch(args: List[str]) -> int:
                 print_root_help()
                 return EXIT_OK
             if len(words) > 1 or words[0].replace("_", "-") not in COMMANDS:
-                from ipucnn.command_group import print_found
+                from ipucnn.command_group import print_matches
 
-                print_found(" ".join(words))
+                print_matches(" ".join(words))
                 return EXIT_OK
             args = [words[0], "--help"]
         if first == "--version":
@@ -292,7 +292,6 @@ def _as_user_error(error: ClickError) -> UserError:
     return ConfigurationError(f"{path}: {_sentence(error)}", hint)
 
 
-_LONGEST_SENTENCE = 1000
 LONGEST_MESSAGE = 3000
 """Characters of a message; longer ones, which repeat input at length, are shortened."""
 
@@ -300,8 +299,6 @@ LONGEST_MESSAGE = 3000
 def _sentence(error: ClickError) -> str:
     """The error's message on one line, without a full stop."""
     message = " ".join(error.format_message().split()).rstrip(".")
-    if len(message) > _LONGEST_SENTENCE:
-        message = shown_value(message)
     return message[:1].lower() + message[1:]
 
 

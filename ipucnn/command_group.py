@@ -65,7 +65,7 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit()
 
 
-def print_found(words: str) -> None:
+def print_matches(words: str) -> None:
     """Prints the commands, and the options of all commands, whose help contains the words.
 
     Raises:
@@ -89,7 +89,9 @@ def print_found(words: str) -> None:
             f"ipucnn --help {shown_value(words)}: no command and no option is about that",
             "`ipucnn --help` lists the commands, docs/glossary.md explains the words",
         )
-    rows = [Row(row.names, row.metavar, f"Of {', '.join(of)}: {row.help}") for row, of in options.values()]
+    rows = [
+        Row(row.names, row.metavar, f"{', '.join(takers)}: {row.help}") for row, takers in options.values()
+    ]
     topic = shown_value(words)
     print_page(
         "ipucnn COMMAND [OPTIONS]",

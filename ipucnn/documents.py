@@ -105,55 +105,53 @@ def compose(text: str) -> Optional[YamlNode]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader))
-        node = yaml.compose(text, Loader=loader)
+        return yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         raise _unreadable(text, error) from None
-    if node is not None:
-        _extent(node, {})
-    return node
 
 
 def _check_events(events: Iterator[YamlEvent]) -> None:
-    """Refuses tags, and documents that are too deep or too large for the composer."""
+    """Refuses tags, and documents that are too deep or have too many values, with aliases expanded.
+
+    Raises:
+        BadDocument: as said, or an alias inside of the value that it names.
+    """
     import yaml
 
-    depth = 0
-    for number, event in enumerate(events):
-        line, tag = event.start_mark.line + 1, getattr(event, "tag", None)
+    # Per open list or mapping: its line, its anchor, the number of its values so far, and their depth.
+    collections: List[List[Any]] = [[1, None, 0, 0]]
+    # Anchor -> the number of values and the depth of what it names; None while that is open.
+    extents: Dict[str, Optional[Tuple[int, int]]] = {}
+    for event in events:
+        line, anchor, tag = (
+            event.start_mark.line + 1,
+            getattr(event, "anchor", None),
+            getattr(event, "tag", None),
+        )
         if tag is not None:
             raise BadDocument(f"the tag {shown_value(tag)} is not read", _PLAIN_HINT, line)
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
+        extent: Optional[Tuple[int, int]] = 1, 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            collections.append([line, anchor, 1, 0])
+            extents[anchor] = extent = None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            line, anchor, num_values, depth = collections.pop()
+            extents[anchor] = extent = num_values, depth + 1
+        elif isinstance(event, yaml.AliasEvent):
+            extent = extents.get(anchor, extent)  # the composer refuses an alias without its anchor
+            if extent is None:
+                raise BadDocument(
+                    "an alias stands inside of the value that it names", "use it after that value", line
+                )
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        if extent is not None:
+            collections[-1][2] += extent[0]
+            collections[-1][3] = max(collections[-1][3], extent[1])
+        if collections[-1][2] > MAX_NODES:
+            raise _too_many(collections[-1][0])
+        if len(collections) - 1 + collections[-1][3] > MAX_DEPTH:
             raise _too_deep(line)
-        if number > 2 * MAX_NODES + 4:  # lists, mappings, the document and the text have two events each
-            raise _too_many(line)
-
-
-def _extent(node: YamlNode, known: Dict[int, Optional[Tuple[int, int]]]) -> Tuple[int, int]:
-    """The number of values of a node with aliases expanded, and the depth of its lists and mappings.
-
-    Args:
-        known: identity of each list and mapping before this node -> its (values, depth); None for those around it.
-    """
-    if node.id == SCALAR:
-        return 1, 0
-    line = line_of(node)
-    if id(node) not in known:
-        known[id(node)] = None
-        parts = [part for pair in node.value for part in pair] if node.id == MAPPING else node.value
-        extents = [_extent(part, known) for part in parts]
-        known[id(node)] = 1 + sum(n for n, _ in extents), 1 + max((depth for _, depth in extents), default=0)
-    extent = known[id(node)]
-    if extent is None:
-        raise BadDocument(
-            "an alias stands inside of the value that it names", "use it after that value", line
-        )
-    if extent[0] > MAX_NODES:
-        raise _too_many(line)
-    if extent[1] > MAX_DEPTH:
-        raise _too_deep(line)
-    return extent
 
 
 def line_of(node: YamlNode) -> int:
@@ -296,33 +294,6 @@ class NotJson(ValueError):
     """A text that is not JSON; texts that this reader refuses for other reasons raise :class:`BadDocument`."""
 
 
-def load_json(text: str) -> Any:
-    """Reads the value of a JSON text that a person wrote.
-
-    Raises:
-        NotJson: it is not JSON.
-        BadDocument: it is too large or too deep, repeats a key, or has a number that is too long.
-    """
-    value = load_record(text, MAX_BYTES)
-    if _num_values(value) > MAX_NODES:
-        raise _too_many()
-    return value
-
-
-def _num_values(value: PlainValue) -> int:
-    """The number of keys and values of a JSON value.  Raises BadDocument if it is too deep."""
-    count, level = 0, [value]
-    for _ in range(MAX_DEPTH + 1):
-        count += len(level)
-        mappings = [item for item in level if isinstance(item, dict)]
-        count += sum(map(len, mappings))
-        level = [part for item in level if isinstance(item, list) for part in item]
-        level += [part for item in mappings for part in item.values()]
-    if level:
-        raise _too_deep()
-    return count
-
-
 def _too_many(line: Optional[int] = None) -> BadDocument:
     return BadDocument(f"more than {MAX_NODES:,} values, counting what aliases repeat", _SPLIT_HINT, line)
 
@@ -349,20 +320,19 @@ def _json_object(items: List[Tuple[str, PlainValue]]) -> Dict[str, Any]:
 
 
 def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
-    """Reads the value of a JSON text that ipucnn wrote; ``NaN`` and ``Infinity`` are numbers, as in Python's ``json``.
+    """Reads the value of a JSON text; ``NaN`` and ``Infinity`` are numbers, as in Python's ``json``.
 
     Args:
         at_most: largest number of characters.
 
     Raises:
-        NotJson, BadDocument: as :func:`load_json`.
+        NotJson: it is not JSON.
+        BadDocument: it is too long or too deep, repeats a key, or has a number that is too long.
     """
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
     try:
-        value = json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
-        _num_values(value)
-        return value
+        return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
     except BadDocument:
         raise
     except RecursionError:

@@ -26,31 +26,23 @@ from ipucnn.text import printable, shown_value
 NAME_BYTES = 255
 """The longest file name on Linux file systems (``NAME_MAX`` of limits.h), in bytes."""
 
-_SPACE = "free some space, or give a path on another disk"
 _PERMISSION = "change its permissions or those of the folders above it, or give another path"
-_ABSENT = "check the path; a folder is made with: mkdir -p"
 _HINTS = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: _SPACE,
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
-    errno.EROFS: _PERMISSION,
-    errno.ENOENT: _ABSENT,
-    errno.ENOTDIR: _ABSENT,
-    errno.ELOOP: "its links lead round in a circle: give a path that ends somewhere",
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or give a path on another disk"
+    ),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _PERMISSION),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check the path; a folder is made with: mkdir -p"),
+    errno.ELOOP: "give a path without links: these lead round in a circle, or are not followed here",
     errno.ENAMETOOLONG: "give a shorter path",
     errno.ENXIO: "start the program that reads from it first, or give the name of a file",
     errno.EMFILE: "raise the number of open files: ulimit -n 4096",
-    errno.EAGAIN: "end other programs, and run it again",
-    errno.ENOMEM: "end other programs, and run it again",
+    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM), "end other programs, and run it again"),
 }
-_ELSEWHERE = "give another path"
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
-_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/(?:self|thread-self|(\d+)))/fd/(\d{1,9})")
-_MOST_LINKS = 40  # Linux's own limit
-_STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/self)/fd/(\d{1,9})")
+_STANDARD = ("stdin", "stdout", "stderr")
 _UNMEASURED_BYTES = 2**20  # read at least this from files of /proc, which report a size of 0
 # Without O_NONBLOCK, opening would wait for the other end of a FIFO that meanwhile replaced a file.
 _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -62,17 +54,10 @@ class Kind(Enum):
     ABSENT = "nothing"
     FILE = "a file"
     FOLDER = "a folder"
-    FIFO = "a FIFO"
-    DEVICE = "a device"
-    SOCKET = "a socket"
+    OTHER = "a device, a FIFO or a socket"
 
 
-_KINDS = {
-    stat.S_IFREG: Kind.FILE,
-    stat.S_IFDIR: Kind.FOLDER,
-    stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET,
-}
+_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.FOLDER}
 
 
 # -- errors ---------------------------------------------------------------------------------------------------
@@ -95,7 +80,7 @@ def error_of(
         failed: the action that failed, such as "cannot be written".
     """
     named = path if path is not None else getattr(problem, "filename", None)
-    reason, hint = reason_of(problem), _HINTS.get(getattr(problem, "errno", None) or 0, _ELSEWHERE)
+    reason, hint = reason_of(problem), _HINTS.get(getattr(problem, "errno", None) or 0, "give another path")
     if not isinstance(named, (str, bytes, os.PathLike)):
         return DataError(reason, f"{hint}; temporary files go to the folder that TMPDIR names")
     return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
@@ -121,7 +106,7 @@ def shown(path: Union[str, "os.PathLike[str]"]) -> str:
 
 
 @contextlib.contextmanager
-def asking(path: Union[str, "os.PathLike[str]"], failed: str = "") -> Iterator[None]:
+def errors_about(path: Union[str, "os.PathLike[str]"], failed: str = "") -> Iterator[None]:
     """Converts errors of the file system inside the block into errors about ``path``; see :func:`error_of`."""
     try:
         yield
@@ -196,7 +181,7 @@ def kind_of(path: Path) -> Kind:
     Raises:
         DataError: the file system refuses: no permission, circular links, or a name that is too long.
     """
-    with asking(path):
+    with errors_about(path):
         try:
             return _kind_of_mode(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -204,7 +189,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def _kind_of_mode(mode: int) -> Kind:
-    return _KINDS.get(stat.S_IFMT(mode), Kind.DEVICE)
+    return _KINDS.get(stat.S_IFMT(mode), Kind.OTHER)
 
 
 def exists(path: Path) -> bool:
@@ -224,7 +209,7 @@ def is_folder(path: Path) -> bool:
 
 def file_size(path: Path) -> int:
     """The size of a path's target in bytes; raises as :func:`kind_of` does, and if the path is absent."""
-    with asking(path):
+    with errors_about(path):
         return os.stat(path).st_size
 
 
@@ -252,7 +237,7 @@ def used_bytes(folder: Path, others: Iterable[Path] = ()) -> int:
 
 def entries(folder: Path) -> List[Path]:
     """The paths in a folder, sorted by name; empty if the folder is absent.  Raises as :func:`kind_of` does."""
-    with asking(folder):
+    with errors_about(folder):
         try:
             return sorted(folder / name for name in os.listdir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -261,7 +246,7 @@ def entries(folder: Path) -> List[Path]:
 
 def real(path: Path) -> Path:
     """The absolute path, with links resolved as far as they lead."""
-    with asking(path):
+    with errors_about(path):
         return Path(os.path.realpath(absolute(path)))
 
 
@@ -284,7 +269,7 @@ def absolute(path: Path) -> Path:
 
 def is_link(path: Path) -> bool:
     """Whether a path is itself a symbolic link, whatever its target."""
-    with asking(path):
+    with errors_about(path):
         try:
             return stat.S_ISLNK(os.lstat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -331,7 +316,7 @@ def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> Tuple[int
     Returns:
         The descriptor, which the caller closes, and the file's size in bytes.
     """
-    with asking(path):
+    with errors_about(path):
         try:
             # Checked before opening, because opening some devices has side effects.
             kind = _kind_of_mode(os.stat(path).st_mode)
@@ -469,18 +454,13 @@ def append_text(path: Path, text: str) -> None:
     Raises:
         DataError: the file cannot be written, or is a link or not a regular file, which no run creates.
     """
-    hint = f"remove it: rm {shown(path)}"
-    try:
+    with errors_about(path, _WRITTEN):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _SAFELY
         with os.fdopen(os.open(path, flags, 0o666), "ab") as file:
             kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
             if kind is not Kind.FILE:
-                raise DataError(f"{shown(path)} is {kind.value}, not a file", hint)
+                raise DataError(f"{shown(path)} is {kind.value}, not a file", f"remove it: rm {shown(path)}")
             file.write(text.encode("utf-8"))
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise DataError(f"{shown(path)} is a link or a FIFO, not a file", hint) from None
-        raise error_of(error, path, _WRITTEN) from None
 
 
 def make_folder(path: Path) -> None:
@@ -489,7 +469,7 @@ def make_folder(path: Path) -> None:
     Raises:
         DataError: the file system refuses, or a file has the name.
     """
-    with asking(path, "cannot be made"):
+    with errors_about(path, "cannot be made"):
         os.makedirs(path, exist_ok=True)
 
 
@@ -563,7 +543,7 @@ def make_new_file(folder: Path, name: str) -> Path:
     """Creates an empty file under an unused name (``name``, ``name.2``, ...; links count as used); returns its path."""
     number, path = 1, folder / name
     while True:
-        with asking(path, _WRITTEN), contextlib.suppress(FileExistsError):
+        with errors_about(path, _WRITTEN), contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             return path
         number += 1
@@ -576,7 +556,7 @@ def remove_file(path: Path) -> None:
     Raises:
         DataError: the file system refuses, or the path is a folder.
     """
-    with asking(path, "cannot be removed"), contextlib.suppress(FileNotFoundError):
+    with errors_about(path, "cannot be removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
@@ -585,7 +565,7 @@ def remove_folder(path: Path) -> None:
     if kind_of(path) is not Kind.FOLDER or is_link(path):
         remove_file(path)
         return
-    with asking(path, "cannot be removed"):
+    with errors_about(path, "cannot be removed"):
         shutil.rmtree(str(path))
 
 
@@ -597,38 +577,29 @@ def is_written_to(path: Path) -> bool:
 
     The name of such an output has no extension from which a format follows.
     """
-    return _stream_of(path) is not None or kind_of(path) in (Kind.FIFO, Kind.DEVICE)
+    return _stream_of(path) is not None or kind_of(path) is Kind.OTHER
 
 
 def check_output(path: Path) -> None:
     """Refuses, before anything is computed, a path that :func:`write_output` could not write.
 
     Raises:
-        DataError: the path is a folder, a socket, a disk or a file that is not writable, or its folder is absent or
-            not writable.
+        DataError: the path is a folder or a file that is not writable, or its folder is absent or not writable.
     """
-    stream = _stream_of(path)
-    if stream is not None:
-        import fcntl
-
-        with asking(path):
-            mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
-        if mode == os.O_RDONLY:
-            raise DataError(
-                f"{shown(path)} is open for reading only", "give the name of a file, or /dev/stdout"
-            )
+    if _stream_of(path) is not None:
         return
     kind = kind_of(path)
-    if kind in (Kind.FOLDER, Kind.SOCKET) or (kind is Kind.DEVICE and stat.S_ISBLK(os.stat(path).st_mode)):
-        raise DataError(f"{shown(path)} is {kind.value}", "give the name of a file")
+    if kind is Kind.FOLDER:
+        raise DataError(f"{shown(path)} is a folder", "give the name of a file")
     if kind is not Kind.ABSENT:
         check_writable(path)
-    if kind in (Kind.ABSENT, Kind.FILE):
+    if kind is not Kind.OTHER:
         folder = (real(path) if is_link(path) else path).parent  # without links: as typed, for messages
-        if kind_of(folder) is Kind.ABSENT:
+        kind = kind_of(folder)
+        if kind is Kind.ABSENT:
             raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
-        if kind_of(folder) is not Kind.FOLDER:
-            raise DataError(f"{shown(path)}: {shown(folder)} is {kind_of(folder).value}", "give another name")
+        if kind is not Kind.FOLDER:
+            raise DataError(f"{shown(path)}: {shown(folder)} is {kind.value}", "give another name")
         check_writable(folder)
 
 
@@ -690,7 +661,7 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
         with tempfile.TemporaryDirectory(prefix="ipucnn-") as folder:
             temporary = Path(folder) / "output"
             write(temporary)
-            with asking(path, _WRITTEN), contextlib.suppress(BrokenPipeError), open(
+            with errors_about(path, _WRITTEN), contextlib.suppress(BrokenPipeError), open(
                 temporary, "rb"
             ) as source, _open_as_it_is(path) as target:
                 shutil.copyfileobj(source, target)
@@ -713,21 +684,15 @@ def write_output_text(path: Path, text: Union[str, bytes]) -> None:
 
 
 def _stream_of(path: Path) -> Optional[int]:
-    """The file descriptor that a path such as ``/dev/stdout``, or a link to it, names; None for any other path.
+    """The file descriptor that a path such as ``/dev/stdout`` names; None for any other path.
 
     If stdout is redirected to a file, resolving the links would give that file.  Replacing it by renaming would lose
     everything else that this process and its shell write there.
     """
-    place = os.fspath(path)
-    for _ in range(_MOST_LINKS):
-        match = _STREAM.fullmatch(os.path.normpath(place))
-        if match is not None and match.group(2) in (None, str(os.getpid())):
-            return _STANDARD[match.group(1)] if match.group(1) else int(match.group(3))
-        try:
-            place = os.path.join(os.path.dirname(place), os.readlink(place))
-        except (OSError, ValueError):
-            return None
-    return None
+    match = _STREAM.fullmatch(os.path.normpath(path))
+    if match is None:
+        return None
+    return _STANDARD.index(match.group(1)) if match.group(1) else int(match.group(2))
 
 
 def _open_as_it_is(path: Path) -> BinaryIO:

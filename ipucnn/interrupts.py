@@ -28,7 +28,7 @@ _EXIT_CODES = {
     if hasattr(signal, name)
 }
 # Delay after which a dropped interruption is raised again; the code that dropped it has returned by then.
-_AGAIN_S = 0.05
+_DELAY_S = 0.05
 # The first signal is noted, the second is raised even if something is to be saved, the third ends the process.
 _SIGNALS_TO_DIE = 3
 
@@ -140,11 +140,11 @@ def _handle(number: int, frame: "Optional[FrameType]") -> None:
 
 
 def _end_at_once(code: int) -> "NoReturn":
-    tell("interrupted\n")
+    write_to_stderr("interrupted\n")
     os._exit(code)
 
 
-def tell(text: str) -> None:
+def write_to_stderr(text: str) -> None:
     """Writes to stderr, bypassing Python's streams: for messages before the process ends, from any thread."""
     with contextlib.suppress(OSError):
         os.write(_state.stderr, text.encode())
@@ -174,7 +174,7 @@ def listen() -> None:
     sys.unraisablehook = _unraisablehook
 
 
-def listen_again() -> None:
+def reinstall_handlers() -> None:
     """Reinstalls the handlers after a library's C code replaced them, which Python does not notice."""
     for number in _EXIT_CODES:
         if signal.getsignal(number) is _handle:
@@ -217,7 +217,7 @@ def finish() -> None:
     Python removes its handlers before it ends, and TensorFlow takes a while to end.
     """
     for number in (*_EXIT_CODES, getattr(signal, "SIGALRM", None)):
-        if number is not None and signal.getsignal(number) in (_handle, _handle_again):
+        if number is not None and signal.getsignal(number) in (_handle, _handle_alarm):
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -226,7 +226,7 @@ def _excepthook(
 ) -> None:
     """Raises an interruption again after C code printed it (``PyErr_Print``) and replaced it by its own exception."""
     if isinstance(error, Interruption):
-        _raise_again()
+        _raise_later()
     else:
         sys.__excepthook__(kind, error, traceback)
 
@@ -234,19 +234,19 @@ def _excepthook(
 def _unraisablehook(unraisable: "Any") -> None:
     """Raises an interruption again that Python dropped in a finalizer or a callback of the garbage collector."""
     if isinstance(unraisable.exc_value, Interruption):
-        _raise_again()
+        _raise_later()
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _handle_again(number: int, frame: "Optional[FrameType]") -> None:
+def _handle_alarm(number: int, frame: "Optional[FrameType]") -> None:
     check()
 
 
-def _raise_again() -> None:
+def _raise_later() -> None:
     try:
-        signal.signal(signal.SIGALRM, _handle_again)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        signal.signal(signal.SIGALRM, _handle_alarm)
+        signal.setitimer(signal.ITIMER_REAL, _DELAY_S)
     except (AttributeError, ValueError):
         pass  # the system has no such timer, or this is not the main thread: ``check`` is called later
 

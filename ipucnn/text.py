@@ -55,7 +55,7 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes / 2**10:.3g} KiB"
 
 
-def told_apart(*values: float, digits: int) -> List[str]:
+def distinguishable(*values: float, digits: int) -> List[str]:
     """Formats numbers with the fewest significant digits that make them differ, at least ``digits``."""
     for count in range(digits, 17):
         texts = [f"{value:.{count}g}" for value in values]

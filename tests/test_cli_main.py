@@ -265,7 +265,7 @@ def test_root_help_finds_commands_and_options_by_a_word(capsys, monkeypatch):
         listed = {line.split()[1] for line in about_commands.splitlines() if line.startswith("│ ")}
         assert listed == commands, words
         assert options <= set(about_options.split()), words
-    assert "Of plan-splits: Plan row N" in _run(capsys, "--help", "row")[1]
+    assert "plan-splits: Plan row N" in _run(capsys, "--help", "row")[1]
     assert _run(capsys, "--help", "train") == _run(capsys, "train", "--help")
     code, out, err = _run(capsys, "--help", "frobnicate")
     assert (code, out) == (2, "") and "no command and no option is about that" in err and "hint:" in err

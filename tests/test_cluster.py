@@ -1244,8 +1244,8 @@ def test_a_lost_worker_is_reported_while_tensorflow_is_imported(capfd):
 
     with stderr_aside(shown_if_failed=False):
         os.write(2, b"noise\n")
-        interrupts.tell("error: worker 1 left\n")
-    interrupts.tell("hint: x\n")
+        interrupts.write_to_stderr("error: worker 1 left\n")
+    interrupts.write_to_stderr("hint: x\n")
     assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
 
 

@@ -10,7 +10,7 @@ from support.sessions import CPU, SGD, batches, compile_session, constant, make_
 from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
-from ipucnn.models.layers import BatchNormalization
+from ipucnn.models.layers.micro_batches import BatchNormalization
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession

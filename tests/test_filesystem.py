@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import socket
 import stat
 import sys
 import threading
@@ -25,11 +24,6 @@ IS_ROOT = os.geteuid() == 0
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def bind(name):
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(name)
 
 
 # -- inspecting -----------------------------------------------------------------------------------------------
@@ -68,7 +62,7 @@ def test_impossible_paths_are_refused(name, code, message):
     assert caught.value.exit_code == code and caught.value.hint and len(caught.value.message) < 500
 
 
-def test_an_unsearchable_home_still_has_a_cache_path(here, monkeypatch):
+def test_a_cache_path_needs_no_access_to_the_home_folder(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("IPUCNN_CACHE_DIR", raising=False)
     monkeypatch.setenv("HOME", "/closed")
@@ -76,13 +70,11 @@ def test_an_unsearchable_home_still_has_a_cache_path(here, monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-    monkeypatch.setattr(os, "lstat", refuse)
-    assert filesystem.cache_folder("graphs") == Path("/closed/.cache/ipucnn/graphs")
-    with pytest.raises(DataError, match="Permission denied"):
-        filesystem.expand("~/runs")
-
-
-def test_an_unknown_home_is_an_error(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", refuse)
+        assert filesystem.cache_folder("graphs") == Path("/closed/.cache/ipucnn/graphs")
+        with pytest.raises(DataError, match="Permission denied"):
+            filesystem.expand("~/runs")
     monkeypatch.setattr(Path, "expanduser", lambda path: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(ConfigurationError, match="home folder") as caught:
         filesystem.expand("~/runs")
@@ -93,26 +85,13 @@ def test_kinds_follow_links(here):
     (here / "file").write_text("a")
     (here / "folder").mkdir()
     os.mkfifo(here / "fifo")
-    bind("socket")
-    leader, follower = os.openpty()
-    for name, kind in (
-        ("file", Kind.FILE),
-        ("folder", Kind.FOLDER),
-        ("fifo", Kind.FIFO),
-        ("socket", Kind.SOCKET),
-    ):
+    for name, kind in (("file", Kind.FILE), ("folder", Kind.FOLDER), ("fifo", Kind.OTHER)):
         (here / f"to-{name}").symlink_to(name)
         assert filesystem.kind_of(here / name) is filesystem.kind_of(here / f"to-{name}") is kind
-    assert filesystem.kind_of(Path(os.ttyname(follower))) is Kind.DEVICE
-    os.close(leader), os.close(follower)
     (here / "dangling").symlink_to("nowhere")
     for absent in ("dangling", "none", "file/below"):
         assert filesystem.kind_of(here / absent) is Kind.ABSENT
     assert filesystem.is_link(here / "dangling") and not filesystem.is_link(here / "file")
-    (here / "loop").symlink_to("loop")
-    with pytest.raises(DataError, match="loop: ") as caught:
-        filesystem.exists(here / "loop")
-    assert "circle" in caught.value.hint
 
 
 def test_a_deleted_working_directory_is_an_error(here):
@@ -131,7 +110,7 @@ def test_a_deleted_working_directory_is_an_error(here):
 
 
 @pytest.mark.skipif(
-    IS_ROOT, reason="root may search every folder; tests/test_paths_attack.py becomes another user"
+    IS_ROOT, reason="root may search every folder; tests/test_attacks.py becomes another user"
 )
 def test_an_unsearchable_folder_is_an_error(here):
     (here / "closed").mkdir(mode=0)
@@ -144,58 +123,37 @@ def test_an_unsearchable_folder_is_an_error(here):
     ("name", "hint"),
     [
         ("EACCES", "permissions"),
-        ("EPERM", "permissions"),
         ("EROFS", "permissions"),
-        ("ELOOP", "circle"),
+        ("ELOOP", "without links"),
         ("ENAMETOOLONG", "a shorter path"),
-        ("ENOENT", "check the path"),
         ("ENOTDIR", "check the path"),
         ("ENOSPC", "free some space"),
-        ("EDQUOT", "free some space"),
-        ("EFBIG", "free some space"),
         ("EMFILE", "ulimit -n"),
         ("EIO", "another path"),
     ],
 )
-def test_each_system_error_has_its_hint(name, hint, monkeypatch, run):
-    number = getattr(errno, name)
-
-    def refuse(path):
-        raise OSError(number, os.strerror(number), os.fspath(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "listdir", refuse)
-        if name in ("ENOENT", "ENOTDIR"):
-            assert filesystem.entries(Path("a")) == []
-        else:
-            with pytest.raises(DataError, match=r"^a: ") as caught:
-                filesystem.entries(Path("a"))
-            assert hint in caught.value.hint
-    # An unhandled OSError ends the command with the same message.
+def test_each_system_error_ends_a_command_with_its_hint(name, hint, monkeypatch, run):
     from ipucnn import cli
 
-    monkeypatch.setattr(cli, "_dispatch", lambda args: refuse("a"))
-    assert run("runs") == (
-        3,
-        "",
-        f"error: a: {os.strerror(number)}\nhint: {filesystem.error_of(OSError(number, ''), 'a').hint}\n",
-    )
-    assert hint in filesystem.error_of(OSError(number, "")).hint
+    def refuse(args):
+        raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "a")
+
+    monkeypatch.setattr(cli, "_dispatch", refuse)
+    code, out, err = run("runs")
+    assert (code, out) == (3, "") and err.startswith(f"error: a: {os.strerror(getattr(errno, name))}\nhint: ")
+    assert hint in err.splitlines()[1] and len(err.splitlines()) == 2
 
 
 LONG = "x" * 300
 REFUSED = {
     "kind_of": (filesystem.kind_of, ["loop"]),
-    "exists": (filesystem.exists, ["loop"]),
-    "is_file": (filesystem.is_file, ["loop"]),
-    "is_folder": (filesystem.is_folder, ["loop"]),
     "is_link": (filesystem.is_link, [LONG]),
     "expand": (filesystem.expand, ["nul\0", LONG]),
     "file_size": (filesystem.file_size, ["none", "loop"]),
     "entries": (filesystem.entries, ["loop"]),
     "read_bytes": (
         lambda path: filesystem.read_bytes(path, 10),
-        ["none", "fifo", "socket", "folder", "loop", "large"],
+        ["none", "fifo", "folder", "loop", "large"],
     ),
     "read_text": (lambda path: filesystem.read_text(path, 100), ["none", "large"]),
     "append_text": (lambda path: filesystem.append_text(path, "x"), ["to-file", "fifo", "folder"]),
@@ -206,7 +164,7 @@ REFUSED = {
     ),
     "check_output": (
         filesystem.check_output,
-        ["folder", "to-folder", "socket", "loop", "dangling", "none/a", "file/a", "", LONG],
+        ["folder", "to-folder", "loop", "dangling", "none/a", "file/a", "", LONG],
     ),
     "write_output": (lambda path: filesystem.write_output_text(path, "a"), ["folder", "fifo", "none/a"]),
 }
@@ -219,7 +177,6 @@ def test_errors_of_wrong_kinds_begin_with_the_path(here, ask, names):
     (here / "large").write_bytes(b"\xff" * 20)
     (here / "folder").mkdir()
     os.mkfifo(here / "fifo")
-    bind("socket")
     for link, target in (
         ("loop", "loop"),
         ("dangling", "no/where"),
@@ -237,23 +194,19 @@ def test_errors_of_wrong_kinds_begin_with_the_path(here, ask, names):
 # -- reading --------------------------------------------------------------------------------------------------
 
 
-@given(st.binary(max_size=50), st.integers(0, 60))
-def test_reading_is_bounded(data, at_most):
-    path = Path(os.environ.get("TMPDIR") or "/tmp") / f"ipucnn-test-{os.getpid()}-{threading.get_ident()}"
-    try:
-        path.write_bytes(data)
-        if len(data) <= at_most:
-            assert filesystem.read_bytes(path, at_most) == data
-        else:
-            with pytest.raises(DataError, match="larger than"):
-                filesystem.read_bytes(path, at_most)
-    finally:
-        path.unlink()
+@pytest.mark.parametrize("size", [0, 9, 10, 11, 60])
+def test_reading_is_bounded(here, size):
+    (here / "a").write_bytes(b"x" * size)
+    if size <= 10:
+        assert filesystem.read_bytes(here / "a", 10) == b"x" * size
+    else:
+        with pytest.raises(DataError, match="larger than"):
+            filesystem.read_bytes(here / "a", 10)
 
 
 def test_files_of_proc_are_read_and_devices_are_refused(here):
     leader, follower = os.openpty()
-    with pytest.raises(DataError, match="is a device, not a file"):
+    with pytest.raises(DataError, match="is a device, a FIFO or a socket, not a file"):
         filesystem.read_bytes(Path(os.ttyname(follower)), 10)
     os.close(leader), os.close(follower)
     version = Path("/proc/version")  # its reported size is 0
@@ -368,46 +321,20 @@ class Reader(threading.Thread):
         os.close(self.opened)
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_fifo_is_written_to_and_stays_a_fifo(here, large):
+def test_a_fifo_is_written_to_and_stays_a_fifo(here):
     fifo = here / "fifo"
     os.mkfifo(fifo)
-    data = b"x" * (300_000 if large else 5)
-    reader = Reader(fifo, len(data))
-    filesystem.check_output(fifo)
-    filesystem.write_output(fifo, lambda path: path.write_bytes(data))
-    reader.join(60)
-    assert reader.data == data and stat.S_ISFIFO(fifo.lstat().st_mode)
-    assert [p.name for p in here.iterdir()] == ["fifo"]
-
-
-def test_a_fifo_without_a_reader_has_a_hint(here):
-    os.mkfifo(here / "fifo")
     with pytest.raises(DataError, match="fifo cannot be written") as caught:
-        filesystem.write_output_text(here / "fifo", "a")
+        filesystem.write_output_text(fifo, "a")
     assert "start the program that reads" in caught.value.hint
-
-
-def test_a_reader_that_closes_a_fifo_is_not_an_error(here):
-    os.mkfifo(here / "fifo")
-
-    reader = Reader(here / "fifo", 10)
-    filesystem.write_output(here / "fifo", lambda path: path.write_bytes(b"x" * 1_000_000))
-    reader.join(60)
-    assert not reader.is_alive()
-
-
-def test_a_terminal_is_written_to_and_stays_a_device(here):
-    leader, follower = os.openpty()
-    terminal = Path(os.ttyname(follower))
-    filesystem.check_output(terminal)
-    filesystem.write_output_text(terminal, "plan\n")
-    assert os.read(leader, 100).replace(b"\r", b"") == b"plan\n"
-    assert stat.S_ISCHR(os.stat(terminal).st_mode)
-    (here / "link").symlink_to(terminal)
-    filesystem.write_output_text(here / "link", "again\n")
-    assert os.read(leader, 100).replace(b"\r", b"") == b"again\n"
-    os.close(leader), os.close(follower)
+    # The last reader closes the FIFO before all is written, which is no error.
+    for num_read, num_written in ((5, 5), (300_000, 300_000), (10, 1_000_000)):
+        reader = Reader(fifo, num_read)
+        filesystem.check_output(fifo)
+        filesystem.write_output(fifo, lambda path, size=num_written: path.write_bytes(b"x" * size))
+        reader.join(60)
+        assert reader.data[:num_read] == b"x" * num_read and stat.S_ISFIFO(fifo.lstat().st_mode)
+    assert [p.name for p in here.iterdir()] == ["fifo"]
 
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
@@ -433,18 +360,13 @@ def test_streams_of_this_process_are_recognised_by_name(here):
     for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "/proc/self/fd/1"):
         assert filesystem.is_written_to(Path(name))
     (here / "file").write_text("a")
-    (here / "link").symlink_to("/dev/stdout")
-    assert filesystem.is_written_to(here / "link")
-    reading = os.open(here / "file", os.O_RDONLY)
-    with pytest.raises(DataError, match="open for reading only"):
-        filesystem.check_output(Path(f"/dev/fd/{reading}"))
-    os.close(reading)
     for name in ("file", "none", "/dev/stdoutx", "/proc/self/fdinfo/1"):
         assert not filesystem.is_written_to(here / name)
-    for number in (1000000, 10**30):
-        with pytest.raises(DataError):
-            filesystem.check_output(Path(f"/dev/fd/{number}"))
+    reading = os.open(here / "file", os.O_RDONLY)
+    for number in (reading, 1000000):
+        with pytest.raises(DataError, match="/dev/fd/"):
             filesystem.write_output_text(Path(f"/dev/fd/{number}"), "a")
+    os.close(reading)
 
 
 def test_stdout_keeps_the_order_of_writes(here):

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tensorflow import keras
 
 from ipucnn.models.build import BuildOptions, build_model
-from ipucnn.models.layers import (
+from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
     ExecutionContext,
     GroupNormalization,
-    SubsamplePad,
     execution_context,
 )
+from ipucnn.models.layers.per_sample import SubsamplePad
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.host import fast_layers
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding

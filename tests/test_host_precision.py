@@ -16,7 +16,7 @@ from tensorflow import keras
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
-from ipucnn.models.layers import BatchNormalization, Dropout
+from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout
 from ipucnn.sessions.host import arithmetic
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished, NotFiniteError

@@ -152,7 +152,7 @@ def test_native_kernels_and_unfolded_narrow_layers_equal_naive(monkeypatch, thre
 
 
 def test_dropout_does_not_depend_on_the_fused_micro_batches():
-    from ipucnn.models.layers import Dropout
+    from ipucnn.models.layers.micro_batches import Dropout
 
     program = make_program(2, 4, 1, updates_per_epoch=2)
     images, labels = data(16, 0)

@@ -15,7 +15,8 @@ from tensorflow import keras
 from ipucnn.config.options import RunConfig
 from ipucnn.models import custom_ops
 from ipucnn.models.build import BuildOptions, build_model
-from ipucnn.models.layers import Cropping2D, per_sample
+from ipucnn.models.layers import per_sample
+from ipucnn.models.layers.per_sample import Cropping2D
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.factory import create_session
 

@@ -6,7 +6,7 @@ from tensorflow import keras
 
 from ipucnn.models.blueprint import assemble, read_blueprint
 from ipucnn.models.editing import end_in_logits
-from ipucnn.models.names import number_from_zero, underscores
+from ipucnn.models.names import number_from_zero
 
 
 def small_model():
@@ -37,7 +37,7 @@ def test_bypass_rename_and_logits():
     with pytest.raises(ValueError, match="3 inputs"):
         blueprint.bypass(["join"])
     blueprint.rename(lambda step: step.name.replace("_", "/"))
-    underscores(blueprint)
+    blueprint.rename(lambda step: step.name.replace("/", "_"))
     assert blueprint["join"].inputs == ["a_conv"] * 3
     end_in_logits(blueprint)
     model = assemble(blueprint, keras.Input((6, 6, 2)), "edited")

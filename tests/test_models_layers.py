@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tensorflow import keras
 
 from ipucnn.models.counts import count_macs, count_parameters, layer_macs, layer_parameters
-from ipucnn.models.layers import GroupedConv2D, HardSigmoid, HardSwish, SubsamplePad, per_sample
+from ipucnn.models.layers import per_sample
+from ipucnn.models.layers.per_sample import GroupedConv2D, HardSigmoid, HardSwish, SubsamplePad
 
 
 def block_diagonal(kernel, groups):

@@ -214,7 +214,7 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
 
 
 def test_own_network_gets_the_layers_of_registered_ones():
-    from ipucnn.models.layers import BatchNormalization
+    from ipucnn.models.layers.micro_batches import BatchNormalization
     from ipucnn.models.names import named_weights
 
     record, model = built(RESIDUAL)
@@ -531,7 +531,7 @@ def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
     plain = {"bias_initializer": {"class_name": "Constant", "config": {"value": 0.5}}, "scale": [1.0, 2.0]}
     layers = [["dense", "Dense", {"units": 3, **plain}, ["input"]]]
     layer = from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0]
-    assert layer.settings == {"units": 3, **plain}
+    assert layer.config == {"units": 3, **plain}
 
 
 # --- .keras files

@@ -198,7 +198,7 @@ def test_fused_preprocessing_of_8_bit_pixels_gives_the_type_that_was_asked_for()
 
 
 def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
-    from ipucnn.models.layers import Dropout, ExecutionContext, execution_context
+    from ipucnn.models.layers.micro_batches import Dropout, ExecutionContext, execution_context
 
     x = tf.ones([6, 4, 4, 3])
     numbers = [[3, 10], [3, 11], [3, 12]]

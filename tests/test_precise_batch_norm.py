@@ -15,7 +15,7 @@ from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.layers import BatchNormalization, Dropout
+from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
@@ -54,52 +55,35 @@ _WITHOUT_EFFECT = ("groups", "kernel_initializer", "bias_initializer", "filters"
 _FUNCTIONAL = "give a functional or sequential model with one input and one output"
 
 
-class Layer(NamedTuple):
-    """A layer of an architecture.
-
-    Attributes:
-        name: unique name.
-        kind: class name, which is in ``PER_SAMPLE`` unless it is a class of the user's own.
-        settings: plain values; None for a class of the user's own, which has its settings itself.
-        inputs: names of the layers that it reads.
-        own: the user's class and its configuration, in a network that the user's function has just made.
-    """
-
-    name: str
-    kind: str
-    settings: Optional[Dict[str, Any]]
-    inputs: Tuple[str, ...]
-    own: Optional[Tuple[type, Dict[str, Any]]] = None
-
-
 class Architecture(NamedTuple):
     """A network as data; each layer comes after the layers that it reads, and "input" is not one of the layers.
 
     Attributes:
-        layers: layers in the order in which they run.
+        layers: layers in the order in which they run; a stock layer has no class yet, and a class of the user's own
+            that is known only from a checkpoint has no settings.
         input_shape: (height, width, channels); None for a size that is not fixed.
         notes: a sentence for each thing that was left out.
     """
 
-    layers: Tuple[Layer, ...]
+    layers: Tuple[Step, ...]
     input_shape: Tuple[Optional[int], ...]
     notes: Tuple[str, ...] = ()
 
     @property
     def own_layers(self) -> Tuple[str, ...]:
         """Names of the layers whose classes are the user's own."""
-        return tuple(layer.name for layer in self.layers if layer.settings is None)
+        return tuple(layer.name for layer in self.layers if layer.is_own)
 
     @property
     def num_outputs(self) -> Optional[int]:
         """Number of logits, from the last layer's ``units``; None if it has none."""
-        settings = self.layers[-1].settings or {}
-        units = settings.get("units")
+        units = self.layers[-1].config.get("units")
         return units if isinstance(units, int) else None
 
     def to_data(self) -> Dict[str, Any]:
         """The architecture as plain values, for a checkpoint."""
-        return {"input_shape": list(self.input_shape), "layers": [list(layer[:4]) for layer in self.layers]}
+        layers = [[s.name, s.kind, None if s.is_own else s.config, tuple(s.inputs)] for s in self.layers]
+        return {"input_shape": list(self.input_shape), "layers": layers}
 
 
 def from_data(data: PlainValue, what: str) -> Architecture:
@@ -116,7 +100,7 @@ def from_data(data: PlainValue, what: str) -> Architecture:
         if len(shape) != 3 or any(n is not None and (type(n) is not int or n < 1) for n in shape):
             raise ValueError(f"an input of {shape}")
         known = {INPUT_NAME}
-        layers: List[Layer] = []
+        layers: List[Step] = []
         if not 0 < len(data["layers"]) <= MAX_LAYERS:
             raise ValueError(f"{len(data['layers'])} layers")
         for name, kind, settings, inputs in data["layers"]:
@@ -128,7 +112,7 @@ def from_data(data: PlainValue, what: str) -> Architecture:
                 if kind not in PER_SAMPLE:
                     raise ValueError(f"layer {name!r} is of the class {kind!r}")
                 settings = _plain_settings(f"layer '{shown_value(name)}'", settings)
-            layers.append(Layer(name, kind, settings, tuple(inputs)))
+            layers.append(Step(name, kind, None, settings or {}, list(inputs), is_own=settings is None))
             known.add(name)
         return Architecture(tuple(layers), shape)
     except (TypeError, ValueError, KeyError, ConfigurationError) as error:
@@ -142,8 +126,8 @@ def from_data(data: PlainValue, what: str) -> Architecture:
 
 
 def _layer_of(
-    network: str, call: LayerCall, num_calls: int, inputs: Tuple[str, ...], model: Optional[KerasModel]
-) -> Layer:
+    network: str, call: LayerCall, num_calls: int, inputs: List[str], model: Optional[KerasModel]
+) -> Step:
     """The layer of a call, checked.
 
     Args:
@@ -175,7 +159,7 @@ def _layer_of(
         if not (kind in _OFF_BY_DEFAULT and key == "training" and value is False)
     ]
     if call.is_operation:
-        return Layer(name, _layer_for(network, call, len(inputs), others), {}, inputs)
+        return Step(name, _layer_for(network, call, len(inputs), others), None, {}, inputs)
     if others:
         raise ConfigurationError(
             f"{where} ({shown_value(kind)}) is called with {shown_value(', '.join(others))}",
@@ -187,7 +171,7 @@ def _layer_of(
             "write it as a class: class Mine(keras.layers.Layer)",
         )
     if not is_stock and live is not None:
-        return Layer(name, kind, None, inputs, (type(live), {**call.settings, "name": name}))
+        return Step(name, kind, type(live), {**call.settings, "name": name}, inputs, is_own=True)
     if not is_stock:
         raise ConfigurationError(
             f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
@@ -206,7 +190,7 @@ def _layer_of(
             _check_untrained(network, live, settings)
     if not call.is_trained:
         settings["trainable"] = False
-    return Layer(name, kind, settings, inputs)
+    return Step(name, kind, None, settings, inputs)
 
 
 def _layer_for(network: str, call: LayerCall, num_inputs: int, others: Sequence[str]) -> str:
@@ -353,14 +337,14 @@ def architecture_of(
     """
     num_calls = Counter(call.name for call in calls)
     names = {calls[0].call: INPUT_NAME}
-    layers: List[Layer] = []
+    layers: List[Step] = []
     for call in calls[1:]:
         names[call.call] = call.name
         if call.name == INPUT_NAME:
             raise ConfigurationError(
                 f"{name}: a layer is called '{INPUT_NAME}', as the images are", "rename it"
             )
-        inputs = tuple(names[read] for read in call.reads)
+        inputs = [names[read] for read in call.reads]
         layers.append(_layer_of(name, call, num_calls[call.name], inputs, model))
     shape = calls[0].settings.get("batch_shape", calls[0].settings.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
@@ -375,14 +359,12 @@ def architecture_of(
     return Architecture(tuple(layers), sizes, tuple(notes))
 
 
-def _between_images_and_logits(
-    network: str, layers: List[Layer], output: str
-) -> Tuple[List[Layer], List[str]]:
+def _between_images_and_logits(network: str, layers: List[Step], output: str) -> Tuple[List[Step], List[str]]:
     """The layers, output layer last, without preprocessing at the beginning and softmax at the end; and notes."""
     notes: List[str] = []
     for first in [layer for layer in layers if layer.kind in _PREPROCESSING]:
         # The preprocessing layers before this one have been removed.
-        if next(layer.inputs for layer in layers if layer.name == first.name) != (INPUT_NAME,):
+        if next(layer.inputs for layer in layers if layer.name == first.name) != [INPUT_NAME]:
             continue
         layers = _without(layers, first.name)
         output = INPUT_NAME if output == first.name else output
@@ -397,19 +379,19 @@ def _between_images_and_logits(
             )
     by_name = {layer.name: layer for layer in layers}
     last = by_name.get(output)
-    if last is not None and (last.kind == "Softmax" or (last.settings or {}).get("activation") == "softmax"):
+    if last is not None and (last.kind == "Softmax" or _activation(last) == "softmax"):
         notes.append("its softmax at the end is left out: loss and metrics take logits")
         if last.kind in ("Softmax", "Activation"):
             layers = _without(layers, last.name)
             last = by_name.get(last.inputs[0])
         else:
-            last = last._replace(settings={**(last.settings or {}), "activation": "linear"})
+            last = replace(last, config={**last.config, "activation": "linear"})
     if last is None:
         raise ConfigurationError(
             f"{network}: it has no layer with weights between images and output",
             "end it with keras.layers.Dense",
         )
-    activation = (last.settings or {}).get("activation", "linear")
+    activation = _activation(last)
     if activation != "linear" or last.kind in ("ReLU", "Softmax"):
         end = last.kind if activation == "linear" else activation
         raise ConfigurationError(
@@ -419,11 +401,15 @@ def _between_images_and_logits(
     return [*(layer for layer in layers if layer.name != last.name), last], notes
 
 
-def _without(layers: Sequence[Layer], name: str) -> List[Layer]:
+def _activation(layer: Step) -> Any:
+    return "linear" if layer.is_own else layer.config.get("activation", "linear")
+
+
+def _without(layers: Sequence[Step], name: str) -> List[Step]:
     """The layers without one layer, which has one input; its readers now read that input."""
     (source,) = next(layer.inputs for layer in layers if layer.name == name)
     return [
-        layer._replace(inputs=tuple(source if read == name else read for read in layer.inputs))
+        replace(layer, inputs=[source if read == name else read for read in layer.inputs])
         for layer in layers
         if layer.name != name
     ]
@@ -446,18 +432,17 @@ def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple
 
     steps = [Step(INPUT_NAME, "InputLayer", keras.layers.InputLayer, {}, [], int(images.shape[-1]))]
     for layer in architecture.layers:
-        if layer.own is not None:
-            kind, config = layer.own
+        if layer.is_own:
+            kind, config = layer.layer_class, dict(layer.config)
         else:
-            stock: Any = getattr(keras.layers, layer.kind, None)
-            if stock is None:
+            kind = getattr(keras.layers, layer.kind, None)
+            if kind is None:
                 raise ConfigurationError(
                     f"{what}: layer '{shown_value(layer.name)}' is a {layer.kind}, which this Keras lacks",
                     "use a newer TensorFlow",
                 )
-            kind = stock
-            config = {**_accepted(kind, layer.settings or {}, layer.name, what), "name": layer.name}
-        steps.append(Step(layer.name, layer.kind, kind, config, list(layer.inputs)))
+            config = {**_accepted(kind, layer.config, layer.name, what), "name": layer.name}
+        steps.append(replace(layer, layer_class=kind, config=config, inputs=list(layer.inputs)))
     blueprint = Blueprint(steps, architecture.layers[-1].name)
     try:
         model = assemble(blueprint, images, "own")
@@ -469,7 +454,7 @@ def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple
         ) from error
     for step, layer in zip(steps[1:], architecture.layers):
         shape = model.get_layer(step.name).output.shape
-        axes = (layer.settings or {}).get("axis", [])
+        axes = [] if layer.is_own else layer.config.get("axis", [])
         if any(axis % len(shape) == 0 for axis in (axes if isinstance(axes, list) else [axes])):
             raise ConfigurationError(
                 f"{what}: layer '{shown_value(step.name)}' has axis = {axes}, which mixes the samples of a batch",

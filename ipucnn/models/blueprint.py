@@ -23,11 +23,13 @@ class Step:
     Attributes:
         name: name of the layer, unique in the blueprint.
         kind: class name of the layer; for a bare operation, the name under which Keras records it.
-        layer_class: class of the layer; None for a bare operation, which must be replaced or removed.
+        layer_class: class of the layer; None for a bare operation, which must be replaced or removed, and for a layer
+            whose class is still to be looked up by its kind.
         config: argument of ``layer_class.from_config``.
         inputs: names of the steps that it reads, in the order of its arguments.
         channels: last dimension of its output.
         constants: numbers among a bare operation's arguments.
+        is_own: whether the class is the user's own, in a network of the user's.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Step:
     inputs: List[str]
     channels: Optional[int] = None
     constants: List[float] = field(default_factory=list)
+    is_own: bool = False
 
 
 @dataclass

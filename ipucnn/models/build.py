@@ -222,7 +222,9 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     editing.set_dropout(blueprint, options.dropout)
     editing.seed_weights(blueprint, options.seed)
     if record.own is not None:
+        from ipucnn.models.own_networks import seeded
+
         # The user's own layers draw their initial weights from the process' global generators.
-        with record.own.seeded(options.seed):
+        with seeded(options.seed, "initial weights"):
             return assemble(blueprint, images(), record.own.label)
     return assemble(blueprint, images(), record.name)

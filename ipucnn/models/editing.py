@@ -19,16 +19,8 @@ from ipucnn.compat import KERAS_3
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Blueprint, Step, assemble, read_blueprint
-from ipucnn.models.layers import (
-    BatchNormalization,
-    Cropping2D,
-    Dropout,
-    GroupedConv2D,
-    GroupNormalization,
-    HardSigmoid,
-    HardSwish,
-    SubsamplePad,
-)
+from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
+from ipucnn.models.layers.per_sample import Cropping2D, GroupedConv2D, HardSigmoid, HardSwish, SubsamplePad
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose", "GroupedConv2D")
 _PREPROCESSING = ("Rescaling", "Normalization")
@@ -238,15 +230,7 @@ def seed_weights(blueprint: Blueprint, seed: int) -> None:
 # Standard deviation of a normal distribution truncated at two of its standard deviations.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
-_SCALING: Dict[str, Tuple[float, str, str]] = {
-    "GlorotNormal": (1.0, "fan_avg", "truncated_normal"),
-    "GlorotUniform": (1.0, "fan_avg", "uniform"),
-    "HeNormal": (2.0, "fan_in", "truncated_normal"),
-    "HeUniform": (2.0, "fan_in", "uniform"),
-    "LecunNormal": (1.0, "fan_in", "truncated_normal"),
-    "LecunUniform": (1.0, "fan_in", "uniform"),
-}
-_OTHERS_DRAWN = ("VarianceScaling", "RandomNormal", "TruncatedNormal", "RandomUniform")
+_DRAWN = ("RandomNormal", "TruncatedNormal", "RandomUniform")
 
 
 def generator(seed: int, key: str) -> np.random.Generator:
@@ -279,11 +263,8 @@ def draw(kind: str, config: KerasConfig, shape: Sequence[int], rng: np.random.Ge
     Raises:
         ValueError: this module does not have the initialiser.
     """
-    if kind in _SCALING or kind == "VarianceScaling":
-        if kind in _SCALING:
-            scale, mode, distribution = _SCALING[kind]
-        else:
-            scale, mode, distribution = config["scale"], config["mode"], config["distribution"]
+    if kind == "VarianceScaling":
+        scale, mode, distribution = config["scale"], config["mode"], config["distribution"]
         fan_in, fan_out = _fans(shape)
         fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
         variance = scale / max(1.0, fan)
@@ -331,10 +312,14 @@ def seeded(initializer: KerasInitializer, seed: int, key: str) -> Optional[Keras
     unseeded = keras.initializers.get(initializer)
     if unseeded is None or isinstance(unseeded, SeededInitializer):
         return unseeded
-    kind = type(unseeded).__name__
-    if kind not in (*_SCALING, *_OTHERS_DRAWN):  # it draws nothing, or belongs to a layer of the user's own
+    kind, config = type(unseeded).__name__, unseeded.get_config()
+    is_stock = type(unseeded) is getattr(keras.initializers, kind, None)
+    if is_stock and isinstance(unseeded, keras.initializers.VarianceScaling):  # HeNormal, GlorotUniform, ...
+        kind = "VarianceScaling"
+        config = {name: getattr(unseeded, name) for name in ("scale", "mode", "distribution")}
+    elif not is_stock or kind not in _DRAWN:  # it draws nothing, or is of the user's own
         return unseeded
-    return SeededInitializer(kind, unseeded.get_config(), seed, key)
+    return SeededInitializer(kind, config, seed, key)
 
 
 # --- conversion to Keras' own layers

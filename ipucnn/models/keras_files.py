@@ -39,13 +39,8 @@ _MODEL_HINT = f"name the network and options it was written with: {_OPTIONS}"
 HINT = "give weights that Keras saved: .weights.h5, .h5 or .keras"
 EXTENSIONS = (".h5", ".hdf5", ".keras")
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
-_MOST_EXPANSION, _SMALL_BYTES = 100, 2**16
-_MOST_NAMES = 100_000
-_MOST_NAMES_OF_ANY_LENGTH = 4096
 _FILTERS = (1, 2, 3)
 """HDF5's filters for deflate, shuffle and checksums; for any other filter HDF5 loads a library."""
-_ZIP_MEMBER = "model.weights.h5"
-_ZIP_CONFIGURATION = "config.json"
 # Layers of preprocessing and random numbers; their values are not weights of the network.
 _NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
 
@@ -114,22 +109,30 @@ def open_keras_file(path: Path) -> Iterator[KerasFile]:
 def _hdf5_of(path: Path) -> Any:
     """The argument for h5py: the path, or the HDF5 file inside a zip."""
     with open_regular(path, hint=HINT) as handle:
-        start = handle.read(8)
-    if start == _HDF5:
-        return str(path)
-    if not start.startswith(_ZIP):
-        raise DataError(f"{path} is no weight file of Keras: it is neither HDF5 nor a zip", HINT)
-    check_memory(file_size(path), f"weight file {shown(path)}")
+        is_hdf5 = handle.read(len(_HDF5)) == _HDF5
+    return str(path) if is_hdf5 else io.BytesIO(_zip_member(path, "model.weights.h5", HINT))
+
+
+def _zip_member(path: Path, name: str, hint: str, at_most: Optional[int] = None) -> bytes:
+    """A file inside of a zip.
+
+    Args:
+        hint: what to give instead of an unusable zip.
+        at_most: its largest size; None for as much as fits into memory.
+    """
+    with open_regular(path, hint=hint) as handle:
+        is_zip = handle.read(len(_ZIP)) == _ZIP
+    if not is_zip:
+        raise DataError(f"{shown(path)} was not saved by Keras: it is neither HDF5 nor a zip", hint)
+    check_memory(file_size(path), f"Keras file {shown(path)}")
     with zipfile.ZipFile(path) as archive:
-        members = [entry for entry in archive.infolist() if entry.filename == _ZIP_MEMBER]
+        members = [entry for entry in archive.infolist() if entry.filename == name]
         if len(members) != 1:
-            raise DataError(f"{path} is no weight file of Keras: it holds no {_ZIP_MEMBER}", HINT)
-        # Weights hardly compress, so a member that expands a hundred times is not a weight file.
-        if members[0].file_size > _MOST_EXPANSION * max(members[0].compress_size, _SMALL_BYTES):
-            raise DataError(f"{path} is no weight file of Keras: its {_ZIP_MEMBER} is too large for it", HINT)
-        check_memory(members[0].file_size, f"{_ZIP_MEMBER} in {shown(path)}")
-        # zipfile reads no more bytes than the header says.
-        return io.BytesIO(archive.read(members[0]))
+            raise DataError(f"{shown(path)} was not saved by Keras: it holds no {name}", hint)
+        if at_most is not None and members[0].file_size > at_most:
+            raise DataError(f"{shown(path)}: its {name} is too large for a network's", hint)
+        check_memory(members[0].file_size, f"{name} in {shown(path)}")
+        return archive.read(members[0])  # no more bytes than the header says
 
 
 def read_configuration(path: Path, hint: str) -> Any:
@@ -141,22 +144,9 @@ def read_configuration(path: Path, hint: str) -> Any:
     Raises:
         DataError: the file is absent, damaged, larger than any network's, or not a zip of Keras 3.
     """
-    with open_regular(path, hint=hint) as handle:
-        is_zip = handle.read(4) == _ZIP
-    if not is_zip:
-        raise DataError(f"{shown(path)} is no .keras file: it is not a zip", hint)
-    check_memory(file_size(path), f"network {shown(path)}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = [entry for entry in archive.infolist() if entry.filename == _ZIP_CONFIGURATION]
-            if len(members) != 1:
-                raise DataError(f"{shown(path)} is no .keras file: it holds no {_ZIP_CONFIGURATION}", hint)
-            with archive.open(members[0]) as member:
-                data = member.read(MAX_RECORD_BYTES + 1)
-        if len(data) > MAX_RECORD_BYTES:
-            raise DataError(f"{shown(path)}: its {_ZIP_CONFIGURATION} is too large for a network's", hint)
-        return load_record(data.decode("utf-8"))
-    except DataError:
+        return load_record(_zip_member(path, "config.json", hint, MAX_RECORD_BYTES).decode("utf-8"))
+    except UserError:
         raise
     except Exception as error:
         # For damaged zips zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError and
@@ -210,32 +200,11 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
 
 def _names(group: HdfItem, attribute: str) -> List[str]:
     """The list of names in an attribute; Keras splits long lists into ``<attribute>0``, ``<attribute>1``, ..."""
-    if attribute in group.attrs:
-        names = _attribute(group, attribute)
-    else:
-        names, part = [], 0
-        while f"{attribute}{part}" in group.attrs:
-            names += _attribute(group, f"{attribute}{part}")
-            part += 1
+    names, part = list(group.attrs.get(attribute, ())), 0
+    while f"{attribute}{part}" in group.attrs:
+        names += list(group.attrs[f"{attribute}{part}"])
+        part += 1
     return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in names]
-
-
-def _attribute(group: HdfItem, name: str) -> List[Any]:
-    """The entries of an attribute.
-
-    Raises:
-        ValueError: there are more entries than a network can have layers, or they are too long.
-    """
-    number = group.attrs.get_id(name)
-    length = 1
-    for side in number.shape:
-        length *= int(side)
-    # Many entries of variable length can refer to one large text, and HDF5 does not give its length beforehand.
-    if number.dtype.kind == "O" and length > _MOST_NAMES_OF_ANY_LENGTH:
-        raise ValueError(f"its attribute {name} has {length} entries of variable length")
-    if len(number.shape) != 1 or length > _MOST_NAMES or length * number.dtype.itemsize > _MOST_NAMES * 256:
-        raise ValueError(f"its attribute {name} has the shape {number.shape}")
-    return list(group.attrs[name])
 
 
 def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[LayerWeights]:
@@ -287,28 +256,12 @@ def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
     import h5py
 
     tensor = _child(group, name, path)
-    if (
-        not isinstance(tensor, h5py.Dataset)
-        or tensor.is_virtual
-        or tensor.external
-        or tensor.dtype.kind != "f"
-        or not _is_bounded(tensor)
-    ):
-        raise DataError(
-            f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT
-        )
-    return tensor
-
-
-def _is_bounded(tensor: HdfItem) -> bool:
-    """Whether HDF5 can read a tensor without loading a filter library, and in chunks no larger than the tensor."""
-    plist = tensor.id.get_create_plist()
-    if any(plist.get_filter(i)[0] not in _FILTERS for i in range(plist.get_nfilters())):
-        return False
-    chunk = 1
-    for length in tensor.chunks or ():
-        chunk *= int(length)
-    return chunk <= max(int(tensor.size), _SMALL_BYTES)
+    is_stored = isinstance(tensor, h5py.Dataset) and not (tensor.is_virtual or tensor.external)
+    if is_stored and tensor.dtype.kind == "f":
+        plist = tensor.id.get_create_plist()
+        if all(plist.get_filter(i)[0] in _FILTERS for i in range(plist.get_nfilters())):
+            return tensor
+    raise DataError(f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT)
 
 
 # --- into a model

@@ -31,11 +31,6 @@ def moved_statistics(model: KerasModel) -> List[str]:
     ]
 
 
-def canonical_names(model: KerasModel) -> List[str]:
-    """Layer names of a model from ``build_model`` in the order in which they run; the first is the input."""
-    return [layer.name for layer in model.layers]
-
-
 def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
     """Numbers layers that Keras named by a counter as in a new process: add, add_1, add_2, ...
 
@@ -48,11 +43,6 @@ def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
         if step.name not in keep
     )
     blueprint.rename(lambda step: table.get(step.name, step.name))
-
-
-def underscores(blueprint: Blueprint) -> None:
-    """Replaces slashes in names by underscores: Keras 2.6's ``conv1/conv`` is Keras 3's ``conv1_conv``."""
-    blueprint.rename(lambda step: step.name.replace("/", "_"))
 
 
 def name_input(blueprint: Blueprint) -> None:

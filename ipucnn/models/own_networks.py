@@ -17,7 +17,7 @@ import random
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from ipucnn.models.architecture import Architecture, architecture_of, blueprint_
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.models.keras_config import read_calls
 from ipucnn.models.keras_files import read_saved_calls
-from ipucnn.python_files import OwnFunction, label_of, own_code_failed
+from ipucnn.python_files import label_of, own_code_failed
 from ipucnn.text import counted, shown_value
 
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
@@ -88,11 +88,6 @@ class OwnNetwork:
         assert self.architecture is not None
         return {"name": self.name, "sha256": self.sha256, **self.architecture.to_data()}
 
-    @staticmethod
-    def seeded(seed: int) -> ContextManager[None]:
-        """Makes the user's own layers draw their initial weights from ``seed`` inside the block."""
-        return seeded(seed, "initial weights")
-
     def check_buildable(self) -> None:
         """Checks that the file that the network needs was named on the command line.
 
@@ -124,7 +119,7 @@ class OwnNetwork:
         assert self.architecture is not None
         self.check_input(shape)
         self.notes = [f"{shown_value(self.name)}: {note}" for note in self.architecture.notes]
-        user_layers = [layer for layer in self.architecture.layers if layer.own is not None]
+        user_layers = [layer for layer in self.architecture.layers if layer.is_own]
         if user_layers:
             kinds = ", ".join(f"{shown_value(layer.name)} ({layer.kind})" for layer in user_layers)
             self.notes.append(
@@ -277,7 +272,7 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
         ConfigurationError: a layer has such a setting; the message names it.
     """
     from ipucnn.models.editing import replace_layer
-    from ipucnn.models.layers import Dropout, GroupNormalization
+    from ipucnn.models.layers.micro_batches import Dropout, GroupNormalization
 
     for step in blueprint.steps:
         where, config = f"{name}: layer '{shown_value(step.name)}' ({step.kind})", step.config
@@ -331,11 +326,6 @@ def seeded(seed: int, key: str) -> Iterator[None]:
 
 
 # --- sources of networks
-
-
-def of_function(function: OwnFunction) -> OwnNetwork:
-    """The network of a function, which is not called yet."""
-    return OwnNetwork(function.name, function.sha256, make=function)
 
 
 def of_keras_file(name: str, path: Path) -> OwnNetwork:

@@ -10,7 +10,7 @@ import importlib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ipucnn.models.blueprint import Blueprint
     from ipucnn.models.own_networks import OwnNetwork
 
-TASKS = ("classification", "segmentation")
-INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch")
 NORMS = ("batch", "group", "none")
 NETWORK_FILES = (".keras", ".json")
 """Extensions of network files: a model that Keras saved, and a layer graph, which has no weights."""
@@ -81,32 +79,9 @@ class ModelRecord:
     file: Optional[Path] = None
     own: "Optional[OwnNetwork]" = None
 
-    def __post_init__(self) -> None:
-        for value, choices in (
-            (self.task, TASKS),
-            (self.input_range, INPUT_RANGES),
-            (self.default_norm, self.norms),
-        ):
-            if value not in choices:
-                raise ValueError(f"{self.name}: {value!r} is not one of {choices}")
-
 
 def _key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
-
-
-def collect(records: Iterable[ModelRecord]) -> Dict[str, ModelRecord]:
-    """The records by the key of their names.
-
-    Raises:
-        ValueError: two names are the same, or differ only in case, ``-`` or ``_``.
-    """
-    by_key: Dict[str, ModelRecord] = {}
-    for record in records:
-        other = by_key.setdefault(_key(record.name), record)
-        if other is not record:
-            raise ValueError(f"model {record.name!r} is registered already, as {other.name!r}")
-    return by_key
 
 
 def _family(function: str) -> "Callable[..., Blueprint]":
@@ -307,7 +282,7 @@ MODELS: Tuple[ModelRecord, ...] = (
 
 @functools.lru_cache(maxsize=None)
 def _records() -> Dict[str, ModelRecord]:
-    return collect(MODELS)
+    return {_key(record.name): record for record in MODELS}
 
 
 def natural_key(name: str) -> List[Tuple[int, int, str]]:
@@ -365,7 +340,9 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     from ipucnn.models import own_networks  # imported here because it needs NumPy
 
     if function is not None:
-        return replace(_own_record(own_networks.of_function(function)), file=path)
+        return replace(
+            _own_record(own_networks.OwnNetwork(function.name, function.sha256, function)), file=path
+        )
     assert path is not None
     if not is_network_file(name):
         raise ConfigurationError(

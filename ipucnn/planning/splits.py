@@ -190,8 +190,6 @@ def settle_splits(
     """
     if program.num_stages == 1:
         return program
-    from ipucnn.models.names import canonical_names
-
     splits, origin = program.pipeline_splits, "given"
     if splits and isinstance(resolved.plan, PipelinePlan) and splits == resolved.plan.splits:
         origin = resolved.origins["pipeline_splits"]
@@ -199,7 +197,7 @@ def settle_splits(
         splits, origin = tuple(saved.get("pipeline_splits", ())), str(saved.get("splits_from", ""))
     if not splits:
         splits, origin = choose_splits(model, resolved.record.name, program, resolved.config)
-    check_splits(splits, canonical_names(model), resolved.record.name)
+    check_splits(splits, [layer.name for layer in model.layers], resolved.record.name)
     return program.with_splits(splits, origin)
 
 

@@ -19,7 +19,7 @@ from ipucnn.reports import units
 from ipucnn.reports.console import console, natural_width, plain_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
-from ipucnn.text import counted, printable, shown_value, told_apart
+from ipucnn.text import counted, distinguishable, printable, shown_value
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -179,7 +179,7 @@ def _as_far(differences: Dict[str, PlainValue]) -> str:
 def _told_apart(*values: PlainValue) -> List[Any]:
     """Formats two values with the fewest digits that distinguish them, but at least four."""
     if all(isinstance(value, float) for value in values):
-        return told_apart(*values, digits=4)
+        return distinguishable(*values, digits=4)
     return list(map(repr, values)) if None not in values else list(values)
 
 

@@ -29,7 +29,7 @@ from ipucnn.runs.predicting import Progress, check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Session
-from ipucnn.text import shown_value, told_apart
+from ipucnn.text import distinguishable, shown_value
 
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
@@ -327,12 +327,12 @@ def check_limits(findings: PlainDict, largest: float, least: float, output_name:
         RuntimeFailed: the results of :func:`compare` are beyond the limits.
     """
     if findings["relative"] > largest:
-        differ, allowed = told_apart(findings["relative"], largest, digits=2)
+        differ, allowed = distinguishable(findings["relative"], largest, digits=2)
         raise RuntimeFailed(
             f"its {output_name} differ by up to {differ} of their deviation, and {allowed} is allowed"
         )
     if findings["agreement"] < least:
-        share, allowed = told_apart(100 * (1 - findings["agreement"]), 100 * (1 - least), digits=2)
+        share, allowed = distinguishable(100 * (1 - findings["agreement"]), 100 * (1 - least), digits=2)
         raise RuntimeFailed(f"it gives another class for {share}% of the samples, and {allowed}% is allowed")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.models.layers import BatchNormalization, Dropout, GroupNormalization
+from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings

@@ -14,7 +14,7 @@ from ipucnn.datasets.base import DataSource, FileExamples, file_source
 from ipucnn.datasets.limits import HELD_OUT_SHARE
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, asking, is_folder, kind_of
+from ipucnn.filesystem import Kind, errors_about, is_folder, kind_of
 from ipucnn.text import counted, printable
 
 EVAL_NAMES = ("val", "valid", "validation", "test")
@@ -85,13 +85,13 @@ def _has_image(folder: Path) -> bool:
 def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
     """Returns the entries of a folder in the order of names, without hidden files."""
     # Not filesystem.entries, because scandir knows the kind of most files without a system call for each.
-    with asking(folder), os.scandir(folder) as listing:
+    with errors_about(folder), os.scandir(folder) as listing:
         return sorted((e for e in listing if not e.name.startswith(".")), key=lambda e: e.name)
 
 
 def leads_to(entry: "os.DirEntry[str]", kind: Kind) -> bool:
     """Returns whether an entry is, or links to, a folder or a regular file, as ``kind`` says."""
-    with asking(Path(entry.path)):
+    with errors_about(Path(entry.path)):
         return entry.is_dir() if kind is Kind.FOLDER else entry.is_file()
 
 

@@ -22,9 +22,9 @@ from ipucnn.datasets.base import DataSource, RecordExamples, file_source
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
-    asking,
     cache_folder,
     entries,
+    errors_about,
     is_file,
     is_folder,
     make_folder,
@@ -172,7 +172,7 @@ def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -
     """Returns the path of the index; it depends on the name, size and modification time of each file."""
     described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
     for path in (path for paths in shards.values() for path in paths):
-        with asking(path):
+        with errors_about(path):
             status = os.stat(path)
         described.append([path.name, status.st_size, status.st_mtime_ns])
     key = hashlib.sha256(json.dumps(described).encode("utf-8", "surrogateescape")).hexdigest()

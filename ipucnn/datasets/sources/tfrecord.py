@@ -17,7 +17,7 @@ import google_crc32c
 
 from ipucnn.datasets.limits import FREELY_BYTES, available_bytes
 from ipucnn.errors import DataError
-from ipucnn.filesystem import asking, open_handle, open_regular, shown
+from ipucnn.filesystem import errors_about, open_handle, open_regular, shown
 
 HEAD_BYTES = 12
 FRAME_BYTES = 16
@@ -83,7 +83,7 @@ def read_record(path: str, number: int, at: int) -> bytes:
     place = (path, number, at)
     handle, num_bytes = open_handle(path)
     try:
-        with asking(path):
+        with errors_about(path):
             length = _length(os.pread(handle, HEAD_BYTES, at), place, num_bytes)
             if length > FREELY_BYTES and length > available_bytes() // 2:
                 raise _damaged(place, f"{length:,} bytes, more than half of the memory", "unreadable")

@@ -36,7 +36,7 @@ def build_cifar_resnet(inputs: Tensor, num_classes: int, blocks: int) -> Bluepri
     """
     from tensorflow import keras
 
-    from ipucnn.models.layers import SubsamplePad
+    from ipucnn.models.layers.per_sample import SubsamplePad
 
     x = _conv_norm(inputs, 16, "conv1")
     x = keras.layers.ReLU(name="conv1_relu")(x)

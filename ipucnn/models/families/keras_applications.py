@@ -6,7 +6,7 @@ from typing import Tuple
 
 from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
-from ipucnn.models.names import number_from_zero, underscores
+from ipucnn.models.names import number_from_zero
 
 
 def application(name: str, inputs: Tensor, num_classes: int) -> KerasModel:
@@ -37,6 +37,7 @@ def build_application(
 
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
     strip_preprocessing(blueprint)
-    underscores(blueprint)
+    # Keras 2.6's ``conv1/conv`` is Keras 3's ``conv1_conv``.
+    blueprint.rename(lambda step: step.name.replace("/", "_"))
     number_from_zero(blueprint, keep)
     return blueprint

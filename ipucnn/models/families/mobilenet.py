@@ -35,7 +35,7 @@ def _single_reader(blueprint: Blueprint, name: str, kind: str) -> Optional[Step]
 def _fold_operations(blueprint: Blueprint) -> None:
     """Replaces each ``relu6(x + 3) / 6``, and each product of it with x, by one layer."""
     from ipucnn.models.editing import replace_layer
-    from ipucnn.models.layers import HardSigmoid, HardSwish
+    from ipucnn.models.layers.per_sample import HardSigmoid, HardSwish
 
     removed: List[Step] = []
     for add in [step for step in blueprint.steps if step.kind == "Add" and step.constants == [3.0]]:

@@ -32,7 +32,7 @@ def build_unet(inputs: Tensor, num_classes: int, base_filters: int, margin: int)
     """
     from tensorflow import keras
 
-    from ipucnn.models.layers import Cropping2D
+    from ipucnn.models.layers.per_sample import Cropping2D
 
     skips = []
     x = inputs

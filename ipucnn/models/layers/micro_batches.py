@@ -55,7 +55,7 @@ class ExecutionContext:
     seed_slots: Dict[str, int] = field(default_factory=dict)
     measures: bool = False
 
-    def again(self) -> "ExecutionContext":
+    def replayed(self) -> "ExecutionContext":
         """A context that repeats the rest of this pass with the same random numbers and discards its statistics."""
         return replace(self, batch_statistics=[], update_statistics=[], seed_slots=dict(self.seed_slots))
 

@@ -539,7 +539,7 @@ class Cluster:
                 link.send({"left": rank})
         code = interrupts.noted()
         lines = f"error: worker {rank} left\nhint: {self.hint}\n"
-        interrupts.tell(lines if code is None else "interrupted\n")
+        interrupts.write_to_stderr(lines if code is None else "interrupted\n")
         os._exit(EXIT_WORKERS if code is None else code)
 
     # -- TensorFlow's part
@@ -598,7 +598,7 @@ class Cluster:
             ) from None
         self.place = f"/job:worker/replica:0/task:{self.rank}"
         # TensorFlow's preemption notifier replaces the handler of SIGTERM.
-        interrupts.listen_again()
+        interrupts.reinstall_handlers()
         self.exchange("servers are there", None)
         self._may_be_silent = False
         # The variable is not made during tracing: a function that makes a variable is traced twice.

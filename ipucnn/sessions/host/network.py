@@ -22,7 +22,7 @@ import tensorflow as tf
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
 from ipucnn.compat import tf_variable
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
-from ipucnn.models.layers import BatchNormalization, ExecutionContext, execution_context
+from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.fast_layers import FastLayers, find_fast_layers
@@ -158,7 +158,7 @@ def _recomputed(
     stage: _Stage, inputs: Sequence[Tensor], context: Optional[ExecutionContext]
 ) -> Sequence[Tensor]:
     """Returns the outputs of a stage, and keeps only its inputs for the backward pass."""
-    before = context.again() if context is not None else None
+    before = context.replayed() if context is not None else None
 
     @tf.custom_gradient
     def forget(*inputs: Tensor) -> Any:

@@ -21,7 +21,7 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfVariable
 from ipucnn.errors import InfeasibleError
 from ipucnn.machine import side_by_side
-from ipucnn.models.layers import BatchNormalization, ExecutionContext
+from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import Batch

@@ -22,7 +22,7 @@ from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
-from ipucnn.filesystem import absolute, asking, expand, make_folder
+from ipucnn.filesystem import absolute, errors_about, expand, make_folder
 from ipucnn.machine import cpu_flags
 
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
@@ -404,7 +404,7 @@ def set_flags(config: RunConfig) -> None:
     if folder:
         # The driver would fail only after minutes of compiling.
         make_folder(Path(folder))
-        with asking(folder):
+        with errors_about(folder):
             # A unique name, because several instances may test the folder at the same time.
             tempfile.TemporaryFile(dir=folder).close()
     os.environ[VARIABLE] = flags
