@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import typer
 import typer.core
 
-from ipucnn import __version__
 from ipucnn.aliases import ClickCommand, ClickContext, ClickParameter
 from ipucnn.command_table import ABOUT, COMMANDS, REMOVED
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
@@ -59,12 +58,6 @@ def _command(name: str, function: Callable[..., None]) -> ClickCommand:
     return command
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        print(f"ipucnn {__version__}")
-        raise typer.Exit()
-
-
 def print_matches(words: str) -> None:
     """Prints the commands, and the options of all commands, whose help contains the words.
 
@@ -111,12 +104,10 @@ def build_root(with_completion: bool = True) -> ClickCommand:
 
     @app.callback(help=ABOUT)
     def root(
-        version: bool = typer.Option(
-            False, "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
+        version: bool = typer.Option(False, "--version", help="Print the version."),
         verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
     ) -> None:
-        # RunCommand passes ``verbose`` on to the command.
+        # ``cli`` prints the version, and RunCommand passes ``verbose`` on to the command.
         pass
 
     return typer.main.get_command(app)

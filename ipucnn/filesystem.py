@@ -18,7 +18,7 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
 from ipucnn.text import printable, shown_value
@@ -603,42 +603,33 @@ def check_output(path: Path) -> None:
         check_writable(folder)
 
 
-def check_different(outputs: Sequence[Tuple[str, Optional[Path]]]) -> None:
-    """Refuses two outputs that are the same file, under any names and links.
+def check_not_replaced(
+    outputs: Iterable[Tuple[str, Optional[Path]]], inputs: Iterable[Tuple[str, Path]] = ()
+) -> None:
+    """Refuses an output that would replace an input or another output, under any names and links.
 
     Args:
         outputs: pairs of (option, expanded path, or None if it is not given).
+        inputs: pairs of (description, path).
 
     Raises:
-        ConfigurationError: the second output would replace the first.
+        ConfigurationError: an output is an input, or two outputs are one file.
     """
-    taken: Dict[Path, str] = {}
+    read = {real(path): description for description, path in inputs}
+    written: Dict[Path, str] = {}
     for option, path in outputs:
         if path is None or is_written_to(path):
             continue  # a stream or device takes several outputs one after the other
         target = real(path)
-        if target in taken:
-            raise ConfigurationError(f"{taken[target]} and {option} are both {shown(path)}", "give two names")
-        taken[target] = option
-
-
-def check_not_read(path: Path, option: str, inputs: Iterable[Tuple[str, Path]]) -> None:
-    """Refuses an output that would replace an input, under any names and links.
-
-    Args:
-        path: path of the output.
-        option: the option that names it.
-        inputs: pairs of (description, path) of the inputs.
-
-    Raises:
-        ConfigurationError: the output is one of the inputs.
-    """
-    target = None if is_written_to(path) else real(path)
-    for description, input_path in inputs:
-        if target is not None and target == real(input_path):
+        if target in read:
             raise ConfigurationError(
-                f"{option} {shown(path)} is {description}, and would be replaced", "choose another name"
+                f"{option} {shown(path)} is {read[target]}, and would be replaced", "choose another name"
             )
+        if target in written:
+            raise ConfigurationError(
+                f"{written[target]} and {option} are both {shown(path)}", "give two names"
+            )
+        written[target] = option
 
 
 def write_output(path: Path, write: Callable[[Path], object]) -> None:

@@ -5,7 +5,6 @@ command line, never if a preset, a plan, a suite or a run folder names it, becau
 (docs/security.md).  The text that is run is the one whose digest was computed, even if the file changes meanwhile.
 """
 
-import ast
 import contextlib
 import functools
 import hashlib
@@ -99,14 +98,14 @@ class OwnFunction:
 
 
 @functools.lru_cache(maxsize=None)
-def _module(path: Path, text: str, sha256: str) -> types.ModuleType:
+def _module(path: Path, code: types.CodeType, sha256: str) -> types.ModuleType:
     """Runs the file as a module, once for all of its functions, because Keras refuses to register a layer twice."""
     module = types.ModuleType(f"ipucnn_own_{path.stem}_{sha256[:12]}")
     module.__file__ = str(path)
     # Data classes, pickle and Keras look up the module of a class here.
     sys.modules[module.__name__] = module
     try:
-        exec(compile(text, str(path), "exec"), module.__dict__)
+        exec(code, module.__dict__)
     except BaseException:
         del sys.modules[module.__name__]
         raise
@@ -156,21 +155,18 @@ def find_function(name: str, example: str) -> OwnFunction:
     path, function = absolute(expand(match.group(1))), match.group(2)
     data = read_bytes(path, MAX_BYTES, f"give FILE.py:FUNCTION, for example my_file.py:{example}")
     try:
-        text = data.decode("utf-8-sig")
-        module = ast.parse(text, str(path))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # ValueError: not UTF-8, or a NUL
+        code = compile(data, str(path), "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # ValueError: a NUL
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = printable(getattr(error, "msg", None) or str(error))[:200] or type(error).__name__
         raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "fix the file") from None
-    if not re.search(rf"\b{re.escape(function)}\b", text):
-        defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
-        listed = f"it has {', '.join(map(shown_value, defined[:8]))}; " if defined else ""
+    if function not in code.co_names:
         raise ConfigurationError(
             f"{shown(path)} has no function {shown_value(function)}",
-            did_you_mean(function, defined) or f"{listed}define it: def {example}(...)",
+            did_you_mean(function, code.co_names) or f"define it: def {example}(...)",
         )
     sha256 = hashlib.sha256(data).hexdigest()
-    return OwnFunction(name, sha256, lambda: getattr(_module(path, text, sha256), function, None), path)
+    return OwnFunction(name, sha256, lambda: getattr(_module(path, code, sha256), function, None), path)
 
 
 # --- installed packages

@@ -104,7 +104,7 @@ def test_a_deleted_working_directory_is_an_error(here):
             filesystem.absolute(Path("runs"))
         assert filesystem.absolute(Path("/runs")) == Path("/runs")
         with pytest.raises(DataError, match="was deleted"):
-            filesystem.check_not_read(here / "a", "--save", [("the plan", Path("plan.yml"))])
+            filesystem.check_not_replaced([("--save", here / "a")], [("the plan", Path("plan.yml"))])
     finally:
         os.chdir(here)
 
@@ -414,17 +414,17 @@ def test_two_outputs_cannot_be_one_file(here):
         ("new", "../" + here.name + "/new"),
     ):
         with pytest.raises(ConfigurationError, match="--save and --html are both"):
-            filesystem.check_different((("--save", here / one), ("--html", here / two)))
-    filesystem.check_different((("--save", here / "a"), ("--html", here / "new"), ("--plot", None)))
-    filesystem.check_different((("--save", Path("/dev/stdout")), ("--html", Path("/dev/stdout"))))
+            filesystem.check_not_replaced((("--save", here / one), ("--html", here / two)))
+    filesystem.check_not_replaced((("--save", here / "a"), ("--html", here / "new"), ("--plot", None)))
+    filesystem.check_not_replaced((("--save", Path("/dev/stdout")), ("--html", Path("/dev/stdout"))))
 
 
 def test_an_output_cannot_be_an_input(here):
     (here / "a").write_text("a")
     (here / "b").symlink_to("a")
     with pytest.raises(ConfigurationError, match="is the plan"):
-        filesystem.check_not_read(here / "b", "--html", [("the plan", here / "a")])
-    filesystem.check_not_read(here / "c", "--html", [("the plan", here / "a")])
+        filesystem.check_not_replaced([("--html", here / "b")], [("the plan", here / "a")])
+    filesystem.check_not_replaced([("--html", here / "c")], [("the plan", here / "a")])
 
 
 def test_checking_a_new_folder_does_not_create_it(here):

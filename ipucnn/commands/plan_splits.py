@@ -14,8 +14,7 @@ from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import (
-    check_different,
-    check_not_read,
+    check_not_replaced,
     check_output,
     expand,
     shown,
@@ -275,7 +274,7 @@ def _calibrate(
     paths = [expand(name) for name in names]
     if profile_to is not None:
         check_output(profile_to)
-        check_not_read(profile_to, "--system-profile", [("measured", path) for path in paths])
+        check_not_replaced([("--system-profile", profile_to)], [("measured", path) for path in paths])
     measurements = [
         plan_measurement(read_plan(path, "--calibrate"), shown(path), import_tensorflow)
         if path.suffix.lower() in (".yml", ".yaml")
@@ -331,7 +330,6 @@ def _check_outputs(
     read = [("the file of --compare", expand(name)) for name in compare if name not in RULES]
     input_files = {"--config-path": config_path, "MODEL": resolved.record.file, "--system-profile": profile}
     read += [(f"the file of {option}", path) for option, path in input_files.items() if path is not None]
-    for option, path in outputs.items():
+    for path in outputs.values():
         check_output(path)
-        check_not_read(path, option, read)
-    check_different(tuple(outputs.items()))
+    check_not_replaced(outputs.items(), read)

@@ -21,10 +21,16 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, text_of
 from ipucnn.models.blueprint import Blueprint, Step, assemble
-from ipucnn.models.keras_config import INPUT_NAME, LAYER_OF_OPERATION, LayerCall
+from ipucnn.models.keras_config import (
+    FUNCTIONAL_HINT,
+    INPUT_NAME,
+    LAYER_OF_OPERATION,
+    MAX_CALLS,
+    PREPROCESSING,
+    LayerCall,
+)
 from ipucnn.text import counted, shown_value
 
-MAX_LAYERS = 3000
 # Three times the 21,841 classes of ImageNet-21k; a larger layer could fill memory before any check refuses it.
 MAX_FEATURES = 2**16
 PER_SAMPLE = (
@@ -35,7 +41,6 @@ PER_SAMPLE = (
     "SpatialDropout2D", "Subtract", "UpSampling2D", "ZeroPadding2D",
 )  # fmt: skip
 """Stock layers that compute each sample separately and have no state, and layers that are replaced by such ones."""
-_PREPROCESSING = ("Rescaling", "Normalization")
 # Keras layers that augment images, in addition to those whose names begin with Random.
 _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
 _OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
@@ -52,7 +57,6 @@ _NOT_SETTINGS = ("name", "dtype", "batch_input_shape", "batch_shape", "build_con
 _NOT_OF_INITIALIZERS = ("seed", "dtype", "input_axes", "output_axes")
 # Settings of Conv2D that Keras 2.6 or 3 also writes for depthwise and separable convolutions: 1, or overridden.
 _WITHOUT_EFFECT = ("groups", "kernel_initializer", "bias_initializer", "filters")
-_FUNCTIONAL = "give a functional or sequential model with one input and one output"
 
 
 class Architecture(NamedTuple):
@@ -101,7 +105,7 @@ def from_data(data: PlainValue, what: str) -> Architecture:
             raise ValueError(f"an input of {shape}")
         known = {INPUT_NAME}
         layers: List[Step] = []
-        if not 0 < len(data["layers"]) <= MAX_LAYERS:
+        if not 0 < len(data["layers"]) <= MAX_CALLS:
             raise ValueError(f"{len(data['layers'])} layers")
         for name, kind, settings, inputs in data["layers"]:
             if not isinstance(name, str) or name in known or not isinstance(kind, str):
@@ -177,7 +181,7 @@ def _layer_of(
             f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
             "name the function that makes the network: --model my_net.py:build",
         )
-    if kind not in PER_SAMPLE and kind not in _PREPROCESSING:
+    if kind not in PER_SAMPLE and kind not in PREPROCESSING:
         raise ConfigurationError(
             f"{where} is a {shown_value(kind)}, which may mix the samples of a batch, or keep something from one "
             "batch to the next",
@@ -353,7 +357,7 @@ def architecture_of(
         if len(sizes) != 3 or any(n is not None and (not isinstance(n, int) or n < 1) for n in sizes):
             raise ConfigurationError(
                 f"{name}: takes {shown_value(str(sizes))}, wanted images: height, width and channels",
-                _FUNCTIONAL,
+                FUNCTIONAL_HINT,
             )
     layers, notes = _between_images_and_logits(name, layers, names[calls[-1].call])
     return Architecture(tuple(layers), sizes, tuple(notes))
@@ -362,7 +366,7 @@ def architecture_of(
 def _between_images_and_logits(network: str, layers: List[Step], output: str) -> Tuple[List[Step], List[str]]:
     """The layers, output layer last, without preprocessing at the beginning and softmax at the end; and notes."""
     notes: List[str] = []
-    for first in [layer for layer in layers if layer.kind in _PREPROCESSING]:
+    for first in [layer for layer in layers if layer.kind in PREPROCESSING]:
         # The preprocessing layers before this one have been removed.
         if next(layer.inputs for layer in layers if layer.name == first.name) != [INPUT_NAME]:
             continue

@@ -146,11 +146,6 @@ def _channels(layer: KerasLayer) -> Optional[int]:
     return output.shape[-1]
 
 
-def layer_order(model: KerasModel) -> List[str]:
-    """Names of the network's steps in order, as splits use them."""
-    return [step.name for step in read_blueprint(model).steps]
-
-
 def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
     """The pipeline stage of each layer; every split begins the next stage.
 

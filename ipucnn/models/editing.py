@@ -19,11 +19,11 @@ from ipucnn.compat import KERAS_3
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Blueprint, Step, assemble, read_blueprint
+from ipucnn.models.keras_config import PREPROCESSING
 from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.models.layers.per_sample import Cropping2D, GroupedConv2D, HardSigmoid, HardSwish, SubsamplePad
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose", "GroupedConv2D")
-_PREPROCESSING = ("Rescaling", "Normalization")
 # Default number of groups of GroupNormalization, as in the paper, if the channels are divisible by it.
 _USUAL_GROUPS = 32
 
@@ -37,7 +37,7 @@ def replace_layer(step: Step, layer_class: type, config: KerasConfig) -> None:
 
 def strip_preprocessing(blueprint: Blueprint) -> None:
     """Removes the preprocessing at the start of some Keras Applications, which the input pipeline does instead."""
-    blueprint.bypass([s.name for s in blueprint.steps if s.kind in _PREPROCESSING])
+    blueprint.bypass([s.name for s in blueprint.steps if s.kind in PREPROCESSING])
 
 
 def end_in_logits(blueprint: Blueprint) -> None:
@@ -339,21 +339,23 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
     Raises:
         ConfigurationError: Keras 2.6 has no layer that computes the same.
     """
+    layers = keras.layers
+    same = {
+        BatchNormalization: layers.BatchNormalization,
+        Dropout: layers.Dropout,
+        Cropping2D: layers.Cropping2D,
+    }
     for step in list(blueprint.steps):
         layer_class, config = step.layer_class, dict(step.config)
         for key in [k for k in config if k.endswith("_initializer")]:
             del config[key]  # the default will do, because weights are copied
         config.pop("name", None)
-        if layer_class is BatchNormalization:
-            del config["moves_once"]
-            replace_layer(step, keras.layers.BatchNormalization, config)
-        elif layer_class is Dropout:
-            replace_layer(step, keras.layers.Dropout, config)
-        elif layer_class is Cropping2D:
-            replace_layer(step, keras.layers.Cropping2D, config)
+        if layer_class in same:
+            config.pop("moves_once", None)
+            replace_layer(step, same[layer_class], config)
         elif layer_class is SubsamplePad:
             identity = {"filters": config["channels"], "kernel_size": 1, "strides": 2, "use_bias": False}
-            replace_layer(step, keras.layers.Conv2D, {**identity, "trainable": False})
+            replace_layer(step, layers.Conv2D, {**identity, "trainable": False})
         elif layer_class in (HardSigmoid, HardSwish):
             _spell_out(blueprint, step, times_itself=layer_class is HardSwish)
         elif layer_class in (GroupedConv2D, GroupNormalization):
@@ -365,7 +367,7 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
                     f"layer {step.name}: Keras 2.6 has no {missing} that runs on a CPU",
                     "--format saved-model, or a newer TensorFlow",
                 )
-            kind = keras.layers.Conv2D if layer_class is GroupedConv2D else keras.layers.GroupNormalization
+            kind = layers.Conv2D if layer_class is GroupedConv2D else layers.GroupNormalization
             replace_layer(step, kind, config)
         else:
             step.config = {"name": step.name, **config}

@@ -14,6 +14,7 @@ from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.filesystem import read_text
 from ipucnn.models.build import check_requirements
+from ipucnn.models.keras_config import PREPROCESSING
 from ipucnn.models.registry import ModelRecord
 
 NUM_CLASSES = 1000
@@ -83,12 +84,10 @@ def quiet_download() -> Iterator[None]:
 
 # --- weights
 
-_PREPROCESSING = ("Rescaling", "Normalization")
-
 
 def weight_layers(model: KerasModel) -> List[KerasLayer]:
     """The layers with weights, without input preprocessing, in the model's order."""
-    return [layer for layer in model.layers if layer.weights and type(layer).__name__ not in _PREPROCESSING]
+    return [layer for layer in model.layers if layer.weights and type(layer).__name__ not in PREPROCESSING]
 
 
 def copy_weights(source: KerasModel, target: KerasModel) -> int:

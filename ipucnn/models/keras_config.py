@@ -16,8 +16,10 @@ INPUT_NAME = "input"
 """The name of the input of every network."""
 MAX_CALLS = 3000
 INPUT_LAYER = "InputLayer"
+PREPROCESSING = ("Rescaling", "Normalization")
+"""Layers that prepare images, which is done in the input pipeline."""
 _MODELS = ("Functional", "Sequential", "Model")
-_FUNCTIONAL = "give a functional or sequential model with one input and one output"
+FUNCTIONAL_HINT = "give a functional or sequential model with one input and one output"
 # Name of an operation on tensors, in Keras 3 or Keras 2.6 -> the layer that computes the same.
 LAYER_OF_OPERATION = {
     "Add": "Add", "Subtract": "Subtract", "Multiply": "Multiply", "Maximum": "Maximum", "Minimum": "Minimum",
@@ -100,7 +102,7 @@ class _Reader:
         self._called: Dict[str, Tuple[int, Tuple[str, ...]]] = {}
         self._num_calls = 0
 
-    def _fail(self, what: str, hint: str = _FUNCTIONAL) -> NoReturn:
+    def _fail(self, what: str, hint: str = FUNCTIONAL_HINT) -> NoReturn:
         raise ConfigurationError(f"{self.name}: {what}", hint)
 
     def _count(self, number: int) -> None:

@@ -21,9 +21,8 @@ from ipucnn.aliases import PlainDict
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     absolute,
-    check_different,
     check_makeable,
-    check_not_read,
+    check_not_replaced,
     is_folder,
     is_written_to,
     make_folder,
@@ -88,7 +87,7 @@ def check_outputs(
         ConfigurationError: another extension, a file that is also read, or the same file twice.
         DataError: no folder, no permission, or a folder of that name.
     """
-    outputs, inputs = list(outputs), list(inputs)
+    outputs = list(outputs)
     for option, path, extensions in outputs:
         if path is None:
             continue
@@ -99,8 +98,7 @@ def check_outputs(
                 f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
             )
         filesystem.check_output(path)
-        check_not_read(path, option, inputs)
-    check_different([(option, path) for option, path, _ in outputs])
+    check_not_replaced([(option, path) for option, path, _ in outputs], inputs)
 
 
 def format_of(path: Path, extensions: Sequence[str]) -> str:

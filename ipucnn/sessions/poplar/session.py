@@ -13,7 +13,6 @@ from ipucnn.aliases import KerasModel, Tensor, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
-from ipucnn.models.blueprint import layer_order
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
@@ -165,7 +164,9 @@ class PoplarSession(Session):
         made = build_for_ipus(self._device.api, self._network, shape, name)
         if program is not None:
             if program.num_stages > 1:
-                assign_stages(made.model, layer_order(self._network), program.pipeline_splits)
+                assign_stages(
+                    made.model, [layer.name for layer in self._network.layers], program.pipeline_splits
+                )
             self._set_options(made.model, training=purpose == TRAINING)
         return made
 
