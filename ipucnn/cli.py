@@ -84,12 +84,9 @@ class _Stream:
 
     Args:
         stream: Python's stream.
-        has_result: True for stdout: an error such as a full disk is raised.  For stderr it is ignored, because
-            messages are not worth ending the work, and later ones may be written again.
+        has_result: True for stdout: an error such as a full disk is raised as a ``DataError``.  For stderr it is
+            ignored, because messages are not worth ending the work, and later ones may be written again.
     """
-
-    problem: Optional[OSError] = None
-    """The error that kept the result from being written; an OSError does not name its file."""
 
     def __init__(self, stream: TextIO, has_result: bool) -> None:
         self._stream, self._has_result = stream, has_result
@@ -115,8 +112,10 @@ class _Stream:
             if error.errno in _GONE:
                 self.silence()
             elif self._has_result:
-                self.problem = error
-                raise
+                from ipucnn.filesystem import error_of
+
+                self.silence()
+                raise error_of(error, "standard output", "cannot be written") from error
 
     def silence(self) -> None:
         """Discards the buffer and all further output."""
@@ -140,17 +139,9 @@ def _flush_streams() -> None:
 
 def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
-    code = _run(args)
-    # Results are buffered, so errors of writing them can appear only now.
-    problem = _flush_stdout()
-    if problem is None:
-        return code
-    return _report_stdout(problem)
-
-
-def _run(args: List[str]) -> int:
     try:
         code = _dispatch(args)
+        sys.stdout.flush()  # results are buffered, so errors of writing them can appear only now
     except KeyboardInterrupt as interruption:
         return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
     except Exception as error:
@@ -162,9 +153,6 @@ def _run(args: List[str]) -> int:
 
 def _report(error: Exception, verbose: bool) -> int:
     """Prints an error, with a traceback only for a bug, and returns the exit code."""
-    if isinstance(error, OSError) and error is getattr(sys.stdout, "problem", None):
-        _silence_stdout()
-        return _report_stdout(error)
     user_error: Optional[UserError] = error if isinstance(error, UserError) else None
     if user_error is None:
         from ipucnn.filesystem import user_error_of
@@ -186,30 +174,6 @@ def _interrupted(code: int) -> int:
     signalled = interrupts.noted()
     _print_line("interrupted")
     return code if signalled is None else signalled
-
-
-def _flush_stdout() -> Optional[OSError]:
-    """Flushes stdout; if that fails, discards the buffer, because Python would try again, and returns the error."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        _silence_stdout()
-        return error
-    return None
-
-
-def _report_stdout(problem: OSError) -> int:
-    from ipucnn.filesystem import error_of
-
-    error = error_of(problem, "standard output", "cannot be written")
-    _print_error(error, verbose=False)
-    return error.exit_code
-
-
-def _silence_stdout() -> None:
-    silence = getattr(sys.stdout, "silence", None)
-    if silence is not None:
-        silence()
 
 
 def _dispatch(args: List[str]) -> int:

@@ -50,7 +50,6 @@ Figures = Dict[str, Optional[float]]
 """Measured values by name; None where there is nothing to measure."""
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 UNREADABLE = "not readable as YAML"
 """Beginning of the reason if a text is not YAML at all."""
 _PLAIN_HINT = "remove the tag; write the value plainly, or in quotes if it is text"
@@ -252,7 +251,7 @@ def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
 
 
 def _check_text(text: str) -> None:
-    """Refuses texts that are too long, contain characters that YAML forbids, or have directives."""
+    """Refuses texts that are too long or contain characters that YAML forbids."""
     if len(text) > MAX_BYTES:
         raise BadDocument(f"it is longer than {MAX_BYTES:,} characters", _SPLIT_HINT)
     match = _NOT_TEXT.search(text)
@@ -262,10 +261,6 @@ def _check_text(text: str) -> None:
             "remove it, or write it in double quotes as an escape",
             text.count("\n", 0, match.start()) + 1,
         )
-    match = _DIRECTIVE.search(text)
-    if match is not None:
-        line = text.count("\n", 0, match.start()) + 1
-        raise BadDocument("a line begins with %", "remove it: directives are not read", line)
 
 
 def _unreadable(text: str, error: Exception) -> BadDocument:

@@ -13,7 +13,6 @@ import io
 import json
 import math
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -565,8 +564,6 @@ REFUSED = {
     "a tag": ("a: !!int foo", "line 1: the tag tag:yaml.org,2002:int"),
     "Python": ("a: !!python/object/apply:os.system ['x']", "the tag"),
     "a tag of one's own": ("a: !mine 3", "the tag !mine"),
-    "tag directives": ("".join(f"%TAG !a{n}! tag:x\n" for n in range(50_000)) + "--- a", "line 1: a line begins"),
-    "a version": ("%YAML 99999999999.1\n---\na: 1", "line 1: a line begins with %"),
     "digits": ("a: " + "9" * 5000, "line 1: a number of 5,000 characters"),
     "binary digits": ("a: 0b" + "1" * 500_000, "a number of"),
     "decimals": ("a: 0." + "3" * 500_000, "a number of"),
@@ -592,22 +589,6 @@ def test_hostile_yaml_is_refused_with_place_and_hint(name):
     assert time.process_time() - before < 10
     assert caught.value.message.startswith("mine.yml") and part in caught.value.message
     assert len(caught.value.message) < 600 and caught.value.hint
-
-
-def test_memory_stays_small():
-    """Covers a megabyte of each kind of value, up to the limit of their number."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for text in (
-        "[" + "a," * 99_000 + "a]",
-        "".join(f"k{n}: v\n" for n in range(49_000)),
-        bomb(),
-        merge_bomb(),
-    ):
-        try:
-            documents.load(text)
-        except BadDocument:
-            continue
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
 @pytest.mark.parametrize(
@@ -688,8 +669,6 @@ def test_values_repeated_by_aliases_are_counted_exactly(text, monkeypatch):
 @pytest.mark.parametrize(
     "text, line, column",
     [
-        ("%YAML 1.1\n---\na: 1\n", 1, None),
-        ("\n%YAML 1.1\n---\na: 1\n", 2, None),
         ("\x1b", 1, None),
         ("\n\na\x1b", 3, None),
         ("a: ]", 1, 4),

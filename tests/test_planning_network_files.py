@@ -191,7 +191,7 @@ REFUSED = {
     "text": (2, changed(conv=dict(kernel_size="abc")), "cannot be built"),
     "groups": (2, changed(conv=dict(groups=2)), "cannot be built"),
     "channels first": (3, changed(conv=dict(data_format="channels_first")), "channels first"),
-    "no images": (3, changed(images=dict(batch_shape=[None, 5])), "wanted images"),
+    "no images": (3, changed(images=dict(batch_shape=[None, 5])), "instead of images"),
     "two inputs": (3, changed(input_layers=[["images", 0, 0], ["conv", 0, 0]]), "2 inputs (images, conv)"),
     "two outputs": (3, changed(output_layers=[["relu", 0, 0], ["logits", 0, 0]]), "has 2 outputs"),
     "no output": (3, changed(output_layers=[["nothing", 0, 0]]), "'nothing' is no layer"),

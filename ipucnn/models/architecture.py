@@ -356,7 +356,7 @@ def architecture_of(
         sizes = tuple(shape[1:])
         if len(sizes) != 3 or any(n is not None and (not isinstance(n, int) or n < 1) for n in sizes):
             raise ConfigurationError(
-                f"{name}: takes {shown_value(str(sizes))}, wanted images: height, width and channels",
+                f"{name}: takes {shown_value(str(sizes))} instead of images (height, width and channels)",
                 FUNCTIONAL_HINT,
             )
     layers, notes = _between_images_and_logits(name, layers, names[calls[-1].call])

@@ -163,7 +163,7 @@ class OwnNetwork:
             )
         if not isinstance(model, keras.Model):
             raise ConfigurationError(
-                f"{name} returned {shown_value(type(model).__name__)}, wanted a functional or sequential Keras model",
+                f"{name} returned {shown_value(type(model).__name__)} instead of a functional or sequential model",
                 _CONTRACT,
             )
         kind = "Sequential" if isinstance(model, keras.Sequential) else "Functional"
