@@ -25,9 +25,9 @@ from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.preprocessing import channel_affine, normalise
 from ipucnn.errors import ConfigurationError, ThresholdError
-from ipucnn.models import layers
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import in_64_bits, stock_model
+from ipucnn.models.layers import micro_batches, per_sample
 from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, network_input, runtimes, verification
@@ -53,12 +53,12 @@ def group_and_hard_layers():
     """Returns a small network of layers that Keras lacks; one has the name of the output."""
     inputs = keras.Input((9, 8, 3), name="input")
     x = keras.layers.Conv2D(8, 3, name="logits")(inputs)
-    x = layers.HardSwish(name="swish")(x)
-    x = layers.GroupedConv2D(8, 3, groups=4, name="grouped")(x)
-    x = layers.HardSigmoid(name="sigmoid")(x)
-    x = layers.Cropping2D(((0, 1), (1, 0)), name="crop")(x)
-    x = layers.Dropout(0.5, name="dropout")(x)
-    x = layers.SubsamplePad(12, name="pad")(x)
+    x = per_sample.HardSwish(name="swish")(x)
+    x = per_sample.GroupedConv2D(8, 3, groups=4, name="grouped")(x)
+    x = per_sample.HardSigmoid(name="sigmoid")(x)
+    x = per_sample.Cropping2D(((0, 1), (1, 0)), name="crop")(x)
+    x = micro_batches.Dropout(0.5, name="dropout")(x)
+    x = per_sample.SubsamplePad(12, name="pad")(x)
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     return keras.Model(inputs, keras.layers.Dense(5, name="top")(x))
 

@@ -144,7 +144,7 @@ def test_seeded_initializers_have_keras_distributions_and_survive_serialisation(
     assert values.dtype == np.float32
     assert values.std() == pytest.approx(reference.std(), rel=0.03)
     assert values.mean() == pytest.approx(reference.mean(), abs=0.05 * float(reference.std()))
-    assert np.abs(values).max() == pytest.approx(np.abs(reference).max(), rel=0.1)
+    assert np.quantile(values, 0.99) == pytest.approx(np.quantile(reference, 0.99), rel=0.05)
 
 
 def test_generators_of_different_weights_differ():

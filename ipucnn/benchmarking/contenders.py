@@ -187,21 +187,21 @@ def stock_copy(model: KerasModel) -> KerasModel:
     """Returns the network and weights of a model of ``build_model`` in Keras' own layers."""
     from tensorflow import keras
 
-    from ipucnn.models import layers
+    from ipucnn.models.layers import micro_batches
     from ipucnn.models.layers.per_sample import GroupedConv2D
 
     def clone(layer: KerasLayer) -> KerasLayer:
         config = layer.get_config()
-        if isinstance(layer, layers.BatchNormalization):
+        if isinstance(layer, micro_batches.BatchNormalization):
             keep = ("name", "momentum", "epsilon", "center", "scale")
             return keras.layers.BatchNormalization(**{k: config[k] for k in keep})
-        if isinstance(layer, layers.GroupNormalization):
+        if isinstance(layer, micro_batches.GroupNormalization):
             if not hasattr(keras.layers, "GroupNormalization"):  # Keras 2.6
-                return layers.GroupNormalization.from_config(config)
+                return micro_batches.GroupNormalization.from_config(config)
             return keras.layers.GroupNormalization(
                 config["groups"], epsilon=config["epsilon"], name=layer.name
             )
-        if isinstance(layer, layers.Dropout):
+        if isinstance(layer, micro_batches.Dropout):
             return keras.layers.Dropout(config["rate"], config["noise_shape"], name=layer.name)
         if isinstance(layer, GroupedConv2D):
             return keras.layers.Conv2D.from_config(config)

@@ -25,8 +25,8 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
-from ipucnn.models import layers as ours
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
+from ipucnn.models.layers import micro_batches
 from ipucnn.models.names import INPUT_NAME, named_weights
 from ipucnn.sessions.poplar.device import Api, Preprocessing
 
@@ -41,8 +41,8 @@ class SeededDropout(keras.layers.Layer):
     """Dropout whose masks are a function of the run's seed, the layer's name and the micro-batch's number.
 
     The layer cannot know the micro-batch's number in ``fit``, so the seeds are a second input.  They are the seeds of
-    ``ipucnn.models.layers.Dropout``, but the masks differ from the host's, because poprand uses the seed as the key of
-    its own generator (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
+    ``ipucnn.models.layers.micro_batches.Dropout``, but the masks differ from the host's, because poprand uses the
+    seed as the key of its own generator (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
 
     Args:
         rate: probability of zeroing.
@@ -74,7 +74,7 @@ class SeededDropout(keras.layers.Layer):
         noise_shape = self.noise_shape or (None,) * len(x.shape)
         shape = [size if noise_shape[0] is None else noise_shape[0]]
         shape += [int(x.shape[i]) if n is None else n for i, n in enumerate(noise_shape) if i]
-        # The first draw of this layer in a micro-batch; see ipucnn.models.layers.Dropout.
+        # The first draw of this layer in a micro-batch; see ipucnn.models.layers.micro_batches.Dropout.
         layer_seed = zlib.crc32(f"{self.name}/0".encode()) & 0x7FFFFFFF
         drawn = []
         for part in range(parts):
@@ -262,7 +262,7 @@ def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasL
     settings = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
     if KERAS_3 and common["dtype"] == "float32":
         # Keras 3 updates the moving variance with the biased variance; the SDK's Keras 2.6 uses the unbiased one.
-        return ours.BatchNormalization(**settings, **common)
+        return micro_batches.BatchNormalization(**settings, **common)
     return keras.layers.BatchNormalization(**settings, **common)
 
 
@@ -282,9 +282,9 @@ class _Builder:
         if not step.config["trainable"]:
             common["trainable"] = False
         kind = step.layer_class
-        if kind is ours.BatchNormalization:
+        if kind is micro_batches.BatchNormalization:
             return self._normalised(step, inputs, common)
-        if kind is ours.GroupNormalization:
+        if kind is micro_batches.GroupNormalization:
             made = self.api.addons_layers.GroupNormalization(
                 groups=step.config["groups"],
                 channels_axis=-1,
@@ -296,7 +296,7 @@ class _Builder:
                 **common,
             )
             return made(inputs)
-        if kind is ours.Dropout:
+        if kind is micro_batches.Dropout:
             return self._dropped(step, inputs, common)
         # Initial weights do not matter, because the network's are copied.
         config = {
@@ -384,7 +384,7 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
     """The model's variables by the network's names; those of the addons' group norm are read by attribute."""
-    norms = {layer.name for layer in network.layers if isinstance(layer, ours.GroupNormalization)}
+    norms = {layer.name for layer in network.layers if isinstance(layer, micro_batches.GroupNormalization)}
     by_name = named_weights(SimpleNamespace(layers=[x for x in model.layers if x.name not in norms]))
     for layer in model.layers:
         if layer.name in norms:
