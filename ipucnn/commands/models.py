@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import typer
 
@@ -13,42 +13,38 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, assumption, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
+from ipucnn.reports.console import (
+    LOADING,
+    NUMBER,
+    TEXT,
+    Side,
+    console,
+    note,
+    print_table,
+    text_table,
+    waiting,
+)
 from ipucnn.text import counted, shown_value
 
-# Columns: title, whether it holds numbers, and the smallest width of a terminal that shows it.
-_RECORD_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
-    ("model", False, 0),
-    ("default data set", False, 0),
-    ("input", True, 0),
-    ("classes", True, 0),
-    ("parameters", True, 0),
-    ("MACs", True, 0),
-    ("norm", False, 100),
-    ("smallest", True, 100),
-    ("paper", False, 140),
-)
-_LAYER_COLUMNS: Tuple[Tuple[str, bool, int], ...] = (
-    ("layer", False, 0),
-    ("type", False, 0),
-    ("output", True, 0),
-    ("parameters", True, 0),
-    ("MACs", True, 0),
-)
+_RECORD_COLUMNS = {
+    "model": TEXT,
+    "default data set": TEXT,
+    "input": NUMBER,
+    "classes": NUMBER,
+    "parameters": NUMBER,
+    "MACs": NUMBER,
+    "norm": TEXT,
+    "smallest": NUMBER,
+    "paper": TEXT,
+}
+# Columns that a narrow terminal leaves out, in this order.
+_LEFT_OUT = ("paper", "smallest", "norm")
+_LAYER_COLUMNS = {"layer": TEXT, "type": TEXT, "output": NUMBER, "parameters": NUMBER, "MACs": NUMBER}
 # Attributes of a record that ``--json`` prints, besides the counts.
 _FACTS = (
-    *(
-        "name",
-        "family",
-        "task",
-        "home_dataset",
-        "input_shape",
-        "min_size",
-        "num_classes",
-        "paper",
-        "input_range",
-    ),
-    *("keras_application", "requires", "default_norm", "norms", "size_step", "size_offset"),
-)
+    "name", "family", "task", "home_dataset", "input_shape", "min_size", "num_classes", "paper", "input_range",
+    "keras_application", "requires", "default_norm", "norms", "size_step", "size_offset",
+)  # fmt: skip
 
 
 DATASET = own_option(
@@ -89,22 +85,20 @@ def models(
             return
         rows = [_layer_row(layer) for layer in report["layers"]]
         _print_table(_LAYER_COLUMNS, rows)
-        _print_line(
+        console(sys.stdout).print(
             f"{report['model']}: {counted(len(rows), 'layer')}, {report['parameters']:,} trainable parameters, "
             f"{report['macs']:,} MACs per image of {_dimensions(report['input_shape'])}, "
-            f"{counted(num_classes, 'class')}"
+            f"{counted(num_classes, 'class')}",
+            soft_wrap=not sys.stdout.isatty(),
         )
         return
     wildcard = is_wildcard(pattern)
-    for option, given in (
-        ("--image-size", image_size),
-        ("--dataset", dataset),
-        ("--dataset-path", dataset_path),
-    ):
-        if given is not None:
+    for_summary = {"--image-size": image_size, "--dataset": dataset, "--dataset-path": dataset_path}
+    for option, value in for_summary.items():
+        if value is not None:
             name = "NAME" if wildcard else shown_value(pattern)
             raise ConfigurationError(
-                f"{option} needs --summary", f"ipucnn models {name} --summary {option} {shown_value(given)}"
+                f"{option} needs --summary", f"ipucnn models {name} --summary {option} {shown_value(value)}"
             )
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
@@ -112,7 +106,7 @@ def models(
     if as_json:
         print(json.dumps([_as_dict(record) for record in records], indent=2))
     else:
-        _print_table(_RECORD_COLUMNS, [_record_row(record) for record in records])
+        _print_table(_RECORD_COLUMNS, [_record_row(record) for record in records], _LEFT_OUT)
 
 
 def _as_dict(record: ModelRecord) -> Dict[str, Any]:
@@ -154,7 +148,6 @@ def _input(
     """
     from ipucnn.config.options import BY_NAME
     from ipucnn.config.spec import convert_value
-    from ipucnn.reports.console import note
 
     if dataset is not None or dataset_path is not None:
         from ipucnn.config.resolve import resolve
@@ -183,7 +176,6 @@ def _input(
 def _summarise(record: ModelRecord, shape: Tuple[int, int, int], num_classes: int) -> Dict[str, Any]:
     """Builds a model and returns the facts of its layers, as ``--json`` prints them."""
     from ipucnn.models.build import BuildOptions, build_model
-    from ipucnn.reports.console import LOADING, waiting
     from ipucnn.sessions.host.environment import import_tensorflow
 
     with waiting(LOADING):
@@ -222,35 +214,12 @@ def _layer_row(layer: PlainDict) -> List[str]:
     ]
 
 
-def _print_line(text: str) -> None:
-    """Prints a line; a terminal wraps it at words."""
-    if sys.stdout.isatty():
-        from ipucnn.reports.console import console
-
-        console(sys.stdout).print(text, markup=False)
-    else:
-        print(text)
-
-
-def _print_table(columns: Sequence[Tuple[str, bool, int]], rows: List[List[str]]) -> None:
-    """Prints a Rich table on a terminal; elsewhere, all columns aligned and uncut."""
-    if not sys.stdout.isatty():
-        titles = [title for title, _, _ in columns]
-        widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(columns))]
-        for row in [titles, *rows]:
-            cells = [
-                cell.rjust(width) if number else cell.ljust(width)
-                for cell, width, (_, number, _) in zip(row, widths, columns)
-            ]
-            print("  ".join(cells).rstrip())
-        return
-    from ipucnn.reports.console import NUMBER, TEXT, console, print_table, text_table
-
+def _print_table(columns: Mapping[str, Side], rows: List[List[str]], left_out: Sequence[str] = ()) -> None:
+    """Prints a table on stdout; in a pipe, every line and column is whole, and there are no rules."""
     out = console(sys.stdout)
-    shown = [i for i, (_, _, width) in enumerate(columns) if out.width >= width]
-    sides = {columns[i][0]: NUMBER if columns[i][1] else TEXT for i in shown}
-    table = text_table(sides, ([row[i] for i in shown] for row in rows), padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.no_wrap = column.justify == NUMBER
-    table.columns[0].no_wrap = True
-    print_table(out, table)
+    table = text_table(columns, rows, padding=(0, 1, 0, 0))
+    if sys.stdout.isatty():
+        print_table(out, table, left_out=left_out)
+    else:
+        table.box, table.padding, out.width = None, (0, 2, 0, 0), 100_000
+        out.print(table)

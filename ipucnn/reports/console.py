@@ -120,21 +120,24 @@ def text_table(
 
     table = plain_table(**details)
     for title, side in columns.items():
-        table.add_column(Text(title), justify=side, overflow="fold" if side == TEXT else "ellipsis")
+        overflow = "fold" if side == TEXT else "ellipsis"
+        table.add_column(Text(title), justify=side, overflow=overflow, no_wrap=side == NUMBER)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
-def print_table(out: Console, table: Table, keys: int = 1) -> None:
-    """Prints a table of texts without losing a column or breaking a word, unless a word is wider than the screen.
+def print_table(out: Console, table: Table, keys: int = 1, left_out: Sequence[str] = ()) -> None:
+    """Prints a table of texts without breaking a word, unless a word is wider than the screen.
 
-    The table must have ``padding=(0, 1, 0, 0)``, because the computed widths assume it.  Columns that may be wrapped
-    are at least as wide as their longest word.  If the columns are still too wide, the remaining ones follow in a table
-    below, which repeats the first ``keys`` columns.
+    If the table is too wide, the columns ``left_out`` are dropped one after the other.  The others are narrowed to
+    their longest words; those that still do not fit follow in a table below, which repeats the first ``keys`` columns.
     """
     from rich.cells import cell_len
     from rich.text import Text
+
+    _, right, _, left = table.padding
+    gap = left + right + 1
 
     def spans(column: Column) -> Tuple[int, int]:
         """Returns the smallest width that breaks no word, and the smallest that wraps nothing."""
@@ -143,15 +146,22 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
         words = [word for text in texts for word in text.split()]
         return most if column.no_wrap else max(map(cell_len, words), default=0), most
 
+    def room(columns: Sequence[Column]) -> int:
+        return out.width - 2 - gap * (len(columns) - 1)  # a blank at each edge
+
     if table.title is not None:
         out.print(Text(str(table.title), style="bold"))
-    first, rest = table.columns[:keys], table.columns[keys:]
+    columns = list(table.columns)
+    for title in left_out:
+        if sum(spans(column)[0] for column in columns) <= room(columns):
+            break
+        columns = [column for column in columns if str(column.header) != title]
+    first, rest = columns[:keys], columns[keys:]
     while True:
         count = len(rest)
         while True:
             shown = [*first, *rest[:count]]
-            room = out.width - 2 * len(shown)  # a blank at each edge, two between columns
-            spare = room - sum(spans(column)[0] for column in shown)
+            spare = room(shown) - sum(spans(column)[0] for column in shown)
             if spare >= 0 or count <= 1:
                 break
             count -= 1
@@ -159,7 +169,7 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
         part = copy.copy(table)
         part.title, part.caption = None, None if rest else table.caption
         part.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
-        if sum(spans(column)[1] for column in shown) > room and spare >= 0:
+        if sum(spans(column)[1] for column in shown) > room(shown) and spare >= 0:
             # Rich would narrow the widest columns and break words.
             widths = [spans(column)[0] for column in part.columns]
             for _ in range(spare):
@@ -174,11 +184,11 @@ def print_table(out: Console, table: Table, keys: int = 1) -> None:
             return
 
 
-def natural_width(table: Union[Table, Group], out: Console) -> int:
-    """Returns the width of a table, in columns of the screen, if there is room for all of it."""
+def fits(table: Union[Table, Group], out: Console) -> bool:
+    """Whether the screen has room for all of a table without wrapping."""
     from rich.measure import Measurement
 
-    return int(Measurement.get(out, out.options.update(width=100_000), table).maximum)
+    return Measurement.get(out, out.options.update(width=100_000), table).maximum <= out.width
 
 
 def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Text:

@@ -25,7 +25,7 @@ from ipucnn.reports.console import (
     TEXT,
     console,
     fact_table,
-    natural_width,
+    fits,
     plain_table,
     text_table,
     titled,
@@ -107,7 +107,7 @@ def print_evaluation(result: PlainDict) -> None:
     out.print(titled(title, fact_table(_facts(result))))
     out.print(_classes(result))
     matrix = _confusion_matrix(result)
-    if matrix is None or natural_width(matrix, out) > out.width:
+    if matrix is None or not fits(matrix, out):
         matrix = _worst_pairs(result)
     if matrix is not None:
         out.print(matrix)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from ipucnn.aliases import PlainValue
 from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
-from ipucnn.reports.console import console, natural_width, plain_table
+from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_table, text_table
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
 from ipucnn.text import counted, distinguishable, printable, shown_value
@@ -37,53 +37,44 @@ MOST_CLASSES = 100
 # --- the list
 
 
+_LIST = {
+    "run": TEXT,
+    "network": TEXT,
+    "data set": TEXT,
+    "best": NUMBER,
+    "state": TEXT,
+    "updates": NUMBER,
+    "time": NUMBER,
+    "size": NUMBER,
+    "age": NUMBER,
+}
 # Columns that a narrow terminal leaves out, in this order.
 _LEFT_OUT = ("age", "size", "time", "network", "updates", "data set")
 
 
 def print_runs(rows: List[Dict[str, PlainValue]]) -> None:
     """Prints runs as a table on stdout, with as many columns as fit without cutting the names of folders."""
-    out = console(sys.stdout)
-    cells = [_cells(row) for row in rows]
-    left_out = 0
-    while True:
-        table = plain_table()
-        shown = [name for name in cells[0] if name not in _LEFT_OUT[:left_out]] if cells else ["run"]
-        for name in shown:
-            right = name in ("best", "updates", "time", "size", "age")
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
-        for row in cells:
-            table.add_row(*_texts(*(row[name] for name in shown)))
-        if left_out == len(_LEFT_OUT) or natural_width(table, out) <= out.width:
-            break
-        left_out += 1
-    out.print(table)
+    print_table(console(sys.stdout), text_table(_LIST, map(_cells, rows)), left_out=_LEFT_OUT)
 
 
-def _cells(row: Dict[str, PlainValue]) -> Dict[str, str]:
+def _cells(row: Dict[str, PlainValue]) -> List[str]:
     total = row["num_weight_updates"]
-    return {
-        "run": row["run"],
-        "network": row["model"],
-        "data set": row["dataset"] or "",
-        "best": "" if row["value"] is None else _figure(row["figure"], row["value"], row["class"]),
-        "state": row["state"],
-        "updates": f"{row['weight_updates']:,}" + ("" if total is None else f"/{total:,}"),
-        "time": units.duration(row["time_s"]),
-        "size": units.mebibytes(row["size_bytes"]),
-        "age": "" if row["age_s"] is None else _age(row["age_s"]),
-    }
+    cells = (
+        row["run"],
+        row["model"],
+        row["dataset"] or "",
+        "" if row["value"] is None else _best_text(row["figure"], row["value"], row["class"]),
+        row["state"],
+        f"{row['weight_updates']:,}" + ("" if total is None else f"/{total:,}"),
+        units.duration(row["time_s"]),
+        units.mebibytes(row["size_bytes"]),
+        "" if row["age_s"] is None else _age(row["age_s"]),
+    )
+    return list(map(printable, cells))
 
 
-def _texts(*cells: str) -> List[Any]:
-    """Converts cells to Rich texts, so that brackets are not read as markup."""
-    from rich.text import Text
-
-    return [Text(printable(cell)) for cell in cells]
-
-
-def _figure(name: str, value: float, of_class: Optional[str]) -> str:
-    if name != "dice":
+def _best_text(figure: str, value: float, of_class: Optional[str]) -> str:
+    if figure != "dice":
         return f"{value:.2%}"
     return f"mean Dice {value:.4f}" if of_class is None else f"Dice of {of_class} {value:.4f}"
 
@@ -118,12 +109,13 @@ def print_diff(differences: Dict[str, PlainValue]) -> None:
 
 
 def _pairs(title: str, runs: Sequence[str], pairs: Dict[str, List[PlainValue]]) -> Table:
+    from rich.text import Text
+
     table = plain_table(title=title)
-    table.add_column("")
-    for run in runs:
-        table.add_column(printable(run), overflow="fold")
+    for heading in ("", *runs):
+        table.add_column(printable(heading), overflow="fold")
     for name, values in pairs.items():
-        table.add_row(*_texts(name, *map(_value, values)))
+        table.add_row(*(Text(printable(cell)) for cell in (name, *map(_value, values))))
     return table
 
 
@@ -320,7 +312,9 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
     dataset = report.get("dataset", {}).get("name", run.config.dataset)
     cards = []
     if best is not None:
-        cards.append((f"best validation {best[0]}", _figure(*best, run.dice_class()), "of all validations"))
+        cards.append(
+            (f"best validation {best[0]}", _best_text(*best, run.dice_class()), "of all validations")
+        )
     if validations:
         last = validations[-1]
         cards.append(
