@@ -1,5 +1,6 @@
 """Preset files: anchors, merges, invalid keys with their line, and the layout of public files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,22 +67,27 @@ def test_public_layout_loads_unchanged():
     second = file.get("second_run").values
     first = file.get("first_run").values
     assert file.get("pets_config").values == {"dataset": "pets", "dataset_path": "/data/pets"}
-    assert first["model_name"] == "cifar_resnet8"
-    assert first["precision"] == "16.16"
-    assert first["stochastic_rounding"] == "ON"
-    assert first["l2_regularization"] == 1e-5
-    assert first["lr_schedule_params"] == {"initial_learning_rate": 1e-4, "epochs_to_total_decay": 8}
-    assert first["norm_layer"] == {"name": "custom_batch_norm", "momentum": 0.9}
-    assert first["logs_per_epoch"] == 0.25
+    expected = {
+        "model_name": "cifar_resnet8",
+        "precision": "16.16",
+        "stochastic_rounding": "ON",
+        "l2_regularization": 1e-5,
+        "lr_schedule_params": {"initial_learning_rate": 1e-4, "epochs_to_total_decay": 8},
+        "norm_layer": {"name": "custom_batch_norm", "momentum": 0.9},
+        "logs_per_epoch": 0.25,
+    }
+    assert {key: first[key] for key in expected} == expected
     # The later of two `<<` wins, the earlier entry of one `<<` with a list wins, and plain keys win over both.
-    assert second["dataset"] == "cifar10"
-    assert second["dataset_path"] == "/data/pets"
-    assert second["model_name"] == "resnet50"
-    assert second["pipeline_splits"] == ("conv2_block2_out", "conv3_block1_out")
-    assert second["device_mapping"] == (0, 0, 0)
-    assert second["norm_layer"] == {"name": "group_norm", "num_groups": 32}
-    assert third["dataset"] == "cifar10"
-    assert third["num_epochs"] == 3
+    expected = {
+        "dataset": "cifar10",
+        "dataset_path": "/data/pets",
+        "model_name": "resnet50",
+        "pipeline_splits": ("conv2_block2_out", "conv3_block1_out"),
+        "device_mapping": (0, 0, 0),
+        "norm_layer": {"name": "group_norm", "num_groups": 32},
+    }
+    assert {key: second[key] for key in expected} == expected
+    assert (third["dataset"], third["num_epochs"]) == ("cifar10", 3)
 
 
 def test_presets_do_not_affect_each_other():
@@ -124,32 +130,28 @@ def test_only_the_chosen_preset_is_checked():
     assert file.get("good").values == {"seed": 1}
 
 
-def test_unknown_preset_has_a_suggestion(tmp_path):
-    path = tmp_path / "mine.yml"
-    path.write_text("resnet_fast:\n  seed: 1\n")
-    with pytest.raises(ConfigurationError) as caught:
-        presets.load_preset("resnet_fats", str(path))
-    assert caught.value.hint == "did you mean 'resnet_fast'?"
-    with pytest.raises(ConfigurationError) as caught:
-        presets.load_preset(None, str(path))
-    assert "resnet_fast" in caught.value.hint
-    with pytest.raises(DataError, match="no such file"):
-        presets.load_preset("a", str(tmp_path / "absent.yml"))
-    with pytest.raises(ConfigurationError, match="no built-in preset"):
-        presets.load_preset("cifar_resnet9", None)
+@pytest.mark.parametrize(
+    ("name", "file", "error", "message", "hint"),
+    [
+        ("resnet_fats", "mine.yml", ConfigurationError, "no such preset", "did you mean 'resnet_fast'?"),
+        (None, "mine.yml", ConfigurationError, "no preset named", "resnet_fast"),
+        ("a", "absent.yml", DataError, "no such file", "YAML file"),
+        ("a", "bytes.yml", DataError, "is not UTF-8 text", ""),
+        ("cifar_resnet9", None, ConfigurationError, "no built-in preset", "did you mean 'cifar_resnet"),
+    ],
+)
+def test_a_preset_that_is_not_there_is_refused(tmp_path, name, file, error, message, hint):
+    (tmp_path / "mine.yml").write_text("resnet_fast:\n  seed: 1\n")
+    (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(error, match=message) as caught:
+        presets.load_preset(name, file and str(tmp_path / file))
+    assert hint in (caught.value.hint or "")
 
 
 def test_a_saved_config_is_a_preset(tmp_path):
     path = tmp_path / "config.yml"
     path.write_text("model-name: lenet\nnum-epochs: 4\n")
     assert presets.load_preset(None, str(path)).values == {"model_name": "lenet", "num_epochs": 4}
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path):
-    path = tmp_path / "config.yml"
-    path.write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(DataError, match="is not UTF-8 text"):
-        presets.load_preset("a", str(path))
 
 
 def test_built_in_presets_are_valid_and_belong_to_models():
@@ -170,19 +172,24 @@ def test_built_in_presets_are_valid_and_belong_to_models():
         assert not {"model_name", "dataset", "dataset_path"} & set(preset.values)
 
 
-def test_every_model_has_a_preset_and_some_have_one_for_small_images():
-    from ipucnn.models.registry import list_models
-
-    for model, dataset, name in (
+@pytest.mark.parametrize(
+    ("model", "dataset", "name"),
+    [
         ("efficientnet-b0", "cifar10", "efficientnet-b0@cifar10"),
         ("efficientnet-b0", "cifar100", "efficientnet-b0@small"),
         ("efficientnet-b1", "cifar10", "efficientnet-b1@small"),
         ("efficientnet-b0", "digits", "efficientnet-b0@digits"),
-    ):
-        assert presets.find_built_in(*presets.candidates(model, dataset)).name == name
-    assert presets.find_built_in(*presets.candidates("efficientnet-b0", "imagenet")).name == "efficientnet-b0"
-    for record in list_models():
-        assert presets.find_built_in(record.name) is not None, record.name
+        ("efficientnet-b0", "imagenet", "efficientnet-b0"),
+    ],
+)
+def test_small_images_have_presets_of_their_own(model, dataset, name):
+    assert presets.find_built_in(*presets.candidates(model, dataset)).name == name
+
+
+def test_every_model_has_a_preset():
+    from ipucnn.models.registry import list_models
+
+    assert [record.name for record in list_models() if presets.find_built_in(record.name) is None] == []
 
 
 def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
@@ -226,9 +233,9 @@ def test_a_preset_is_chosen_by_the_number_of_ipus():
     flags = {"dataset": "isbi2012", "ipus_per_replica": 4, "micro_batch_size": 1, "learning_rate": 0.0024}
     resolved = resolve("train", flags, model="unet", needs_data=False)
     assert resolved.preset == "unet@isbi2012-pod4" and resolved.config.loss_scaling == 128
-    assert (
-        resolved.config.optimizer_params == {"momentum": 0.99}
-        and resolved.config.lr_schedule == "exponential"
+    assert (resolved.config.optimizer_params, resolved.config.lr_schedule) == (
+        {"momentum": 0.99},
+        "exponential",
     )
     for other in ({"ipus_per_replica": 2}, {}):
         resolved = resolve("train", {"dataset": "isbi2012", **other}, model="unet", needs_data=False)
@@ -258,8 +265,6 @@ def test_every_published_configuration_has_a_preset_with_its_source():
 
 @pytest.mark.skipif(not SEEDS.is_dir(), reason="no ../shared/seeds beside the repository")
 def test_no_published_command_is_missing():
-    import re
-
     from test_cli_docs import docs_generate
 
     listed = {
@@ -286,8 +291,6 @@ def test_no_published_command_is_missing():
 
 @pytest.mark.parametrize("head", ["its flag (default)", "its flag"])
 def test_the_tables_of_public_flags_name_existing_options(head):
-    import re
-
     from ipucnn.config.options import BY_KEY
 
     text = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text()

@@ -8,12 +8,27 @@ from ipucnn.cli import run
 from ipucnn.models.registry import list_models
 
 
-def test_table_in_a_pipe_has_a_line_per_model(capsys):
+def test_a_pipe_gets_a_whole_line_for_each_model(capsys):
     assert run(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(list_models())
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [record.name for record in list_models()]
     assert "\x1b" not in "".join(lines) and "…" not in "".join(lines)
-    assert len({line.index("M", 60) for line in lines if line.startswith("model")}) == 1
+    # Numbers end where their heading ends, and texts begin where it begins.
+    for title in ("input", "classes", "parameters", "MACs"):
+        assert all(line[head.index(title) + len(title) - 1] != " " for line in lines)
+    assert all(line[head.index("paper") - 2 :].startswith("  ") for line in lines)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(160, set()), (80, {"smallest", "paper"}), (70, {"norm"})])
+def test_a_narrow_terminal_leaves_columns_out(capsys, monkeypatch, width, left_out):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run(["models", "efficientnet*"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width + 40  # escapes of the heading
+    shown = {title for title in ("norm", "smallest", "paper") if title in " ".join(lines)}
+    assert left_out.isdisjoint(shown) and (width < 160 or len(shown) == 3)
+    assert "MACs" in " ".join(lines) and sum("efficientnet-b" in line for line in lines) >= 8
 
 
 def test_pattern_and_json(capsys):
@@ -46,6 +61,7 @@ def test_summary(capsys):
         (["models", "lenet", "--image-size", "32"], "--summary"),
         (["models", "lenet", "--summary", "--image-size", "x"], "--image-size"),
         (["models", "unet", "--summary", "--image-size", "256"], "252 or 268"),
+        (["models", "lenet", "--summary", "--dataset", "nosuch"], "nosuch"),
     ],
 )
 def test_errors(args, word, capsys):
@@ -72,14 +88,10 @@ def test_a_summary_for_the_images_and_classes_of_a_data_set(capsys, monkeypatch,
     )
     assert run(["models", "net.py:build", "--summary", "--dataset", "data.py:load", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["input_shape"], report["num_classes"], report["parameters"]) == (
-        [6, 5, 3],
-        7,
-        (6 * 5 * 3 + 1) * 7,
-    )
+    assert (report["input_shape"], report["num_classes"]) == ([6, 5, 3], 7)
+    assert report["parameters"] == (6 * 5 * 3 + 1) * 7
     assert run(["models", "net.py:build", "--summary", "--image-size", "4"]) == 0
     captured = capsys.readouterr()
     assert "1,000 classes" in captured.out and "--dataset NAME takes those of a data set" in captured.err
     assert run(["models", "net.py:build", "--dataset", "data.py:load"]) == 2
     assert "ipucnn models net.py:build --summary --dataset data.py:load" in capsys.readouterr().err
-    assert run(["models", "lenet", "--summary", "--dataset", "nosuch"]) == 2

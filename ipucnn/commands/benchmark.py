@@ -230,12 +230,10 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Optional[Path]) -> None:
     """Prints notes and warnings on stderr before the benchmark begins."""
     from ipucnn.reports.console import note
-    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
+    from ipucnn.reports.train import opening_notes
 
-    note(resolved.choice.message)
-    public_note = resolved.public_note()
-    if public_note:
-        note(public_note)
+    for line in opening_notes(resolved):
+        note(line)
     if baseline is not None:
         from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
 
@@ -244,11 +242,6 @@ def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Option
             note(
                 f"{where} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be inconclusive"
             )
-    host_note = None if runs_on_ipus(resolved.config.device) else resolved.host_note()
-    if host_note:
-        note(host_note)
-    for warning in device_warnings(resolved.config.device):
-        note(f"warning: {warning}")
 
 
 def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:

@@ -55,13 +55,8 @@ def evaluate(
     """
     from ipucnn.filesystem import expand, is_file, write_output
     from ipucnn.reports.console import LOADING, note, telling_of_indexing
-    from ipucnn.reports.evaluate import (
-        WorstSheet,
-        check_can_plot,
-        draw_evaluation,
-        evaluation_json,
-        print_evaluation,
-    )
+    from ipucnn.reports.evaluate import WorstSheet, draw_evaluation, evaluation_json, print_evaluation
+    from ipucnn.reports.figures import check_can_plot
     from ipucnn.reports.infer import SheetProgress
     from ipucnn.reports.runs import write_page
     from ipucnn.runs.evaluate import PLOTS, EvaluateRequest, evaluate_run

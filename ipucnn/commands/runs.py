@@ -92,7 +92,7 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
     """Draw the curves of one or several runs: loss, accuracy (for masks: Dice) and learning rate."""
     from ipucnn.filesystem import expand, write_output
     from ipucnn.reports.console import note
-    from ipucnn.reports.evaluate import check_can_plot
+    from ipucnn.reports.figures import check_can_plot
     from ipucnn.reports.runs import PICTURES, draw_curves
     from ipucnn.runs.compare import read_run, runs_of
     from ipucnn.runs.folder import RUN_FILES

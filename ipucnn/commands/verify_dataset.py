@@ -48,31 +48,27 @@ def verify_dataset(
     from ipucnn.reports.verify import LabelSheet, print_verification
 
     given = convert_flags(flags)
-    if name is not None and "dataset" in given:
+    config = RunConfig(**given)
+    if name is not None and config.dataset is not None:
         raise ConfigurationError(
-            f"the data set is given twice: {name} and --dataset {given['dataset']}", "drop one of them"
+            f"the data set is given twice: {name} and --dataset {config.dataset}", "drop one of them"
         )
     sheet_to = None if contact_sheet is None else expand(contact_sheet)
     if sheet_to is not None:
         check_output(sheet_to)
-    if name is None and "dataset" not in given and "dataset_path" in given:
-        check_is_there(expand(given["dataset_path"]))
-    download = given.get("download", RunConfig.download)
-    choice = choose(
-        given.get("dataset") if name is None else name,
-        given.get("dataset_path", RunConfig.dataset_path),
-        download,
-    )
+    if name is None and config.dataset is None and "dataset_path" in given:
+        check_is_there(expand(config.dataset_path))
+    choice = choose(config.dataset if name is None else name, config.dataset_path, config.download)
     sheet = LabelSheet(choice.task)
     with ItemProgress("verifying") as progress:
         verification = verify(
             choice,
-            download=download,
-            allow_partial=given.get("allow_partial", RunConfig.allow_partial),
-            limit_train=given.get("limit_train"),
-            limit_eval=given.get("limit_eval"),
-            image_size=given.get("image_size"),
-            max_pixels=given.get("max_image_pixels", RunConfig.max_image_pixels),
+            download=config.download,
+            allow_partial=config.allow_partial,
+            limit_train=config.limit_train,
+            limit_eval=config.limit_eval,
+            image_size=config.image_size,
+            max_pixels=config.max_image_pixels,
             watcher=Watcher(on_progress=progress.update)
             if sheet_to is None
             else Watcher(sheet.expect, progress.update, sheet.wants, sheet.add),
@@ -92,8 +88,7 @@ def verify_dataset(
     elif sheet_to is not None:
         note("no contact sheet: no sample could be read")
     if verification.num_errors:
-        plural = "" if verification.num_errors == 1 else "s"
         raise DataError(
-            f"{verification.dataset}: {verification.num_errors} error{plural} in the data",
+            f"{verification.dataset}: {counted(verification.num_errors, 'error')} in the data",
             "each is described above, with what to do about it",
         )

@@ -34,7 +34,6 @@ from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.config.presets import Preset
     from ipucnn.datasets.registry import Choice
     from ipucnn.models.registry import ModelRecord
 
@@ -111,8 +110,6 @@ class Resolved:
         data: the chosen data set; its ``message`` names it and explains how to choose another.  None for commands that
             read no data set (infer, plan-splits), and in a suite if the data set is absent.
         preset: the name of the preset that was applied, or None.
-        without_effect: keys the user gave that have an effect only on an IPU or only in 16 bits, in order of
-            declaration.
         typed: field name -> value of the options that the user gave, by flag, in a plan or in a preset named on the
             command line, except those that another option replaced.
         plan: the plan of ``--plan``, or None.
@@ -125,7 +122,6 @@ class Resolved:
     record: "ModelRecord"
     data: "Optional[Choice]"
     preset: Optional[str]
-    without_effect: Tuple[str, ...]
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Optional[Plan] = None
     config_path: Optional[str] = None
@@ -143,6 +139,18 @@ class Resolved:
                 "name it with --dataset, and its folder with --dataset-path",
             )
         return self.data
+
+    @property
+    def without_effect(self) -> Tuple[str, ...]:
+        """Keys that the user gave and that act only on an IPU or only in 16 bits, in order of declaration."""
+        idle = OF_16_BITS if self.config.precision == "32.32" else ()
+        return tuple(
+            spec.key
+            for spec in SPECS
+            if (not spec.host_effect or spec.name in idle)
+            and spec.name in self.typed
+            and getattr(self.config, spec.name) != spec.default
+        )
 
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
@@ -199,13 +207,17 @@ def resolve(
         DataError: a data set that was requested does not exist.
     """
     from ipucnn.config import presets
+    from ipucnn.models.registry import find_network
 
     given = convert_flags(flags)
     _take_model(command, given, model)
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given, read_plan)
-    record = _find_network(command, given, in_file, in_plan)
+    network = str(_first("model_name", given, in_file, in_plan))
+    if "model_name" not in given:
+        refuse_unnamed("the network", network, f"add --model-name {shlex.quote(network)}")
+    record = find_network(network, plans=command in PLANS)
     if plan is not None and plan.model != record.name:
         raise ConfigurationError(
             f"--plan {given['plan']} is for {shown_value(plan.model)}, but the network is {record.name}",
@@ -228,7 +240,9 @@ def resolve(
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
     # If no data are read or named, the preset is the network's own, not one for a data set.
-    preset = chosen or _own_preset(command, record, named, given)
+    preset = chosen or presets.find_built_in(
+        *presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
+    )
     if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
         # The weights were trained on images of the network's size, not on small photographs.
         kept = {name: value for name, value in preset.values.items() if name != "image_size"}
@@ -262,7 +276,6 @@ def resolve(
         record=record,
         data=choice,
         preset=preset.name if preset is not None else None,
-        without_effect=_without_effect(config, by_user),
         typed=by_user,
         plan=plan,
         config_path=config_path,
@@ -280,9 +293,10 @@ def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
     named = given.get("model_name")
     if model is not None:
         given["model_name"] = convert_value(BY_NAME["model_name"], model, "MODEL")
-        if named is not None and named.lower().replace("_", "-") != given["model_name"].lower().replace(
-            "_", "-"
-        ):
+        spellings = {
+            name.lower().replace("_", "-") for name in (named, given["model_name"]) if name is not None
+        }
+        if len(spellings) > 1:
             raise ConfigurationError(
                 f"two models are given: MODEL {shown_value(model)} and --model-name {shown_value(named)}",
                 "give one of them",
@@ -294,26 +308,6 @@ def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
             f"--pipeline-splits: '{splits[-1]}' is a model, not a layer",
             f"put MODEL first: ipucnn {command} {splits[-1]} --pipeline-splits {' '.join(splits[:-1])}",
         )
-
-
-def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: PlainDict) -> "ModelRecord":
-    """Returns the record of the named network; a Python file is run only if the command line names it."""
-    from ipucnn.models.registry import find_network
-
-    name = str(_first("model_name", given, in_file, in_plan))
-    if "model_name" not in given:
-        refuse_unnamed("the network", name, f"add --model-name {shlex.quote(name)}")
-    return find_network(name, plans=command in PLANS)
-
-
-def _own_preset(
-    command: str, record: "ModelRecord", dataset: Optional[str], given: PlainDict
-) -> "Optional[Preset]":
-    """Returns the built-in preset of a network and data set."""
-    from ipucnn.config import presets
-
-    names = presets.candidates(record.name, dataset, given.get("ipus_per_replica"), command)
-    return presets.find_built_in(*names)
 
 
 def _public_defaults(record: "ModelRecord", dataset: str, named: Mapping[str, PlainValue]) -> PlainDict:
@@ -373,15 +367,10 @@ def _implied(
         yield "shuffle", False, ORDER_ORIGIN
     if settings["eight_bit_transfer"] and not settings["accelerator_side_preprocess"]:
         yield "accelerator_side_preprocess", True, "eight-bit-transfer"
-    if origins["keep_checkpoints"] == DEFAULT and (
-        origins["ckpts_per_epoch"] == FLAG or config_path is not None
-    ):
+    is_typed = origins["ckpts_per_epoch"] == FLAG
+    if origins["keep_checkpoints"] == DEFAULT and (is_typed or config_path is not None):
         # Somebody chose how many checkpoints are written, so all of them are kept.
-        yield (
-            "keep_checkpoints",
-            None,
-            "ckpts-per-epoch" if origins["ckpts_per_epoch"] == FLAG else "config-path",
-        )
+        yield "keep_checkpoints", None, "ckpts-per-epoch" if is_typed else "config-path"
     # At least five validations, also in a run shorter than the preset's: one validation has no best.
     most = max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
     is_presets = is_own_preset and origins["validation_freq"].startswith("preset ")
@@ -402,8 +391,7 @@ def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optiona
     path = given.get("plan")
     if path is None:
         return None, {}
-    if read_plan is None:
-        raise TypeError("this command has --plan, and does not say how it is read")
+    assert read_plan is not None, "the command has --plan"
     plan = read_plan(expand(path), "--plan")
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
@@ -431,7 +419,7 @@ def resolve_saved(
     choice = _choose_dataset(command, record, given, saved) if reads_data else None
     merged = RunConfig(**settings)
     check(merged, origins)
-    return Resolved(command, merged, origins, record, choice, None, _without_effect(merged, given))
+    return Resolved(command, merged, origins, record, choice, preset=None, typed=given)
 
 
 # Options that may change when a run is continued: locations and delivery of data, never the computation.
@@ -474,11 +462,11 @@ ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
 
 
-def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
+def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved:
     """Returns the configuration of a run that is continued: the saved one, unless a requested option contradicts it.
 
     Args:
-        asked: the resolved command line.
+        requested: the resolved command line.
         saved: the run's own configuration.
         run: its name, for messages.
 
@@ -487,28 +475,30 @@ def resolve_resumed(asked: Resolved, saved: RunConfig, run: str) -> Resolved:
     """
     from ipucnn.models.registry import folder_name, get_model
 
-    for name, value in asked.typed.items():
-        have = getattr(saved, name)
+    for name, value in requested.typed.items():
+        saved_value = getattr(saved, name)
         if name == "model_name":
             # A user's own file may have moved; its digest is compared with the checkpoint's.
-            value, have = (folder_name(get_model(name_or_file).name) for name_or_file in (value, have))
-        if name not in RESUMABLE and value != have:
+            value, saved_value = (folder_name(get_model(network).name) for network in (value, saved_value))
+        if name not in RESUMABLE and value != saved_value:
             raise ConfigurationError(
-                f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(have)}",
+                f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(saved_value)}",
                 CONTINUE_HINT,
             )
-    changes = {name: value for name, value in asked.typed.items() if name in RESUMABLE}
+    changes = {name: value for name, value in requested.typed.items() if name in RESUMABLE}
     config = dataclasses.replace(saved, **changes)
     settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
     origins = dict.fromkeys(settings, RUN_ORIGIN)
     check(config, origins)
     record = get_model(config.model_name)
     return dataclasses.replace(
-        asked,
+        requested,
         config=config,
         origins=origins,
         record=record,
-        data=_choose_dataset(asked.command, record, {"dataset": asked.typed.get("dataset")}, settings),
+        data=_choose_dataset(
+            requested.command, record, {"dataset": requested.typed.get("dataset")}, settings
+        ),
         preset=None,
     )
 
@@ -595,9 +585,8 @@ def _choose_dataset(
         given = [f"dataset {named}"] * (named is not None) + [BY_NAME[name].key for name in sources]
         if len(given) > 1:
             raise ConfigurationError(f"{' and '.join(given)} are both given", "give one of them")
-        generated = bool(sources)
-        if named is not None or generated:
-            name = "random" if generated else named
+        if given:
+            name = "random" if sources else named
             break
     return registry.choose_dataset(
         name,
@@ -607,15 +596,4 @@ def _choose_dataset(
         download=bool(_first("download", *layers)),
         divides=True,
         reads_files=not layers[0].get("dry_run"),
-    )
-
-
-def _without_effect(config: RunConfig, by_user: Mapping[str, PlainValue]) -> Tuple[str, ...]:
-    idle = OF_16_BITS if config.precision == "32.32" else ()
-    return tuple(
-        spec.key
-        for spec in SPECS
-        if (not spec.host_effect or spec.name in idle)
-        and spec.name in by_user
-        and getattr(config, spec.name) != spec.default
     )

@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import re
-from fractions import Fraction
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn import documents
@@ -30,7 +29,6 @@ from ipucnn.text import shown_value
 TRUE_WORDS = ("true", "yes", "on", "1")
 FALSE_WORDS = ("false", "no", "off", "0")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?) ?%")
 _DIGITS = re.compile(r"[-+]?[0-9]+")
 # Stands for a whole number with too many digits; with a sign it is still within the limit of characters.
 _BEYOND = 10 ** (MAX_NUMBER_CHARACTERS - 2)
@@ -70,7 +68,7 @@ def parse_bool(value: object) -> bool:
     raise BadValue("must be True or False")
 
 
-def parse_int(value: object) -> int:
+def parse_int(value: object, what: str = "a whole number") -> int:
     """Returns a whole number; ``8.0`` is one, ``8.5`` is not.
 
     A text of more digits than any option takes returns a number beyond every bound.
@@ -84,11 +82,11 @@ def parse_int(value: object) -> int:
             if len(digits) <= MAX_NUMBER_CHARACTERS:
                 return int(digits)
             return -_BEYOND if digits[0] == "-" else _BEYOND
-    number = parse_float(value, "a whole number")
+    number = parse_float(value, what)
     if math.isinf(number):
         return _BEYOND if number > 0 else -_BEYOND
     if number != int(number):
-        raise BadValue("must be a whole number", nearest=max(1, round(number)))
+        raise BadValue(f"must be {what}", nearest=max(1, round(number)))
     return int(number)
 
 
@@ -148,8 +146,7 @@ def parse_freeze(value: object) -> str:
     text = parse_str(value)
     if re.fullmatch(r"[-+]?[0-9.]+", text):
         number = parse_int(text)
-        if number < 1:
-            raise BadValue("must be at least 1", nearest=1)
+        check_bounds(number, Range(minimum=1))
         return str(number)
     patterns = [part.strip() for part in text.split(",")]
     if not all(patterns):
@@ -160,22 +157,16 @@ def parse_freeze(value: object) -> str:
 def parse_fraction(value: object) -> float:
     """Returns a number or a fraction such as ``1/3``: events per epoch, or epochs between events."""
     what = "a number or a fraction such as 1/4"
-    if not isinstance(value, str) or "/" not in value:
-        number = parse_float(value, what)
-    else:
-        above, _, below = value.replace(" ", "").partition("/")
-        if len(above) > MAX_NUMBER_CHARACTERS and len(below) < 10 and _DIGITS.fullmatch(above):
-            above = str(-_BEYOND if above.startswith("-") else _BEYOND)
-        _check_length(above, what)
-        _check_length(below, what)
-        if not (_DIGITS.fullmatch(above) and below.isdigit() and below.isascii()) or not below.strip("0"):
-            raise BadValue(f"must be {what}")
+    if isinstance(value, str) and "/" in value:
         try:
-            number = float(Fraction(int(above), int(below)))
-        except OverflowError:
-            number = math.inf if int(above) > 0 else -math.inf
-        if not number and above.strip("+-0"):
-            number = LEAST_FRACTION / 2 if int(above) > 0 else -LEAST_FRACTION / 2
+            above, below = map(parse_int, value.split("/", 1))
+        except BadValue:
+            below = 0
+        if below < 1:
+            raise BadValue(f"must be {what}")
+        number = above / below
+    else:
+        number = parse_float(value, what)
     if 0 < number < LEAST_FRACTION:
         raise BadValue(
             f"must be 0, or at least {LEAST_FRACTION:g}: once in {1 / LEAST_FRACTION:,.0f} epochs",
@@ -232,21 +223,17 @@ def parse_folds(value: object) -> Optional[int]:
 
 def parse_limit(value: object) -> str:
     """Returns a number of samples (``500``) or a share of the set (``10%``), as text."""
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    match = _LIMIT.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None and not is_int:
-        raise BadValue("must be a number of samples such as 500, or a share such as 10%")
-    if match is None or match.group(1) is not None:
-        number = parse_int(value)
-        if number < 1:
-            raise BadValue("must be at least 1 sample", nearest=1)
-        if number > MAX_COUNT:
-            raise BadValue(f"must be at most {MAX_COUNT} samples", nearest=MAX_COUNT)
-        return str(number)
-    _check_length(match.group(2), "a share")
-    if not 0 < float(match.group(2)) <= 100:
-        raise BadValue("must be a share above 0% and up to 100%", nearest="100%")
-    return f"{float(match.group(2)):.15g}%"
+    what = "a number of samples such as 500, or a share such as 10%"
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        share = parse_float(value.rstrip()[:-1], what)
+        if not 0 < share <= 100:
+            raise BadValue("must be a share above 0% and up to 100%", nearest="100%")
+        return f"{share:.15g}%"
+    number = parse_int(value, what)
+    if number < 1:
+        raise BadValue("must be at least 1 sample", nearest=1)
+    check_bounds(number, Range(maximum=MAX_COUNT))
+    return str(number)
 
 
 def parse_image_size(value: object) -> Tuple[int, int]:

@@ -191,6 +191,14 @@ def fits(table: Union[Table, Group], out: Console) -> bool:
     return Measurement.get(out, out.options.update(width=100_000), table).maximum <= out.width
 
 
+def print_lines(out: Console, *lines: str) -> None:
+    """Prints lines as they are: they are not wrapped, so that commands in them can be copied."""
+    from rich.text import Text
+
+    for line in lines:
+        out.print(Text(printable(line)), soft_wrap=True)
+
+
 def wrapped(parts: Sequence[Text], between: str, width: int, indent: int) -> Text:
     """Returns parts joined into lines of at most ``width``, each indented by ``indent``; no part is broken."""
     from rich.text import Text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, List, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import PlainDict
 from ipucnn.reports.console import console, fact_table, note
+from ipucnn.reports.figures import label, new_figure
+from ipucnn.reports.train import batch_text, stages_text
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -42,21 +43,15 @@ def print_plan_of_run(report: PlainDict, as_json: bool) -> None:
 def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
     data, rates = report["dataset"], report["learning_rate"]
     size = "x".join(map(str, report["input_shape"]))
+    execution = counted(p.weight_updates_per_execution, "weight update")
     rows = [
         ("network", f"{report['model']}, input {size}, {counted(data['classes'], 'class')}"),
         ("data set", f"{data['name']}: {data['train']:,} train, {data['evaluation']:,} evaluation"),
         ("device", report["device"]),
         ("run folder", report["run_dir"]),
-        (
-            "global batch",
-            f"{p.global_batch_size:,} = micro-batch {p.micro_batch_size:,} x {p.gradient_accumulation_count:,} "
-            f"accumulated x {counted(p.num_replicas, 'replica')}",
-        ),
+        ("global batch", batch_text(p)),
         ("weight updates", f"{p.weight_updates_per_epoch:,} per epoch x {counted(p.num_epochs, 'epoch')}"),
-        (
-            "executions",
-            f"{p.num_executions:,}, each of {counted(p.weight_updates_per_execution, 'weight update')}",
-        ),
+        ("executions", f"{p.num_executions:,}, each of {execution}"),
         ("logs", f"after every {_times(p.executions_per_log)}"),
         ("validation", _events(p.executions_per_validation, p.num_executions)),
         ("checkpoints", _events(p.executions_per_checkpoint, p.num_executions)),
@@ -65,45 +60,32 @@ def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
         rows[-1] = ("checkpoints", f"{rows[-1][1]}, from execution {p.first_checkpoint_execution:,} on")
     if p.executions_per_validation:
         batch, replicas = p.validation_micro_batch_size, counted(p.validation_num_replicas, "replica")
-        rows.append(
-            (
-                "validation batch",
-                f"{batch * p.validation_num_replicas:,} = micro-batch {batch:,} x {replicas}",
-            )
-        )
+        samples = f"{batch * p.validation_num_replicas:,} = micro-batch {batch:,} x {replicas}"
+        rows.append(("validation batch", samples))
     if report["folds"]:
-        rows.insert(
-            2, ("folds", f"{', '.join(map(str, report['folds']))}; shown is fold {report['folds'][0]}")
-        )
+        numbers = ", ".join(map(str, report["folds"]))
+        rows.insert(2, ("folds", f"{numbers}; shown is fold {report['folds'][0]}"))
     if report["finished"]:
         rows.insert(4, ("starts", "not at all: the run is finished"))
     elif report["continues_after"]:
-        rows.insert(
-            4, ("starts", f"after weight update {report['continues_after']:,} of {p.num_weight_updates:,}")
-        )
+        start = f"after weight update {report['continues_after']:,} of {p.num_weight_updates:,}"
+        rows.insert(4, ("starts", start))
     if p.num_stages > 1:
-        opened = ", ".join(p.pipeline_splits) or "layers that the planner chose"
-        who = "" if p.splits_from in ("", "given") else f" ({p.splits_from})"
-        rows.append(
-            ("pipeline", f"{counted(p.num_stages, 'stage')} ({p.pipeline_schedule}) opened by {opened}{who}")
-        )
+        chooser = "" if p.splits_from in ("", "given") else f" ({p.splits_from})"
+        rows.append(("pipeline", stages_text(p, "layers that the planner chose") + chooser))
     if p.num_ipus > 1:
         rows.append(("IPUs", f"{p.num_ipus}, {p.ipus_per_replica} for each replica"))
     scale = f", loss scale {p.loss_scaling:g}" if p.loss_scaling else ""
-    rounding = ""
-    if p.precision != "32.32":
-        rounding = f", stochastic rounding {report['stochastic_rounding']}"
+    rounding = "" if p.precision == "32.32" else f", stochastic rounding {report['stochastic_rounding']}"
+    first, largest, last = (f"{rates[name]:.6g}" for name in ("first", "largest", "last"))
+    values = f"{first} at first, at most {largest}, {last} at last"
     norm = dict(report["norm_layer"])
     name, parameters = norm.pop("name"), ", ".join(f"{key} {value}" for key, value in norm.items())
     rows += [
         ("precision", p.precision + rounding + (", automatic loss scale" if p.auto_loss_scaling else scale)),
         ("norm layer", name + f" ({parameters})" * bool(parameters)),
         ("optimizer", report["optimizer"]),
-        (
-            "learning rate",
-            f"{rates['schedule']}: {rates['first']:.6g} at first, at most {rates['largest']:.6g}, {rates['last']:.6g} "
-            "at last",
-        ),
+        ("learning rate", f"{rates['schedule']}: {values}"),
     ]
     return rows
 
@@ -138,15 +120,8 @@ def schedule_curve(schedule: Schedule, num_weight_updates: int) -> Tuple[np.ndar
 
 def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
     """Draws the learning rate over weight updates, with epochs on the upper axis."""
-    from ipucnn.sessions.host.environment import import_matplotlib
-
-    import_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     updates, rates = schedule_curve(schedule, program.num_weight_updates)
-    figure = Figure(figsize=(8.0, 4.8), dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 4.8)
     axis = figure.subplots()
     few = len(updates) <= _SEPARATE
     axis.plot(updates, rates, color="#0072b2", linewidth=1.8, marker="o" if few else None, markersize=4)
@@ -160,12 +135,5 @@ def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
     per_epoch = float(program.weight_updates_per_epoch)
     above = axis.secondary_xaxis("top", functions=(lambda x: x / per_epoch, lambda x: x * per_epoch))
     above.set_xlabel("epoch")
-    axis.set_title(title.replace("$", r"\$"), fontsize=11)
-    figure.tight_layout()
+    axis.set_title(label(title), fontsize=11)
     return figure
-
-
-def save_schedule(figure: Figure, path: Path, suffix: str) -> None:
-    """Writes a figure as ``.png`` or ``.svg``; the name of the file does not decide the format."""
-    metadata = {"Date": None} if suffix == ".svg" else None
-    figure.savefig(str(path), format=suffix.lstrip("."), metadata=metadata)

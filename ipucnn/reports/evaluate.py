@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
@@ -18,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ipucnn.aliases import PlainDict
-from ipucnn.errors import MissingError
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     NUMBER,
@@ -30,6 +28,7 @@ from ipucnn.reports.console import (
     text_table,
     titled,
 )
+from ipucnn.reports.figures import label, new_figure, save_figure
 from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
 from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.images.outputs import mask_picture
@@ -370,21 +369,6 @@ def wrong_pixels(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 # --- the figure
 
 
-def check_can_plot() -> None:
-    """Checks that ``--plot`` can draw.
-
-    Raises:
-        MissingError: matplotlib is not installed.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise MissingError(
-            "--plot draws with matplotlib, which is not installed",
-            "install it with: python -m pip install matplotlib",
-        )
-
-
 def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     """Draws the figure.
 
@@ -393,15 +377,7 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
         path: file to write, of any name.
         suffix: ".png", ".pdf" or ".svg".
     """
-    from ipucnn.sessions.host.environment import import_matplotlib
-
-    import_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # pyplot is avoided: it keeps figures in a global state and looks for a display.
-    figure = Figure(figsize=(11, 5.4))
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 5.4)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1]})
     _confusion(left, figure, result)
     _reliability(right, result)
@@ -409,11 +385,7 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     of = "" if result["task"] == "classification" else "the pixels of "
     samples = counted(measured["samples"], "sample")
     figure.suptitle(f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {of}{samples}")
-    with warnings.catch_warnings():
-        # Characters that the font lacks are drawn as boxes; the tables have the names.
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure.tight_layout()
-        figure.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
+    save_figure(figure, path, suffix)
 
 
 def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
@@ -426,8 +398,7 @@ def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
     axis.set(xlabel="predicted class", ylabel="true class", title="confusion matrix")
     if len(names) <= MOST_NAMES:
         ticks = list(range(len(names)))
-        shown = [name if len(name) <= 14 else name[:13] + "…" for name in names]
-        shown = [name.replace("$", r"\$") for name in shown]  # else matplotlib reads formulas
+        shown = [label(name if len(name) <= 14 else name[:13] + "…") for name in names]
         size = 9 if len(names) <= MOST_NUMBERS else 6
         upright = max(len(name) for name in shown) > 3
         axis.set_xticks(ticks)

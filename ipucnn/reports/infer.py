@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, TextIO, Union,
 import numpy as np
 
 from ipucnn.aliases import PlainValue
+from ipucnn.reports import units
 from ipucnn.reports.console import NUMBER, TEXT, ItemProgress, console, text_table
 from ipucnn.reports.evaluate import WorstSheet
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
@@ -121,8 +122,8 @@ def speed_line(done: Masks) -> str:
     """Returns a line with the speed and the patch sizes."""
     tiles = ", ".join(f"{size}x{size}" for size in done.tile_sizes)
     return (
-        f"{counted(done.num_pages, 'image')} in {done.wall_s:.1f} s: {done.images_per_s:.3g} images/s, measured on "
-        f"{done.device.upper()}, tiles of {tiles}"
+        f"{counted(done.num_pages, 'image')} in {units.duration(done.wall_s)}: {units.rate(done.images_per_s)} "
+        f"images/s, measured on {done.device.upper()}, tiles of {tiles}"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -17,6 +16,7 @@ from ipucnn.aliases import PlainValue
 from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_table, text_table
+from ipucnn.reports.figures import label, new_figure, save_figure
 from ipucnn.runs.compare import FIGURES, RunRecord, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
 from ipucnn.text import counted, distinguishable, printable, shown_value
@@ -216,26 +216,19 @@ def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
         path: the file to write; its name does not decide the format.
         suffix: the format: ".png", ".pdf" or ".svg".
     """
-    from ipucnn.sessions.host.environment import import_matplotlib
-
-    import_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(13, 4.2))
-    FigureCanvasAgg(picture)
+    picture = new_figure(13, 4.2)
     figures = _figures_of(runs)
     for axis, (key, title) in zip(picture.subplots(1, len(figures)), figures):
         for number, run in enumerate(runs):
             for curve in _curves(run, key):
-                label = run.path.name if len(runs) > 1 else curve.name
+                name = run.path.name if len(runs) > 1 else curve.name
                 axis.plot(
                     *zip(*curve.points),
                     color=f"C{number % 10}",
                     linestyle="-" if curve.is_validation or key == "learning_rate" else "--",
                     marker="o" if len(curve.points) == 1 else "",
                     fillstyle="full" if curve.is_validation else "none",
-                    label=printable(label).replace("$", r"\$"),
+                    label=label(printable(name)),
                 )
         axis.set(xlabel="epoch", ylabel=title)
         values = [y for run in runs for curve in _curves(run, key) for _, y in curve.points]
@@ -249,10 +242,7 @@ def draw_curves(runs: Sequence[RunRecord], path: Path, suffix: str) -> None:
     picture.suptitle(
         f"{runs[0].config.model_name}: {how}" if len(runs) == 1 else f"{counted(len(runs), 'run')}: {how}"
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        picture.tight_layout(rect=(0, 0.06 * (1 + (len(shown) - 1) // 4), 1, 1))
-        picture.savefig(str(path), dpi=120, format=suffix.lower().lstrip("."))
+    save_figure(picture, path, suffix, bottom=0.06 * (1 + (len(shown) - 1) // 4))
 
 
 # --- the page

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
-from ipucnn.config.resolve import RUN_ORIGIN
+from ipucnn.config.resolve import RUN_ORIGIN, Resolved
 from ipucnn.filesystem import expand, write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
@@ -19,11 +19,14 @@ from ipucnn.reports.console import (
     ELAPSED,
     LEFT,
     LOADING,
+    NUMBER,
+    TEXT,
     ProgressBar,
     console,
     fact_table,
     note,
-    plain_table,
+    print_lines,
+    text_table,
     waiting,
 )
 from ipucnn.text import counted, printable
@@ -36,22 +39,32 @@ if TYPE_CHECKING:
     from ipucnn.runs.train import TrainingRun
 
 
+def batch_text(program: Program) -> str:
+    """Describes the global batch: ``64 = micro-batch 8 x 4 accumulated x 2 replicas``."""
+    return (
+        f"{program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
+        f"{program.gradient_accumulation_count:,} accumulated x {counted(program.num_replicas, 'replica')}"
+    )
+
+
+def stages_text(program: Program, unknown: str) -> str:
+    """Describes the pipeline; ``unknown`` stands for layers that are not known yet."""
+    opened = ", ".join(program.pipeline_splits) or unknown
+    return f"{counted(program.num_stages, 'stage')} ({program.pipeline_schedule}) opened by {opened}"
+
+
 def program_line(program: Program) -> str:
     """Describes a Program in one line: batch, epochs, executions, pipeline and training options."""
     execution = counted(program.weight_updates_per_execution, "weight update")
     parts = [
-        f"global batch {program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
-        f"{program.gradient_accumulation_count:,} accumulated x {counted(program.num_replicas, 'replica')}",
+        f"global batch {batch_text(program)}",
         f"{counted(program.weight_updates_per_epoch, 'weight update')} per epoch "
         f"x {counted(program.num_epochs, 'epoch')}",
         f"{counted(program.num_executions, 'execution')} of {execution}"
         + (f", a log after every {program.executions_per_log:,}" if program.executions_per_log > 1 else ""),
     ]
     if program.num_stages > 1:
-        opened = ", ".join(program.pipeline_splits) or "layers that the planner chooses"
-        parts.append(
-            f"{counted(program.num_stages, 'stage')} ({program.pipeline_schedule}) opened by {opened}"
-        )
+        parts.append(stages_text(program, "layers that the planner chooses"))
     if program.num_ipus > 1:
         parts.append(f"{counted(program.num_ipus, 'IPU')}")
     recipe = (
@@ -65,6 +78,16 @@ def program_line(program: Program) -> str:
     if program.frozen_layers:
         parts.append(f"{counted(len(program.frozen_layers), 'layer')} frozen")
     return "; ".join(parts)
+
+
+def opening_notes(resolved: Resolved) -> List[str]:
+    """Returns the lines to print before the work: the data set, public defaults, options without effect, warnings."""
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
+
+    device = resolved.config.device
+    host_note = None if runs_on_ipus(device) else resolved.host_note()
+    lines = [resolved.choice.message, resolved.public_note(), host_note]
+    return [*filter(None, lines), *(f"warning: {line}" for line in device_warnings(device))]
 
 
 class RunDisplay(ProgressBar):
@@ -143,17 +166,13 @@ class RunDisplay(ProgressBar):
 
     def introduce(self) -> None:
         """Prints notes, warnings and settings of the run on stderr."""
-        from ipucnn.sessions.factory import device_warnings, runs_on_ipus
-
         assert self._run is not None
         context = self._run.context
         resolved, start = context.resolved, context.start
-        lines: List[Optional[str]] = list(start.notes)
+        lines = list(start.notes)
         if start.report is not None:
             lines.append(f"{context.folder.path} is finished: nothing to continue")
-        lines += [resolved.choice.message, resolved.public_note()]
-        lines.append(None if runs_on_ipus(context.config.device) else resolved.host_note())
-        lines += [f"warning: {line}" for line in [*device_warnings(context.config.device), *context.warnings]]
+        lines += [*opening_notes(resolved), *(f"warning: {line}" for line in context.warnings)]
         preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
         if start.in_place:
             preset = "the run's configuration"
@@ -166,7 +185,7 @@ class RunDisplay(ProgressBar):
             published = context.record.builder_args.get("base_filters")
             network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
         lines.append(f"{network}; {program_line(context.program)}")
-        for line in filter(None, lines):
+        for line in lines:
             note(line)
 
     def _begin(self, run: TrainingRun, program: Program) -> None:
@@ -247,7 +266,8 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     Raises:
         DataError: the picture cannot be written.
     """
-    from ipucnn.reports.dry_run import draw_schedule, print_plan_of_run, save_schedule
+    from ipucnn.reports.dry_run import draw_schedule, print_plan_of_run
+    from ipucnn.reports.figures import save_figure
 
     if run.is_silent:
         return
@@ -263,7 +283,7 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
         title = f"{run.context.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
         figure = draw_schedule(run.context.schedule, run.context.program, title)
         suffix = path.suffix.lower() if path.suffix else ".png"
-        write_output(path, lambda temporary: save_schedule(figure, temporary, suffix))
+        write_output(path, lambda temporary: save_figure(figure, temporary, suffix))
         note(f"picture of the learning rate: {path}")
     print_plan_of_run(report, as_json)
 
@@ -291,16 +311,13 @@ def report_rows(
         rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))
     rows += _speed_rows(report)
     if continued:
-        rows.append(
-            (
-                "continued",
-                f"after weight update {continued:,}; throughput and times are those of the part since then",
-            )
-        )
+        since = "throughput and times are those of the part since then"
+        rows.append(("continued", f"after weight update {continued:,}; {since}"))
+    fused = compiled["fused_micro_batches"]
     model = (
         f"{units.count(compiled['num_parameters'])} parameters",
         f"{units.count(compiled['macs_per_sample'])} MACs per sample",
-        _fused(compiled["fused_micro_batches"]),
+        "micro-batches not fused" if fused == 1 else f"{fused:,} micro-batches fused",
     )
     size = "" if size_bytes is None else f" ({units.size(size_bytes)})"
     return [*rows, ("model", ", ".join(model)), ("saved in", folder + size)]
@@ -336,20 +353,14 @@ def _speed_rows(report: PlainDict) -> List[Tuple[str, str]]:
     measured, compiled = report["measured"], report["compilation"]
     rows: List[Tuple[str, str]] = []
     if measured["images_per_s"]:
-        kind = compiled["device"]["kind"].upper()
-        rows.append(
-            ("throughput", f"{units.rate(measured['images_per_s'])} images/s steady, measured on {kind}")
-        )
+        speed, kind = units.rate(measured["images_per_s"]), compiled["device"]["kind"].upper()
+        rows.append(("throughput", f"{speed} images/s steady, measured on {kind}"))
         sharing = measured.get("sharing")
         if sharing:
             share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
-            rows.append(
-                (
-                    "workers",
-                    f"{sharing['workers']}; {share:.0%} of the time for adding gradients up ({sharing['reduction']}), "
-                    f"{units.size(sharing['received_bytes'])} for each worker and weight update",
-                )
-            )
+            adding = f"{share:.0%} of the time for adding gradients up ({sharing['reduction']})"
+            size = f"{units.size(sharing['received_bytes'])} for each worker and weight update"
+            rows.append(("workers", f"{sharing['workers']}; {adding}, {size}"))
         samples = samples_measured(report)
         if samples is not None:
             total = samples / max(measured["train_s"] + compiled["compile_s"], 1e-9)
@@ -359,10 +370,6 @@ def _speed_rows(report: PlainDict) -> List[Tuple[str, str]]:
             rows.append(("peak memory", f"{size} of this process, libraries included"))
         rows.append(("arithmetic", f"{units.count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
     return [*rows, ("compile time", _compile_time(compiled)), ("time", units.duration(measured["wall_s"]))]
-
-
-def _fused(number: int) -> str:
-    return "micro-batches not fused" if number == 1 else f"{number:,} micro-batches fused"
 
 
 def samples_measured(report: PlainDict) -> Optional[int]:
@@ -427,8 +434,6 @@ def print_report(
         size_bytes: the size of the run on disk.
         files: words that name the user's own files to `ipucnn evaluate`.
     """
-    from rich.text import Text
-
     from ipucnn.runs.folder import TENSORBOARD
 
     out = console(sys.stdout)
@@ -439,22 +444,20 @@ def print_report(
         lines.append("  (after: pip install tensorboard)")
     if report["checkpoints"] and not report.get("checkpoints_deleted"):
         lines.insert(0, f"evaluate it: {shlex.join(['ipucnn', 'evaluate', folder, *files])}")
-    for line in lines:
-        out.print(Text(printable(line)), soft_wrap=True)
+    print_lines(out, *lines)
 
 
 def print_compiled(report: PlainDict) -> None:
     """Prints the result of ``--compile-only`` on stdout."""
-    from rich.text import Text
-
-    out, compiled = console(sys.stdout), report["compilation"]
-    for line in (
-        f"compiled {report['model']} for {compiled['device']['name']} in {units.duration(compiled['compile_s'])}"
+    compiled = report["compilation"]
+    time = units.duration(compiled["compile_s"])
+    print_lines(
+        console(sys.stdout),
+        f"compiled {report['model']} for {compiled['device']['name']} in {time}"
         + (": all programs were there already" if compiled["cached"] else ""),
         f"programs in {report['executable_cache']}",
         "train with them: the same command without --compile-only",
-    ):
-        out.print(Text(printable(line)), soft_wrap=True)
+    )
 
 
 def _compile_time(compiled: PlainDict) -> str:
@@ -509,38 +512,34 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_
         class_names: the names of the classes, one per class.
         own_files: words that name the user's own files to `ipucnn evaluate`.
     """
-    from rich.text import Text
-
-    out = console(sys.stdout)
-    title = printable(
-        f"{report['model']} on {report['dataset']}, {counted(report['kfold'], 'fold')}, measured"
-    )
-    table = plain_table(title=title)
     columns = [column for column in _figures(class_names) if column[0] in report["mean"]]
-    table.add_column("fold")
-    table.add_column("held out", overflow="fold")
-    for _, heading, _ in columns:
-        table.add_column(printable(heading), justify="right")
-    table.add_column("time", justify="right")
+    figures = {printable(title): NUMBER for _, title, _ in columns}
+    rows = []
     for row in report["folds"]:
         cells = [
             text.format(row["validation"][key]) if row["validation"] else "-" for key, _, text in columns
         ]
         held_out = held_out_text(row["held_out"])
-        table.add_row(str(row["fold"]), held_out, *cells, units.duration(row["train_s"]))
+        rows.append([str(row["fold"]), held_out, *cells, units.duration(row["train_s"])])
     if len(report["folds"]) > 1 and columns:
-        for name, values in (("mean", report["mean"]), ("std", report["std"])):
-            table.add_row(name, "", *(_cell(values[key], text) for key, _, text in columns), "")
-    out.print(table)
+        for name in ("mean", "std"):
+            values = [(report[name][key], text) for key, _, text in columns]
+            cells = ["-" if value is None else text.format(value) for value, text in values]
+            rows.append([name, "", *cells, ""])
+    title = f"{report['model']} on {report['dataset']}, {counted(report['kfold'], 'fold')}, measured"
+    headings = {"fold": TEXT, "held out": TEXT, **figures, "time": NUMBER}
+    out = console(sys.stdout)
+    out.print(text_table(headings, rows, title=printable(title)))
+    lines = []
     trivial = [row["validation"].get("dice_all_foreground") for row in report["folds"] if row["validation"]]
     if trivial and None not in trivial:
-        text = f"calling every pixel {class_names[-1]} scores a Dice of {sum(trivial) / len(trivial):.4f}"
-        out.print(Text(printable(text)))
+        mean = sum(trivial) / len(trivial)
+        lines.append(f"calling every pixel {class_names[-1]} scores a Dice of {mean:.4f}")
     if report["missing"]:
-        out.print(Text(f"not trained: fold {', '.join(map(str, report['missing']))}"))
+        lines.append(f"not trained: fold {', '.join(map(str, report['missing']))}")
     example = report["folds"][0]["run"] if report["folds"] else "fold-1"
     command = shlex.join(["ipucnn", "evaluate", os.path.join(folder, example), *own_files])
-    out.print(Text(printable(f"saved in {folder}; evaluate one: {command}")), soft_wrap=True)
+    print_lines(out, *lines, f"saved in {folder}; evaluate one: {command}")
 
 
 def held_out_text(numbers: List[int]) -> str:
@@ -548,7 +547,3 @@ def held_out_text(numbers: List[int]) -> str:
     if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     return f"{len(numbers)} examples"
-
-
-def _cell(value: Optional[float], text: str) -> str:
-    return "-" if value is None else text.format(value)

@@ -1,15 +1,15 @@
 """Output of ``ipucnn verify-dataset``: the facts of each subset, the findings, and a contact sheet."""
 
 import sys
-from typing import Any, List, Tuple, Union
+from typing import Any, Dict, List, Tuple, Union
 
 from ipucnn.datasets.verification.findings import ERROR, Finding
 from ipucnn.datasets.verification.samples import Sample
 from ipucnn.datasets.verification.survey import SubsetFacts, Verification
-from ipucnn.reports.console import console
-from ipucnn.reports.evaluate import plain_table, titled
+from ipucnn.reports.console import NUMBER, TEXT, Side, console, plain_table, text_table, titled
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
 from ipucnn.runs.images.outputs import class_colours, mask_picture, overlay
+from ipucnn.text import counted
 
 MOST_CLASSES = 20
 """Most classes that are listed one by one; if there are more, only the range of their sizes is shown."""
@@ -17,58 +17,54 @@ SHOWN_EXAMPLES = 5
 """Most examples of a finding in the table; the JSON has more."""
 
 
-def print_verification(found: Verification) -> None:
+def print_verification(verification: Verification) -> None:
     """Prints the report as tables on stdout."""
     out = console(sys.stdout)
-    out.print(titled(f"{found.dataset} ({found.location})", _facts(found)))
-    for line in _known_lines(found):
+    out.print(titled(f"{verification.dataset} ({verification.location})", _facts(verification)))
+    for line in _known_lines(verification):
         out.print(f" {line}", markup=False)
-    if _known_lines(found):
+    if _known_lines(verification):
         out.print()
-    if 1 < len(found.class_names) <= MOST_CLASSES and any(subset.classes for subset in found.subsets):
-        out.print(_classes(found))
-    if not found.findings:
+    if 1 < len(verification.class_names) <= MOST_CLASSES and any(
+        subset.classes for subset in verification.subsets
+    ):
+        out.print(_classes(verification))
+    if not verification.findings:
         out.print("no problems found", style="bold green")
         return
-    out.print(titled(_verdict(found), _findings(found)))
+    out.print(titled(_verdict(verification), _findings(verification)))
 
 
-def _verdict(found: Verification) -> str:
-    counts = ((found.num_errors, "error"), (found.num_warnings, "warning"))
-    return " and ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count)
+def _verdict(verification: Verification) -> str:
+    counts = ((verification.num_errors, "error"), (verification.num_warnings, "warning"))
+    return " and ".join(counted(count, noun) for count, noun in counts if count)
 
 
-def _facts(found: Verification) -> Any:
+def _facts(verification: Verification) -> Any:
     """Returns a table with a row per fact and a column per subset."""
     from rich.text import Text
 
-    table = plain_table()
-    table.add_column("", no_wrap=True)
-    for subset in found.subsets:
-        table.add_column(subset.name, overflow="fold")
     rows: List[Tuple[str, List[str]]] = [
-        ("samples", [_samples(subset) for subset in found.subsets]),
-        ("looked at", [_looked_at(subset) for subset in found.subsets]),
-        ("pixels", [_pixels(subset) for subset in found.subsets]),
-        ("mean", [_numbers(subset.mean) for subset in found.subsets]),
-        ("deviation", [_numbers(subset.std) for subset in found.subsets]),
+        ("samples", [_samples(subset) for subset in verification.subsets]),
+        ("looked at", [_looked_at(subset) for subset in verification.subsets]),
+        ("pixels", [_pixels(subset) for subset in verification.subsets]),
+        ("mean", [_numbers(subset.mean) for subset in verification.subsets]),
+        ("deviation", [_numbers(subset.std) for subset in verification.subsets]),
     ]
-    if len(found.class_names) > MOST_CLASSES:
-        rows.append(("classes", [_class_range(subset) for subset in found.subsets]))
-    for name, cells in rows:
-        table.add_row(Text(name, style="bold"), *(Text(cell) for cell in cells))
-    return table
+    if len(verification.class_names) > MOST_CLASSES:
+        rows.append(("classes", [_class_range(subset) for subset in verification.subsets]))
+    columns: Dict[str, Side] = {"": TEXT, **{subset.name: TEXT for subset in verification.subsets}}
+    return text_table(columns, ((Text(name, style="bold"), *cells) for name, cells in rows))
 
 
-def _known_lines(found: Verification) -> List[str]:
+def _known_lines(verification: Verification) -> List[str]:
     """Returns a line for each comparison with published values or checksums."""
     lines = []
-    if found.known.mean:
-        std = f", deviation {_numbers(found.known.std)}" if found.known.std else ""
-        lines.append(
-            f"published of {' and '.join(found.known.measured_on)}: mean {_numbers(found.known.mean)}{std}"
-        )
-    for kind, (right, wrong) in found.checksums.items():
+    known = verification.known
+    if known.mean:
+        std = f", deviation {_numbers(known.std)}" if known.std else ""
+        lines.append(f"published of {' and '.join(known.measured_on)}: mean {_numbers(known.mean)}{std}")
+    for kind, (right, wrong) in verification.checksums.items():
         lines.append(f"{kind}: {right:,} of {right + wrong:,} right")
     return lines
 
@@ -105,29 +101,22 @@ def _class_range(subset: SubsetFacts) -> str:
     return f"{len(counts)}, of {min(counts):,} to {max(counts):,} {subset.class_unit}"
 
 
-def _classes(found: Verification) -> Any:
+def _classes(verification: Verification) -> Any:
     """Returns a table of the samples, or the share of pixels, of each class."""
-    from rich.text import Text
-
-    pixels = any(subset.class_unit == "pixels" for subset in found.subsets)
-    table = plain_table()
-    table.add_column("class", overflow="fold")
-    for subset in found.subsets:
-        table.add_column(subset.name, justify="right")
-    for label, name in enumerate(found.class_names):
-        cells = []
-        for subset in found.subsets:
+    pixels = any(subset.class_unit == "pixels" for subset in verification.subsets)
+    columns: Dict[str, Side] = {"class": TEXT, **{subset.name: NUMBER for subset in verification.subsets}}
+    rows = []
+    for label, name in enumerate(verification.class_names):
+        cells = [name]
+        for subset in verification.subsets:
             counts = [count for _, count in subset.classes]
-            total = sum(counts)
-            if not counts:
-                cells.append("")
-            else:
-                cells.append(f"{counts[label] / max(total, 1):.1%}" if pixels else f"{counts[label]:,}")
-        table.add_row(Text(name), *(Text(cell) for cell in cells))
-    return titled("pixels per class" if pixels else "samples per class", table)
+            share = f"{counts[label] / max(sum(counts), 1):.1%}" if counts else ""
+            cells.append(share if pixels or not counts else f"{counts[label]:,}")
+        rows.append(cells)
+    return titled("pixels per class" if pixels else "samples per class", text_table(columns, rows))
 
 
-def _findings(found: Verification) -> Any:
+def _findings(verification: Verification) -> Any:
     """Returns a table with a row per finding: the problem, its subset and count, and the remedy."""
     from rich.text import Text
 
@@ -136,7 +125,7 @@ def _findings(found: Verification) -> Any:
     table.add_column("subset", no_wrap=True)
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("what, where, and what to do", overflow="fold")
-    for number, finding in enumerate(found.findings):
+    for number, finding in enumerate(verification.findings):
         if number:
             table.add_row()
         colour = "red" if finding.severity == ERROR else "yellow"
