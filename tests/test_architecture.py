@@ -158,13 +158,13 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
     "benchmarking": (2830, 2145),
-    "commands": (1830, 1075),
-    "config": (2640, 1450),
+    "commands": (1770, 1055),
+    "config": (2590, 1410),
     "datasets": (5740, 4430),
     "diagnosis": (514, 402),
     "models": (2680, 2135),
     "planning": (5240, 4090),
-    "reports": (3640, 2875),
+    "reports": (3600, 2870),
     "runs": (6000, 4552),
     "sessions": (5190, 4120),
     "training": (1480, 1115),

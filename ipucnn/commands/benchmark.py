@@ -229,8 +229,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
 def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Optional[Path]) -> None:
     """Prints notes and warnings on stderr before the benchmark begins."""
-    from ipucnn.reports.console import note
-    from ipucnn.reports.train import opening_notes
+    from ipucnn.reports.console import note, opening_notes
 
     for line in opening_notes(resolved):
         note(line)

@@ -20,6 +20,7 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
+    List,
     Literal,
     Mapping,
     Optional,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.table import Column, Table
     from rich.text import Text
+
+    from ipucnn.config.resolve import Resolved
 
 PIPE_WIDTH = 120
 _Bar = TypeVar("_Bar", bound="ItemProgress")
@@ -79,6 +82,16 @@ def console(stream: TextIO) -> Console:
 def note(message: str) -> None:
     """Prints a line on stderr; on a terminal it is wrapped between words."""
     print(_for_stderr(message), file=sys.stderr, flush=True)
+
+
+def opening_notes(resolved: Resolved) -> List[str]:
+    """Returns the lines to print before the work: the data set, public defaults, options without effect, warnings."""
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
+
+    device = resolved.config.device
+    host_note = None if runs_on_ipus(device) else resolved.host_note()
+    lines = [resolved.choice.message, resolved.public_note(), host_note]
+    return [*filter(None, lines), *(f"warning: {line}" for line in device_warnings(device))]
 
 
 def _for_stderr(message: str) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from ipucnn.aliases import PlainDict
 from ipucnn.reports.console import console, fact_table, note
 from ipucnn.reports.figures import label, new_figure
-from ipucnn.reports.train import batch_text, stages_text
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -23,6 +22,20 @@ if TYPE_CHECKING:
 _POINTS = 20_000
 # Up to this number of points, each point has a marker.
 _SEPARATE = 60
+
+
+def batch_text(program: Program) -> str:
+    """Describes the global batch: ``64 = micro-batch 8 x 4 accumulated x 2 replicas``."""
+    return (
+        f"{program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
+        f"{program.gradient_accumulation_count:,} accumulated x {counted(program.num_replicas, 'replica')}"
+    )
+
+
+def stages_text(program: Program, unknown: str) -> str:
+    """Describes the pipeline; ``unknown`` stands for layers that are not known yet."""
+    opened = ", ".join(program.pipeline_splits) or unknown
+    return f"{counted(program.num_stages, 'stage')} ({program.pipeline_schedule}) opened by {opened}"
 
 
 def print_plan_of_run(report: PlainDict, as_json: bool) -> None:

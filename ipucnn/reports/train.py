@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
-from ipucnn.config.resolve import RUN_ORIGIN, Resolved
+from ipucnn.config.resolve import RUN_ORIGIN
 from ipucnn.filesystem import expand, write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
@@ -25,10 +25,12 @@ from ipucnn.reports.console import (
     console,
     fact_table,
     note,
+    opening_notes,
     print_lines,
     text_table,
     waiting,
 )
+from ipucnn.reports.dry_run import batch_text, draw_schedule, print_plan_of_run, stages_text
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 
@@ -37,20 +39,6 @@ if TYPE_CHECKING:
     from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
     from ipucnn.runs.recorder import RunEvent
     from ipucnn.runs.train import TrainingRun
-
-
-def batch_text(program: Program) -> str:
-    """Describes the global batch: ``64 = micro-batch 8 x 4 accumulated x 2 replicas``."""
-    return (
-        f"{program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
-        f"{program.gradient_accumulation_count:,} accumulated x {counted(program.num_replicas, 'replica')}"
-    )
-
-
-def stages_text(program: Program, unknown: str) -> str:
-    """Describes the pipeline; ``unknown`` stands for layers that are not known yet."""
-    opened = ", ".join(program.pipeline_splits) or unknown
-    return f"{counted(program.num_stages, 'stage')} ({program.pipeline_schedule}) opened by {opened}"
 
 
 def program_line(program: Program) -> str:
@@ -78,16 +66,6 @@ def program_line(program: Program) -> str:
     if program.frozen_layers:
         parts.append(f"{counted(len(program.frozen_layers), 'layer')} frozen")
     return "; ".join(parts)
-
-
-def opening_notes(resolved: Resolved) -> List[str]:
-    """Returns the lines to print before the work: the data set, public defaults, options without effect, warnings."""
-    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
-
-    device = resolved.config.device
-    host_note = None if runs_on_ipus(device) else resolved.host_note()
-    lines = [resolved.choice.message, resolved.public_note(), host_note]
-    return [*filter(None, lines), *(f"warning: {line}" for line in device_warnings(device))]
 
 
 class RunDisplay(ProgressBar):
@@ -266,7 +244,6 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     Raises:
         DataError: the picture cannot be written.
     """
-    from ipucnn.reports.dry_run import draw_schedule, print_plan_of_run
     from ipucnn.reports.figures import save_figure
 
     if run.is_silent:
