@@ -17,7 +17,7 @@ from light_training import train_lightly
 from ipucnn import cli
 from ipucnn.filesystem import locked
 from ipucnn.reports import units
-from ipucnn.reports.runs import _told_apart, print_runs
+from ipucnn.reports.runs import _distinct, print_runs
 from ipucnn.runs import compare
 from ipucnn.runs.compare import read_run, runs_of, sort_runs, summary
 
@@ -353,7 +353,7 @@ def test_the_one_changed_option_and_the_first_differing_update_are_found(folder,
 )
 def test_two_values_are_shown_with_enough_digits_to_differ(first, second, shown):
     values = [float(x) if isinstance(x, float) else x for x in (first, second)]
-    assert _told_apart(*values) == shown
+    assert _distinct(*values) == shown
 
 
 def test_plotting_a_folder_of_runs_names_the_runs(folder, run):

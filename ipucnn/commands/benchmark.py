@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 import typer
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import in_instances, own_option, read_plan
+from ipucnn.commands.run_arguments import in_instances, read_plan, value_option
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipucnn.config.resolve import Resolved
 
 PANEL = "Measuring"
-MODE = own_option(
+MODE = value_option(
     "--mode",
     "MODE",
     "What to measure: training, inference, data (the input pipeline alone, stage by stage), or end-to-end (how much of "
@@ -39,53 +39,53 @@ TRAINING = typer.Option(
     show_default=False,
     rich_help_panel=PANEL,
 )
-COMPARE = own_option(
+COMPARE = value_option(
     "--compare-with",
     "keras",
     "Also measure plain Keras (its fit or predict), in turns, and print the ratio.",
     PANEL,
 )
-EXECUTIONS = own_option(
+EXECUTIONS = value_option(
     "--executions",
     "INT",
     "Measure at least this many executions.  [default: 10]",
     PANEL,
     number=spec.EXECUTIONS,
 )
-MIN_TIME = own_option(
+MIN_TIME = value_option(
     "--min-time",
     "SECONDS",
     "Measure for at least this long.  [default: 10, or --max-time if that is less]",
     PANEL,
     number=spec.SECONDS,
 )
-MAX_TIME = own_option(
+MAX_TIME = value_option(
     "--max-time",
     "SECONDS",
     "Stop after this long, of which a third is kept for measuring.  [default: 150]",
     PANEL,
     number=spec.SECONDS,
 )
-SYSTEM = own_option(
+SYSTEM = value_option(
     "--system",
     "NAME",
     "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... that has enough IPUs]",
     PANEL,
 )
-SYSTEM_PROFILE = own_option(
+SYSTEM_PROFILE = value_option(
     "--system-profile",
     "FILE",
     "Predict with what `ipucnn plan-splits --calibrate` measured of that machine, and wrote to this file.",
     PANEL,
 )
-BASELINE = own_option(
+BASELINE = value_option(
     "--baseline", "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower.", PANEL
 )
-MAX_REGRESSION = own_option(
+MAX_REGRESSION = value_option(
     "--max-regression", "P%", "Share of the baseline's speed that may be lost.  [default: 5%]", PANEL
 )
 SUITES = "Suites"
-SUITE = own_option(
+SUITE = value_option(
     "--suite",
     "NAME|FILE.yml",
     "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. With MODEL, only the rows that match it.",
@@ -97,7 +97,7 @@ RESUME = typer.Option(
     help="Continue the suite in --run-dir, or else in the latest folder. Rows that have a result are kept.",
     rich_help_panel=SUITES,
 )
-VERSUS = own_option(
+VERSUS = value_option(
     "--versus",
     "FILE",
     "Print how much faster this other suite.json is than this suite.  [default: predicted IPUs]",
@@ -202,7 +202,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     from ipucnn.benchmarking.settings import make_settings
     from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
-    from ipucnn.reports.console import note, telling_of_indexing
+    from ipucnn.reports.console import indexing_progress, note
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
@@ -211,7 +211,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_any_noise else None
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
-    with telling_of_indexing():
+    with indexing_progress():
         benchmark = prepare(resolved, settings)
     _tell(resolved, benchmark.baseline, settings.baseline)
     with BenchmarkProgress() as progress:

@@ -5,7 +5,7 @@ from typing import Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import own_option
+from ipucnn.commands.run_arguments import value_option
 from ipucnn.config import spec
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import counted
@@ -18,20 +18,20 @@ OUT = typer.Argument(
     metavar="OUT",
     help="Folder to write the records into. To continue a build that was killed, give its folder.",
 )
-SHARDS = own_option(
+SHARDS = value_option(
     "--shards", "N", "Number of files for the training images.", number=spec.SHARDS, shown="1024"
 )
-VALIDATION_SHARDS = own_option(
+VALIDATION_SHARDS = value_option(
     "--validation-shards", "N", "Number of files for the validation images.", number=spec.SHARDS, shown="128"
 )
-WORKERS = own_option(
+WORKERS = value_option(
     "--workers",
     "N",
     "Number of files that are made at the same time.",
     number=spec.WORKERS,
     shown="one per core",
 )
-PIXELS = own_option(
+PIXELS = value_option(
     "--max-image-pixels",
     "N",
     "Largest number of pixels of an image; larger ones are refused.",

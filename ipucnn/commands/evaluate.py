@@ -12,17 +12,17 @@ from ipucnn.commands.run_arguments import (
     WEIGHTS,
     WHICH,
     in_instances,
-    own_option,
-    own_output,
+    output_of_process,
+    value_option,
 )
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 
-PLOT = own_option(
+PLOT = value_option(
     "--plot", "FILE", "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg."
 )
-PREDICTIONS = own_option("--predictions", "FILE.csv", "Write each sample's label and prediction.")
-SHEET = own_option(
+PREDICTIONS = value_option("--predictions", "FILE.csv", "Write each sample's label and prediction.")
+SHEET = value_option(
     "--contact-sheet",
     "FILE.png",
     "Segmentation: draw the worst images, each with its mask, the prediction and the difference.",
@@ -54,7 +54,7 @@ def evaluate(
     unless a flag overrides them. Weights that Keras saved need --model-name and --dataset.
     """
     from ipucnn.filesystem import expand, is_file, write_output
-    from ipucnn.reports.console import LOADING, note, telling_of_indexing
+    from ipucnn.reports.console import LOADING, indexing_progress, note
     from ipucnn.reports.evaluate import WorstSheet, draw_evaluation, evaluation_json, print_evaluation
     from ipucnn.reports.figures import check_can_plot
     from ipucnn.reports.infer import SheetProgress
@@ -70,7 +70,7 @@ def evaluate(
         raise ConfigurationError(
             f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
         )
-    plot_to, predictions_to, sheet_to = map(own_output, (plot, predictions, contact_sheet))
+    plot_to, predictions_to, sheet_to = map(output_of_process, (plot, predictions, contact_sheet))
     if plot_to is not None:
         check_can_plot()
     sheet = WorstSheet()
@@ -83,7 +83,7 @@ def evaluate(
         views=views,
         verbose=verbose,
     )
-    with telling_of_indexing(), SheetProgress("evaluating", LOADING, sheet) as progress:
+    with indexing_progress(), SheetProgress("evaluating", LOADING, sheet) as progress:
         result = evaluate_run(request, progress)
     if plot_to is not None:
         form = format_of(plot_to, PLOTS)

@@ -6,26 +6,26 @@ from typing import Optional
 import typer
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH, own_option
+from ipucnn.commands.run_arguments import RUN, WEIGHTS, WHICH, value_option
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import shown_value
 
-FORMAT = own_option(
+FORMAT = value_option(
     "--format",
     "FORMAT",
     "What to write: saved-model, onnx, tflite, keras (only layers of Keras itself; HDF5 under Keras 2.6), or ipu (a "
     "program that the Poplar SDK compiles for one IPU).",
     shown="none, it must be given",
 )
-BATCH = own_option(
+BATCH = value_option(
     "--batch",
     "N|dynamic",
     "Images in each call: always N, or dynamic for any number. --format ipu needs a number.",
     shown="dynamic",
 )
-OPSET = own_option("--opset", "N", "ONNX: version of the operations.", number=spec.OPSET, shown="15")
+OPSET = value_option("--opset", "N", "ONNX: version of the operations.", number=spec.OPSET, shown="15")
 HALF = typer.Option(
     False, "--half", help="ONNX and TFLite: store the weights in 16 bits. Computing stays in 32 bits."
 )
@@ -37,7 +37,7 @@ RAW = typer.Option(
 PROBABILITIES = typer.Option(
     False, "--probabilities", help="Let the network give probabilities instead of logits."
 )
-OUTPUT = own_option("--output", "DIR", "Folder to write.", shown="exports/NAME-FORMAT")
+OUTPUT = value_option("--output", "DIR", "Folder to write.", shown="exports/NAME-FORMAT")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace an earlier export in the folder.")
 
 

@@ -15,8 +15,8 @@ from ipucnn.commands.run_arguments import (
     WEIGHTS,
     WHICH,
     in_instances,
-    own_option,
-    own_output,
+    output_of_process,
+    value_option,
 )
 from ipucnn.config import spec
 from ipucnn.config.signature import with_run_options
@@ -31,9 +31,11 @@ IMAGES = typer.Argument(
     metavar="IMAGE...",
     help="Image files, folders (with everything below them), or quoted patterns such as 'photos/**/*.jpg'.",
 )
-SPLIT = own_option("--split", "eval|train", "Take the images of this part of the data set, instead of files.")
-TOP = own_option("--top", "N", "Classes to show per image.", number=spec.TOP, shown="5")
-OUTPUT = own_option(
+SPLIT = value_option(
+    "--split", "eval|train", "Take the images of this part of the data set, instead of files."
+)
+TOP = value_option("--top", "N", "Classes to show per image.", number=spec.TOP, shown="5")
+OUTPUT = value_option(
     "--output",
     "FILE|DIR",
     "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, write "
@@ -42,8 +44,8 @@ OUTPUT = own_option(
 OVERLAY = typer.Option(
     False, "--overlay", help="Segmentation: also write each image with its mask in colour over it."
 )
-FORMAT = own_option("--format", "csv|json|jsonl", "Print the results in this format.", shown="a table")
-SHEET = own_option(
+FORMAT = value_option("--format", "csv|json|jsonl", "Print the results in this format.", shown="a table")
+SHEET = value_option(
     "--contact-sheet",
     "FILE.png",
     "Draw up to 100 of the images with their predictions (up to 30 with their masks).",
@@ -87,7 +89,7 @@ def infer(
     from ipucnn.runs.infer import InferRequest
     from ipucnn.runs.trained import Named, open_trained, task_of
 
-    output_to, sheet_to = own_output(output), own_output(contact_sheet)
+    output_to, sheet_to = output_of_process(output), output_of_process(contact_sheet)
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
     task = task_of(named)
     if task is None:
@@ -149,7 +151,7 @@ def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool)
         only_mistakes: whether the contact sheet has only images that were classified wrongly.
     """
     from ipucnn.filesystem import write_output
-    from ipucnn.reports.console import LOADING, note, telling_of_indexing
+    from ipucnn.reports.console import LOADING, indexing_progress, note
     from ipucnn.reports.infer import SheetProgress, print_predictions, write_results
     from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
@@ -158,7 +160,7 @@ def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool)
     output_to, sheet_to = request.output, request.contact_sheet
     sheet = ContactSheet(f"classified by {request.named.target}", only_mistakes)
     drawn = None if sheet_to is None else sheet
-    with telling_of_indexing(), SheetProgress("classifying", LOADING, drawn) as progress:
+    with indexing_progress(), SheetProgress("classifying", LOADING, drawn) as progress:
         predictions = infer_classes(request, progress)
 
     def save(into: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import typer
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import own_option
+from ipucnn.commands.run_arguments import value_option
 from ipucnn.config.request import is_wildcard
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
@@ -47,13 +47,13 @@ _FACTS = (
 )  # fmt: skip
 
 
-DATASET = own_option(
+DATASET = value_option(
     "--dataset",
     "NAME",
     "Data set whose images and classes the layers of --summary are for: a name, a folder, or FILE.py:FUNCTION. "
     "[default: the model's own]",
 )
-DATASET_PATH = own_option("--dataset-path", "DIR", "Folder with the files of --dataset. [default: .]")
+DATASET_PATH = value_option("--dataset-path", "DIR", "Folder with the files of --dataset. [default: .]")
 
 
 def models(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 import typer
 
-from ipucnn.commands.run_arguments import own_option
+from ipucnn.commands.run_arguments import value_option
 from ipucnn.config import spec
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import FLAG, Resolved
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
 
 PANEL = "Plan"
 
-STAGES = own_option(
+STAGES = value_option(
     "--stages",
     "K",
     "Number of pipeline stages. Without this option, and without splits, the best use of --ipus is searched for.",
     PANEL,
     number=spec.STAGES,
 )
-ROW = own_option(
+ROW = value_option(
     "--row",
     "N",
     "Plan row N of the table of best uses that a search with --ipus shows, instead of row 1, the fastest.",
     PANEL,
     number=spec.ROW,
 )
-SYSTEM = own_option(
+SYSTEM = value_option(
     "--system",
     "NAME",
     "System to plan for: m2000, pod16, bow-pod64, c600, ...  [default: the smallest POD from pod16 on]",
     PANEL,
 )
-CLASSES = own_option(
+CLASSES = value_option(
     "--classes", "N", "Classes of the network.  [default: the data set's]", PANEL, number=spec.CLASSES
 )
-RECOMPUTATION = own_option(
+RECOMPUTATION = value_option(
     "--recomputation",
     "auto|on|off",
     "Recompute activations in the backward pass; auto tries it with and without.  [default: the preset's, else auto]",
     PANEL,
 )
-COMPARE = own_option(
+COMPARE = value_option(
     "--compare",
     "RULE|FILE...",
     "Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.  "
     "[default: params]",
     PANEL,
 )
-CALIBRATE = own_option(
+CALIBRATE = value_option(
     "--calibrate",
     "RUN|REPORT.json|PLAN.yml...",
     "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
@@ -71,20 +71,20 @@ CALIBRATE = own_option(
     "result is written to the file of --system-profile.",
     PANEL,
 )
-SYSTEM_PROFILE = own_option(
+SYSTEM_PROFILE = value_option(
     "--system-profile",
     "FILE",
     "Predict with what --calibrate measured of a system, and wrote to this file.",
     PANEL,
 )
-SAVE = own_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
-SAVE_GRAPH = own_option(
+SAVE = value_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
+SAVE_GRAPH = value_option(
     "--save-graph",
     "FILE",
     "Write the layers of the network as JSON; `plan-splits FILE` reads such a file.",
     PANEL,
 )
-HTML = own_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
+HTML = value_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
 INFERENCE = typer.Option(
     False,
     "--inference",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ipucnn.sessions.poplar.popdist import Instances
 
 
-def own_option(
+def value_option(
     name: str,
     metavar: str,
     help: str,
@@ -50,7 +50,7 @@ def own_option(
 
 
 @contextlib.contextmanager
-def one_speaks(group: "Instances") -> Iterator[None]:
+def first_process_prints(group: "Instances") -> Iterator[None]:
     """Discards the output of all processes but the first; their errors are still reported."""
     if group.is_writer:
         yield
@@ -66,13 +66,13 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: object, **named: object) -> None:
         from ipucnn.sessions.host.workers import group_of_environment
 
-        with one_speaks(group_of_environment()):
+        with first_process_prints(group_of_environment()):
             command(*arguments, **named)
 
     return run
 
 
-def own_output(text: Optional[str]) -> Optional[Path]:
+def output_of_process(text: Optional[str]) -> Optional[Path]:
     """Returns the path to which this process writes an output.
 
     The first of several processes writes to the given file; the others write to a temporary file of the same name.
@@ -94,26 +94,26 @@ RUN = typer.Argument(
     help="A run folder, a checkpoint in one, or an exported network in its folder (.onnx, .tflite). Or weights that "
     "Keras saved (.weights.h5, .h5, .keras), with --model-name; or a network's name, with --weights.",
 )
-WHICH = own_option(
+WHICH = value_option(
     "--checkpoint",
     "NAME",
     "Checkpoint of the run: best, last, or a file name in it. If RUN is a network's name: a run or a checkpoint.",
     shown="last, else best",
 )
-WEIGHTS = own_option(
+WEIGHTS = value_option(
     "--weights",
     "imagenet|FILE",
     "Weights for the network whose name is given as RUN: imagenet (those of Keras Applications, downloaded once), or a "
     "weight file of Keras.",
 )
-TILE_SIZE = own_option(
+TILE_SIZE = value_option(
     "--tile-size",
     "N",
     "Segmentation: height and width of the tiles that the network sees.",
     number=spec.TILE_SIDE,
     shown="by the image's size",
 )
-THRESHOLD = own_option(
+THRESHOLD = value_option(
     "--threshold",
     "P",
     "Segmentation of two classes: the probability of the second class above which a pixel belongs to it. `evaluate` "

@@ -5,13 +5,13 @@ from typing import List, Optional
 
 import typer
 
-from ipucnn.commands.run_arguments import own_option
+from ipucnn.commands.run_arguments import value_option
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.text import counted, shown_value
 
 AS_JSON = typer.Option(False, "--json", help="Print the result as JSON.")
 FOLDER = typer.Argument("runs", metavar="[FOLDER]", help="Folder with run folders in it.")
-SORT = own_option(
+SORT = value_option(
     "--sort",
     "name|age|accuracy|time|size",
     "Order of the rows: the youngest run first, or the one with the most.",
@@ -24,7 +24,7 @@ RUNS = typer.Argument(
     metavar="RUN...",
     help="One or several run folders. The folder of a cross-validation stands for all its folds.",
 )
-OUTPUT = own_option("--output", "FILE", "The picture to write: .png, .pdf or .svg.", shown="curves.png")
+OUTPUT = value_option("--output", "FILE", "The picture to write: .png, .pdf or .svg.", shown="curves.png")
 
 
 def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JSON) -> None:

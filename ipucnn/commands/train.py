@@ -1,6 +1,6 @@
 """``ipucnn train``: train a network."""
 
-from ipucnn.commands.run_arguments import one_speaks, read_training_plan
+from ipucnn.commands.run_arguments import first_process_prints, read_training_plan
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 
@@ -18,7 +18,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
-    from ipucnn.reports.console import telling_of_indexing
+    from ipucnn.reports.console import indexing_progress
     from ipucnn.reports.runs import write_page_of
     from ipucnn.reports.train import RunDisplay, print_result, print_result_of_folds, show_dry_run
     from ipucnn.runs.start import is_cross_validation
@@ -27,7 +27,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
     if is_cross_validation(resolved):
         from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
 
-        with one_speaks(find_group(resolved.config)):
+        with first_process_prints(find_group(resolved.config)):
             validation = CrossValidation(resolved, verbose)
             if resolved.config.dry_run:
                 show_dry_run(validation.first, json_output, validation.folds)
@@ -43,7 +43,7 @@ def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
         return
     from ipucnn.runs.train import TrainingRun
 
-    with telling_of_indexing():
+    with indexing_progress():
         run = TrainingRun(resolved, verbose)
     if resolved.config.dry_run:
         show_dry_run(run, json_output)

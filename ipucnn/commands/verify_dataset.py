@@ -6,7 +6,7 @@ from typing import Mapping, Optional
 import typer
 
 from ipucnn.aliases import PlainValue
-from ipucnn.commands.run_arguments import own_option
+from ipucnn.commands.run_arguments import value_option
 from ipucnn.config.signature import complete_dataset, with_run_options
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted
@@ -19,7 +19,7 @@ DATASET = typer.Argument(
     show_default=False,
     autocompletion=complete_dataset,
 )
-SHEET = own_option(
+SHEET = value_option(
     "--contact-sheet", "FILE.png", "Draw up to 100 samples with their labels (up to 30 with their masks)."
 )
 

@@ -365,7 +365,7 @@ LOADING = "loading TensorFlow and building the network"
 
 
 @contextlib.contextmanager
-def telling_of_indexing() -> Iterator[None]:
+def indexing_progress() -> Iterator[None]:
     """Shows a bar over the files of records that are indexed within the block, if a data set indexes any."""
     from ipucnn.datasets.sources.records import telling_progress
 

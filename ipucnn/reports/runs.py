@@ -102,7 +102,7 @@ def print_diff(differences: Dict[str, PlainValue]) -> None:
     out.print(_pairs("at the end", differences["runs"], differences["final"]))
     history = differences["history"]
     if history is not None:
-        figures = {name: _told_apart(*values) for name, values in history["figures"].items()}
+        figures = {name: _distinct(*values) for name, values in history["figures"].items()}
         out.print(_pairs(f"the first row that differs ({history['event']})", differences["runs"], figures))
     for line in _conclusions(differences):
         out.print(Text(printable(line)))
@@ -149,11 +149,11 @@ def _conclusions(differences: Dict[str, PlainValue]) -> List[str]:
     else:
         parts = [name for name in ("options", "program", "data") if differences[name]]
         parts += ["histories"] if history is not None else []
-        lines.append(f"different: {', '.join(parts)}" if parts else _as_far(differences))
+        lines.append(f"different: {', '.join(parts)}" if parts else _unknown_equality(differences))
     return lines
 
 
-def _as_far(differences: Dict[str, PlainValue]) -> str:
+def _unknown_equality(differences: Dict[str, PlainValue]) -> str:
     """Returns the conclusion for two runs without a difference that are not known to be equal."""
     if not differences["compared"]:
         return "not comparable"
@@ -168,7 +168,7 @@ def _as_far(differences: Dict[str, PlainValue]) -> str:
     return "equal as far as is known: of the samples it is not"
 
 
-def _told_apart(*values: PlainValue) -> List[Any]:
+def _distinct(*values: PlainValue) -> List[Any]:
     """Formats two values with the fewest digits that distinguish them, but at least four."""
     if all(isinstance(value, float) for value in values):
         return distinguishable(*values, digits=4)
