@@ -160,7 +160,7 @@ BUDGET = {
     "benchmarking": (2830, 2145),
     "commands": (1770, 1055),
     "config": (2590, 1410),
-    "datasets": (5740, 4430),
+    "datasets": (5567, 4353),
     "diagnosis": (514, 402),
     "models": (2680, 2135),
     "planning": (5240, 4090),

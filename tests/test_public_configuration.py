@@ -16,7 +16,7 @@ from ipucnn.config.options import find_spec
 from ipucnn.config.presets import PresetFile, read_file
 from ipucnn.config.resolve import PUBLIC_ORIGIN, resolve
 from ipucnn.config.spec import OptionSpec
-from ipucnn.datasets.base import ArrayExamples, array_source
+from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.pipeline_plan import PipelinePlan
 
@@ -392,7 +392,7 @@ def _cifar(rng, count=3):
     images[0] = 0
     images[1] = 200
     examples = ArrayExamples(images, np.arange(count, dtype=np.int32))
-    return array_source(
+    return data_source(
         examples,
         examples,
         name="cifar10",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.trained_runs import run_of
 
-from ipucnn.datasets.base import ArrayExamples, array_source
+from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.errors import DataError
 from ipucnn.reports.evaluate import draw_evaluation, worst_pairs
 from ipucnn.runs.evaluate import measure
@@ -85,7 +85,7 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
     images = rng.integers(0, 30, (n, 1, classes, 1)).astype(np.uint8)
     labels = rng.integers(0, classes, n).astype(np.int32)
     examples = ArrayExamples(images, labels)
-    source = array_source(
+    source = data_source(
         examples,
         examples,
         name="x",

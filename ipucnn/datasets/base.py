@@ -341,66 +341,41 @@ def limit_source(
     return DataSource(info, train, evaluation, held_out, source.pool_sha256)
 
 
-def array_source(
-    train: ArrayExamples,
-    evaluation: ArrayExamples,
+def data_source(
+    train: Examples,
+    evaluation: Examples,
     *,
     name: str,
     class_names: Sequence[str],
     location: str,
-    augmentation: str,
     task: str = "classification",
+    channels: int = 3,
+    augmentation: str = "none",
     warnings: Sequence[str] = (),
+    training_warnings: Sequence[str] = (),
     tiled: bool = False,
     own_split: bool = False,
+    crops: str = "",
     class_colours: Sequence[Tuple[int, int, int]] = (),
 ) -> DataSource:
-    """Returns a source of in-memory examples; shape, mean and std are those of the training images."""
-    mean, std = channel_statistics(train.images)
+    """Returns a source of examples; the arguments are facts of :class:`DatasetInfo`.
+
+    Shape, mean and standard deviation are those of training images in memory.  Encoded images have any size,
+    ``channels`` channels, and ImageNet's statistics: measuring them would mean decoding every photograph.
+    """
+    shape: ImageShape = (None, None, channels)
+    mean: Tuple[float, ...] = IMAGENET_MEAN
+    std: Tuple[float, ...] = IMAGENET_STD
+    if channels == 1:
+        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
+    if isinstance(train, ArrayExamples):
+        shape = tuple(int(n) for n in train.images.shape[1:])  # type: ignore[assignment]
+        mean, std = channel_statistics(train.images)
     info = DatasetInfo(
         name=name,
         task=task,
         num_classes=len(class_names),
-        image_shape=tuple(int(n) for n in train.images.shape[1:]),  # type: ignore[arg-type]
-        num_train=len(train),
-        num_eval=len(evaluation),
-        class_names=tuple(class_names),
-        location=location,
-        mean=mean,
-        std=std,
-        warnings=tuple(warnings),
-        augmentation=augmentation,
-        tiled=tiled,
-        own_split=own_split,
-        class_colours=tuple(class_colours),
-    )
-    return DataSource(info, train, evaluation)
-
-
-def file_source(
-    train: ImageFiles,
-    evaluation: ImageFiles,
-    *,
-    name: str,
-    class_names: Sequence[str],
-    location: str,
-    channels: int = 3,
-    warnings: Sequence[str] = (),
-    training_warnings: Sequence[str] = (),
-    crops: str = "",
-) -> DataSource:
-    """Returns a source of encoded images of any size, for classification.
-
-    Mean and standard deviation are ImageNet's, because measuring them would mean decoding every photograph.
-    """
-    mean, std = (
-        values if channels == 3 else (sum(values) / len(values),) for values in (IMAGENET_MEAN, IMAGENET_STD)
-    )
-    info = DatasetInfo(
-        name=name,
-        task="classification",
-        num_classes=len(class_names),
-        image_shape=(None, None, channels),
+        image_shape=shape,
         num_train=len(train),
         num_eval=len(evaluation),
         class_names=tuple(class_names),
@@ -409,7 +384,11 @@ def file_source(
         std=std,
         warnings=tuple(warnings),
         training_warnings=tuple(training_warnings),
+        augmentation=augmentation,
+        tiled=tiled,
+        own_split=own_split,
         crops=crops,
+        class_colours=tuple(class_colours),
     )
     return DataSource(info, train, evaluation)
 

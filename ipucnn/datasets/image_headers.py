@@ -11,24 +11,8 @@ from typing import Iterator, List, Optional, Set, Tuple
 
 from ipucnn.errors import DataError
 
-_ENTRY_BYTES = {
-    1: 1,
-    2: 1,
-    3: 2,
-    4: 4,
-    5: 8,
-    6: 1,
-    7: 1,
-    8: 2,
-    9: 4,
-    10: 8,
-    11: 4,
-    12: 8,
-    13: 4,
-    16: 8,
-    17: 8,
-    18: 8,
-}
+_KINDS_BY_BYTES = {1: (1, 2, 6, 7), 2: (3, 8), 4: (4, 9, 11, 13), 8: (5, 10, 12, 16, 17, 18)}
+_ENTRY_BYTES = {kind: size for size, kinds in _KINDS_BY_BYTES.items() for kind in kinds}
 _SLACK_BYTES = 2**20
 MAX_PAGES = 100_000
 """The most pages of a TIFF: a file of 64 MB can hold four million pages that are only headers."""
@@ -43,6 +27,11 @@ _SIDE_LAYOUTS = {1: "B", 6: "B", 3: "H", 8: "H", 4: "I", 9: "I", 13: "I", 16: "Q
 def is_tiff(data: bytes) -> bool:
     """Returns whether a file begins with the signature of TIFF."""
     return data[:2] in (b"II", b"MM")
+
+
+def is_png(data: bytes) -> bool:
+    """Returns whether a file begins with the signature of PNG."""
+    return data[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def check_header(data: bytes, origin: str) -> Tuple[int, int]:
@@ -71,10 +60,8 @@ def check_header(data: bytes, origin: str) -> Tuple[int, int]:
             )
         tables = [part[4:] for marker, part in segments if marker == 0xE2 and part[:4] == b"MPF\0"]
         tables.append(b"".join(exif))
-    elif data[:8] == b"\x89PNG\r\n\x1a\n":
-        tables = [part for kind, part in _chunks(data, 8, ">I4s", True) if kind == b"eXIf"]
-    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        tables = [part for kind, part in _chunks(data, 12, "<4sI", False) if kind == b"EXIF"]
+    elif is_png(data) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
+        tables = [part for kind, part, _ in chunks(data) if kind in (b"eXIf", b"EXIF")]
     for table in tables:
         _check_tables(table[6:] if table[:4] == b"Exif" else table, origin, _SLACK_BYTES)
     return 0, 0
@@ -116,13 +103,16 @@ def _jpeg_segments(data: bytes) -> Iterator[Tuple[int, bytes]]:
         match = _MARKER.search(data, at + length)
 
 
-def _chunks(data: bytes, at: int, layout: str, has_checksum: bool) -> Iterator[Tuple[bytes, bytes]]:
-    """Yields type and content of each chunk of a PNG or RIFF file."""
+def chunks(data: bytes) -> Iterator[Tuple[bytes, bytes, bytes]]:
+    """Yields type, content and checksum of each chunk of a PNG or RIFF file; the latter has no checksums."""
+    has_checksums = is_png(data)
+    at = 8 if has_checksums else 12
     while at + 8 <= len(data):
-        first, second = struct.unpack_from(layout, data, at)
-        kind, length = (second, first) if has_checksum else (first, second)
-        yield kind, data[at + 8 : at + 8 + length]
-        at += 8 + length + (4 if has_checksum else length % 2)
+        first, second = struct.unpack_from(">I4s" if has_checksums else "<4sI", data, at)
+        kind, length = (second, first) if has_checksums else (first, second)
+        end = at + 8 + length
+        yield kind, data[at + 8 : end], data[end : end + 4] if has_checksums else b""
+        at = end + (4 if has_checksums else length % 2)
 
 
 def _check_tables(data: bytes, origin: str, slack: int) -> Tuple[int, int]:

@@ -387,14 +387,14 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
         return False
     left, right = _with_margin(box[0], box[2], image_size[0], out.shape[1], _UPSAMPLED)
     top, bottom = _with_margin(box[1], box[3], image_size[1], out.shape[0], 0)
-    tools = _tools()
+    decode, refusal, resize = _tools()
     # NumPy arrays and a float: TensorFlow converts anything else to tensors and attributes in Python code, which
     # takes a tenth of the decoding time.
     contents: np.ndarray = np.empty((), object)
     contents[()] = data
     try:
         pixels = np.asarray(
-            tools.decode(
+            decode(
                 contents=contents,
                 crop_window=np.array((top, left, bottom - top, right - left), np.int32),
                 channels=3,
@@ -402,30 +402,25 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
                 dct_method="INTEGER_ACCURATE",
             )
         )
-    except tools.refusal:
+    except refusal:
         return False
-    tools.resize(pixels, (left, top, *image_size), box, mirrored, out)
+    resize(pixels, (left, top, *image_size), box, mirrored, out)
     return True
 
 
-class _Tools(NamedTuple):
-    """Functions for each training photograph; kept, because even a repeated import inside a function takes time."""
-
-    decode: Callable[..., Tensor]
-    refusal: Type[Exception]
-    resize: Callable[..., None]
-
-
 @functools.lru_cache(maxsize=None)
-def _tools() -> _Tools:
+def _tools() -> Tuple[Callable[..., Tensor], Type[Exception], Callable[..., None]]:
+    """Returns the functions for each training photograph: they decode, and resize; the exception is that of decoding.
+
+    They are kept, because even a repeated import inside a function takes time.
+    """
     import tensorflow as tf
 
-    decode, refusal = tf.raw_ops.DecodeAndCropJpeg, tf.errors.InvalidArgumentError
-    if not HAS_KERNELS:
-        return _Tools(decode, refusal, _resize_with_pillow)
-    from ipucnn.datasets import kernels
-
-    return _Tools(decode, refusal, kernels.resize)
+    if HAS_KERNELS:
+        from ipucnn.datasets.kernels import resize
+    else:
+        resize = _resize_with_pillow
+    return tf.raw_ops.DecodeAndCropJpeg, tf.errors.InvalidArgumentError, resize
 
 
 def _resize_with_pillow(

@@ -23,10 +23,10 @@ _WEIGHT_BITS = 22
 
 
 @jit(inline="always", fastmath=False)
-def _weights(begin, end, length, offset, there, count):  # type: ignore[no-untyped-def]
+def _weights(begin, end, length, offset, num_decoded, count):  # type: ignore[no-untyped-def]
     """Returns the first source pixel, the number of source pixels, and their weights for each of ``count`` outputs.
 
-    The outputs lie between ``begin`` and ``end`` of a line of ``length`` pixels, of which ``there`` pixels from
+    The outputs lie between ``begin`` and ``end`` of a line of ``length`` pixels, of which ``num_decoded`` pixels from
     ``offset`` on are decoded.  Source pixels are numbered from ``offset``.
     """
     step = (end - begin) / count
@@ -37,7 +37,7 @@ def _weights(begin, end, length, offset, there, count):  # type: ignore[no-untyp
     for k in range(count):
         centre = begin + (k + 0.5) * step
         first = max(0, int(centre - reach + 0.5), offset)
-        num = min(length, int(centre + reach + 0.5), offset + there) - first
+        num = min(length, int(centre + reach + 0.5), offset + num_decoded) - first
         total = 0.0
         for j in range(num):
             shares[j] = max(0.0, 1.0 - abs((j + first - centre + 0.5) * (1.0 / reach)))

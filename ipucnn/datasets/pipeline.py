@@ -294,55 +294,49 @@ def eval_batches(
             The last part is padded if the batch does not divide evenly.
     """
     _require_examples(examples, info)
+    part_size = at_once = _part_size(batch_size, part)
+    count = len(examples)
     if info.tiled:
         assert isinstance(examples, ArrayExamples)
         size = (input_shape[0], input_shape[1])
-        parallel = parallel_calls(num_parallel)
-        part_size = _part_size(batch_size, part)
-        num_tiles, cut = evaluation_tiles(examples, part_size, size, output_shape or size, tile_step)
+        count, read = evaluation_tiles(examples, part_size, size, output_shape or size, tile_step)
 
-        def prepare_tiles(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-            images, labels, weights = cut(numbers)
+        def finish(images: Tensor, labels: Tensor, weights: Tensor) -> Tuple[Tensor, ...]:
             return prepare_range(images, input_shape, input_range, info), labels, weights
 
-        rows = tf.data.Dataset.from_tensor_slices(_eval_rows(num_tiles, batch_size, shard, part))
-        batches = _map(rows, prepare_tiles, parallel)
-        return batches.prefetch(_prefetch(part_size, input_shape))
-    indices = _eval_rows(len(examples), batch_size, shard, part)
-    batch_size = _part_size(batch_size, part)
-    parallel = parallel_calls(num_parallel)
-    stored_labels = tf.constant(examples.labels)
-
-    def masked(values: Tensor, real: Tensor) -> Tensor:
-        keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
-        return tf.where(keep, values, tf.zeros_like(values))
-
-    def finish(images: Tensor, labels: Tensor, real: Tensor) -> Tuple[Tensor, ...]:
-        images = prepare_range(prepare_size(images, input_shape), input_shape, input_range, info)
-        labels = prepare_labels(labels, input_shape, output_shape)
-        return masked(images, real), masked(labels, real), tf.cast(real, tf.float32)
-
-    if isinstance(examples, ArrayExamples):
-        stored_images = tf.constant(examples.images)
-
-        def prepare(row: Tensor) -> Tuple[Tensor, ...]:
-            real = row < len(examples)
-            row = tf.where(real, row, 0)
-            return finish(tf.gather(stored_images, row), tf.gather(stored_labels, row), real)
-
-        batches = _map(tf.data.Dataset.from_tensor_slices(indices), prepare, parallel)
     else:
-        files_per_call = _files_at_once(batch_size)
+        stored_labels = tf.constant(examples.labels)
+        stored_images = tf.constant(examples.images) if isinstance(examples, ArrayExamples) else None
+        if stored_images is None:
+            at_once = _files_at_once(part_size)
 
-        def decode(row: Tensor) -> Tuple[Tensor, ...]:
-            real = row < len(examples)
-            images = _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING))
-            return images, tf.gather(stored_labels, tf.where(real, row, 0)), real
+        def pixels_and_labels(row: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+            real = row < count
+            present = tf.where(real, row, 0)
+            if isinstance(examples, ArrayExamples):
+                images = tf.gather(stored_images, present)
+            else:
+                images = _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING))
+            return images, tf.gather(stored_labels, present), real
 
-        calls = tf.data.Dataset.from_tensor_slices(indices.reshape(-1, files_per_call))
-        batches = _joined(calls, decode, finish, batch_size, files_per_call, parallel)
-        batches = batches.apply(tf.data.experimental.assert_cardinality(len(indices)))
-    return batches.prefetch(_prefetch(batch_size, input_shape))
+        read = pixels_and_labels
+
+        def finish(images: Tensor, labels: Tensor, weights: Tensor) -> Tuple[Tensor, ...]:
+            images = prepare_range(prepare_size(images, input_shape), input_shape, input_range, info)
+            labels = prepare_labels(labels, input_shape, output_shape)
+            return _masked(images, weights), _masked(labels, weights), tf.cast(weights, tf.float32)
+
+    rows = _eval_rows(count, batch_size, shard, part)
+    calls = tf.data.Dataset.from_tensor_slices(rows.reshape(-1, at_once))
+    batches = _joined(calls, read, finish, part_size, at_once, parallel_calls(num_parallel))
+    batches = batches.apply(tf.data.experimental.assert_cardinality(len(rows)))
+    return batches.prefetch(_prefetch(part_size, input_shape))
+
+
+def _masked(values: Tensor, real: Tensor) -> Tensor:
+    """Returns values [b, ...] with zeros in place of those that are not ``real``, bool [b]."""
+    keep = tf.reshape(real, [-1] + [1] * (values.shape.rank - 1))
+    return tf.where(keep, values, tf.zeros_like(values))
 
 
 def _part_size(batch_size: int, part: Tuple[int, int]) -> int:

@@ -60,24 +60,19 @@ GROUP = "ipucnn.datasets"
 
 
 class Opening(NamedTuple):
-    """Arguments of the readers; each reader uses those that concern its data set.
+    """Options of the readers; each reader uses those that concern its data set.
 
     Attributes:
-        name: name of the set.
-        location: the folder of its files; the current one for sets without files.
-        task: "classification" or "segmentation".
-        seed: seed of generated sets.
-        image_shape: (height, width, channels) of generated sets.
+        seed: seed of generated sets, and of the images that a limit keeps.
+        image_shape: (height, width, channels) of generated sets; membranes are always grey.
         num_classes: number of classes of noise.
         max_image_pixels: the most pixels of an image, or of a page of a volume.
         least_train: the fewest training images of noise.
         validation_fraction: the share of each class that is held out of a folder without train/ and val/.
         allow_partial: whether to leave out images without a mask, and masks without an image.
+        name, location, task: the chosen set, its folder and its task; :func:`open_dataset` sets them.
     """
 
-    name: str
-    location: Path = Path()
-    task: str = "classification"
     seed: int = 0
     image_shape: Optional[Tuple[int, int, int]] = None
     num_classes: Optional[int] = None
@@ -85,6 +80,9 @@ class Opening(NamedTuple):
     least_train: int = 0
     validation_fraction: float = HELD_OUT_SHARE
     allow_partial: bool = False
+    name: str = ""
+    location: Path = Path()
+    task: str = "classification"
 
 
 @dataclass(frozen=True)
@@ -115,39 +113,39 @@ class DatasetRecord:
     num_examples: Optional[Tuple[int, int]] = None
 
 
-def _open_membranes(asked: Opening) -> "DataSource":
+def _open_membranes(opening: Opening) -> "DataSource":
     from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
 
-    height, width = asked.image_shape[:2] if asked.image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
-    return open_membranes(height, width, asked.seed)
+    height, width = opening.image_shape[:2] if opening.image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
+    return open_membranes(height, width, opening.seed)
 
 
-def _open_random(asked: Opening) -> "DataSource":
-    classes = asked.num_classes or (2 if asked.task == "segmentation" else 10)
+def _open_random(opening: Opening) -> "DataSource":
+    classes = opening.num_classes or (2 if opening.task == "segmentation" else 10)
     shape, num_train = (
-        asked.image_shape or embedded.DEFAULT_SHAPE,
-        max(embedded.NUM_TRAIN, asked.least_train),
+        opening.image_shape or embedded.DEFAULT_SHAPE,
+        max(embedded.NUM_TRAIN, opening.least_train),
     )
-    return embedded.open_random(*shape, classes, asked.task, asked.seed, num_train)
+    return embedded.open_random(*shape, classes, opening.task, opening.seed, num_train)
 
 
-def _open_imagenet(asked: Opening) -> "DataSource":
-    if records.has_shards(asked.location):
-        return records.open_records(asked.location)
-    return imagefolder.open_imagefolder(asked.location, asked.name)
+def _open_imagenet(opening: Opening) -> "DataSource":
+    if records.has_shards(opening.location):
+        return records.open_records(opening.location)
+    return imagefolder.open_imagefolder(opening.location, opening.name)
 
 
-def _open_tfds(asked: Opening) -> "DataSource":
+def _open_tfds(opening: Opening) -> "DataSource":
     from ipucnn.datasets.sources.tfds import open_tfds
 
-    return open_tfds(asked.name, asked.location)
+    return open_tfds(opening.name, opening.location)
 
 
 def _idx_record(summary: str, folders: Tuple[str, ...]) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         summary,
-        lambda asked: idx.open_idx(asked.name, asked.location),
+        lambda opening: idx.open_idx(opening.name, opening.location),
         lambda folder: idx.has_files(folder),
         "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]",
         folders,
@@ -161,7 +159,7 @@ def _cifar_record(name: str, num_classes: int, folders: Tuple[str, str]) -> Data
     return DatasetRecord(
         "classification",
         f"32x32 colour, {num_classes} classes",
-        lambda asked: cifar.open_cifar(asked.name, asked.location),
+        lambda opening: cifar.open_cifar(opening.name, opening.location),
         lambda folder: cifar.find_layout(name, folder) is not None,
         " or ".join(folders),
         (*folders, name, *(f"{name}/{folder}" for folder in folders)),
@@ -175,7 +173,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "digits": DatasetRecord(
         "classification",
         "8x8 handwritten digits, embedded (scikit-learn)",
-        lambda asked: embedded.open_digits(),
+        lambda opening: embedded.open_digits(),
         image_shape=(8, 8, 1),
         num_classes=10,
     ),
@@ -185,7 +183,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "isbi2012": DatasetRecord(
         "segmentation",
         "30 slices of fly brain, 512x512, with membrane masks",
-        lambda asked: isbi2012.open_isbi2012(asked.location, asked.max_image_pixels),
+        lambda opening: isbi2012.open_isbi2012(opening.location, opening.max_image_pixels),
         lambda folder: isbi2012.has_files(folder),
         "train-volume.tif and train-labels.tif",
         ("isbi2012", "ISBI2012", "isbi-2012"),
@@ -209,14 +207,18 @@ DATASETS: Dict[str, DatasetRecord] = {
     "imagefolder": DatasetRecord(
         "classification",
         "an image folder",
-        lambda asked: imagefolder.open_imagefolder(asked.location, asked.name, asked.validation_fraction),
+        lambda opening: imagefolder.open_imagefolder(
+            opening.location, opening.name, opening.validation_fraction
+        ),
         lambda folder: imagefolder.has_parts(folder) or imagefolder.is_undivided(folder),
         "{train,val}/CLASS/*.jpg",
     ),
     "imagemasks": DatasetRecord(
         "segmentation",
         "a folder of image and mask pairs",
-        lambda asked: imagemasks.open_imagemasks(asked.location, asked.max_image_pixels, asked.allow_partial),
+        lambda opening: imagemasks.open_imagemasks(
+            opening.location, opening.max_image_pixels, opening.allow_partial
+        ),
         lambda folder: imagemasks.has_files(folder),
         "[train|val/]{images,masks}/NAME.png",
     ),
@@ -227,11 +229,13 @@ _BY_LAYOUT = ("imagemasks", "imagefolder")
 
 
 def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[Path]:
-    """Returns the folder that holds ``name``, complete or not: ``path`` itself, or one of the usual folders below it.
+    """Returns the folder that holds a set, complete or not: ``path`` itself, or one of the usual folders below it.
 
     MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet.  If ``path`` itself holds
     such files, its name decides, unless the user named the set (``explicit``).
     """
+    if name.startswith(TFDS_PREFIX):
+        return find_tfds(name[len(TFDS_PREFIX) :], path)
     record = DATASETS[name]
     assert record.has_files is not None
     for folder in (path, *(path / below for below in record.folders)):
@@ -456,35 +460,24 @@ def choose_dataset(
     path = expand(str(path))
     if name is None:
         return _choose_default(path, home, task, download)
-    if name.lower().startswith(TFDS_PREFIX):
-        return _choose_tfds(name[len(TFDS_PREFIX) :], path, task, download)
-    known = canonical(name)
     if is_python_name(name):
         function = find_function(name, "load")
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
+    known = canonical(name)
+    if name.lower().startswith(TFDS_PREFIX):
+        known = TFDS_PREFIX + name[len(TFDS_PREFIX) :]
+        if any(part in ("", ".", "..") for part in name[len(TFDS_PREFIX) :].split("/")):
+            raise ConfigurationError(f"'{known}' names no data set", "for example tfds:svhn_cropped")
     if known is None:
-        if name.startswith(in_memory.PREFIX):
-            return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
-        folder = expand(name)
-        kind = kind_of(folder)
-        if kind is Kind.FOLDER:
-            return choose_folder(folder, task, divides)
-        offered = entry_points(GROUP).get(name)
-        if offered is not None:
-            return Choice(name, None, f"data set {name} of an installed package", task, make=offered)
-        if kind is not Kind.ABSENT:
-            raise DataError(
-                f"data set {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
-            )
-        raise _unknown(name, task)
-    record, chosen_task = DATASETS[known], _task_of(known, task)
-    _check_task(f"data set {known}", record.task, task)
+        return _choose_unregistered(name, task, divides)
+    chosen_task = _task_for(known, f"data set {known}", task)
     if known in _BY_LAYOUT and task != ANY_TASK:
         return _choose_layout(known, path, divides)
-    if not record.files:
+    if not needs_files(known):
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
-    location, size = find_location(known, path, explicit=True), record.num_examples
-    if location is None and not reads_files and size is not None:
+    location = find_location(known, path, explicit=True)
+    size = None if reads_files or known not in DATASETS else DATASETS[known].num_examples
+    if location is None and size is not None:
         published = (
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
@@ -494,6 +487,24 @@ def choose_dataset(
         return choice
     check_is_there(path)
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
+
+
+def _choose_unregistered(name: str, task: str, divides: bool) -> Choice:
+    """Chooses arrays in memory, the set in a folder, or one of an installed package."""
+    if name.startswith(in_memory.PREFIX):
+        return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
+    folder = expand(name)
+    kind = kind_of(folder)
+    if kind is Kind.FOLDER:
+        return choose_folder(folder, task, divides)
+    offered = entry_points(GROUP).get(name)
+    if offered is not None:
+        return Choice(name, None, f"data set {name} of an installed package", task, make=offered)
+    if kind is not Kind.ABSENT:
+        raise DataError(
+            f"data set {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
+        )
+    raise _unknown(name, task)
 
 
 def check_divides(choice: Choice, validation_fraction: float) -> None:
@@ -519,32 +530,20 @@ def check_divides(choice: Choice, validation_fraction: float) -> None:
 
 def open_dataset(
     choice: Choice,
+    options: Opening = Opening(),
     *,
     download: bool = False,
     limit_train: Optional[str] = None,
     limit_eval: Optional[str] = None,
-    seed: int = 0,
-    image_shape: Optional[Tuple[int, int, int]] = None,
-    num_classes: Optional[int] = None,
-    max_image_pixels: int = MAX_IMAGE_PIXELS,
-    least_train: int = 0,
-    validation_fraction: float = HELD_OUT_SHARE,
-    allow_partial: bool = False,
     skip_damaged: bool = False,
 ) -> "DataSource":
     """Reads the set that :func:`choose_dataset` chose.
 
     Args:
         choice: the set.
+        options: options of its reader.
         download: whether it may be downloaded.
         limit_train, limit_eval: number or share of images to keep: "500" or "10%".
-        seed: seed of generated sets, and of the images that a limit keeps.
-        image_shape: (height, width, channels) of generated sets; membranes are always grey.
-        num_classes: number of classes of the set "random".
-        max_image_pixels: the most pixels of an image, or of a page of a volume.
-        least_train: the fewest training images of the set "random".
-        validation_fraction: the share of each class that is held out of a folder without train/ and val/.
-        allow_partial: whether to leave out images without a mask, and masks without an image.
         skip_damaged: whether to leave out images of a folder that cannot be decoded.
 
     Raises:
@@ -560,38 +559,34 @@ def open_dataset(
     else:
         location = fetch(choice, download) if needs_files(choice.name) else Path()
         read = _open_tfds if is_tfds(choice.name, location) else DATASETS[choice.name].open
-        source = read(
-            Opening(
-                choice.name,
-                location,
-                choice.task,
-                seed,
-                image_shape,
-                num_classes,
-                max_image_pixels,
-                least_train,
-                validation_fraction,
-                allow_partial,
-            )
-        )
-    source = replace(source, info=replace(source.info, max_image_pixels=max_image_pixels))
+        source = read(options._replace(name=choice.name, location=location, task=choice.task))
+    source = replace(source, info=replace(source.info, max_image_pixels=options.max_image_pixels))
     if skip_damaged and isinstance(source.train, base.FileExamples):
         source = damaged.without_damaged(source)
-    return base.limit_source(source, limit_train, limit_eval, seed)
+    return base.limit_source(source, limit_train, limit_eval, options.seed)
 
 
 def _open_published(name: str) -> "DataSource":
     """Returns an absent set with blank images in its published numbers, for work that does not depend on pixels."""
     record = DATASETS[name]
     assert record.num_examples is not None and record.num_classes is not None
-    shape = record.image_shape or (1, 1, 3)
-    source = embedded.open_blank(*shape, record.num_classes, num_examples=record.num_examples)
-    source = replace(source, info=replace(source.info, name=name))
-    if record.image_shape is not None:
+    shape = record.image_shape
+    parts = [base.RecordExamples((), *[np.zeros(count, np.int32)] * 4) for count in record.num_examples]
+    source = base.data_source(
+        *parts,
+        name=name,
+        class_names=[str(n) for n in range(record.num_classes)],
+        location="generated",
+        channels=3 if shape is None else shape[2],
+        augmentation="crop_flip",
+    )
+    if shape is None:
         return source
-    parts = [base.RecordExamples((), *[np.zeros(count, np.int64)] * 4) for count in record.num_examples]
-    info = replace(source.info, image_shape=(None, None, 3))
-    return replace(source, info=info, train=parts[0], eval=parts[1])
+    # All pixels share one byte of memory.
+    train, evaluation = (
+        base.ArrayExamples(np.broadcast_to(np.uint8(0), (len(part), *shape)), part.labels) for part in parts
+    )
+    return replace(source, info=replace(source.info, image_shape=shape), train=train, eval=evaluation)
 
 
 def fetch(choice: Choice, download: bool) -> Path:
@@ -635,17 +630,6 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
         why += f"; {path} has images in folders: add --dataset imagefolder to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
     return Choice(embedded_name, None, message, task)
-
-
-def _choose_tfds(name: str, path: Path, task: str, download: bool) -> Choice:
-    _check_task(f"data set {TFDS_PREFIX}{name}", "classification", task)
-    if not name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ConfigurationError(f"'{TFDS_PREFIX}{name}' names no data set", "for example tfds:svhn_cropped")
-    full_name = TFDS_PREFIX + name
-    choice = _located(full_name, find_tfds(name, path), path, "classification", download)
-    if choice is None:
-        raise DataError(f"data set {full_name} is not in {path}", _how_to_get(full_name))
-    return choice
 
 
 def _located(
@@ -697,18 +681,22 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         )
     layout = "imagemasks" if task == "segmentation" else "imagefolder"
     name, location = kinds[0] if kinds else (layout, folder)
-    chosen_task = _task_of(name, task)
-    _check_task(f"folder {folder}", chosen_task, task)
+    chosen_task = _task_for(name, f"folder {folder}", task)
     if name in _BY_LAYOUT and task != ANY_TASK:
         return _choose_layout(name, folder, divides)
     return Choice(name, location, f"data set {name} from {location}", chosen_task)
 
 
-def _task_of(name: str, task: str) -> str:
-    """Returns the task of a set; for a set that fits any task, the requested one."""
-    known = DATASETS[name].task if name in DATASETS else "classification"
-    requested = "classification" if task == ANY_TASK else task
-    return requested if known == ANY_TASK else known
+def _task_for(name: str, what: str, requested: str) -> str:
+    """Returns the task of a set; for a set that fits any task, the requested one.
+
+    Raises ConfigurationError, with ``what`` as its subject, if another task is requested.
+    """
+    task = DATASETS[name].task if name in DATASETS else "classification"
+    if task == ANY_TASK:
+        return "classification" if requested == ANY_TASK else requested
+    _check_task(what, task, requested)
+    return task
 
 
 def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
@@ -755,9 +743,9 @@ def known_as(name: str) -> Optional[str]:
     return canonical(name)
 
 
-def _check_task(what: str, task: str, asked: str) -> None:
-    if task not in (ANY_TASK, asked) and asked != ANY_TASK:
-        hint = f"for example --dataset {EMBEDDED[asked]}"
+def _check_task(what: str, task: str, requested: str) -> None:
+    if requested not in (ANY_TASK, task):
+        hint = f"for example --dataset {EMBEDDED[requested]}"
         if task == "segmentation":
             hint += "; masks are for the network unet"
-        raise ConfigurationError(f"{what} is for {task}, but the model does {asked}", hint)
+        raise ConfigurationError(f"{what} is for {task}, but the model does {requested}", hint)

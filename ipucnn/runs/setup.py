@@ -174,7 +174,7 @@ def prepare(
         ConfigurationError: the network cannot take the image size.
         DataError: files are absent or damaged.
     """
-    from ipucnn.datasets.registry import DATASETS, check_divides, known_as, open_dataset
+    from ipucnn.datasets.registry import DATASETS, Opening, check_divides, known_as, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -195,18 +195,20 @@ def prepare(
         known = DATASETS.get(known_as(resolved.choice.like or "") or "")
         source = open_dataset(
             resolved.choice,
+            Opening(
+                seed=seed,
+                image_shape=requested_shape or (known and known.image_shape) or record.input_shape,
+                num_classes=(known and known.num_classes) or record.num_classes,
+                max_image_pixels=config.max_image_pixels,
+                # Noise for at least one weight update, however large the batch is.
+                least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
+                validation_fraction=config.validation_fraction,
+                allow_partial=config.allow_partial,
+            ),
             download=config.download,
             limit_train=None if folded else config.limit_train,
             limit_eval=None if folded else config.limit_eval,
-            seed=seed,
-            image_shape=requested_shape or (known and known.image_shape) or record.input_shape,
-            num_classes=(known and known.num_classes) or record.num_classes,
-            max_image_pixels=config.max_image_pixels,
-            validation_fraction=config.validation_fraction,
-            allow_partial=config.allow_partial,
             skip_damaged=config.skip_damaged,
-            # Noise for at least one weight update, however large the batch is.
-            least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
         )
         if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
             raise ConfigurationError(

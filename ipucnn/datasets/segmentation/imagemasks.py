@@ -11,9 +11,10 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tup
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
 from ipucnn.datasets.images import opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
+from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
     IMAGE_HINT,
@@ -178,61 +179,66 @@ def find_pairs(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Pairs:
     return Pairs(both, tuple(map(printable, names)), tuple(map(printable, renames)))
 
 
-def _pairs(folder: Path, allow_partial: bool) -> Pairs:
-    """Returns the pairs of a folder.
+def read_pairs(part: Path, subset: str, problems: Problems = STRICT) -> Pairs:
+    """Returns the pairs of a part; none if one of its two folders is absent or unreadable, which is a problem."""
+    files: List[Dict[str, Path]] = []
+    for below in BELOW:
+        with problems.noting(subset, below, part / below):
+            if is_folder(part / below):
+                files.append(files_by_name(part / below, below == "masks"))
+            else:
+                error = DataError(f"{part} has no pairs of images and masks", LAYOUT, "missing-file")
+                problems.refuse(error, subset, f"the folder {below}")
+    return find_pairs(*files) if len(files) == len(BELOW) else Pairs({}, (), ())
 
-    Raises:
-        DataError: there are no pairs, or a file has no partner and ``allow_partial`` is False.
-    """
-    pairs = find_pairs(*(files_by_name(folder / below, below == "masks") for below in BELOW))
+
+def divided(parts: Mapping[str, Pairs], folder: Path) -> Dict[str, List[Tuple[Path, Path]]]:
+    """Returns image and mask of each pair, in training and evaluation parts; the last fifth of an undivided folder is
+    for evaluation."""
+    files = {subset: list(pairs.both.values()) for subset, pairs in parts.items()}
+    if list(part_folders(folder).values()) == [folder] and len(files["train"]) > 1:
+        edge = len(files["train"]) - num_held_out(len(files["train"]))
+        files = {"train": files["train"][:edge], "eval": files["train"][edge:]}
+    return files
+
+
+def _check_pairs(part: Path, pairs: Pairs, allow_partial: bool) -> None:
+    """Rejects a part without pairs, and, unless ``allow_partial`` is set, one with a file that has no partner."""
     rename = (
         "" if not pairs.renames else f"an image and its mask have one name: rename {_some(pairs.renames)}"
     )
     if not pairs.both:
         raise DataError(
-            f"no file in {folder / 'images'} has the name of one in {folder / 'masks'}", rename or LAYOUT
+            f"no file in {part / 'images'} has the name of one in {part / 'masks'}", rename or LAYOUT
         )
     if pairs.alone and not allow_partial:
         raise DataError(
-            f"{folder} has {counted(len(pairs.alone), 'file')} without a partner: {_some(pairs.alone)}",
+            f"{part} has {counted(len(pairs.alone), 'file')} without a partner: {_some(pairs.alone)}",
             (rename or "add the missing image or mask") + "; or leave the files out with --allow-partial",
         )
-    return pairs
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _read_part(
-    folder: Path,
-    files: Sequence[Tuple[Path, Path]],
-    stored: Mapping[Path, np.ndarray],
-    classes: MaskClasses,
-    max_pixels: int,
-) -> ArrayExamples:
-    """Reads the images of a folder and returns them with their masks.
-
-    ``stored`` has the values of the masks by file.  Examples get names relative to the folder: ``images/one.tif``.
-    """
+def _read_images(
+    folder: Path, files: Sequence[Tuple[Path, Path]], masks: Sequence[np.ndarray], max_pixels: int
+) -> np.ndarray:
+    """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
     images: List[np.ndarray] = []
-    masks: List[np.ndarray] = []
-    for image_path, mask_path in files:
-        image = read_image(image_path, max_pixels)
-        mask = classes.of(stored[mask_path], f"mask {printable(str(mask_path))}")
-        _check_size(image, image_path, mask, mask_path, "an image and its mask have one size")
+    for (path, mask_path), mask in zip(files, masks):
+        image = read_image(path, max_pixels)
+        _check_size(image, path, mask, mask_path, "an image and its mask have one size")
         if not images:
             # All images have this size; they are in memory twice while they are stacked into one array.
             needed = 2 * len(files) * (image.size + mask.size)
             check_memory(needed, f"{printable(str(folder))} with {len(files)} such images")
         else:
-            _check_alike(image, image_path, images[0], files[0][0])
+            _check_alike(image, path, images[0], files[0][0])
         images.append(image)
-        masks.append(mask)
     stacked = np.stack(images)
-    stacked = stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
-    names = tuple(path.relative_to(folder).as_posix() for path, _ in files)
-    return ArrayExamples(stacked, np.stack(masks), names)
+    return stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
 
 
 def _check_size(one: np.ndarray, path: Path, other: np.ndarray, other_path: Path, hint: str) -> None:
@@ -265,38 +271,35 @@ def open_imagemasks(
         DataError: there are no pairs, a file has no partner, sizes differ, a file is damaged or has unsupported pixels,
             values of masks are no classes, or the pairs take more than half of the memory.
     """
-    parts = list(part_folders(folder).values())
-    is_undivided = parts == [folder]
-    if not all(map(has_pairs, parts)) or (not is_undivided and len(parts) < 2):
+    parts = part_folders(folder)
+    is_undivided = list(parts.values()) == [folder]
+    if not is_undivided and len(parts) < 2:
         raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
-    pairs = {part: _pairs(part, allow_partial) for part in parts}
-    files = {part: list(part_pairs.both.values()) for part, part_pairs in pairs.items()}
+    pairs = {subset: read_pairs(part, subset) for subset, part in parts.items()}
+    for subset, part in parts.items():
+        _check_pairs(part, pairs[subset], allow_partial)
+    files = divided(pairs, folder)
+    if len(files) < 2:
+        raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
+    every = [pair for part_files in files.values() for pair in part_files]
     table = read_table(folder)
     stored: Dict[Path, np.ndarray] = {}
-    paths = [mask for part_pairs in files.values() for _, mask in part_pairs]
-    for path in paths:
+    for _, path in every:
         stored[path] = read_mask(path, max_pixels, table is not None and table.colours)
         if len(stored) == 1:
             check_memory(
-                len(paths) * stored[path].nbytes, f"{printable(str(folder))} with {len(paths)} such masks"
+                len(every) * stored[path].nbytes, f"{printable(str(folder))} with {len(every)} such masks"
             )
     classes = table or classes_of_masks(folder, stored.items())
-    examples = [
-        _read_part(part, part_pairs, stored, classes, max_pixels) for part, part_pairs in files.items()
-    ]
-    if is_undivided:
-        (both,) = examples
-        if len(both) < 2:
-            raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
-        held_out = num_held_out(len(both))
-        examples = [both.subset(slice(None, -held_out)), both.subset(slice(-held_out, None))]
-    else:
-        first, last = (x.images[0] if x.images.shape[-1] > 1 else x.images[0, ..., 0] for x in examples)
-        _check_alike(last, parts[1], first, parts[0])
-    if len(set().union(*(mask_values(x.labels) for x in examples))) < 2:
+    masks = [classes.of(stored[path], f"mask {printable(str(path))}") for _, path in every]
+    images = _read_images(folder, every, masks, max_pixels)
+    labels = np.stack(masks)
+    if len(mask_values(labels)) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", LAYOUT)
-    train, held = examples
-    return array_source(
+    names = tuple(f"{path.parent.name}/{path.name}" for path, _ in every)
+    examples, edge = ArrayExamples(images, labels, names), len(files["train"])
+    train, held = examples.subset(slice(None, edge)), examples.subset(slice(edge, None))
+    return data_source(
         train,
         held,
         name="imagemasks",
@@ -305,11 +308,11 @@ def open_imagemasks(
         location=str(folder),
         augmentation="elastic",
         warnings=[
-            f"{part}: left out {counted(len(part_pairs.alone), 'file')} without a partner: {_some(part_pairs.alone)}"
-            for part, part_pairs in pairs.items()
-            if part_pairs.alone
+            f"{part}: left out {counted(len(alone), 'file')} without a partner: {_some(alone)}"
+            for part, alone in ((part, pairs[subset].alone) for subset, part in parts.items())
+            if alone
         ],
         tiled=True,
         own_split=is_undivided,
-        class_colours=class_colours(classes, files[parts[0]][0][1], max_pixels),
+        class_colours=class_colours(classes, every[0][1], max_pixels),
     )

@@ -4,14 +4,13 @@ Segmentation of neuronal structures in EM stacks challenge, Arganda-Carreras et 
 (doi:10.3389/fnana.2015.00142).  White in the labels is cell (class 1), black membrane (class 0).
 """
 
-import contextlib
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import List, Optional
 
 import numpy as np
 
 from ipucnn.aliases import PillowImage
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
 from ipucnn.datasets.images import opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels
 from ipucnn.datasets.problems import STRICT, Problems
@@ -74,7 +73,7 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
         raise DataError(f"{paths[1]} has one value in all pixels: nothing to learn", "get the file again")
     held_out = num_held_out(len(images))
     images = np.ascontiguousarray(images)[..., np.newaxis]
-    return array_source(
+    return data_source(
         ArrayExamples(images[:-held_out], masks[:-held_out]),
         ArrayExamples(images[-held_out:], masks[-held_out:]),
         name="isbi2012",
@@ -123,8 +122,18 @@ def read_pages(
             of the memory.
     """
     pages: List[Optional[np.ndarray]] = []
-    with problems.noting(None, path.name, path), open_volume(path, max_pixels) as (volume, count):
-        height, width, origin = volume.height, volume.width, printable(str(path))
+    origin = printable(str(path))
+    with problems.noting(None, path.name, path), opened(
+        read_file(str(path)), origin, max_pixels, HINT
+    ) as volume:
+        if volume.format != "TIFF":
+            raise DataError(f"{origin} is a {volume.format} file, not a TIFF", HINT)
+        try:
+            count = int(volume.n_frames)
+        except Exception as error:  # Pillow's plugins raise many types for damaged files
+            text = f"{origin}: its list of pages is damaged: {error}"
+            raise DataError(text, "get the file again") from error
+        height, width = volume.height, volume.width
         # The pages, and the array that they are stacked into.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
         first_held_out = count - num_held_out(count)
@@ -137,26 +146,6 @@ def read_pages(
     return pages
 
 
-@contextlib.contextmanager
-def open_volume(path: Path, max_pixels: int) -> Iterator[Tuple[PillowImage, int]]:
-    """Opens a multi-page TIFF for :func:`_read_page`; yields it and the number of its pages.
-
-    Raises:
-        DataError: the file is absent or no TIFF, or its list of pages is damaged.
-    """
-    origin = printable(str(path))
-    with opened(read_file(str(path)), origin, max_pixels, HINT) as volume:
-        if volume.format != "TIFF":
-            raise DataError(f"{origin} is a {volume.format} file, not a TIFF", HINT)
-        try:
-            count = int(volume.n_frames)
-        except Exception as error:  # Pillow's plugins raise many types for damaged files
-            raise DataError(
-                f"{origin}: its list of pages is damaged: {error}", "get the file again"
-            ) from error
-        yield volume, count
-
-
 def page_name(path: Path, page: int, count: int) -> str:
     """Returns the name of a page in messages, which count from 1."""
     return f"{printable(str(path))}, page {page + 1} of {count}"
@@ -166,7 +155,7 @@ def _read_page(volume: PillowImage, page: int, origin: str, max_pixels: int) -> 
     """Reads one page: uint8 [h, w], with 0 and 255 for a page of one bit.
 
     Args:
-        volume: the image of :func:`open_volume`.
+        volume: the open file.
         page: number of the page, from 0.
         origin: the page's name in messages.
         max_pixels: the most pixels it may have.

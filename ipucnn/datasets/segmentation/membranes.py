@@ -9,7 +9,7 @@ from typing import Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
 from ipucnn.errors import ConfigurationError
 
 NUM_TRAIN, NUM_EVAL = 24, 6
@@ -126,7 +126,7 @@ def open_membranes(height: int = DEFAULT_SIZE, width: int = DEFAULT_SIZE, seed: 
     ]
     images = np.stack([image for image, _ in drawn])[..., np.newaxis]
     masks = np.stack([mask for _, mask in drawn])
-    return array_source(
+    return data_source(
         ArrayExamples(images[:NUM_TRAIN], masks[:NUM_TRAIN]),
         ArrayExamples(images[NUM_TRAIN:], masks[NUM_TRAIN:]),
         name="membranes",

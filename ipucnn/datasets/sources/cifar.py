@@ -7,15 +7,17 @@ import io
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import PlainValue
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source, read_file
+from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
 from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file
+from ipucnn.text import printable
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
@@ -194,15 +196,6 @@ def _checked(
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
-def read_batch(
-    name: str, layout: Layout, path: Path, num_classes: Optional[int]
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Reads images and labels of one file of either version, as :func:`read_pickle` does.  Raises DataError."""
-    if layout.binary:
-        return read_binary(path, 1 if name == "cifar10" else 2, num_classes)
-    return read_pickle(path, layout.label_key, num_classes)
-
-
 def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
     """Reads the class names from their file; without it, returns CIFAR-10's known names, or numbers for CIFAR-100."""
     path = folder / layout.meta
@@ -221,6 +214,39 @@ def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]
     return tuple(str(n, "latin1") if isinstance(n, bytes) else n for n in names)
 
 
+def read_parts(
+    name: str, folder: Path, layout: Layout, problems: Problems = STRICT
+) -> Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]]:
+    """Returns the files of "train" and "eval" that are present: name, images and labels of each.
+
+    Raises:
+        DataError: a file is damaged, or the set takes more than half of the memory.  If ``problems`` does not raise,
+            files that cannot be read are left out, and labels are not compared with the number of classes.
+    """
+    parts: Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]] = {"train": [], "eval": []}
+    names = {"train": layout.train, "eval": (layout.test,)}
+    present = [folder / n for part in names.values() for n in part if is_file(folder / n)]
+    # The bytes of the files, the arrays of each file, and the concatenated arrays.
+    check_memory(3 * sum(map(file_size, present)), f"{name} in {printable(str(folder))}")
+    num_classes = NUM_CLASSES[name] if problems is STRICT else None
+    for part, files in parts.items():
+        # Without any file, the part as a whole is missing.
+        for path in (folder / n for n in names[part] if any(folder / n in present for n in names[part])):
+            if path not in present:
+                problems.find("missing-file", part, path.name)
+                continue
+            with problems.noting(part, path.name, path):
+                if layout.binary:
+                    images, labels = read_binary(path, 1 if name == "cifar10" else 2, num_classes)
+                else:
+                    images, labels = read_pickle(path, layout.label_key, num_classes)
+                files.append((path.name, images, labels))
+                if len(images) < layout.per_train_file and len(names[part]) > 1:
+                    text = f"{path.name}: {len(images):,} of {layout.per_train_file:,}"
+                    problems.find("fewer-samples", part, text, 0)
+    return parts
+
+
 def open_cifar(name: str, folder: Path) -> DataSource:
     """Reads ``cifar10`` or ``cifar100``; missing training files and short files cause a warning.
 
@@ -232,24 +258,20 @@ def open_cifar(name: str, folder: Path) -> DataSource:
     hint = f"copy the {name} files there, or pass --dataset {name} --download"
     if layout is None:
         raise DataError(f"{folder} has no {name} files", hint)
-    present = [n for n in layout.train if is_file(folder / n)]
-    if not present:
-        raise DataError(f"{folder} has no training file of {name} ({', '.join(layout.train)})", hint)
-    if not is_file(folder / layout.test):
-        raise DataError(f"{folder} has no test file of {name} ({layout.test})", hint)
-    # The bytes of the files, the arrays of each file, and the concatenated arrays.
-    check_memory(3 * sum(file_size(folder / n) for n in (*present, layout.test)), f"{name} in {folder}")
     parts, warnings = [], []
-    sizes = (layout.per_train_file * len(layout.train), TEST_SIZE)
-    for kind, names, full in zip(("train", "test"), (present, [layout.test]), sizes):
-        batches = [read_batch(name, layout, folder / n, NUM_CLASSES[name]) for n in names]
-        images, labels = (np.concatenate(column) for column in zip(*batches))
+    sizes = {"training": layout.per_train_file * len(layout.train), "test": TEST_SIZE}
+    for (kind, full), files in zip(sizes.items(), read_parts(name, folder, layout).values()):
+        if not files:
+            names = ", ".join(layout.train if kind == "training" else (layout.test,))
+            raise DataError(f"{folder} has no {kind} file of {name} ({names})", hint)
+        file_names, *columns = zip(*files)
+        images, labels = map(np.concatenate, columns)
         parts.append(ArrayExamples(images, labels.astype(np.int32)))
         if len(images) < full:
-            warnings.append(
-                f"{name} is partial: {len(images):,} of {full:,} {kind} images ({', '.join(names)})"
-            )
-    return array_source(
+            kind = "train" if kind == "training" else kind
+            names = ", ".join(file_names)
+            warnings.append(f"{name} is partial: {len(images):,} of {full:,} {kind} images ({names})")
+    return data_source(
         *parts,
         name=name,
         class_names=read_class_names(name, folder, layout),

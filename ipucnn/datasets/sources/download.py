@@ -83,12 +83,12 @@ def download(name: str, path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{remote.folder}-", dir=path) as scratch:
-            fetched: List[str] = []
+            files: List[str] = []
             for file_name, sha256 in remote.files:
                 print(f"downloading {remote.base}{file_name}", file=sys.stderr)
-                fetched += _fetch(remote, file_name, sha256, Path(scratch))
+                files += _fetch(remote, file_name, sha256, Path(scratch))
             target.mkdir(exist_ok=True)
-            for file in fetched:
+            for file in files:
                 os.replace(file, target / os.path.basename(file))
     except OSError as error:
         raise DataError(
@@ -98,12 +98,7 @@ def download(name: str, path: Path) -> Path:
 
 
 def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[str]:
-    """Downloads ``file_name`` to ``folder``, a temporary folder, and unpacks archives; returns the resulting files.
-
-    Raises:
-        MissingError: the file cannot be downloaded, or pooch is not installed.
-        DataError: the file differs from its published SHA-256.
-    """
+    """Downloads ``file_name`` to ``folder``, a temporary folder, and unpacks archives; returns the resulting files."""
     try:
         import pooch
     except ImportError as error:
@@ -112,35 +107,26 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
         ) from None
     # pooch's log would report the same a second time.
     pooch.get_logger().setLevel("CRITICAL")
-    url = remote.base + file_name
+    url, progress = remote.base + file_name, _Progress() if sys.stderr.isatty() else False
     try:
-        fetched = pooch.retrieve(
+        files = pooch.retrieve(
             url,
             known_hash=f"sha256:{sha256}",
             fname=file_name,
             path=folder,
-            downloader=pooch.HTTPDownloader(
-                progressbar=_Progress() if sys.stderr.isatty() else False, timeout=TIMEOUT_S
-            ),
+            downloader=pooch.HTTPDownloader(progressbar=progress, timeout=TIMEOUT_S),
             processor=pooch.Untar(members=[remote.folder]) if remote.archive else None,
         )
-    except ValueError as error:
-        if "hash" not in str(error).lower():
-            raise _not_fetched(url, error) from error
-        raise DataError(
-            f"{url} does not have the SHA-256 {sha256}; it was not kept", "try again, or fetch it elsewhere"
-        ) from None
-    except Exception as error:  # requests and urllib3 raise their own types
-        raise _not_fetched(url, error) from error
-    return list(fetched) if remote.archive else [fetched]
-
-
-def _not_fetched(url: str, error: Exception) -> MissingError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    return MissingError(
-        f"cannot download {url}: {reason}",
-        "check the network, or fetch the file elsewhere and pass --dataset-path",
-    )
+    except Exception as error:  # requests and urllib3 raise their own types, and pooch a ValueError
+        if isinstance(error, ValueError) and "hash" in str(error).lower():
+            text = f"{url} does not have the SHA-256 {sha256}; it was not kept"
+            raise DataError(text, "try again, or fetch it elsewhere") from None
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise MissingError(
+            f"cannot download {url}: {reason}",
+            "check the network, or fetch the file elsewhere and pass --dataset-path",
+        ) from error
+    return list(files) if remote.archive else [files]
 
 
 class _Progress:

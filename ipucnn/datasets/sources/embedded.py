@@ -3,12 +3,9 @@
 They are the test part of the UCI Optical Recognition of Handwritten Digits set (Alpaydin and Kaynak, 1998).
 """
 
-from dataclasses import replace
-from typing import Optional, Tuple
-
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, Examples, array_source, limit_source
+from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, InfeasibleError, MissingError
 
@@ -36,7 +33,7 @@ def open_digits() -> DataSource:
             np.arange(len(labels)), test_size=NUM_HELD_OUT, stratify=labels, random_state=0, shuffle=True
         )
     )
-    return array_source(
+    return data_source(
         ArrayExamples(images[kept], labels[kept]),
         ArrayExamples(images[held_out], labels[held_out]),
         name="digits",
@@ -89,7 +86,7 @@ def open_random(
         labels = random.randint(0, num_classes, (total, height, width)).astype(np.uint8)
     else:
         labels = random.randint(0, num_classes, total).astype(np.int32)
-    return array_source(
+    return data_source(
         ArrayExamples(images[:num_train], labels[:num_train]),
         ArrayExamples(images[num_train:], labels[num_train:]),
         name="random",
@@ -98,32 +95,3 @@ def open_random(
         location="generated",
         augmentation="dihedral" if task == "segmentation" else "crop_flip",
     )
-
-
-def open_blank(
-    height: int,
-    width: int,
-    channels: int,
-    num_classes: int,
-    task: str = "classification",
-    limit_train: Optional[str] = None,
-    limit_eval: Optional[str] = None,
-    num_examples: Tuple[int, int] = (NUM_TRAIN, NUM_EVAL),
-) -> DataSource:
-    """Returns the set of :func:`open_random` after limits, with black pixels that share one byte of memory.
-
-    It serves checks that need only the facts of the set.
-    """
-    source = open_random(1, 1, channels, num_classes, task, 0, *num_examples)
-    source = limit_source(source, limit_train, limit_eval, 0)
-
-    def blank(examples: Examples) -> ArrayExamples:
-        number = len(examples)
-        zero: np.ndarray = np.zeros((), np.uint8)
-        labels = examples.labels
-        if task == "segmentation":
-            labels = np.broadcast_to(zero, (number, height, width))
-        return ArrayExamples(np.broadcast_to(zero, (number, height, width, channels)), labels)
-
-    info = replace(source.info, image_shape=(height, width, channels))
-    return replace(source, info=info, train=blank(source.train), eval=blank(source.eval))

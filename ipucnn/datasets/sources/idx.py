@@ -13,7 +13,7 @@ from typing import BinaryIO, Dict, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, array_source
+from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
@@ -173,7 +173,7 @@ def open_idx(name: str, folder: Path) -> DataSource:
             warnings.append(f"{name} is partial: {len(images):,} of {full:,} {part} images")
     if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
         raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
-    return array_source(
+    return data_source(
         *parts,
         name=name,
         class_names=CLASS_NAMES[name],

@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, FileExamples, file_source
+from ipucnn.datasets.base import DataSource, FileExamples, data_source
 from ipucnn.datasets.limits import HELD_OUT_SHARE
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.errors import DataError
@@ -279,7 +279,7 @@ def open_imagefolder(
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
         warnings.append(f"{part}: no images in {', '.join(empty[:MOST_NAMED]) + more}")
     # No augmentation is set: files are augmented by random crops while they are decoded.
-    return file_source(
+    return data_source(
         train,
         evaluation,
         name=name,

@@ -18,7 +18,7 @@ from ipucnn.datasets.base import (
     Examples,
     FileExamples,
     RecordExamples,
-    array_source,
+    data_source,
 )
 from ipucnn.datasets.sources.imagefolder import HELD_OUT_SHARE, held_out
 from ipucnn.errors import DataError
@@ -155,7 +155,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         raise DataError(text, _HINT)
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
-    return array_source(
+    return data_source(
         train,
         evaluation,
         name=name,
@@ -213,20 +213,22 @@ def _checked(made: DataSource, location: str) -> DataSource:
         info = msgspec.convert({key: _plain(value) for key, value in vars(info).items()}, DatasetInfo)
     except msgspec.ValidationError as error:
         need(False, f"has wrong facts: {printable(str(error))}")
-    is_masks, channels, names = info.task == "segmentation", info.image_shape[2], info.class_names
+    is_masks, channels = info.task == "segmentation", info.image_shape[2]
     need(info.task in ("classification", "segmentation"), f"has task = {shown_value(repr(info.task))}")
     need(channels in (1, 3), f"has image_shape = {info.image_shape}, of neither 1 nor 3 channels")
-    is_right = 0 < info.num_classes == len(names)
-    need(is_right, f"has num_classes = {info.num_classes} and {len(names)} class_names")
+    num_names = len(info.class_names)
+    need(
+        0 < info.num_classes == num_names, f"has num_classes = {info.num_classes} and {num_names} class_names"
+    )
     for key, values in (("mean", info.mean), ("std", info.std)):
         is_right = (
             len(values) == channels and np.isfinite(values).all() and (key == "mean" or min(values) > 0)
         )
         need(is_right, f"has {key} = {shown_value(repr(values))} for {channels} channels")
-    is_right = info.augmentation in AUGMENTATION_NAMES and (info.tiled or info.augmentation != "elastic")
+    shown = f"augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for tiled images"
     need(
-        is_right,
-        f"has augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for tiled images",
+        info.augmentation in AUGMENTATION_NAMES and (info.tiled or info.augmentation != "elastic"),
+        f"has {shown}",
     )
     parts: List[Examples] = []
     for what, number in (("train", info.num_train), ("eval", info.num_eval)):
@@ -238,13 +240,11 @@ def _checked(made: DataSource, location: str) -> DataSource:
             size, shape = examples.images.shape[1:], examples.images.shape[: 3 if is_masks else 1]
             is_right = all(side in (None, given) for side, given in zip(info.image_shape, size))
             need(is_right, f"has {what} of {size} and image_shape = {info.image_shape}")
-            need(
-                len(examples.names) in (0, len(examples)),
-                f"has {what} with other numbers of names than of images",
-            )
+            is_right = len(examples.names) in (0, len(examples))
+            need(is_right, f"has {what} with other numbers of names than of images")
         else:
             need(not is_masks, f"has masks in {kind}, which is for classes")
-        attribute, content = next(_CONTENTS[kind] for kind in _CONTENTS if isinstance(examples, kind))
+        attribute, content = next(_CONTENTS[cls] for cls in _CONTENTS if isinstance(examples, cls))
         is_right = all(isinstance(value, content) for value in getattr(examples, attribute))
         need(is_right, f"has {what} with {kind} that are not all {content.__name__}")
         labels: np.ndarray = np.zeros(0)

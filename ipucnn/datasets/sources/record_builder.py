@@ -209,15 +209,15 @@ def _make_all(
     total, done, stop = sum(len(shard.images) for shard in shards), [0] * len(shards), threading.Event()
 
     def make(number: int) -> Tuple[str, bool, int]:
-        def tell(images: int) -> None:
+        def progress(images: int) -> None:
             done[number] = images
             if stop.is_set():
                 raise _Stopped
 
         shard = shards[number]
-        if _is_whole(shard, tell):
+        if _is_whole(shard, progress):
             return file_digest(shard.path), True, 0
-        return _made(shard, max_pixels, tell)
+        return _made(shard, max_pixels, progress)
 
     with ThreadPoolExecutor(num_workers) as pool:
         futures: List[Future[Tuple[str, bool, int]]] = [
@@ -240,7 +240,7 @@ def _make_all(
     return digests, sum(kept for _, kept, _ in results), sum(converted for _, _, converted in results)
 
 
-def _made(shard: _Shard, max_pixels: int, tell: Callable[[int], None]) -> Tuple[str, bool, int]:
+def _made(shard: _Shard, max_pixels: int, progress: Callable[[int], None]) -> Tuple[str, bool, int]:
     """Makes a file; returns its SHA-256, False because it was not kept, and the number of converted images."""
     digest, num_converted = hashlib.sha256(), 0
 
@@ -253,7 +253,7 @@ def _made(shard: _Shard, max_pixels: int, tell: Callable[[int], None]) -> Tuple[
                 file.write(data)
                 digest.update(data)
                 num_converted += is_converted
-                tell(number)
+                progress(number)
 
     write_atomically(shard.path, write)
     return digest.hexdigest(), False, num_converted
@@ -301,7 +301,7 @@ def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tupl
     return make_example(features), not is_kept
 
 
-def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
+def _is_whole(shard: _Shard, progress: Callable[[int], None]) -> bool:
     """Returns whether the file exists with all its records, each with the right checksum, name and label."""
     if not is_file(shard.path):
         return False
@@ -314,7 +314,7 @@ def _is_whole(shard: _Shard, tell: Callable[[int], None]) -> bool:
             if not name or (features[LABEL], features[FILENAME]) != (shard.labels[number] + 1, name):
                 return False
             count = number + 1
-            tell(count)
+            progress(count)
     except DataError:
         return False
     return count == len(shard.images)

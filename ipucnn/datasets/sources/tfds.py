@@ -16,8 +16,7 @@ from ipucnn.datasets.base import (
     DataSource,
     EncodedExamples,
     Examples,
-    array_source,
-    file_source,
+    data_source,
 )
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, MissingError
@@ -179,25 +178,14 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     except Exception as error:  # for example, damaged records or a missing shard
         raise _cannot_read(name, folder, error) from error
     train, evaluation = parts
-    class_names, location = builder.info.features[keys[1]].names, str(folder)
-    if isinstance(train, ArrayExamples) and isinstance(evaluation, ArrayExamples):
-        return array_source(
-            train,
-            evaluation,
-            name=name,
-            class_names=class_names,
-            location=location,
-            augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop"),
-            warnings=warnings,
-        )
-    assert isinstance(train, EncodedExamples) and isinstance(evaluation, EncodedExamples)
-    return file_source(
+    return data_source(
         train,
         evaluation,
         name=name,
-        class_names=class_names,
-        location=location,
+        class_names=builder.info.features[keys[1]].names,
+        location=str(folder),
         channels=shape[-1],
+        augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop") if one_size else "none",
         warnings=warnings,
     )
 

@@ -7,7 +7,6 @@ page or record.  Embedded and generated sets, and those of users' functions, are
 import contextlib
 import itertools
 import os
-import struct
 import threading
 import zlib
 from bisect import bisect_right
@@ -17,14 +16,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import (
-    ArrayExamples,
-    DataSource,
-    FileExamples,
-    ImageFiles,
-    RecordExamples,
-    read_file,
-)
+from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, read_file
+from ipucnn.datasets.image_headers import chunks, is_png
 from ipucnn.datasets.images import open_image, opened
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
@@ -38,7 +31,7 @@ from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Decoded, Lot, measure
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file, is_folder
+from ipucnn.filesystem import file_size, is_file
 from ipucnn.text import printable
 
 Lots = Mapping[str, Lot]
@@ -64,7 +57,6 @@ _MODES = {
     "I": "16 or 32 bits",
     "F": "floating point",
 }
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def decode_image(
@@ -93,20 +85,16 @@ def check_png(data: bytes, origin: str) -> None:
     Raises:
         DataError: a checksum is wrong, or the file has no end.
     """
-    at = len(_PNG)
-    if data[:at] != _PNG:
+    if not is_png(data):
         return
-    while at + 12 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, at)
-        if at + 12 + length > len(data):
+    for kind, content, checksum in chunks(data):
+        if len(checksum) < 4:
             break
-        (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
-        if zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]) != checksum:
+        if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(checksum, "big"):
             text = f"{origin}: the checksum of its chunk {printable(kind.decode('latin1'))} is wrong"
             raise DataError(text, "get the file again", "checksum")
         if kind == b"IEND":
             return
-        at += 12 + length
     raise DataError(f"{origin} is truncated: it has no end", "get the file again", "truncated")
 
 
@@ -173,10 +161,10 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
 # -- sets in memory -----------------------------------------------------------------------------------------------
 
 
-def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
+def idx_lots(survey: Survey, folder: Path) -> Lots:
     """Returns the samples of MNIST or Fashion-MNIST, and compares packed files with their published checksums."""
-    survey.class_names = idx.CLASS_NAMES[name]
-    published = dict(REMOTES[name].files)
+    survey.class_names = idx.CLASS_NAMES[survey.dataset]
+    published = dict(REMOTES[survey.dataset].files)
     survey.is_published = True
     lots = {}
     for subset in (TRAIN, EVAL):
@@ -185,10 +173,9 @@ def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
             path = idx.find_file(folder, stem)
             if path is None or path.suffix != ".gz":
                 survey.is_published = False  # there are no published checksums of unpacked files
-                continue
-            with survey.noting(subset, path.name, path):
+            else:
                 survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
-        arrays = idx.read_part(folder, subset, name, survey)
+        arrays = idx.read_part(folder, subset, survey.dataset, survey)
         if "images" in arrays:
             path, images = arrays["images"]
             labels = arrays["labels"][1] if "labels" in arrays else np.zeros(0, np.uint8)
@@ -197,23 +184,25 @@ def idx_lots(survey: Survey, name: str, folder: Path) -> Lots:
 
 
 # MD5 of the files in the archives of https://www.cs.toronto.edu/~kriz/cifar.html, from torchvision.
-_CIFAR_MD5: Mapping[Tuple[str, str], str] = {
-    ("cifar10", "data_batch_1"): "c99cafc152244af753f735de768cd75f",
-    ("cifar10", "data_batch_2"): "d4bba439e000b95fd0a9bffe97cbabec",
-    ("cifar10", "data_batch_3"): "54ebc095f3ab1f0389bbae665268c751",
-    ("cifar10", "data_batch_4"): "634d18415352ddfa80567beed471001a",
-    ("cifar10", "data_batch_5"): "482c414d41f54cd18b22e5b47cb7c3cb",
-    ("cifar10", "test_batch"): "40351d587109b95175f43aff81a1287e",
-    ("cifar100", "train"): "16019d7e3df5f24257cddd939b257f8d",
-    ("cifar100", "test"): "f0ef6b0ae62326f3e7ffdfab6717acfc",
+_CIFAR_MD5: Mapping[str, Mapping[str, str]] = {
+    "cifar10": {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
+    "cifar100": {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
 }
 
 
-def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
+def cifar_lots(survey: Survey, folder: Path) -> Lots:
     """Returns the samples of CIFAR-10 or CIFAR-100, file by file.
 
-    Raises DataError if a subset takes more than half of the memory.
+    Raises DataError if the set takes more than half of the memory.
     """
+    name = survey.dataset
     layout = cifar.find_layout(name, folder)
     assert layout is not None  # otherwise the set would not have been chosen
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
@@ -222,36 +211,19 @@ def cifar_lots(survey: Survey, name: str, folder: Path) -> Lots:
     with survey.noting(None, layout.meta, folder / layout.meta):
         survey.class_names = cifar.read_class_names(name, folder, layout)
     survey.is_published = not layout.binary
-    lots = {}
-    parts = ((TRAIN, layout.train, layout.per_train_file), (EVAL, (layout.test,), cifar.TEST_SIZE))
-    for subset, names, full in parts:
-        present = [folder / n for n in names if is_file(folder / n)]
-        check_memory(3 * sum(map(file_size, present)), f"{name} in {printable(str(folder))}")
-        for file_name in (
-            names if present else ()
-        ):  # without any file, the whole subset is reported as missing
-            if folder / file_name not in present:
-                survey.find("missing-file", subset, file_name)
-        files = []
-        for path in present:
-            with survey.noting(subset, path.name, path):
-                if not layout.binary:
-                    survey.compare(subset, path, "MD5", _CIFAR_MD5[name, path.name])
-                images, labels = cifar.read_batch(name, layout, path, None)
-                files.append((path.name, images, labels))
-                if len(images) < full and len(names) > 1:
-                    text = f"{path.name}: {len(images):,} of {full:,}"
-                    survey.find("fewer-samples", subset, text, 0)
-        if files:
-            lots[subset] = array_lot(files)
-    return lots
+    for file_name, digest in _CIFAR_MD5[name].items() if survey.is_published else ():
+        if is_file(folder / file_name):
+            subset = EVAL if file_name == layout.test else TRAIN
+            survey.compare(subset, folder / file_name, "MD5", digest)
+    parts = cifar.read_parts(name, folder, layout, survey)
+    return {subset: array_lot(files) for subset, files in parts.items() if files}
 
 
 # -- class folders ------------------------------------------------------------------------------------------------
 
 
-def imagefolder_lots(survey: Survey, folder: Path, validation_fraction: float) -> Lots:
-    parts, names, _ = imagefolder.read_parts(folder, validation_fraction, survey)
+def imagefolder_lots(survey: Survey, folder: Path) -> Lots:
+    parts, names, _ = imagefolder.read_parts(folder, survey.validation_fraction, survey)
     survey.class_names = tuple(map(printable, names))
     return {
         subset: file_lot(survey, files, partial(_name_of_file, files.paths))
@@ -270,15 +242,15 @@ def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
     """Returns the pages of the two volumes; a page that only one volume has counts as stored, but is not decoded."""
     survey.class_names = isbi2012.CLASS_NAMES
     volumes: List[List[Optional[np.ndarray]]] = []
-    paths = [isbi2012.find_volume(folder, stem) for stem in (isbi2012.IMAGES, isbi2012.LABELS)]
-    for stem, path in zip((isbi2012.IMAGES, isbi2012.LABELS), paths):
+    for stem in (isbi2012.IMAGES, isbi2012.LABELS):
+        path = isbi2012.find_volume(folder, stem)
         if path is None:
             survey.find("missing-file", None, f"{stem}.tif")
         volumes.append([] if path is None else isbi2012.read_pages(path, survey.max_pixels, survey))
-    images, masks = volumes
-    if paths[0] is None:
+    images_path, (images, masks) = isbi2012.find_volume(folder, isbi2012.IMAGES), volumes
+    if images_path is None:
         return {}
-    file_name, num_pages = paths[0].name, len(images) or len(masks)
+    file_name, num_pages = images_path.name, len(images) or len(masks)
     first_eval = num_pages - (isbi2012.num_held_out(num_pages) if num_pages else 0)
     if images and masks and len(images) != len(masks):
         text = f"{file_name}: {len(images)} slices, {len(masks)} labels"
@@ -314,25 +286,31 @@ def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Dec
         raise DataError(f"{sizes[0]}, its mask {sizes[1]}", hint, "wrong-shape")
     pixels = image.reshape(1, *image.shape[:2], -1)
     size = (int(pixels.shape[1]), int(pixels.shape[2]))
-    alike = {"size": f"{size[0]}x{size[1]}", "pixels": "grey" if image.ndim == 2 else "colour"}
     values = [str(value) for value in mask_values(stored) if value]
-    if values:
-        alike["mask"] = "mask of " + ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
+    alike = {
+        "size": f"{size[0]}x{size[1]}",
+        "pixels": "grey" if image.ndim == 2 else "colour",
+        "mask": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
+    }
     return Decoded(measure(pixels), size, (), pixels, mask[np.newaxis].astype(np.uint8), alike)
 
 
 def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
-    parts = imagemasks.part_folders(folder)
-    pairs = {subset: _pairs(survey, subset, part) for subset, part in parts.items()}
-    if parts == {TRAIN: folder} and len(pairs[TRAIN]) > 1:
-        edge = len(pairs[TRAIN]) - isbi2012.num_held_out(len(pairs[TRAIN]))
-        pairs = {TRAIN: pairs[TRAIN][:edge], EVAL: pairs[TRAIN][edge:]}
+    parts = {}
+    for subset, part in imagemasks.part_folders(folder).items():
+        parts[subset] = pairs = imagemasks.read_pairs(part, subset, survey)
+        for name in pairs.alone:
+            rename = next(
+                (f": rename {words}" for words in pairs.renames if words.startswith(name + " ")), ""
+            )
+            survey.find("unpaired", subset, name + rename)
+    files = imagemasks.divided(parts, folder)
     classes: Optional[MaskClasses] = BINARY
     table = None
     with survey.noting(None, TABLE, folder / TABLE):
         classes = table = read_table(folder)
-    stored = _stored_masks(survey, folder, pairs, table is not None and table.colours)
+    stored = _stored_masks(survey, folder, files, table is not None and table.colours)
     if classes is None:
         classes = BINARY
         with contextlib.suppress(DataError):  # values that are no classes are reported for each mask
@@ -340,7 +318,7 @@ def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
     survey.class_names = tuple(map(printable, classes.names))
     for mask_path in list(stored)[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask_path, survey.max_pixels)
-    return {subset: _pairs_lot(survey, folder, files, stored, classes) for subset, files in pairs.items()}
+    return {subset: _pairs_lot(survey, folder, pairs, stored, classes) for subset, pairs in files.items()}
 
 
 def _pairs_lot(
@@ -376,33 +354,14 @@ def _stored_masks(
     for subset, files in pairs.items():
         chosen = survey.chosen(subset, len(files))
         for number, (_, path) in enumerate(files):
-            is_chosen = chosen is None or chosen[number]
             name = _below(path, folder)
-            with survey.noting(subset, name, path) if is_chosen else contextlib.suppress(DataError):
+            with survey.noting(subset, name, path) if chosen[number] else contextlib.suppress(DataError):
                 check_png(read_file(str(path)), f"mask {path}")
                 stored[path] = imagemasks.read_mask(path, survey.max_pixels, colours)
                 if len(stored) == 1:
                     subject = f"{printable(str(folder))} with {total} such masks"
                     check_memory(total * stored[path].nbytes, subject)
     return stored
-
-
-def _pairs(survey: Survey, subset: str, part: Path) -> List[Tuple[Path, Path]]:
-    """Returns images with their masks in the order of names, and reports files without a partner."""
-    files: List[Dict[str, Path]] = []
-    for below in imagemasks.BELOW:
-        with survey.noting(subset, below, part / below):
-            if is_folder(part / below):
-                files.append(imagemasks.files_by_name(part / below, below == "masks"))
-            else:
-                survey.find("missing-file", subset, f"the folder {below}")
-    if len(files) < len(imagemasks.BELOW):
-        return []  # One folder is missing or unreadable, which is reported; files without a partner follow from it.
-    pairs = imagemasks.find_pairs(*files)
-    for name in pairs.alone:
-        rename = next((f": rename {words}" for words in pairs.renames if words.startswith(name + " to ")), "")
-        survey.find("unpaired", subset, name + rename)
-    return list(pairs.both.values())
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -414,7 +373,7 @@ def _below(path: Path, folder: Path) -> str:
 _RECORDS = "CRC32C of records"
 
 
-def tfds_lots(survey: Survey, name: str, folder: Path) -> Lots:
+def tfds_lots(survey: Survey, folder: Path) -> Lots:
     """Returns the samples of a prepared version of a TFDS set.
 
     Raises:
@@ -423,7 +382,7 @@ def tfds_lots(survey: Survey, name: str, folder: Path) -> Lots:
     """
     from ipucnn.datasets.sources import tfds
 
-    builder, image_key, label_key = tfds.open_builder(name, folder)
+    builder, image_key, label_key = tfds.open_builder(survey.dataset, folder)
     survey.class_names = tuple(map(printable, builder.info.features[label_key].names))
     height, width, channels = builder.info.features[image_key].shape
     survey.shape = None if None in (height, width) else (height, width)
@@ -440,16 +399,18 @@ def tfds_lots(survey: Survey, name: str, folder: Path) -> Lots:
         if split is not None:
             paths = [Path(str(path)) for path in splits[split].filepaths]
             shards = list(zip(paths, map(int, splits[split].shard_lengths)))
-            lots[subset] = _shards_lot(survey, subset, shards, ".tfrecord", read)
+            lots[subset] = _shards_lot(survey, subset, shards, read)
     return lots
 
 
-def records_lots(survey: Survey, folder: Path) -> Lots:
-    """Returns the samples in ImageNet's record files.
+def imagenet_lots(survey: Survey, folder: Path) -> Lots:
+    """Returns the samples in ImageNet's record files, or in its class folders.
 
     Raises:
         DataError: the folder has files of several sets, or the file of the classes is damaged.
     """
+    if not imagenet.has_shards(folder):
+        return imagefolder_lots(survey, folder)
     shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
     with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
         for name, is_right in (check_checksums(folder) or {}).items():
@@ -465,7 +426,7 @@ def records_lots(survey: Survey, folder: Path) -> Lots:
         for path, _ in shards:
             if is_file(path) and file_size(path) == 0:
                 survey.find("empty-file", subset, printable(path.name))
-        lots[subset] = _shards_lot(survey, subset, shards, "", read)
+        lots[subset] = _shards_lot(survey, subset, shards, read)
     return lots
 
 
@@ -473,51 +434,24 @@ def _shards_lot(
     survey: Survey,
     subset: str,
     files: Sequence[Tuple[Path, int]],
-    ending: str,
     read: Callable[[str, int, int, bool], Decoded],
 ) -> Lot:
-    """Returns the records of files as samples.
+    """Returns the records of files as samples, and reports problems of the files.
 
-    Each file comes with its expected number of records, or -1.  Only files whose name contains ``ending`` can be read;
-    the records of others count as stored.
+    Each file comes with its expected number of records, or -1.  Files of TFDS that are no TFRecord files cannot be
+    read; their records count as stored.
     """
-    examples, num_unread = _scan_shards(survey, subset, files, ending)
-
-    def place(number: int) -> Tuple[str, int, int]:
-        shard = examples.paths[examples.shards[number]]
-        return shard, int(examples.numbers[number]), int(examples.places[number])
-
-    def name(number: int) -> str:
-        path, record, _ = place(number)
-        return f"{printable(os.path.basename(path))}, record {record}"
-
-    return Lot(
-        len(examples),
-        name,
-        lambda numbers, is_drawn: read(*place(numbers[0]), is_drawn),
-        place=lambda number: place_of(*place(number)),
-        num_stored=len(examples) + num_unread,
-    )
-
-
-def _scan_shards(
-    survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], ending: str
-) -> Tuple[RecordExamples, int]:
-    """Returns the positions of the records in a subset's files, and the number of records in files of another format.
-
-    Problems of the files are reported.
-    """
-    places: List[np.ndarray] = [np.zeros((3, 0), np.int64)]
+    places: List[np.ndarray] = [np.zeros((0, 3), np.int64)]
     differences: List[Tuple[str, int]] = []
-    num_unread = 0
+    num_stored = 0
     for shard, (path, length) in enumerate(files):
         name = printable(path.name)
         if not is_file(path):
             survey.find("missing-file", subset, name)
             continue
-        if ending not in path.name:
+        if length >= 0 and ".tfrecord" not in path.name:
             survey.find("not-checked", subset, f"{name}: no TFRecord file")
-            num_unread += length
+            num_stored += length
             continue
         records: List[Tuple[int, int, int]] = []
         try:
@@ -527,20 +461,32 @@ def _scan_shards(
             if error.code == "checksum":
                 survey.check(_RECORDS, False)
             survey.note_error(subset, name, error, path)
-        places.append(np.array(records, np.int64).reshape(-1, 3).T)
+        places.append(np.array(records, np.int64).reshape(-1, 3))
+        num_stored += len(records)
         if length not in (-1, len(records)):
             differences.append((f"{name}: {len(records):,} of {length:,}", len(records) - length))
-    columns = np.concatenate(places, axis=1)
-    num_stored = columns.shape[1] + num_unread
-    expected = survey.known.counts.get(subset, num_stored)
     for text, difference in differences:
         # Differences from the published number are counted later, when each subset is compared with it.
-        is_counted = (num_stored - expected) * difference > 0
+        is_counted = (num_stored - survey.known.counts.get(subset, num_stored)) * difference > 0
         code = "fewer-samples" if difference < 0 else "more-samples"
         survey.find(code, subset, text, 0 if is_counted else abs(difference))
-    labels: np.ndarray = np.zeros(columns.shape[1], np.int32)
-    paths = tuple(str(path) for path, _ in files)
-    return RecordExamples(paths, columns[0], columns[1], columns[2], labels), num_unread
+    rows = np.concatenate(places)
+
+    def place(number: int) -> Tuple[str, int, int]:
+        shard, record, at = rows[number].tolist()
+        return str(files[shard][0]), record, at
+
+    def name_of(number: int) -> str:
+        path, record, _ = place(number)
+        return f"{printable(os.path.basename(path))}, record {record}"
+
+    return Lot(
+        len(rows),
+        name_of,
+        lambda numbers, is_drawn: read(*place(numbers[0]), is_drawn),
+        place=lambda number: place_of(*place(number)),
+        num_stored=num_stored,
+    )
 
 
 def _read_record(
@@ -573,3 +519,14 @@ def _read_record(
         raise DataError(text, "correct the labels, or remove the samples", "label-range")
     origin = place_of(path, record, at)
     return decode_image(data, origin, label - first_label, is_drawn, survey.max_pixels, channels)
+
+
+OF_SETS: Mapping[str, Callable[[Survey, Path], Lots]] = {
+    **dict.fromkeys(idx.CLASS_NAMES, idx_lots),
+    **dict.fromkeys(cifar.LAYOUTS, cifar_lots),
+    "isbi2012": isbi2012_lots,
+    "imagemasks": imagemasks_lots,
+    "imagefolder": imagefolder_lots,
+    "imagenet": imagenet_lots,
+}
+"""The function that finds the samples of each set that is read from files, except for those of TFDS."""

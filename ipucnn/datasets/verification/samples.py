@@ -3,7 +3,7 @@
 import hashlib
 import math
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -104,6 +104,9 @@ class Lot(NamedTuple):
     at_once: int = 1
 
 
+_NO_SAMPLES = Lot(0, str, lambda numbers, is_drawn: None)
+
+
 class Sample(NamedTuple):
     """A sample for the contact sheet.
 
@@ -144,37 +147,44 @@ class Watcher:
     on_sample: Callable[[int, Sample], None] = lambda position, sample: None
 
 
+@dataclass
 class SubsetSurvey:
     """The measurements of one subset.
 
-    Args:
-        name: "train" or "eval".
-
     Attributes:
+        name: "train" or "eval".
         num_stored: number of stored samples, including those that a limit leaves out.
-        chosen: bool [lot.size], the samples that a limit keeps; None for all.
+        chosen: bool [lot.size], the samples that a limit keeps.
         lot: the samples.
         class_counts: number of samples (or pixels of masks) per class.
         class_unit: "samples" or "pixels".
         checked: number of samples that were tried, whether or not they could be decoded.
         numbers, labels, digests: one item per decoded sample, in order; the label of a mask is a checksum of it.
+        alike: the value of each decoded sample, by property; empty for samples without the property.
         histogram: int64 [channels, 256] of all decoded samples with the first one's channels; None before the first.
         sizes: number of pixels by (height, width) of the decoded samples.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.num_stored = 0
-        self.chosen: Optional[np.ndarray] = None
-        self.lot = Lot(0, str, lambda numbers, is_drawn: None)
-        self.class_counts: Numbers = np.zeros(0, np.int64)
-        self.class_unit = "samples"
-        self.checked = 0
-        self.numbers, self.labels, self.digests = array("q"), array("q"), bytearray()
-        self.histogram: Optional[np.ndarray] = None
-        self.sizes: Dict[Tuple[int, int], int] = {}
-        self._sums: Numbers = 0.0
-        self._squares: Numbers = 0.0
+    name: str
+    num_stored: int = 0
+    chosen: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    lot: Lot = _NO_SAMPLES
+    class_counts: Numbers = 0
+    class_unit: str = "samples"
+    checked: int = 0
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    labels: "array[int]" = field(default_factory=lambda: array("q"))
+    digests: bytearray = field(default_factory=bytearray)
+    alike: Dict[str, List[str]] = field(default_factory=dict)
+    histogram: Optional[np.ndarray] = None
+    sizes: Dict[Tuple[int, int], int] = field(default_factory=dict)
+    _sums: Numbers = 0.0
+    _squares: Numbers = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no limit leaves out a sample."""
+        return bool(self.chosen.all())
 
     def record(self, numbers: Sequence[int], labels: Sequence[int], decoded: Decoded) -> None:
         """Adds the measurements of decoded samples of one size."""
@@ -182,6 +192,8 @@ class SubsetSurvey:
         self.numbers.extend(numbers)
         self.labels.extend(labels)
         self.digests += measured.digests
+        for key, value in decoded.alike.items():
+            self.alike.setdefault(key, []).append(value)
         if self.histogram is None:
             self.histogram = np.zeros_like(measured.histogram)
         if len(measured.histogram) == len(self.histogram):

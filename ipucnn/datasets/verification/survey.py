@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 import zlib
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -45,9 +46,8 @@ ENDINGS = {
     "PPM": (".ppm", ".pgm"),
 }
 """Endings of file names, by Pillow's name of a format."""
-USUAL_MODES = ("grey", "colour")
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
-    "mode": ("odd-mode", USUAL_MODES.__contains__),
+    "mode": ("odd-mode", ("grey", "colour").__contains__),
     "size": ("wrong-shape", bool),
     "pixels": ("wrong-mode", bool),
     "mask": ("mask-values", lambda values: "," not in values),
@@ -148,57 +148,42 @@ class Verification:
 
 
 @dataclass
-class _Tally:
-    """The samples of a subset with one value of a property: their number, the first names, and the drawn samples."""
-
-    count: int = 0
-    names: List[str] = field(default_factory=list)
-    drawn: List[int] = field(default_factory=list)
-
-
 class Survey(Problems):
     """Collects problems and measurements of a data set.
 
-    Args:
-        dataset: name of the set.
-        task: "classification" or "segmentation".
-        location: location of the set.
+    Attributes:
+        dataset, task, location: name, task ("classification" or "segmentation") and location of the set.
         known: published facts of the set.
         watcher: callbacks for progress and drawn samples.
         limits: values of ``--limit-train`` and ``--limit-eval`` by subset.
         image_size: (height, width) of the network's input, if given.
+        validation_fraction: the share of each class that is held out of a folder without train/ and val/.
         max_pixels: the most pixels of an image.
-
-    Attributes:
         class_names, class_colours: names and colours of the classes, set by the readers.
         shape: (height, width) of all samples, if known; set by the readers.
         is_published: whether all files with samples have their published checksums; set by the readers.
         checksums: kind -> [right, wrong].
     """
 
-    def __init__(
-        self,
-        dataset: str,
-        task: str,
-        location: str,
-        known: Known,
-        watcher: Watcher,
-        limits: Mapping[str, Optional[str]],
-        image_size: Optional[Tuple[int, int]],
-        max_pixels: int,
-    ) -> None:
-        self.dataset, self.task, self.location, self.known = dataset, task, location, known
-        self.image_size, self.max_pixels = image_size, max_pixels
-        self.class_names: Tuple[str, ...] = ()
-        self.class_colours: Tuple[Tuple[int, int, int], ...] = ()
-        self.shape: Optional[Tuple[int, int]] = None
-        self.is_published = False
-        self.checksums: Dict[str, List[int]] = {}
-        self._checking = threading.Lock()
+    dataset: str
+    task: str
+    location: str
+    known: Known
+    watcher: Watcher
+    limits: Mapping[str, Optional[str]]
+    image_size: Optional[Tuple[int, int]]
+    validation_fraction: float
+    max_pixels: int
+    class_names: Tuple[str, ...] = ()
+    class_colours: Tuple[Tuple[int, int, int], ...] = ()
+    shape: Optional[Tuple[int, int]] = None
+    is_published: bool = False
+    checksums: Dict[str, List[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
-        self._watcher, self._limits = watcher, limits
+        self._checking = threading.Lock()
         self._findings: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
-        self._tallies: Dict[str, Dict[str, Dict[str, _Tally]]] = {}  # by property, value and subset
         # The few samples that are drawn, by subset and number.
         self._drawn: Dict[Tuple[str, int], Sample] = {}
         self._done = self._total = 0
@@ -242,7 +227,7 @@ class Survey(Problems):
             self.checksums.setdefault(kind, [0, 0])[0 if is_right else 1] += 1
 
     def compare(self, subset: Optional[str], path: Path, kind: str, published: str) -> None:
-        """Compares a file with the published checksum, and records a difference.
+        """Compares a file with the published checksum, and records a difference; skips unreadable files.
 
         Args:
             subset: the subset of the file.
@@ -250,7 +235,11 @@ class Survey(Problems):
             kind: MD5 or SHA-256.
             published: the checksum in hexadecimal.
         """
-        digest = file_digest(path, kind.lower().replace("-", ""))
+        try:
+            digest = file_digest(path, kind.lower().replace("-", ""))
+        except DataError:  # the reader of the file reports it
+            self.is_published = False
+            return
         is_right = digest == published
         self.check(f"{kind} of files", is_right)
         self.is_published &= is_right
@@ -267,14 +256,12 @@ class Survey(Problems):
                 lot = subset.lot = lots[name]
                 subset.num_stored = lot.size if lot.num_stored is None else lot.num_stored
                 subset.chosen = self.chosen(name, lot.size)
-                self._total += lot.size if subset.chosen is None else int(subset.chosen.sum())
-        self._watcher.on_total(self._total)
+                self._total += int(subset.chosen.sum())
+        self.watcher.on_total(self._total)
 
-    def chosen(self, name: str, size: int) -> Optional[np.ndarray]:
-        """Returns the samples of a subset that a limit keeps: bool [size], or None for all."""
-        kept = parse_limit(self._limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
-        if kept == size:
-            return None
+    def chosen(self, name: str, size: int) -> np.ndarray:
+        """Returns the samples of a subset that a limit keeps: bool [size]."""
+        kept = parse_limit(self.limits.get(name), size, LIMIT_OPTIONS[name]) if size else 0
         chosen: np.ndarray = np.zeros(size, bool)
         chosen[permutation(size, 0, LIMIT, 0 if name == TRAIN else 1)[:kept]] = True
         return chosen
@@ -284,11 +271,10 @@ class Survey(Problems):
         position = 0
         for name, subset in self.subsets.items():
             for begin in range(0, subset.lot.size, subset.lot.at_once):
-                numbers = range(begin, min(begin + subset.lot.at_once, subset.lot.size))
-                chosen = [n for n in numbers if subset.chosen is None or subset.chosen[n]]
-                end = position + len(chosen)
-                if chosen:
-                    yield name, chosen, any(map(self._watcher.wants, range(position, end)))
+                numbers = (begin + np.flatnonzero(subset.chosen[begin : begin + subset.lot.at_once])).tolist()
+                end = position + len(numbers)
+                if numbers:
+                    yield name, numbers, any(map(self.watcher.wants, range(position, end)))
                 position = end
 
     def take(self, name: str, numbers: Sequence[int], decoded: Optional[Decoded]) -> None:
@@ -302,31 +288,32 @@ class Survey(Problems):
         subset, position = self.subsets[name], self._done
         subset.checked += len(numbers)
         self._done += len(numbers)
-        self._watcher.on_progress(min(self._done, self._total), self._total)
+        self.watcher.on_progress(self._done, self._total)
         if decoded is None:
             return
-        masks, labels = decoded.masks, [int(label) for label in decoded.labels]
+        masks, labels, num_classes = decoded.masks, decoded.labels, len(self.class_names)
         if masks is not None:
             subset.class_unit = "pixels"
             labels = [zlib.crc32(np.ascontiguousarray(mask).data) for mask in masks]
+            counts = [np.bincount(mask.reshape(-1), minlength=num_classes) for mask in masks]
         else:
-            legal = [label for label in labels if 0 <= label < len(self.class_names)]
-            subset.class_counts += np.bincount(np.array(legal, int), minlength=len(self.class_names))
+            counts = [np.bincount([n for n in labels if 0 <= n < num_classes], minlength=num_classes)]
+        subset.class_counts += sum(one[:num_classes] for one in counts)
         subset.record(numbers, labels, decoded)
         for k, number in enumerate(numbers):
-            if self._watcher.wants(position + k):
+            if self.watcher.wants(position + k):
                 assert decoded.images is not None
                 mask = None if masks is None else masks[k]
-                label = self._class_name(labels[k]) if mask is None else self._rarest(mask)
-                classes = (self.class_names, self.class_colours)
-                sample = Sample(subset.lot.name(number), label, [], decoded.images[k], mask, *classes)
+                label = self._class_name(labels[k]) if mask is None else self._rarest(counts[k])
+                names = (self.class_names, self.class_colours)
+                sample = Sample(subset.lot.name(number), label, [], decoded.images[k], mask, *names)
                 self._drawn[name, number] = sample
-                self._watcher.on_sample(position + k, sample)
+                self.watcher.on_sample(position + k, sample)
         self._check_together(subset, numbers, decoded)
         for k, number in enumerate(numbers):
             if masks is not None:
-                self._check_mask(subset, number, masks[k])
-            elif not 0 <= labels[k] < len(self.class_names):
+                self._check_mask(subset, number, counts[k])
+            elif not 0 <= labels[k] < num_classes:
                 self._note_label(subset, number, labels[k])
             if decoded.measured.constant[k] and decoded.size[0] * decoded.size[1] > 1:
                 self._note(subset, "constant-image", [number])
@@ -344,7 +331,7 @@ class Survey(Problems):
                 sample.problems.append(code)
 
     def _check_together(self, subset: SubsetSurvey, numbers: Sequence[int], decoded: Decoded) -> None:
-        """Checks the file and the size of samples, and counts properties that all samples should share."""
+        """Checks the size and the file of samples."""
         height, width = decoded.size
         if self.shape is not None and decoded.size != self.shape:
             self._note(
@@ -353,20 +340,12 @@ class Survey(Problems):
         least = self.image_size if decoded.masks is None and self.image_size is not None else (0, 0)
         if height < least[0] or width < least[1]:
             self._note(subset, "small-image", numbers, f"{height}x{width}")
-        if decoded.format:
-            path = subset.lot.path(numbers[0])
-            ending = "" if path is None else path.suffix.lower()
-            if ending and ending not in ENDINGS.get(decoded.format, (ending,)):
-                self._note(subset, "wrong-format", numbers, decoded.format)
-            if decoded.frames > 1:
-                self._note(subset, "several-frames", numbers, str(decoded.frames))
-        for property_name, value in decoded.alike.items():
-            by_subset = self._tallies.setdefault(property_name, {}).setdefault(value, {})
-            tally = by_subset.setdefault(subset.name, _Tally())
-            tally.count += 1
-            if len(tally.names) < MOST_EXAMPLES:
-                tally.names.append(subset.lot.name(numbers[0]))
-            tally.drawn += [number for number in numbers if (subset.name, number) in self._drawn]
+        path = subset.lot.path(numbers[0])
+        ending = "" if path is None else path.suffix.lower()
+        if ending and ending not in ENDINGS.get(decoded.format, (ending,)):
+            self._note(subset, "wrong-format", numbers, decoded.format)
+        if decoded.frames > 1:
+            self._note(subset, "several-frames", numbers, str(decoded.frames))
 
     def _note_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
         """Reports a label that is no class."""
@@ -376,10 +355,9 @@ class Survey(Problems):
             text = f"label {label}, classes are 0 to {len(self.class_names) - 1}"
             self._note(subset, "label-range", [number], text)
 
-    def _check_mask(self, subset: SubsetSurvey, number: int, mask: np.ndarray) -> None:
+    def _check_mask(self, subset: SubsetSurvey, number: int, counts: np.ndarray) -> None:
+        """Checks a mask by its number of pixels of each class."""
         num_classes = len(self.class_names)
-        counts: Numbers = np.bincount(mask.reshape(-1), minlength=num_classes)
-        subset.class_counts += counts[:num_classes]
         if counts[num_classes:].any():
             text = f"class {len(counts) - 1} of {num_classes} in its mask"
             self._note(subset, "label-range", [number], text)
@@ -389,11 +367,10 @@ class Survey(Problems):
     def _class_name(self, label: int) -> str:
         return self.class_names[label] if 0 <= label < len(self.class_names) else f"label {label}"
 
-    def _rarest(self, mask: np.ndarray) -> str:
+    def _rarest(self, counts: np.ndarray) -> str:
         """Returns share and name of the rarest class of a mask."""
-        counts: Numbers = np.bincount(mask.reshape(-1), minlength=len(self.class_names))
         rarest = int(counts[: len(self.class_names)].argmin())
-        return f"{counts[rarest] / mask.size:.1%} {self.class_names[rarest]}"
+        return f"{counts[rarest] / counts.sum():.1%} {self.class_names[rarest]}"
 
     # -- conclusions ------------------------------------------------------------------------------------------
 
@@ -458,19 +435,14 @@ class Survey(Problems):
 
     def _check_alike(self) -> None:
         """Reports samples with a property that differs from that of most samples."""
-        for property_name, values in self._tallies.items():
-            code, is_usual = ALIKE[property_name]
-            sums = {
-                value: sum(tally.count for tally in subsets.values()) for value, subsets in values.items()
-            }
-            common = max(filter(is_usual, values), key=sums.__getitem__, default=None)
-            for value in [value for value in values if value != common]:
-                instead = f"{value}, not {common}" if common is not None else value
-                for name, tally in values[value].items():
-                    for text in tally.names:
-                        self.find(code, name, f"{text}: {instead}")
-                    self.find(code, name, count=tally.count - len(tally.names))
-                    self._mark(code, name, tally.drawn)
+        for key, (code, is_usual) in ALIKE.items():
+            counts = Counter(value for subset in self.subsets.values() for value in subset.alike.get(key, ()))
+            common = max(filter(is_usual, filter(None, counts)), key=counts.__getitem__, default=None)
+            for subset in self.subsets.values():
+                for number, value in zip(subset.numbers, subset.alike.get(key, ())):
+                    if value not in ("", common):
+                        text = value if common is None else f"{value}, not {common}"
+                        self._note(subset, code, [number], text)
 
     def _check_counts(self, subset: SubsetSurvey) -> None:
         expected = self.known.counts.get(subset.name)
@@ -490,7 +462,7 @@ class Survey(Problems):
     def _check_balance(self, subset: SubsetSurvey) -> None:
         counts: Numbers = subset.class_counts
         # In a part that a limit chose, a class may be absent or rare by chance.
-        if subset.chosen is not None or not counts.any() or subset.class_unit == "pixels":
+        if not subset.is_whole or not counts.any() or subset.class_unit == "pixels":
             return
         for label in np.nonzero(counts == 0)[0]:
             self.find("empty-class", subset.name, self.class_names[label])
@@ -509,7 +481,7 @@ class Survey(Problems):
         # Masks are counted in both subsets.  Samples that a limit leaves out may have other classes.
         has_masks = train.class_unit == "pixels"
         counted = [train, evaluation] if has_masks else [train]
-        if any(subset.chosen is not None for subset in counted):
+        if not all(subset.is_whole for subset in counted):
             return
         counts: Numbers = sum(subset.class_counts for subset in counted)
         if (counts > 0).sum() == 1 and (has_masks or len(train.numbers) > 1):
@@ -539,44 +511,36 @@ class Survey(Problems):
                     self._note_same("duplicate", name, members, members, len(members) - 1)
             if is_both:
                 pair = [parts[EVAL][0], parts[TRAIN][0]]
-                self._note_same("leakage", EVAL, pair, group, len(parts[EVAL]), with_subset=True)
+                self._note_same("leakage", EVAL, pair, group, len(parts[EVAL]))
             others = group[labels[group] != labels[group[0]]]
             if len(others):
                 subset = None if is_both else TRAIN if len(parts[TRAIN]) else EVAL
-                pair = [group[0], others[0]]
-                self._note_same("conflict", subset, pair, group, len(group), is_both, True)
+                self._note_same("conflict", subset, [group[0], others[0]], group, len(group))
 
     def _note_same(
-        self,
-        code: str,
-        subset: Optional[str],
-        pair: Sequence[int],
-        group: Sequence[int],
-        count: int,
-        with_subset: bool = False,
-        with_label: bool = False,
+        self, code: str, name: Optional[str], members: Sequence[int], group: Sequence[int], count: int
     ) -> None:
-        """Adds a finding about samples with the same pixels.
+        """Adds a finding about samples with the same pixels, numbered through both subsets.
 
         Args:
-            code, subset, count: code, subset and count of the finding.
-            pair: samples of the example, numbered through both subsets; it names the first two, and counts the others.
-            group: the samples to mark.
-            with_subset, with_label: whether the example names the subset, or the class, of each sample.
+            code, name, count: code, subset and count of the finding.
+            members: samples of the example; it names the first two, and counts the others.
+            group: all samples with these pixels, which are marked.  If they are in both subsets, the example says which
+                sample is in which.
         """
+        places = [self._place(member) for member in group]
+        is_both = places[0][0] is not places[-1][0]
         texts = []
-        for member in pair[:2]:
-            among, at = self._place(member)
-            text = among.lot.name(among.numbers[at])
-            if with_label and among.class_unit == "samples":
-                label = among.labels[at]
+        for subset, at in map(self._place, members[:2]):
+            text = subset.lot.name(subset.numbers[at])
+            if code == "conflict" and subset.class_unit == "samples":
+                label = subset.labels[at]
                 text += f" ({self.class_names[label] if 0 <= label < len(self.class_names) else label})"
-            texts.append(f"{among.name} {text}" if with_subset else text)
-        more = f" and {len(pair) - 2} more" if len(pair) > 2 else ""
-        self.find(code, subset, " = ".join(texts) + more, count)
-        for member in group if self._drawn else ():
-            among, at = self._place(member)
-            self._mark(code, among.name, [among.numbers[at]])
+            texts.append(f"{subset.name} {text}" if is_both else text)
+        more = f" and {len(members) - 2} more" if len(members) > 2 else ""
+        self.find(code, name, " = ".join(texts) + more, count)
+        for subset, at in places:
+            self._mark(code, subset.name, [subset.numbers[at]])
 
     def _place(self, member: int) -> Tuple[SubsetSurvey, int]:
         """Returns the subset and the index in it of one of all decoded samples, numbered with training first."""
@@ -624,6 +588,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _is_empty(path: Path) -> bool:
-    with contextlib.suppress(DataError):
+    with contextlib.suppress(DataError):  # a loop of links, for example
         return is_file(path) and file_size(path) == 0
     return False

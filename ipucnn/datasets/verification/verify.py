@@ -7,17 +7,17 @@ recorded and reading continues with the next one.  Nothing in a data set is exec
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from ipucnn.datasets.base import IMAGENET_MEAN
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
+from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
     ANY_TASK,
     DATASETS,
     TFDS_PREFIX,
     Choice,
+    Opening,
     check_divides,
     choose_dataset,
     choose_folder,
@@ -28,7 +28,7 @@ from ipucnn.datasets.registry import (
     open_dataset,
 )
 from ipucnn.datasets.segmentation import membranes
-from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, records
+from ipucnn.datasets.sources import embedded, records
 from ipucnn.datasets.verification import lots
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.samples import Decoded, Watcher
@@ -109,87 +109,63 @@ def verify(
         watcher or Watcher(),
         {TRAIN: limit_train, EVAL: limit_eval},
         image_size if has_files else None,
+        validation_fraction or HELD_OUT_SHARE,
         max_pixels,
     )
-    survey.expect(_lots(survey, choice, location, image_size, validation_fraction))
-    decode, groups = partial(_decode, survey), survey.groups()
+    survey.expect(_lots(survey, choice, location, image_size))
     # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
     is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
-    results = (
-        ((group, partial(decode, group)) for group in groups) if is_in_memory else in_order(decode, groups)
-    )
-    for (subset, numbers, _), result in results:
-        decoded = None
+    for (name, numbers, _), decoded in _in_order(survey, 1 if is_in_memory else num_cores()):
+        lot = survey.subsets[name].lot
+        samples = None
         try:
-            decoded = result()
+            samples = decoded()
         except DataError as error:
-            lot, number = survey.subsets[subset].lot, numbers[0]
-            survey.note_error(subset, lot.name(number), error, lot.path(number), lot.place(number))
-        survey.take(subset, numbers, decoded)
+            number = numbers[0]
+            survey.note_error(name, lot.name(number), error, lot.path(number), lot.place(number))
+        survey.take(name, numbers, samples)
     return survey.finish(allow_partial)
 
 
 _Group = Tuple[str, List[int], bool]
+_Result = Callable[[], Optional[Decoded]]
 
 
-def _decode(survey: Survey, group: _Group) -> Optional[Decoded]:
-    subset, numbers, is_drawn = group
-    return survey.subsets[subset].lot.decode(numbers, is_drawn)
+def _in_order(survey: Survey, num_workers: int) -> Iterator[Tuple[_Group, _Result]]:
+    """Yields groups of samples with a function that returns the decoded group, while workers decode the next ones.
 
-
-def in_order(
-    decode: Callable[[_Group], Optional[Decoded]], items: Iterable[_Group]
-) -> Iterator[Tuple[_Group, Callable[[], Optional[Decoded]]]]:
-    """Yields each item, in order, with a function that returns its result, while all cores work on the next items.
-
-    At most twice as many items as cores are in progress, which bounds the memory of waiting results.
+    At most twice as many groups as workers are in progress, which bounds the memory of waiting results.
     """
-    workers = num_cores()
     waiting: Deque[Tuple[_Group, Future[Optional[Decoded]]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(num_workers) as pool:
         try:
-            for item in items:
-                waiting.append((item, pool.submit(decode, item)))
-                if len(waiting) >= 2 * workers:
-                    done, future = waiting.popleft()
-                    yield done, future.result
+            for group in survey.groups():
+                name, numbers, is_drawn = group
+                waiting.append((group, pool.submit(survey.subsets[name].lot.decode, numbers, is_drawn)))
+                if len(waiting) >= 2 * num_workers:
+                    group, future = waiting.popleft()
+                    yield group, future.result
             while waiting:
-                done, future = waiting.popleft()
-                yield done, future.result
+                group, future = waiting.popleft()
+                yield group, future.result
         finally:
             for _, future in waiting:
                 future.cancel()
 
 
 def _lots(
-    survey: Survey,
-    choice: Choice,
-    location: Optional[Path],
-    image_size: Optional[Tuple[int, int]],
-    validation_fraction: Optional[float],
+    survey: Survey, choice: Choice, location: Optional[Path], image_size: Optional[Tuple[int, int]]
 ) -> lots.Lots:
     """Returns the samples of a set, with the function for its kind."""
-    name = choice.name
-    if location is not None:
-        if is_tfds(name, location):
-            return lots.tfds_lots(survey, name, location)
-        shape = DATASETS[name].image_shape
-        survey.shape = None if shape is None else shape[:2]
-        if name in idx.CLASS_NAMES:
-            return lots.idx_lots(survey, name, location)
-        if name in cifar.LAYOUTS:
-            return lots.cifar_lots(survey, name, location)
-        if name == "isbi2012":
-            return lots.isbi2012_lots(survey, location)
-        if name == "imagemasks":
-            return lots.imagemasks_lots(survey, location)
-        if name == "imagenet" and records.has_shards(location):
-            return lots.records_lots(survey, location)
-        share = validation_fraction or imagefolder.HELD_OUT_SHARE
-        return lots.imagefolder_lots(survey, location, share)
-    image_shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
-    source = open_dataset(choice, image_shape=image_shape, max_image_pixels=survey.max_pixels)
-    return lots.source_lots(survey, source)
+    if location is None:
+        image_shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
+        source = open_dataset(choice, Opening(image_shape=image_shape, max_image_pixels=survey.max_pixels))
+        return lots.source_lots(survey, source)
+    if is_tfds(choice.name, location):
+        return lots.tfds_lots(survey, location)
+    shape = DATASETS[choice.name].image_shape
+    survey.shape = None if shape is None else shape[:2]
+    return lots.OF_SETS[choice.name](survey, location)
 
 
 # -- choosing the set -----------------------------------------------------------------------------------------
