@@ -1,8 +1,10 @@
 """Image folders, decoding and ``load_images``: the network sees exactly the pixels in the file."""
 
+import functools
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,16 @@ from PIL import Image
 from support.data_sets import encode
 
 from ipucnn.datasets import limits
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, array_source
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, data_source, read_file
 from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
-from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.preprocessing import prepare_range, prepare_size
+from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.errors import DataError
+from ipucnn.runs.images.inputs import _reader
 
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
 needs_samples = pytest.mark.skipif(
@@ -207,13 +212,11 @@ def test_an_absurdly_large_image_is_refused_by_its_header(form):
     assert "--max-image-pixels 144" in caught.value.hint
 
 
-@pytest.mark.parametrize("mode", ["LAB", "CMYK", "1", "I;16"])
-def test_a_mode_that_pillow_cannot_convert_is_a_data_error(mode):
-    data = encode(Image.new(mode, (8, 8)), "TIFF")
+def test_a_mode_that_pillow_cannot_convert_is_a_data_error():
     try:
-        assert open_image(data, "image x", 3).size == (8, 8)
+        assert open_image(encode(Image.new("LAB", (8, 8)), "TIFF"), "image x", 3).size == (8, 8)
     except DataError as error:  # some versions of Pillow
-        assert mode == "LAB" and "image x cannot be decoded" in error.message
+        assert "image x cannot be decoded" in error.message
 
 
 def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
@@ -282,10 +285,8 @@ def take(source, count, **options):
 def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_memory):
     source = open_imagefolder(folder)
     if in_memory:
-        encoded = EncodedExamples(
-            tuple(source.train.encoded(i) for i in range(12)), source.train.labels, "memory"
-        )
-        source = source.__class__(source.info, encoded, source.eval)
+        data = tuple(map(source.train.encoded, range(12)))
+        source = replace(source, train=EncodedExamples(data, source.train.labels, "memory"))
     reference = take(source, 30, batch_size=30, num_parallel=1, augment=augment)
     assert reference[0].shape == (30, 16, 12, 3)
     for options in ({"batch_size": 1}, {"batch_size": 7, "num_parallel": 8}):
@@ -300,15 +301,9 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_m
 
 def load_images(paths, info, *, input_shape, input_range):
     """Returns float32 [n, *input_shape]: image files as ``infer`` reads them, in the network's range."""
-    from functools import partial
-
-    from ipucnn.datasets.base import read_file
-    from ipucnn.datasets.preprocessing import prepare_range, prepare_size
-    from ipucnn.runs.images.inputs import _reader
-
     loaded = []
     for path in map(str, paths):
-        image = _reader(partial(read_file, path), path, info, input_shape)()
+        image = _reader(functools.partial(read_file, path), path, info, input_shape)()
         sized = prepare_size(image[np.newaxis], input_shape)
         loaded.append(prepare_range(sized, input_shape, input_range, info).numpy()[0])
     return np.stack(loaded)
@@ -328,9 +323,7 @@ def test_loading_equals_evaluation(tmp_path_factory, data):
         paths.append(str(folder / f"{k}.png"))
         Image.fromarray(image[..., 0] if channels == 1 else image).save(paths[-1])
     examples = ArrayExamples(images, np.arange(5).astype(np.int32))
-    source = array_source(
-        examples, examples, name="t", class_names="01234", location="t", augmentation="none"
-    )
+    source = data_source(examples, examples, name="t", class_names="01234", location="t", augmentation="none")
     options = {"input_shape": (16, 16, target), "input_range": input_range}
     evaluated = next(eval_batches(examples, source.info, batch_size=5, **options).as_numpy_iterator())[0]
     loaded = load_images(paths, source.info, **options)
@@ -349,8 +342,6 @@ def test_loading_from_a_folder_equals_evaluation(folder):
 
 
 def test_loading_another_size_and_unreadable_files(tmp_path):
-    from ipucnn.datasets.sources.embedded import open_digits
-
     info = open_digits().info
     big = tmp_path / "big.png"
     Image.fromarray(np.full((40, 60), 255, np.uint8)).save(big)
@@ -402,8 +393,7 @@ def class_folders(root, counts):
     for name, count in counts.items():
         (root / name).mkdir(parents=True)
         for k in range(count):
-            pixels = np.full((6, 5, 3), 10 * k, np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{k:03}.png")
+            (root / name / f"{k:03}.png").write_bytes(encode(np.full((6, 5, 3), 10 * k, np.uint8)))
 
 
 def test_damaged_images_are_refused_or_left_out(tmp_path, run, lightly):
@@ -441,7 +431,7 @@ def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
     with pytest.raises(DataError, match="lacks train/ or val/"):
         choose_dataset(str(tmp_path), tmp_path, home="imagenet", task="classification")
     choice = choose_dataset(str(tmp_path), tmp_path, home="imagenet", task="classification", divides=True)
-    sources = [open_dataset(choice, seed=seed, validation_fraction=fraction) for seed in (1, 2)]
+    sources = [open_dataset(choice, Opening(seed=seed, validation_fraction=fraction)) for seed in (1, 2)]
     source = sources[0]
     assert source.info.class_names == ("a", "b", "c") and source.info.num_train == len(source.train)
     train, evaluation = set(source.train.paths), set(source.eval.paths)

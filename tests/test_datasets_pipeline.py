@@ -1,7 +1,7 @@
 """Order and augmentation are pure functions of (seed, epoch, index); evaluation reads every sample once."""
 
-import io
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import tensorflow as tf
 from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from support.data_sets import encode
 
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import (
@@ -18,7 +18,7 @@ from ipucnn.datasets.base import (
     DataSource,
     EncodedExamples,
     FileExamples,
-    array_source,
+    data_source,
 )
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, permutation, stream_state, uniform
 from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, train_batches
@@ -34,7 +34,7 @@ def make_source(num=23, height=8, width=8, channels=3, augmentation="crop_flip",
         labels = random.randint(0, 2, (num + num_eval, height, width)).astype(np.uint8)
     else:
         labels = np.arange(num + num_eval).astype(np.int32)  # a label identifies its image
-    return array_source(
+    return data_source(
         ArrayExamples(images[:num], labels[:num]),
         ArrayExamples(images[num:], labels[num:]),
         name="test",
@@ -43,12 +43,6 @@ def make_source(num=23, height=8, width=8, channels=3, augmentation="crop_flip",
         augmentation=augmentation,
         task="segmentation" if masks else "classification",
     )
-
-
-def as_png(image):
-    packed = io.BytesIO()
-    Image.fromarray(image).save(packed, "PNG")
-    return packed.getvalue()
 
 
 def take(source, count, *, batch_size=4, samples_per_epoch=23, **options):
@@ -361,7 +355,7 @@ def test_parts_of_evaluation_batches_form_the_whole(kind, count, batch_size):
     source, num = make_source(num_eval=17), 17
     examples, info, read = source.eval, source.info, []
     if kind == "files":
-        examples = EncodedExamples(tuple(map(as_png, examples.images)), examples.labels, "test")
+        examples = EncodedExamples(tuple(map(encode, examples.images)), examples.labels, "test")
 
         class Noted(EncodedExamples):
             def encoded(self, index):
@@ -409,21 +403,13 @@ def test_an_invalid_file_in_a_pipeline_is_a_data_error(tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"no image")
     source = make_source()
-    info = source.info.__class__(**{**source.info.__dict__, "image_shape": (None, None, 3)})
+    info = replace(source.info, image_shape=(None, None, 3))
     examples = FileExamples((str(bad),), np.zeros(1, np.int32))
+    options = {"batch_size": 1, "input_shape": (8, 8, 3), "input_range": "raw"}
+    stream = Stream(samples_per_epoch=1, augment=True, seed=0, **options)
     for batches in (
-        eval_batches(examples, info, batch_size=1, input_shape=(8, 8, 3), input_range="raw"),
-        train_batches(
-            DataSource(info, examples, examples),
-            Stream(
-                batch_size=1,
-                samples_per_epoch=1,
-                input_shape=(8, 8, 3),
-                input_range="raw",
-                augment=True,
-                seed=0,
-            ),
-        ),
+        eval_batches(examples, info, **options),
+        train_batches(DataSource(info, examples, examples), stream),
     ):
         with pytest.raises(DataError, match=r"bad.jpg is not an image") as caught, data_errors():
             next(iter(batches))

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.data_sets import encode, smooth
+from support.data_sets import encode, noise, smooth
 
 from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
@@ -430,14 +429,13 @@ def test_training_and_validation_crops_equal_those_of_pillow(folder):
         # Pillow may resize rows and columns in another order, with rounding in between.
         assert np.abs(images[k] - expected).max() <= 1 and labels[k] == source.train.labels[k]
     # A run resumed on another machine sees the same images.
-    later = train_batches(
-        source, Stream(samples_per_epoch=7, augment=True, seed=11, start_epoch=1, start_sample=3, **options)
-    ).as_numpy_iterator()
-    from_the_start = train_batches(
-        source, Stream(samples_per_epoch=7, augment=True, seed=11, **options)
-    ).as_numpy_iterator()
-    seen = [next(from_the_start) for _ in range(6)]
-    assert np.array_equal(next(later)[0], seen[5][0]) and np.array_equal(seen[5][1].shape, (2,))
+    options = {**options, "samples_per_epoch": 7, "augment": True, "seed": 11}
+    late, whole = (
+        train_batches(source, Stream(**options, **start)).as_numpy_iterator()
+        for start in ({"start_epoch": 1, "start_sample": 3}, {})
+    )
+    seen = [next(whole) for _ in range(6)]
+    assert np.array_equal(next(late)[0], seen[5][0]) and np.array_equal(seen[5][1].shape, (2,))
 
 
 def crop_of(data, size, state, crops="imagenet"):
@@ -462,11 +460,8 @@ def test_a_crop_of_a_jpeg_equals_a_crop_of_the_whole_image(
 ):
     """For any JPEG encoding, only the needed part is decoded, which includes a pixel beyond its edge."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
-    packed = io.BytesIO()
-    Image.fromarray(pixels).save(
-        packed, "JPEG", quality=90, subsampling=subsampling, progressive=progressive, optimize=True
-    )
-    data, state = packed.getvalue(), draw(seed, AUGMENT, 3, 0, seed)
+    options = {"quality": 90, "subsampling": subsampling, "progressive": progressive, "optimize": True}
+    data, state = encode(pixels, "JPEG", **options), draw(seed, AUGMENT, 3, 0, seed)
     crop = crop_of(data, size, state)
     box = distorted_box(width, height, size, state)
     whole = Image.open(io.BytesIO(data)).resize(size[::-1], Image.BILINEAR, box=box)
@@ -502,34 +497,29 @@ def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
 def test_other_images_are_decoded_whole(kind):
     from ipucnn.datasets import images
 
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 30, 3)).astype(np.uint8))
-    packed, exif = io.BytesIO(), Image.Exif()
+    image = Image.fromarray(noise(1, 40, 30, 3))
+    exif = Image.Exif()
     if kind == "turned":
         exif[0x0112] = 6
     image = image.convert({"cmyk": "CMYK", "grey": "L"}.get(kind, "RGB"))
-    image.save(packed, "PNG" if kind == "png" else "JPEG", exif=exif)
+    data = encode(image, "PNG" if kind == "png" else "JPEG", exif=exif)
     state = draw(5, AUGMENT, 0, 0, 0)
-    crop = crop_of(packed.getvalue(), (12, 12), state, crops="")
-    upright = images.open_image(packed.getvalue(), "x", 3)
+    crop = crop_of(data, (12, 12), state, crops="")
+    upright = images.open_image(data, "x", 3)
     box = images.random_box(upright.width, upright.height, (12, 12), state)
     expected = np.asarray(upright.resize((12, 12), Image.BILINEAR, box=box))
     mirrored = uniform(state, 40) < 0.5
     assert np.array_equal(crop, expected[:, ::-1] if mirrored else expected)
 
 
-needs_numba = pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
-
-
 def test_plain_jpegs_are_read_without_pillow():
     """These are JPEGs fully described by their header; a claimed size counts against the limit."""
     from ipucnn.datasets.image_headers import plain_jpeg_size
 
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 30, 3)).astype(np.uint8))
+    image = Image.fromarray(noise(1, 40, 30, 3))
 
     def packed(kind="JPEG", mode="RGB", **more):
-        into = io.BytesIO()
-        image.convert(mode).save(into, kind, **more)
-        return into.getvalue()
+        return encode(image.convert(mode), kind, **more)
 
     exif = Image.Exif()
     exif[0x010E] = "a description"
@@ -537,20 +527,10 @@ def test_plain_jpegs_are_read_without_pillow():
     for plain in (data, packed(progressive=True), packed(subsampling=0, comment=b"\xff\xc0 and more")):
         assert plain_jpeg_size(plain) == (30, 40)
     xmp = data[:2] + b"\xff\xe1\x00\x23http://ns.adobe.com/xap/1.0/\0<x/>" + data[2:]
-    more = [
-        packed("PNG"),
-        packed(mode="L"),
-        packed(mode="CMYK"),
-        packed(exif=exif),
-        xmp,
-        b"",
-        data[:100],
-    ]
     frame_at = data.index(b"\xff\xc0")
-    more += [
-        data[: frame_at + 5] + bytes(4) + data[frame_at + 9 :],
-        data[:frame_at] + data[frame_at : frame_at + 19] * 2,
-    ]
+    more = [packed("PNG"), packed(mode="L"), packed(mode="CMYK"), packed(exif=exif), xmp, b"", data[:100]]
+    more.append(data[: frame_at + 5] + bytes(4) + data[frame_at + 9 :])
+    more.append(data[:frame_at] + data[frame_at : frame_at + 19] * 2)
     assert [plain_jpeg_size(other) for other in more] == [None] * len(more)
     huge = data[: frame_at + 5] + b"\xff\xff\xff\xff" + data[frame_at + 9 :]
     assert plain_jpeg_size(huge) == (65535, 65535)
@@ -566,17 +546,8 @@ def test_an_unreadable_image_is_reported_with_its_place(folder):
     at = len(path.read_bytes())
     path.write_bytes(path.read_bytes() + frame(bad))
     source = open_folder(folder)
-    batches = train_batches(
-        source,
-        Stream(
-            batch_size=8,
-            samples_per_epoch=8,
-            input_shape=(14, 14, 3),
-            input_range="raw",
-            augment=False,
-            seed=1,
-        ),
-    )
+    options = {"batch_size": 8, "samples_per_epoch": 8, "input_shape": (14, 14, 3), "input_range": "raw"}
+    batches = train_batches(source, Stream(**options, augment=False, seed=1))
     with pytest.raises(DataError) as caught, data_errors():
         next(iter(batches))
     assert f"train-00001-of-00003, record 2 at byte {at} cannot be decoded" in caught.value.message

@@ -12,21 +12,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.data_sets import noise, write_cifar10, write_mnist
+from support.data_sets import noise, write_cifar10, write_class_folders, write_mnist
 
 from ipucnn.datasets.base import (
     ArrayExamples,
     EncodedExamples,
-    array_source,
     channel_statistics,
+    data_source,
     knn_accuracy,
     limit_source,
     parse_limit,
 )
-from ipucnn.datasets.registry import DATASETS, Choice, choose_dataset, open_dataset
+from ipucnn.datasets.registry import DATASETS, Choice, Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.membranes import open_membranes
 from ipucnn.datasets.sources import download as downloading
 from ipucnn.datasets.sources.embedded import open_digits, open_random
+from ipucnn.datasets.verification import verify
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 
 
@@ -47,7 +48,7 @@ def test_choosing_imports_no_library_and_opening_imports_no_tensorflow(tmp_path)
         "choices = [choose(None), choose('digits'), choose(None, 'isbi2012', 'segmentation'), choose('random')]\n"
         "assert not {'sklearn', 'scipy', 'PIL', 'tensorflow'} & set(sys.modules)\n"
         "for choice in choices:\n"
-        "    open_dataset(choice, limit_train='50%', image_shape=(32, 32, 1))\n"
+        "    open_dataset(choice, Opening(image_shape=(32, 32, 1)), limit_train='50%')\n"
         "from ipucnn import cli\n"
         "import ipucnn.datasets.sources.imagefolder, ipucnn.datasets.sources.tfds, ipucnn.datasets.images\n"
         "assert cli.run(['verify-dataset', 'cifar10', '--dataset-path', str(path), '--allow-partial']) in (0, 3)\n"
@@ -210,7 +211,7 @@ def test_invalid_limits_are_refused(limit):
 def test_a_smaller_limit_keeps_a_subset(small, large, seed):
     small, large = sorted((small, large))
     examples = ArrayExamples(np.zeros((40, 1, 1, 1), np.uint8), np.arange(40).astype(np.int32))
-    source = array_source(
+    source = data_source(
         examples, examples, name="t", class_names=["x"] * 40, location="", augmentation="none"
     )
     kept = [limit_source(source, str(n), "10%", seed) for n in (small, large)]
@@ -295,9 +296,11 @@ def test_random_data():
     masks = open_random(6, 7, 1, 2, "segmentation").train.labels
     assert masks.shape == (1024, 6, 7) and masks.dtype == np.uint8
     choice = choose("random", ".", task="segmentation")
-    source = open_dataset(choice, image_shape=(6, 8, 1))
+    source = open_dataset(choice, Opening(image_shape=(6, 8, 1)))
     assert source.info.task == "segmentation" and source.info.image_shape == (6, 8, 1)
-    source = open_dataset(choose("random", "."), image_shape=(4, 4, 3), num_classes=7, limit_train="16")
+    source = open_dataset(
+        choose("random", "."), Opening(image_shape=(4, 4, 3), num_classes=7), limit_train="16"
+    )
     assert source.info.num_classes == 7 and len(source.train) == 16
 
 
@@ -417,31 +420,16 @@ def test_every_set_is_documented():
 
 def test_a_dataset_info_of_another_program_is_not_tfds(tmp_path):
     """Hugging Face's library also writes a file of this name."""
-    from PIL import Image
-
-    for part in ("train", "val"):
-        for name in ("ant", "bee"):
-            (tmp_path / part / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "0.png")
+    write_class_folders(tmp_path, {(part, name): 1 for part in ("train", "val") for name in ("ant", "bee")})
     (tmp_path / "dataset_info.json").write_text("{}")
     for name in ("imagefolder", "imagenet"):
         choice = choose_dataset(name, tmp_path, home="", task="classification")
         assert open_dataset(choice).info.num_train == 2
 
 
-def images_in(folder, count=3):
-    from PIL import Image
-
-    folder.mkdir(parents=True)
-    for k in range(count):
-        Image.new("RGB", (8, 8), (k, 0, 0)).save(folder / f"{k}.png")
-
-
 @pytest.mark.parametrize("kind", ["mnist", "cifar10", "imagefolder", "classes", "imagemasks", "isbi2012"])
 @pytest.mark.parametrize("below", [False, True])
 def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
-    from ipucnn.datasets.verification import verify
-
     if below and kind not in ("mnist", "cifar10", "isbi2012"):
         pytest.skip("such a folder has no name of its own")
     folder, task = tmp_path / kind if below else tmp_path, "classification"
@@ -450,25 +438,23 @@ def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
     elif kind == "cifar10":
         write_cifar10(folder)
     elif kind in ("imagefolder", "classes"):
-        for part in ("train", "val") if kind == "imagefolder" else (".",):
-            for name in ("ant", "bee"):
-                images_in(folder / part / name)
+        parts = ("train", "val") if kind == "imagefolder" else (".",)
+        write_class_folders(folder, {(part, name): 3 for part in parts for name in ("ant", "bee")})
     else:
         task = "segmentation"
-        for name in ("images", "masks") if kind == "imagemasks" else ():
-            images_in(folder / name)
+        if kind == "imagemasks":
+            write_class_folders(folder, {(".", name): 3 for name in ("images", "masks")})
         if kind == "isbi2012":
             folder.mkdir(exist_ok=True)
             (folder / "train-volume.tif").write_bytes(b"")
     choice = choose(str(tmp_path), ".", task=task, divides=True)
-    verified = verify.choose(str(tmp_path), ".")
-    assert (choice.name, choice.location) == (verified.name, verified.location)
+    for verified in (verify.choose(str(tmp_path), "."), verify.choose(None, str(tmp_path))):
+        assert (choice.name, choice.location) == (verified.name, verified.location)
     assert choice.name == {"classes": "imagefolder"}.get(kind, kind)
 
 
 def test_a_class_may_be_called_train(tmp_path):
-    for name in ("train", "bus", "test"):
-        images_in(tmp_path / name)
+    write_class_folders(tmp_path, {(".", name): 3 for name in ("train", "bus", "test")})
     source = open_dataset(choose(str(tmp_path), ".", divides=True))
     assert source.info.class_names == ("bus", "test", "train") and source.info.num_train == 6
 
@@ -476,6 +462,7 @@ def test_a_class_may_be_called_train(tmp_path):
 def test_two_sets_in_a_folder_need_a_name(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_cifar10(tmp_path / "cifar10")
-    with pytest.raises(ConfigurationError, match="holds mnist and cifar10") as caught:
-        choose(str(tmp_path), ".")
-    assert "--dataset mnist --dataset-path" in caught.value.hint
+    for choosing in (lambda: choose(str(tmp_path), "."), lambda: verify.choose(None, str(tmp_path))):
+        with pytest.raises(ConfigurationError, match="holds mnist and cifar10") as caught:
+            choosing()
+        assert "--dataset mnist --dataset-path" in caught.value.hint

@@ -14,7 +14,7 @@ from PIL import Image
 from ipucnn import cli
 from ipucnn.datasets.base import fold_of_each, select_fold
 from ipucnn.datasets.images import stretched
-from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
 from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012, read_volume
 from ipucnn.datasets.verification.verify import choose, verify
@@ -146,13 +146,16 @@ def test_unsuitable_sizes_are_refused(folder, capsys):
     assert not (folder / "run").exists()
 
 
+def save(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, **options)
+
+
 def make_pairs(folder, num=5, side=40, ending=".png"):
-    (folder / "images").mkdir(parents=True)
-    (folder / "masks").mkdir()
     images, masks = make_slices(num, side)
     for i, (image, mask) in enumerate(zip(images, masks)):
-        Image.fromarray(image).save(folder / "images" / f"cell{i}{ending}")
-        Image.fromarray(mask).save(folder / "masks" / f"cell{i}.png")
+        save(folder / "images" / f"cell{i}{ending}", image)
+        save(folder / "masks" / f"cell{i}.png", mask)
     return images, masks
 
 
@@ -162,7 +165,7 @@ def test_pairs_are_matched_by_name(tmp_path):
     (tmp_path / "set" / "masks" / "cell1.png").unlink()
     choice = choose_dataset(str(tmp_path / "set"), Path("."), home="isbi2012", task="segmentation")
     assert choice.name == "imagemasks"
-    source = open_dataset(choice, allow_partial=True)
+    source = open_dataset(choice, Opening(allow_partial=True))
     np.testing.assert_array_equal(source.train.images[..., 0], images[[0, 2, 3]])
     np.testing.assert_array_equal(source.eval.labels, masks[[4]] // 255)
     assert source.train.names == ("images/cell0.tif", "images/cell2.tif", "images/cell3.tif")
@@ -181,7 +184,7 @@ def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
     with pytest.raises(DataError, match=r"cell1\.png") as refused:
         open_dataset(choice)
     assert "--allow-partial" in refused.value.hint
-    assert "cell1.png" in open_dataset(choice, allow_partial=True).info.warnings[0]
+    assert "cell1.png" in open_dataset(choice, Opening(allow_partial=True)).info.warnings[0]
     verify_it = ("verify-dataset", "imagemasks", "--dataset-path", folder)
     for more, expected in (((), 3), (("--allow-partial",), 0)):
         code, out, err = run(*verify_it, *more)
@@ -200,12 +203,10 @@ def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
 )
 @pytest.mark.parametrize("has_pairs", [False, True])
 def test_masks_with_similar_names_are_suggested(tmp_path, image, mask, renamed, has_pairs):
-    for name in ("images", "masks"):
-        (tmp_path / name).mkdir()
-        if has_pairs:
-            Image.fromarray(np.eye(8, dtype=np.uint8)).save(tmp_path / name / "whole.png")
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "images" / image)
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "masks" / mask)
+    for name in ("images", "masks") if has_pairs else ():
+        save(tmp_path / name / "whole.png", np.eye(8, dtype=np.uint8))
+    save(tmp_path / "images" / image, np.zeros((8, 8), np.uint8))
+    save(tmp_path / "masks" / mask, np.zeros((8, 8), np.uint8))
     with pytest.raises(DataError) as refused:
         open_imagemasks(tmp_path)
     assert (f"rename masks/{mask} to masks/{renamed}" in refused.value.hint) == (renamed is not None)
@@ -294,15 +295,11 @@ def test_16_bit_colour_is_refused(tmp_path):
 
 def several_classes(folder, values, num=5, side=12):
     """Writes pairs whose masks have the values, which may be colours; returns the classes."""
-    (folder / "images").mkdir(parents=True)
-    (folder / "masks").mkdir()
     random = np.random.RandomState(1)
     classes = random.randint(0, len(values), (num, side, side))
     for i, mask in enumerate(classes):
-        Image.fromarray(random.randint(0, 256, (side, side)).astype(np.uint8)).save(
-            folder / "images" / f"{i}.png"
-        )
-        Image.fromarray(np.array(values)[mask]).save(folder / "masks" / f"{i}.png")
+        save(folder / "images" / f"{i}.png", random.randint(0, 256, (side, side)).astype(np.uint8))
+        save(folder / "masks" / f"{i}.png", np.array(values)[mask])
     return classes
 
 

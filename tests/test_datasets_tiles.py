@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 
 from ipucnn.datasets.augmentation import draws
-from ipucnn.datasets.base import ArrayExamples, array_source
+from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.segmentation import warp
 from ipucnn.datasets.segmentation.tiles import (
@@ -31,7 +31,7 @@ def make_source(num=3, height=60, width=52, channels=1, seed=0, threshold=128):
     images = np.clip(128 + 60 * images, 0, 255).astype(np.uint8)
     masks = (images > threshold).astype(np.uint8)
     images = np.repeat(images[..., None], channels, -1)
-    return array_source(
+    return data_source(
         ArrayExamples(images, masks), ArrayExamples(images, masks), name="test", task="segmentation",
         class_names=("a", "b"), location="test", augmentation="elastic", tiled=True,
     )  # fmt: skip

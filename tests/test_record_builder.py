@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.data_sets import encode, noise, verified
 
-from ipucnn.datasets.images import open_image
-from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import record_builder
 from ipucnn.datasets.sources.record_builder import build
 from ipucnn.datasets.sources.tfrecord import read_example, scan_records
-from ipucnn.datasets.verification import verify
 from ipucnn.errors import ConfigurationError, DataError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,14 +27,11 @@ needs_samples = pytest.mark.skipif(
 )
 
 
-def encoded(number, kind, size=(48, 36)):
-    buffer = io.BytesIO()
-    channels = {"grey": 1, "cmyk": 4}.get(kind, 3)
-    noise = np.random.RandomState(number).randint(0, 256, (5, 6, channels)).astype(np.uint8)
-    image = Image.fromarray(noise[..., 0]) if channels == 1 else None
-    image = image or Image.frombytes("RGB" if channels == 3 else "CMYK", (6, 5), noise.tobytes())
-    image.resize(size, Image.BICUBIC).save(buffer, "PNG" if kind == "png" else "JPEG")
-    return buffer.getvalue()
+def encoded(number, kind):
+    coarse = noise(number, 5, 6, {"cmyk": 4}.get(kind, 3))
+    image = Image.frombytes("CMYK", (6, 5), coarse.tobytes()) if kind == "cmyk" else Image.fromarray(coarse)
+    image = image.convert("L") if kind == "grey" else image
+    return encode(image.resize((48, 36), Image.BICUBIC), "PNG" if kind == "png" else "JPEG")
 
 
 KINDS = ("jpeg", "png", "cmyk", "grey", "jpeg")
@@ -109,24 +104,6 @@ def test_checksums_are_those_of_the_files(folder, tmp_path):
     for line in lines:
         digest, name = line.split("  ")
         assert hashlib.sha256(stored[name]).hexdigest() == digest
-
-
-def test_training_and_validation_read_the_pixels_of_pillow(folder, tmp_path):
-    """Pixels and labels from the records are those of the files themselves."""
-    build(folder, tmp_path / "out", 2, 1, 2)
-    source = open_dataset(choose_dataset("imagenet", tmp_path / "out", home="", task="classification"))
-    assert source.info.class_names == ("n01", "n02")
-    seen = set()
-    for part, examples in (("train", source.train), ("val", source.eval)):
-        for k in range(len(examples)):
-            data = examples.encoded(k)
-            name = {path.read_bytes(): path for path in folder.glob(f"{part}/*/*")}.get(data)
-            if name is not None:
-                assert source.info.class_names[examples.labels[k]] == name.parts[-2]
-                ours = np.asarray(open_image(data, "x", 3))
-                assert np.array_equal(ours, np.asarray(Image.open(name).convert("RGB")))
-                seen.add(name)
-    assert len(seen) == 15  # the others were converted to JPEG
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -259,70 +236,68 @@ def test_simultaneous_builds_are_refused(folder, tmp_path):
 
 
 def test_build_records_command(folder, tmp_path, run):
-    code, out, err = run("build-records", folder, tmp_path / "out", "--shards", 3, "--validation-shards", 2)
+    build_it = ("build-records", folder, tmp_path / "out", "--shards", 3, "--validation-shards", 2)
+    code, out, err = run(*build_it)
     assert (code, err) == (0, "")
     assert "train: 20 images in 3 files" in out and "10 images converted to JPEG" in out
-    code, out, err = run(
-        "build-records", folder, tmp_path / "out", "--shards", 3, "--validation-shards", 2, "--json"
-    )
+    code, out, err = run(*build_it, "--json")
     assert (code, err) == (0, "") and json.loads(out)["num_kept"] == 5
-    code, out, err = run("build-records", folder, tmp_path / "new")
-    assert code == 2 and "--shards 1024" in err and "hint: --shards 1" in err
-    code, out, err = run("build-records", tmp_path / "absent", tmp_path / "new")
-    assert code == 2 and "hint:" in err
-    code, out, err = run("build-records", folder, tmp_path / "new", "--shards", "many")
-    assert code == 2 and "hint:" in err and not (tmp_path / "new").exists()
-    code, out, err = run("build-records", tmp_path / "out", tmp_path / "new", "--shards", 1)
-    assert code == 3 and "is not an image folder" in err
-    code, out, err = run(
-        "build-records",
-        folder,
-        tmp_path / "new",
-        "--shards",
-        1,
-        "--validation-shards",
-        1,
-        "--max-image-pixels",
-        9,
-    )
-    assert code == 3 and "more than --max-image-pixels 9" in err and "hint:" in err
 
 
-def check(out, **options):
-    report = verify.verify(verify.choose(str(out), "."), **options)
-    return {f.code: f for f in report.findings if f.severity == "error"}, report
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("images new", 2, ("--shards 1024", "hint: --shards 1")),
+        ("absent new", 2, ("absent is no folder",)),
+        ("images new --shards many", 2, ("many",)),
+        ("empty new --shards 1", 3, ("is not an image folder",)),
+        (
+            "images new --shards 1 --validation-shards 1 --max-image-pixels 9",
+            3,
+            ("more than --max-image-pixels 9",),
+        ),
+    ],
+)
+def test_invalid_builds_are_refused(folder, run, line, code, words):
+    (folder.parent / "empty").mkdir()
+    ended, out, err = run("build-records", *line.split())
+    assert (ended, out) == (code, "") and "hint:" in err and all(word in err for word in words)
+
+
+def examples(out, code):
+    """Returns the examples of an error in records."""
+    errors, _, report = verified(out, ".")
+    assert code in errors
+    return tuple(text for finding in report.findings if finding.code == code for text in finding.examples)
 
 
 def test_records_are_verified(folder, tmp_path):
     out = tmp_path / "out"
     build(folder, out, 3, 2, 1)
-    errors, report = check(out)
+    errors, _, report = verified(out, ".")
     assert not errors and report.dataset == "imagenet" and report.class_names == ("n01", "n02")
     assert [(s.samples, s.readable) for s in report.subsets] == [(20, 20), (5, 5)]
     assert report.checksums == {"CRC32C of records": (25, 0), "SHA-256 of files": (6, 0)}
     path = out / "train-00001-of-00003"
     whole = path.read_bytes()
     path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
-    errors, report = check(out)
-    assert set(errors) == {"checksum"} and report.checksums["CRC32C of records"] == (24, 1)
-    examples = " ".join(e for f in report.findings for e in f.examples)
-    assert "train-00001-of-00003, record 0" in examples and "not that in SHA256SUMS" in examples
+    errors, _, report = verified(out, ".")
+    assert errors == {"checksum"} and report.checksums["CRC32C of records"] == (24, 1)
+    texts = " ".join(examples(out, "checksum"))
+    assert "train-00001-of-00003, record 0" in texts and "not that in SHA256SUMS" in texts
     path.write_bytes(whole[:-5])
-    assert set(check(out)[0]) == {"truncated", "checksum"}
+    assert verified(out, ".")[0] == {"truncated", "checksum"}
     path.write_bytes(b"")
     (out / "SHA256SUMS").unlink()
-    errors, _ = check(out)
-    assert errors["empty-file"].examples == ("train-00001-of-00003",)
+    assert examples(out, "empty-file") == ("train-00001-of-00003",)
     path.unlink()
-    errors, _ = check(out)
-    assert errors["missing-file"].examples == ("train-00001-of-00003",)
+    assert examples(out, "missing-file") == ("train-00001-of-00003",)
 
 
 def test_labels_are_verified(folder, tmp_path, run):
     out = tmp_path / "out"
     build(folder, out, 1, 1, 1)
     (out / "classes.txt").write_text("n01\n")
-    errors, _ = check(out)
-    assert "label 2, labels are 1 to 1" in errors["label-range"].examples[0]
+    assert "label 2, labels are 1 to 1" in examples(out, "label-range")[0]
     code, shown, err = run("verify-dataset", out)
     assert code == 3 and "label-range" in shown and "hint:" in err

@@ -3,16 +3,14 @@
 import io
 import json
 import os
-import struct
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.data_sets import verified
 
-from ipucnn.datasets.sources.tfrecord import masked_crc32c, read_record, scan_records
-from ipucnn.datasets.verification import verify
-from ipucnn.datasets.verification.findings import ERROR
+from ipucnn.datasets.sources.tfrecord import frame, masked_crc32c, read_record, scan_records
 from ipucnn.errors import DataError
 
 
@@ -35,11 +33,7 @@ def test_checksums_are_right_for_any_length(size, seed):
 
 
 def record_file(contents):
-    parts = []
-    for data in contents:
-        head = struct.pack("<Q", len(data))
-        parts += [head, struct.pack("<I", masked_crc32c(head)), data, struct.pack("<I", masked_crc32c(data))]
-    return b"".join(parts)
+    return b"".join(map(frame, contents))
 
 
 def records(path):
@@ -112,12 +106,6 @@ def prepared(tmp_path):
     return tmp_path / "letters" / "3.0.1"
 
 
-def check(folder, **options):
-    report = verify.verify(verify.choose(str(folder), "."), **options)
-    errors = {finding.code for finding in report.findings if finding.severity == ERROR}
-    return errors, {finding.code for finding in report.findings} - errors, report
-
-
 def shard(folder, split):
     (path,) = folder.glob(f"*-{split}.tfrecord-*")
     return path
@@ -143,13 +131,13 @@ def flip(path, place):
 )  # fmt: skip
 def test_damaged_files_of_a_prepared_set(prepared, damage, codes, train, checksums):
     damage(shard(prepared, "train"))
-    errors, warnings, report = check(prepared)
+    errors, warnings, report = verified(prepared, ".")
     assert errors <= codes and not codes - errors - {"missing-subset"} and not warnings
     assert (report.subsets[0].samples, report.subsets[0].checked, report.subsets[0].readable) == train
     assert report.subsets[1].readable == 6 and report.checksums == {"CRC32C of records": checksums}
     assert report.class_names == ("ant", "bee", "cat")
     if codes == {"missing-file"}:
-        assert check(prepared, allow_partial=True)[:2] == (set(), {"missing-file"})
+        assert verified(prepared, ".", allow_partial=True)[:2] == (set(), {"missing-file"})
 
 
 def describe_as_two_shards(folder):
@@ -168,11 +156,11 @@ def describe_as_two_shards(folder):
 
 def test_more_records_than_the_description_says(prepared):
     first, second = describe_as_two_shards(prepared)
-    assert check(prepared)[:2] == (set(), set())
+    assert verified(prepared, ".")[:2] == (set(), set())
     copied = record_file([records(second)[0]])
     first.write_bytes(first.read_bytes() + 2 * copied)
     second.write_bytes(second.read_bytes() + copied)
-    errors, warnings, report = check(prepared)
+    errors, warnings, report = verified(prepared, ".")
     assert (errors, warnings) == (set(), {"more-samples", "duplicate"})
     assert (report.subsets[0].samples, report.subsets[0].checked) == (24, 24)
     by_code = {finding.code: finding for finding in report.findings}
@@ -181,7 +169,7 @@ def test_more_records_than_the_description_says(prepared):
     assert by_code["more-samples"].examples == (f"{names[0]}: 13 of 11", f"{names[1]}: 11 of 10")
     # Records beyond the description have numbers of their own, and their files name them.
     assert by_code["duplicate"].examples == (f"{names[0]}, record 11 = {names[0]}, record 12 and 2 more",)
-    errors, warnings, report = check(prepared, limit_train="20")
+    errors, warnings, report = verified(prepared, ".", limit_train="20")
     assert report.subsets[0].checked == 20
 
 
@@ -197,7 +185,7 @@ def test_leaks_wrong_labels_and_missing_images_are_found(prepared):
     contents[2] = example.SerializeToString()
     contents[3] = b"\xff"
     path.write_bytes(record_file(contents))
-    errors, _, report = check(prepared)
+    errors, _, report = verified(prepared, ".")
     assert errors == {"leakage", "label-range", "unreadable"}
     assert [f.count for f in report.findings if f.code == "unreadable"] == [2]
     assert report.subsets[1].readable == 4
@@ -219,7 +207,7 @@ def test_a_grey_image_among_colour_ones(tmp_path):
     example.features.feature["image"].bytes_list.value[0] = grey.getvalue()
     contents[4] = example.SerializeToString()
     path.write_bytes(record_file(contents))
-    errors, warnings, report = check(folder)
+    errors, warnings, report = verified(folder, ".")
     assert (errors, warnings) == (set(), {"odd-mode"}) and report.subsets[0].readable == 21
     assert "record 4: grey, not colour" in report.findings[0].examples[0]
 
@@ -229,7 +217,7 @@ def test_a_set_without_evaluation(tmp_path):
     from test_datasets_tfds import write
 
     write(tmp_path, "photos", shape=(None, None, 3), splits=(("train", 20),))
-    errors, warnings, report = check(tmp_path / "photos" / "3.0.1")
+    errors, warnings, report = verified(tmp_path / "photos" / "3.0.1", ".")
     assert not errors and warnings == {"no-eval-subset"}
     assert report.subsets[0].smallest != report.subsets[0].largest
 
@@ -242,5 +230,5 @@ def test_other_file_formats_are_reported(prepared, monkeypatch):
     for split in info["splits"]:
         split["filepathTemplate"] = split["filepathTemplate"].replace("{FILEFORMAT}", "array_record")
     (prepared / "dataset_info.json").write_text(json.dumps(info))
-    errors, warnings, _ = check(prepared)
+    errors, warnings, _ = verified(prepared, ".")
     assert not errors and warnings == {"not-checked"}

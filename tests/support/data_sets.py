@@ -9,6 +9,8 @@ import numpy as np
 from PIL import Image
 
 from ipucnn.datasets.sources import cifar
+from ipucnn.datasets.verification import verify
+from ipucnn.datasets.verification.findings import ERROR
 
 
 def noise(seed, *shape):
@@ -85,3 +87,10 @@ def write_class_folders(folder, counts, size=lambda number: (30, 20), form="PNG"
             path = folder / part / name / f"{k}.{ending}"
             path.write_bytes(encode(noise(number, height, width, 3), form))
             number += 1
+
+
+def verified(name, path, **options):
+    """Verifies a data set; returns the codes of its errors and of its warnings, and the whole report."""
+    report = verify.verify(verify.choose(str(name), str(path)), **options)
+    errors = {finding.code for finding in report.findings if finding.severity == ERROR}
+    return errors, {finding.code for finding in report.findings} - errors, report
