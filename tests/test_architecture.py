@@ -157,7 +157,7 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2830, 2145),
+    "benchmarking": (2790, 2120),
     "commands": (1770, 1055),
     "config": (2590, 1410),
     "datasets": (5567, 4353),

@@ -445,7 +445,7 @@ def test_only_temporary_files_of_killed_processes_are_removed(here):
 # -- the rest of the package ----------------------------------------------------------------------------------
 
 READS = re.compile(r"\.(read_text|read_bytes)\(|os\.open\(|(?<![\w.])open\(")
-OWN = ("benchmarking/suite", "config/presets", "models/counts", "planning/graphs/", "runs/provenance")
+OWN = ("config/presets", "models/counts", "planning/graphs/", "runs/provenance")
 SYSTEM = (
     "benchmarking/machine",
     "cli",

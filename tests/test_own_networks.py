@@ -753,7 +753,7 @@ def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"No module named 'not_offered'\nhint: ") as caught:
         build_model(find_network("mine-gone"), BuildOptions((6, 6, 2), 3))
     assert caught.value.hint == "fix the package that offers it"
-    with pytest.raises(ConfigurationError, match="row 1: mine-net is a network of one's own"):
+    with pytest.raises(ConfigurationError, match="row 1: mine-net is your own network"):
         parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)
     assert os.getcwd() == str(tmp_path)

@@ -26,12 +26,12 @@ def main() -> None:
 
 
 def _resolved(words: Sequence[str]) -> Resolved:
-    from ipucnn.benchmarking.suite import PlannedRow, parse_options
+    from ipucnn.benchmarking.suite import CommandLine, parse_options
 
     options = [word for word in words[1:] if word not in ("--json", "--overwrite")]
     where = options.index("--run-dir")
     del options[where : where + 2]
-    return PlannedRow("fit", words[0], parse_options(options, "fit")).resolve()
+    return CommandLine("fit", words[0], parse_options(options)).resolve()
 
 
 def fit(resolved: Resolved) -> PlainDict:

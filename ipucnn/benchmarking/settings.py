@@ -72,8 +72,8 @@ def make_settings(
     training: Optional[bool] = None,
     mode: Optional[str] = None,
     executions: int = Limits.min_executions,
-    min_time_s: Optional[float] = None,
-    max_time_s: float = Limits.max_time_s,
+    min_time: Optional[float] = None,
+    max_time: float = Limits.max_time_s,
     compare_with: Optional[str] = None,
     system: Optional[str] = None,
     system_profile: Optional[str] = None,
@@ -85,7 +85,7 @@ def make_settings(
     Args:
         training: ``--training`` (True) or ``--inference`` (False); None: as ``mode`` implies.
         mode: one of ``MODES``.
-        executions, min_time_s, max_time_s: see ``Limits``; the default of the least time is at most ``max_time_s``.
+        executions, min_time, max_time: see ``Limits``; the default of the least time is at most ``max_time``.
         compare_with, system, baseline, max_regression: see :class:`BenchmarkSettings`.
         system_profile: the file with the profile.
 
@@ -111,7 +111,7 @@ def make_settings(
     return BenchmarkSettings(
         mode=work,
         scope=scope,
-        limits=_limits(executions, min_time_s, max_time_s, is_compared=compare_with is not None),
+        limits=_limits(executions, min_time, max_time, is_compared=compare_with is not None),
         compare_with=_rival(compare_with),
         system=system,
         profile=_profile(system_profile, system) if system_profile is not None else None,

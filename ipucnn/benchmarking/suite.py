@@ -11,16 +11,22 @@ rows:
 ``train`` is Keras' own loop (``keras_fit.py``).
 """
 
+import contextlib
 import itertools
-import math
+import platform
 import re
 import shlex
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import msgspec
+from msgspec import Meta, Struct
 
 from ipucnn import documents
-from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.aliases import Annotated, PlainDict, PlainValue
+from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
 from ipucnn.benchmarking.settings import make_settings
 from ipucnn.config import spec
 from ipucnn.config.options import find_spec, specs_for
@@ -28,36 +34,64 @@ from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
+from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
+from ipucnn.sessions.poplar.surroundings import look_around
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent / "suites"
-COMMANDS = ("benchmark", "train", "fit")
+COMMANDS = {"benchmark": "benchmark", "train": "train", "fit": "train"}
+"""The command whose options a command of a suite has."""
 SEED = 1
 """The default seed of rows, fixed so that a continued suite uses the same."""
-_TOP = ("title", "about", "epoch-images", "options", "rows")
-MAX_ROWS = 10_000
 _BRACES = re.compile(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}")
-# Options of ``benchmark`` that runs do not have: their name in ``make_settings``, and the function that reads their
-# value.
-_MEASURING: Dict[str, Tuple[str, Callable[[str], PlainValue]]] = {
-    "mode": ("mode", str),
-    "compare-with": ("compare_with", str),
-    "executions": ("executions", spec.EXECUTIONS.flag("--executions")),
-    "min-time": ("min_time_s", spec.SECONDS.flag("--min-time")),
-    "max-time": ("max_time_s", spec.SECONDS.flag("--max-time")),
-    "system": ("system", str),
+# Options of ``benchmark`` that runs do not have, and the functions that read their values.
+_MEASURING: Dict[str, Callable[[str], PlainValue]] = {
+    "mode": str,
+    "compare-with": str,
+    "executions": spec.EXECUTIONS.flag("--executions"),
+    "min-time": spec.SECONDS.flag("--min-time"),
+    "max-time": spec.SECONDS.flag("--max-time"),
+    "system": str,
 }
 # The flags that replace ``--mode``, and whether weight updates are measured.
 _MODES = {"training": True, "train": True, "inference": False, "infer": False}
-_ANY = ("config", "config-path")
+_PRESET = ("config", "config-path")
 _OF_SUITE = ("run-dir", "overwrite", "resume", "json", "plan", "model-name", "suite", "versus", "baseline")
 
 Options = Dict[str, List[str]]
 """The words of each option by its key, starting with the option itself."""
 
 
-def parse_options(words: Sequence[str], where: str) -> Options:
+class _File(Struct, forbid_unknown_fields=True, rename="kebab"):
+    """The contents of a suite's file; a row may have a name."""
+
+    rows: Annotated[
+        List[Union[str, Annotated[Dict[str, str], Meta(min_length=1, max_length=1)]]], Meta(min_length=1)
+    ]
+    title: str = ""
+    about: str = ""
+    options: str = ""
+    epoch_images: Optional[documents.Positive] = None
+
+
+_HINT = (
+    "a suite has title, about, epoch-images: 50000, options: --flag value, and rows:, a list of command lines such as "
+    "`- benchmark lenet` or `- NAME: benchmark lenet` (docs/benchmark.md)"
+)
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Puts the place in a suite before the message of an error."""
+    try:
+        yield
+    except UserError as error:
+        error.message = f"{where}: {error.message}"
+        raise
+
+
+def parse_options(words: Sequence[str]) -> Options:
     """Parses typed options, by key; a later one of the same key counts.
 
     Raises:
@@ -73,14 +107,10 @@ def parse_options(words: Sequence[str], where: str) -> Options:
         elif key:
             options[key].append(word)
         else:
-            raise ConfigurationError(
-                f"{where}: '{shown_value(word)}' belongs to no option", "options begin with --"
-            )
+            raise ConfigurationError(f"'{shown_value(word)}' belongs to no option", "options begin with --")
     for key in _OF_SUITE:
         if key in options:
-            raise ConfigurationError(
-                f"{where}: --{key} is the suite's own", "leave it out of the suite's rows"
-            )
+            raise ConfigurationError(f"--{key} is the suite's own", "leave it out of the suite's rows")
     return options
 
 
@@ -99,54 +129,56 @@ def merged(below: Options, above: Options) -> Options:
 
 
 @dataclass(frozen=True)
-class PlannedRow:
+class CommandLine:
     """A command line of a suite.
 
     Attributes:
-        command: one of ``COMMANDS``.
+        command: a key of ``COMMANDS``.
         model: the name of a network.
         options: the options by key.
         name: the name in the suite; "" for a name derived from the command line.
-        where: the place in the suite, for messages.
-        id: a name that is unique in the suite and valid as a folder's name.
-        notes: differences from the requested options.
     """
 
     command: str
     model: str
     options: Options
     name: str = ""
-    where: str = ""
-    id: str = ""
-    notes: Tuple[str, ...] = ()
 
     @property
-    def words(self) -> List[str]:
-        """Returns the words to type after ``ipucnn``."""
-        return [self.command, self.model, *itertools.chain.from_iterable(self.options.values())]
+    def text(self) -> str:
+        """Returns what to type after ``ipucnn``."""
+        words = [self.command, self.model, *itertools.chain.from_iterable(self.options.values())]
+        return " ".join(map(shlex.quote, words))
 
     @property
-    def trains(self) -> bool:
-        """Tells whether weight updates are timed."""
+    def mode(self) -> str:
+        """Returns "training" if weight updates are timed, else "inference"."""
         mode = self.options.get("mode", ["--inference"])[-1].lstrip("-")
-        return self.command != "benchmark" or _MODES.get(mode, True)
+        return "training" if self.command != "benchmark" or _MODES.get(mode, True) else "inference"
+
+    def takes(self, key: str) -> bool:
+        """Tells whether its command has an option."""
+        if key in _PRESET or (key in _MEASURING and self.command == "benchmark"):
+            return True
+        option = find_spec(key)
+        return option is not None and COMMANDS[self.command] in option.commands
 
     def resolve(self) -> Resolved:
         """Returns its configuration.
 
         Raises:
-            UserError: an error that can be detected without data; the message names the row.
+            UserError: an error that can be detected without data.
         """
-        command = "train" if self.command == "fit" else self.command
+        command = COMMANDS[self.command]
         flags: PlainDict = {}
         others: Dict[str, str] = {}
         for key, (flag, *values) in self.options.items():
             option = find_spec(key)
-            if not _takes(self.command, key):
+            if not self.takes(key):
                 known = [each.key for each in specs_for(command)]
                 known += _MEASURING if command == "benchmark" else ()
                 raise ConfigurationError(
-                    f"{self.where}: `ipucnn {command}` has no option {shown_value(flag)}",
+                    f"`ipucnn {command}` has no option {shown_value(flag)}",
                     did_you_mean(key, known) or f"`ipucnn {command} --help-all` shows all options",
                 )
             if option is not None:
@@ -154,41 +186,28 @@ class PlannedRow:
                 flags[option.name] = value
             elif flag[2:] not in _MODES:
                 if len(values) != 1:
-                    raise ConfigurationError(f"{self.where}: {flag} takes one value", f"{flag} VALUE")
+                    raise ConfigurationError(f"{flag} takes one value", f"{flag} VALUE")
                 others[key] = values[0]
-        request = RunRequest(
-            command, flags, self.model, others.pop("config", None), others.pop("config-path", None)
-        )
-        try:
-            settings = {_MEASURING[key][0]: _MEASURING[key][1](text) for key, text in others.items()}
-            make_settings(**settings)  # type: ignore[arg-type]
-            return request.resolve()
-        except UserError as error:
-            error.message = f"{self.where} ({self.id}): {error.message}"
-            raise
-
-
-def _takes(command: str, key: str) -> bool:
-    """Tells whether a command of a suite has an option."""
-    if key in _ANY or (key in _MEASURING and command == "benchmark"):
-        return True
-    option = find_spec(key)
-    return option is not None and ("train" if command == "fit" else command) in option.commands
+        preset = {key.replace("-", "_"): others.pop(key, None) for key in _PRESET}
+        request = RunRequest(command, flags, self.model, preset["config"], preset["config_path"])
+        settings = {key.replace("-", "_"): _MEASURING[key](text) for key, text in others.items()}
+        make_settings(**settings)  # type: ignore[arg-type]
+        return request.resolve()
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite with its rows expanded.
+    """A suite as it was written.
 
     Attributes:
         name: the name of the file, without its ending.
-        rows: the rows, at least one.
+        rows: the command lines, at least one, with braces and wildcards expanded.
         title, about: the description.
         epoch_images: the training images of the epoch whose time is computed, None for no such time.
     """
 
     name: str
-    rows: Tuple[PlannedRow, ...]
+    rows: Tuple[CommandLine, ...]
     title: str = ""
     about: str = ""
     epoch_images: Optional[int] = None
@@ -201,10 +220,7 @@ def find_suite(name: str) -> Suite:
         ConfigurationError: there is no such suite, or it is wrong.
     """
     built_in = sorted(path.stem for path in FOLDER.glob("*.yml"))
-    if name in built_in:
-        path = FOLDER / f"{name}.yml"
-        return parse_suite(path.read_text(encoding="utf-8"), path.name, name)
-    path = expand(name)
+    path = FOLDER / f"{name}.yml" if name in built_in else expand(name)
     if path.suffix.lower() not in (".yml", ".yaml") and not exists(path):
         raise ConfigurationError(
             f"--suite {shown(name)}: there is no such suite",
@@ -212,14 +228,13 @@ def find_suite(name: str) -> Suite:
             or f"the built-in ones are {' and '.join(built_in)}; or give a file, FILE.yml",
         )
     hint = "give the path of a YAML file with rows"
-    text = read_text(path, documents.MAX_BYTES, hint=hint)
-    return parse_suite(text, shown(path), path.stem)
+    return parse_suite(read_text(path, documents.MAX_BYTES, hint=hint), shown(path), path.stem)
 
 
 def wildcard_suite(pattern: str) -> Suite:
     """Returns the suite of the networks that MODEL matches; mode and options come from the command line."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", pattern).strip("-") or "all"
-    rows = tuple(PlannedRow("benchmark", record.name, {}, where="MODEL") for record in matching(pattern))
+    rows = tuple(CommandLine("benchmark", record.name, {}) for record in matching(pattern))
     return Suite(name, rows, title=pattern)
 
 
@@ -231,79 +246,49 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
     """
     with documents.naming(source):
         data = documents.load(text)
-    if not isinstance(data, dict) or not isinstance(data.get("rows"), list) or not data["rows"]:
-        raise ConfigurationError(
-            f"{source}: it has no rows", "write `rows:` and below it a command line each: - benchmark lenet"
-        )
-    for key in data:
-        if key not in _TOP:
-            old = "write `options: --flag value` instead; each row is a command line (docs/benchmark.md)"
-            raise ConfigurationError(
-                f"{source}: unknown key '{shown_value(str(key))}'",
-                old
-                if key == "defaults"
-                else did_you_mean(str(key), _TOP) or f"a suite has {', '.join(_TOP)}",
-            )
-    images = data.get("epoch-images")
-    if images is not None and not (isinstance(images, int) and images is not True and images > 0):
-        raise ConfigurationError(
-            f"{source}: epoch-images: {shown_value(images)} is no number of images", "epoch-images: 50000"
-        )
-    where = f"{source}: options"
-    options = parse_options(_split(str(data.get("options") or ""), where), where)
-    rows = itertools.chain.from_iterable(
-        _rows_of(row, f"{source}, row {number}", options) for number, row in enumerate(data["rows"], 1)
-    )
-    about = " ".join(str(data.get("about") or "").split())
-    return Suite(name, tuple(rows), str(data.get("title") or ""), about, images)
+    problem = documents.misfit(data, _File)
+    if problem:
+        raise ConfigurationError(f"{source}: {problem}", _HINT)
+    file = msgspec.convert(data, _File)
+    with _naming(f"{source}: options"):
+        options = parse_options(_split(file.options))
+    rows: List[CommandLine] = []
+    for number, row in enumerate(file.rows, 1):
+        ((row_name, line),) = row.items() if isinstance(row, dict) else (("", row),)
+        with _naming(f"{source}, row {number}"):
+            rows += (replace(each, name=row_name) for each in _expanded(line, options))
+    return Suite(name, tuple(rows), file.title, " ".join(file.about.split()), file.epoch_images)
 
 
-def _rows_of(row: PlainValue, where: str, options: Options) -> Iterator[PlannedRow]:
-    name = ""
-    if isinstance(row, dict) and len(row) == 1:
-        ((name, row),) = ((str(key), value) for key, value in row.items())
-    if not isinstance(row, str):
-        raise ConfigurationError(
-            f"{where} is no command line", "- benchmark lenet, or - NAME: benchmark lenet"
-        )
-    choices = [part.split(",") if k % 2 else [part] for k, part in enumerate(_BRACES.split(row))]
-    count = math.prod(map(len, choices))
-    if count > MAX_ROWS:
-        raise ConfigurationError(
-            f"{where} stands for {shown_value(count)} command lines, and a suite has at most {MAX_ROWS:,}",
-            "write fewer alternatives in braces",
-        )
+def _expanded(line: str, options: Options) -> Iterator[CommandLine]:
+    """Yields the command lines that a line with braces and wildcards stands for."""
+    choices = [part.split(",") if k % 2 else [part] for k, part in enumerate(_BRACES.split(line))]
     for combination in itertools.product(*choices):
-        words = _split("".join(combination), where)
+        words = _split("".join(combination))
         words = words[1:] if words[:1] == ["ipucnn"] else words
         if len(words) < 2 or words[0] not in COMMANDS or words[1].startswith("-"):
             raise ConfigurationError(
-                f"{where}: '{shown_value(' '.join(words))}' is no command line of a suite",
-                f"begin with {', '.join(COMMANDS[:2])} and the name of a network",
+                f"'{shown_value(' '.join(words))}' is no command line of a suite",
+                "begin with benchmark or train, and the name of a network",
             )
-        try:
-            records = matching(words[1])
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{where}: {error.message}", error.hint) from None
-        for record in records:
+        for record in matching(words[1]):
             if record.own is not None:
                 raise ConfigurationError(
-                    f"{where}: {shown_value(words[1])} is a network of one's own, and suites have registered ones",
+                    f"{shown_value(words[1])} is your own network, and suites have registered ones",
                     f"measure it by itself: ipucnn benchmark {shown_value(words[1])}",
                 )
-            typed = parse_options(words[2:], where)
-            yield PlannedRow(words[0], record.name, merged(options, typed), name, where)
+            yield CommandLine(words[0], record.name, merged(options, parse_options(words[2:])))
 
 
-def _split(text: str, where: str) -> List[str]:
+def _split(text: str) -> List[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}", "close the quotation marks") from None
+        raise ConfigurationError(str(error), "close the quotation marks") from None
 
 
-def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suite:
-    """Returns the suite with the typed options, every row checked.
+def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> SuiteResult:
+    """Returns the result of a suite before any row has run, with the typed options, every row checked.
 
     Args:
         suite: the suite as written.
@@ -313,29 +298,43 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suit
     Raises:
         UserError: a row is wrong; the message names the row.
     """
-    above = parse_options(typed, "options")
+    with _naming("options"):
+        above = parse_options(typed)
     kept = None if model is None else {record.name for record in matching(model)}
-    rows: List[PlannedRow] = []
+    rows: List[CommandLine] = []
     for row in suite.rows:
         if kept is None or row.model in kept:
-            typed_here = {key: words for key, words in above.items() if _takes(row.command, key)}
+            typed_here = {key: words for key, words in above.items() if row.takes(key)}
             row = replace(row, options={"seed": ["--seed", str(SEED)], **merged(row.options, typed_here)})
-            # Typed options may make rows equal.
-            if all(replace(row, where=other.where) != other for other in rows):
+            if row not in rows:  # typed options may make rows equal
                 rows.append(row)
     if not rows:
         raise ConfigurationError(
             f"the suite {suite.name} has no row of {model}", "leave MODEL out for all of its rows"
         )
     for key in above:
-        if not any(_takes(row.command, key) for row in rows):
+        if not any(row.takes(key) for row in rows):
             raise ConfigurationError(f"--{key} has no effect on any row of {suite.name}", "drop it")
-    return replace(suite, rows=tuple(_with_legal_size(row) for row in _with_ids(rows)))
+    return SuiteResult(
+        suite=suite.name,
+        title=suite.title,
+        about=suite.about,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        machine=MachineFacts(
+            cpu=cpu_name(),
+            num_cores=num_cores(),
+            memory_bytes=host_memory_bytes(),
+            python=platform.python_version(),
+            tensorflow=look_around().versions["tensorflow"],
+        ),
+        epoch_images=suite.epoch_images,
+        rows=[_pending(row, row_id) for row, row_id in zip(rows, _ids(rows))],
+    )
 
 
-def _with_ids(rows: List[PlannedRow]) -> Iterator[PlannedRow]:
-    """Yields the rows with ids: their name or network, and the options that distinguish rows of the same name."""
-    taken: Set[str] = set()
+def _ids(rows: List[CommandLine]) -> List[str]:
+    """Returns the rows' ids: their name or network, and the options that distinguish rows of the same name."""
+    ids: List[str] = []
     for row in rows:
         same = [other for other in rows if (other.name or other.model) == (row.name or row.model)]
         parts = [row.name or row.model]
@@ -347,20 +346,21 @@ def _with_ids(rows: List[PlannedRow]) -> Iterator[PlannedRow]:
                 parts.append("-".join([key, *words[1:]]) if has_value else words[-1].lstrip("-"))
         base = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-")
         names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-        name = next(name for name in names if name not in taken)
-        taken.add(name)
-        yield replace(row, id=name)
+        ids.append(next(name for name in names if name not in ids))
+    return ids
 
 
-def _with_legal_size(row: PlannedRow) -> PlannedRow:
-    """Checks and returns a row; an image size that its network does not accept becomes the next legal one, noted."""
-    resolved = row.resolve()
-    size = resolved.config.image_size
-    if size is None or "image-size" not in row.options:
-        return row
-    legal = tuple(nearest_legal_sizes(resolved.record, n)[-1] for n in size)
-    if legal == tuple(size):
-        return row
-    text, typed = ("x".join(map(str, sides)) for sides in (legal, size))
-    note = f"images of {text} instead of {typed}: the next size that {row.model} takes"
-    return replace(row, options={**row.options, "image-size": ["--image-size", text]}, notes=(note,))
+def _pending(row: CommandLine, row_id: str) -> Row:
+    """Checks a row; an image size that its network does not accept becomes the next legal one, noted."""
+    with _naming(f"row {row_id}"):
+        resolved = row.resolve()
+    size, notes = resolved.config.image_size, []
+    if size is not None and "image-size" in row.options:
+        legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)
+        text, typed = ("x".join(map(str, sides)) for sides in (legal, size))
+        if text != typed:
+            notes.append(f"images of {text} instead of {typed}: the next size that {row.model} takes")
+            row = replace(row, options={**row.options, "image-size": ["--image-size", text]})
+    return Row(
+        id=row_id, name=row.name or row.model, model=row.model, command=row.text, mode=row.mode, notes=notes
+    )

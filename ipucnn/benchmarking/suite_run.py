@@ -10,28 +10,26 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 from msgspec import structs
 
 from ipucnn import documents
 from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult, from_plain
+from ipucnn.benchmarking.records import Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import checked_folder
-from ipucnn.benchmarking.suite import PlannedRow, Suite
 from ipucnn.diagnosis.programs import Ran, run_program
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
-from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.runs.compare import RunRecord, read_run
-from ipucnn.runs.folder import claim_default, default_run_dir
+from ipucnn.runs.folder import default_run_dir
 from ipucnn.runs.start import latest_run_dir
 from ipucnn.text import shown_value
 
 RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"
 FILES = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
 # The ending of default folders' names; single benchmarks end in -benchmark.
-_SUFFIX = "suite"
+SUFFIX = "suite"
 # The place of the data changes no figure.
 _IGNORED = re.compile(r" --(dataset-path ('[^']*'|\S)+|(no-)?download)")
 _PRINTED_CHARACTERS = 4096
@@ -51,12 +49,12 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
     if run_dir is not None:
         path = expand(run_dir)
     elif not resume:
-        return default_run_dir(name, _SUFFIX)
+        return default_run_dir(name, SUFFIX)
     else:
-        latest = latest_run_dir(name, _SUFFIX)
+        latest = latest_run_dir(name, SUFFIX)
         if latest is None:
             raise ConfigurationError(
-                f"--resume: there is no {default_run_dir(name, _SUFFIX)} to go on with",
+                f"--resume: there is no {default_run_dir(name, SUFFIX)} to go on with",
                 "leave --resume out to begin, or name the suite's folder with --run-dir",
             )
         path = latest
@@ -73,18 +71,6 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
     return path
 
 
-def this_machine() -> MachineFacts:
-    """Returns the facts about this machine that affect figures and are known without TensorFlow."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        tensorflow: Optional[str] = version("tensorflow")
-    except PackageNotFoundError:
-        tensorflow = None
-    python = ".".join(map(str, sys.version_info[:3]))
-    return MachineFacts(cpu_name(), num_cores(), host_memory_bytes(), python, tensorflow)
-
-
 def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     """Reads a ``suite.json``, or the one in a folder.
 
@@ -93,10 +79,7 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     """
     path = path / RESULT if is_folder(path) else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
-    result = from_plain(documents.read_record(path, hint), SuiteResult, f"{option} {path}", hint)
-    if len({row.id for row in result.rows}) < len(result.rows):
-        raise DataError(f"{option} {path} is damaged: two rows of one id", "make it again")
-    return result
+    return from_plain(documents.read_record(path, hint), SuiteResult, f"{option} {path}", hint)
 
 
 def write_result(folder: Path, result: SuiteResult) -> None:
@@ -114,29 +97,6 @@ def write_result(folder: Path, result: SuiteResult) -> None:
 # -- running ----------------------------------------------------------------------------------------------------
 
 
-def pending(suite: Suite) -> SuiteResult:
-    """Returns the result of a suite before any row has run."""
-    return SuiteResult(
-        suite=suite.name,
-        title=suite.title,
-        about=suite.about,
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        machine=this_machine(),
-        epoch_images=suite.epoch_images,
-        rows=[
-            Row(
-                id=row.id,
-                name=row.name or row.model,
-                model=row.model,
-                command=" ".join(map(shlex.quote, row.words)),
-                mode="training" if row.trains else "inference",
-                notes=list(row.notes),
-            )
-            for row in suite.rows
-        ],
-    )
-
-
 def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
     """Returns a pending result with the finished rows of the folder.
 
@@ -144,11 +104,11 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
         ConfigurationError: they have other command lines, or are from another machine.
     """
     former = read_suite(folder, "--run-dir")
-    asked, saved = ([_IGNORED.sub("", row.command) for row in each.rows] for each in (result, former))
-    for one, other in itertools.zip_longest(asked, saved):
+    now, before = ([_IGNORED.sub("", row.command) for row in each.rows] for each in (result, former))
+    for one, other in itertools.zip_longest(now, before):
         if one != other:
             raise ConfigurationError(
-                f"{folder} holds another suite: '{shown_value(other)}' there, '{shown_value(one)}' asked for",
+                f"{folder} holds another suite: '{shown_value(other)}' there, '{shown_value(one)}' now",
                 "give the options that it was begun with, or use another --run-dir",
             )
     done = {row.id: row for row in former.rows if row.status == "done"}
@@ -163,46 +123,44 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
     return structs.replace(result, started=former.started, rows=rows)
 
 
-def begin(suite: Suite, folder: Path, *, resume: bool, is_default: bool) -> Tuple[Path, SuiteResult]:
-    """Returns a suite's folder and its current result; a default folder is reserved for this process."""
-    result = pending(suite)
-    if resume:
-        return folder, with_kept_rows(result, folder)
-    return claim_default(suite.name, _SUFFIX).path if is_default else folder, result
-
-
 def run_rows(
-    suite: Suite, result: SuiteResult, folder: Path, verbose: bool
-) -> Iterator[Tuple[SuiteResult, str, Optional[Row]]]:
+    result: SuiteResult,
+    folder: Path,
+    verbose: bool = False,
+    progress: Callable[[str, Optional[Row]], None] = lambda row_id, row: None,
+) -> Tuple[SuiteResult, bool]:
     """Runs the rows that have no result yet; a failure is recorded, and the next row begins.
 
     Args:
-        suite: the planned suite.
-        result: its current result.
+        result: the current result of the suite.
         folder: the folder to write to.
         verbose: whether a row's stderr is shown instead of stored.
+        progress: the function called with a row's id: before it runs with None, and after it with the finished row.
 
-    Yields:
-        The result, and a row's id: before it runs with None, and after it with the finished row.
+    Returns:
+        The result, and whether a signal interrupted it.
     """
-    rows = folder / ROWS
-    if is_link(rows):
+    if is_link(folder / ROWS):
         raise DataError(
-            f"{rows} is a link, and a suite writes to its own folder alone", f"remove it: rm {rows}"
+            f"{folder / ROWS} is a link, and a suite writes to its own folder alone",
+            f"remove it: rm {folder / ROWS}",
         )
-    make_folder(rows)
-    for index, planned in enumerate(suite.rows):
-        row = result.rows[index]
-        if row.status == "done":
-            continue
-        write_result(folder, result)
-        yield result, row.id, None
-        began = time.perf_counter()
-        row = _finished(row, planned, rows / row.id, suite.epoch_images, verbose)
-        row = structs.replace(row, wall_s=time.perf_counter() - began)
-        result = structs.replace(result, rows=[*result.rows[:index], row, *result.rows[index + 1 :]])
-        write_result(folder, result)
-        yield result, row.id, row
+    make_folder(folder / ROWS)
+    write_result(folder, result)
+    try:
+        for index, row in enumerate(result.rows):
+            if row.status == "done":
+                continue
+            progress(row.id, None)
+            began = time.perf_counter()
+            finished = _finished(row, folder / ROWS / row.id, result.epoch_images, verbose)
+            finished = structs.replace(finished, wall_s=time.perf_counter() - began)
+            result = structs.replace(result, rows=[*result.rows[:index], finished, *result.rows[index + 1 :]])
+            write_result(folder, result)
+            progress(row.id, finished)
+    except KeyboardInterrupt:
+        return result, True
+    return result, False
 
 
 # It starts like ``ipucnn``, and never imports from the current folder.  If this process dies, Linux sends SIGTERM (15)
@@ -226,9 +184,10 @@ def run_command(words: Sequence[str], verbose: bool) -> Ran:
     return run_program([sys.executable, "-c", _PROGRAM, place, *words], timeout_s=None, shows_errors=verbose)
 
 
-def _finished(row: Row, planned: PlannedRow, folder: Path, epoch_images: Optional[int], verbose: bool) -> Row:
+def _finished(row: Row, folder: Path, epoch_images: Optional[int], verbose: bool) -> Row:
     """Runs a row; returns it with its result or error."""
-    ran = run_command([*planned.words, "--run-dir", str(folder), "--overwrite", "--json"], verbose)
+    words = shlex.split(row.command)
+    ran = run_command([*words, "--run-dir", str(folder), "--overwrite", "--json"], verbose)
     if ran.problem is not None:
         code = ran.exit_code or 1
         return structs.replace(row, status="failed", exit_code=code, error=_why(ran))
@@ -237,7 +196,7 @@ def _finished(row: Row, planned: PlannedRow, folder: Path, epoch_images: Optiona
     except ValueError:
         return structs.replace(row, status="failed", exit_code=1, error="it printed no result")
     trained = report.get("training_accuracy")
-    if planned.command == "train":
+    if words[0] == "train":
         trained = _last_epoch(read_run(folder), "accuracy")
     return figures(row, report, epoch_images, trained)
 

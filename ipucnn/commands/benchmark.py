@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, List, Mapping, Optional
 
 import typer
 
@@ -18,7 +18,6 @@ from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
-    from ipucnn.benchmarking.suite import Suite
     from ipucnn.benchmarking.suite_run import Speedups
     from ipucnn.config.resolve import Resolved
 
@@ -133,8 +132,8 @@ def benchmark(
     given = {
         "compare_with": compare_with,
         "executions": executions,
-        "min_time_s": min_time,
-        "max_time_s": max_time,
+        "min_time": min_time,
+        "max_time": max_time,
         "system": system,
         "baseline": baseline,
         "max_regression": max_regression,
@@ -314,6 +313,7 @@ def benchmark_suite(
     from ipucnn.filesystem import expand
     from ipucnn.reports import suite as report
     from ipucnn.reports.console import note
+    from ipucnn.runs.folder import claim_default
 
     _check_one_process()
     overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
@@ -330,7 +330,15 @@ def benchmark_suite(
         raise DataError(
             f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"
         )
-    folder, result, is_interrupted = _run_rows(plan, folder, resume, run_dir is None, verbose)
+    if resume:
+        plan = suite_run.with_kept_rows(plan, folder)
+    elif run_dir is None:
+        folder = claim_default(written.name, suite_run.SUFFIX).path
+    num_kept, num_rows = sum(row.status == "done" for row in plan.rows), len(plan.rows)
+    if num_kept:
+        note(f"{num_kept} of {counted(num_rows, 'row')} in {folder} have a result and are kept")
+    with report.SuiteProgress(num_kept, num_rows) as progress:
+        result, is_interrupted = suite_run.run_rows(plan, folder, verbose, progress.row)
     compared = suite_run.speedups(result, other, versus or "")
     if json_output:
         print(result.to_json(), end="")
@@ -342,32 +350,6 @@ def benchmark_suite(
     words += [*(["--suite", name] if name else []), *typed, *(["--versus", versus] if versus else [])]
     resume_command = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
     _end_suite(result, is_interrupted, resume_command)
-
-
-def _run_rows(
-    plan: Suite, folder: Path, resume: bool, is_default: bool, verbose: bool
-) -> Tuple[Path, SuiteResult, bool]:
-    """Runs the rows without a result.
-
-    Returns:
-        The folder that was used, the result with all rows, and whether a signal interrupted it.
-    """
-    from ipucnn.benchmarking import suite_run
-    from ipucnn.reports.console import note
-    from ipucnn.reports.suite import SuiteProgress
-
-    folder, result = suite_run.begin(plan, folder, resume=resume, is_default=is_default)
-    num_kept = sum(row.status == "done" for row in result.rows)
-    if num_kept:
-        note(f"{num_kept} of {counted(len(plan.rows), 'row')} in {folder} have a result and are kept")
-    with SuiteProgress(num_kept, len(plan.rows)) as progress:
-        try:
-            for new_result, row_id, row in suite_run.run_rows(plan, result, folder, verbose):
-                result = new_result
-                progress.row(row_id, row)
-        except KeyboardInterrupt:
-            return folder, result, True
-    return folder, result, False
 
 
 def _check_one_process() -> None:
@@ -439,8 +421,7 @@ def _typed_words(request: RunRequest, measuring: PlainDict) -> List[str]:
         if name == "training":
             words += ["--training" if value else "--inference"]
             continue
-        flag = name[:-2] if name.endswith("_s") else name
-        words += ["--" + flag.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+        words += ["--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
     words += ["--config", request.config_name] if request.config_name else []
     words += ["--config-path", request.config_path] if request.config_path else []
     for name, value in request.flags.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,6 @@ from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import Row, SuiteResult
-    from ipucnn.benchmarking.suite import Suite
     from ipucnn.benchmarking.suite_run import Speedups
 
 _RATE = "measured\nimages/s"
@@ -155,19 +155,19 @@ def facts(result: SuiteResult, compared: Speedups) -> List[Tuple[str, str]]:
     return rows
 
 
-def print_plan(suite: Suite, as_json: bool) -> None:
+def print_plan(plan: SuiteResult, as_json: bool) -> None:
     """Prints the rows that would run, for ``--print-config``."""
     if as_json:
-        rows = [{"id": row.id, "command": row.words} for row in suite.rows]
-        print(json.dumps({"suite": suite.name, "rows": rows}, indent=2))
+        rows = [{"id": row.id, "command": shlex.split(row.command)} for row in plan.rows]
+        print(json.dumps({"suite": plan.suite, "rows": rows}, indent=2))
         return
     from rich.text import Text
 
     table = plain_table()
     table.add_column("row", overflow="fold")
     table.add_column("ipucnn ...", overflow="fold")
-    for row in suite.rows:
-        table.add_row(Text(row.id), Text(printable(" ".join(row.words))))
+    for row in plan.rows:
+        table.add_row(Text(row.id), Text(printable(row.command)))
     console(sys.stdout).print(table)
 
 
