@@ -19,8 +19,6 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ipucnn
 from ipucnn import cli, interrupts, machine
@@ -41,7 +39,6 @@ from ipucnn.sessions.host import workers as host_workers
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import (
     Workers,
-    check_sharing,
     expand_nodes,
     find_workers,
     notes_of_sharing,
@@ -528,56 +525,6 @@ def test_nonsense_answers_do_not_extend_the_start_timeout():
             1,
         )
     listener.close()
-
-
-def sharing(micro_batches, fused=0):
-    return SimpleNamespace(
-        num_micro_batches=micro_batches,
-        fused_micro_batches=fused,
-        dbn_replica_group_size=1,
-        gradient_accumulation_count=micro_batches,
-    )
-
-
-def test_numbers_of_workers_that_can_share_a_weight_update():
-    for groups, workers in ((4, 1), (4, 2), (4, 4), (1, 1), (6, 3)):
-        check_sharing(sharing(groups, 1), RunConfig(), workers)
-    with pytest.raises(ConfigurationError) as refused:
-        check_sharing(sharing(12, 2), RunConfig(), 4)
-    assert "4 workers cannot share the 6 groups of fused micro-batches" in refused.value.message
-    assert refused.value.hint.startswith("use 1, 2, 3, 6 of them")
-    # A later fold, or a run that starts over, keeps --max-workers, so the hint names numbers of workers.
-    for micro_batches, most, who, legal in (
-        (12, 4, (3,), "1, 2, 4"),
-        (16, 4, (3, 2), "1, 2"),
-        (8, 2, (1, 4), "1, 2"),
-    ):
-        with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
-            check_sharing(sharing(micro_batches), RunConfig(max_workers=most), *who)
-        assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
-
-
-@given(
-    micro_batches=st.integers(1, 64),
-    group=st.sampled_from([1, 2, 4]),
-    sharing=st.integers(1, 8),
-    bytes_per_sample=st.integers(1, 2**22),
-)
-def test_fused_micro_batches_that_workers_can_share(micro_batches, group, sharing, bytes_per_sample):
-    """The largest legal number of fused micro-batches that gives all workers the same number of groups."""
-    from ipucnn.sessions.host.division import choose_fused, fusible
-
-    total = micro_batches * group
-    legal = [
-        d for d in range(1, total + 1) if total % d == 0 and d % group == 0 and (total // d) % sharing == 0
-    ]
-    assert fusible(total, group, sharing) == legal
-    if not legal:
-        return
-    fused = choose_fused(total, 4, group, bytes_per_sample, 2**33, sharing)
-    alone = choose_fused(total, 4, group, bytes_per_sample, 2**33)
-    assert fused in legal and (fused == alone or alone not in legal)
-    assert fused == max([d for d in legal if d <= alone], default=legal[0])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ipucnn.machine import operations_at_once
 from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import environment
-from ipucnn.sessions.host.division import Capacity
+from ipucnn.sessions.host.division import Capacity, choose_devices
 from ipucnn.sessions.host.session import HostSession, _exceptions
 from ipucnn.sessions.host.workers import Workers, check_sharing, notes_of_sharing
 from ipucnn.sessions.poplar.popdist import Instances
@@ -38,11 +38,11 @@ import numpy as np
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.factory import create_session
 
-told = json.loads(sys.argv[1])
-config = replace(RunConfig(), **told["config"])
+given = json.loads(sys.argv[1])
+config = replace(RunConfig(), **given["config"])
 # The first session makes the devices.
 sessions = {}
-for devices in sorted(told["devices"], reverse=True):
+for devices in sorted(given["devices"], reverse=True):
     sessions[devices] = create_session("cpu", config=replace(config, devices=devices), trains=True)
 
 import tensorflow as tf
@@ -50,7 +50,7 @@ from support.sessions import data, make_model, make_program
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 
-program = make_program(2, 4, 2, updates_per_epoch=3, **told["program"]).with_fused(told["fused"])
+program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"]).with_fused(given["fused"])
 images, labels = data(6 * program.global_batch_size, 1)
 
 
@@ -73,9 +73,9 @@ for devices, session in sorted(sessions.items()):
     validating, run = set(), session._sums_of_logits
 
     def spy(*batch):
-        found = run(*batch)
-        validating.update(value.device[-1] for value in found.values())
-        return found
+        sums = run(*batch)
+        validating.update(value.device[-1] for value in sums.values())
+        return sums
 
     session._sums_of_logits = spy
     counted = tf.data.Dataset.from_tensor_slices((images[:27], labels[:27], tf.ones(27))).batch(4)
@@ -151,68 +151,83 @@ def shared(micro_batches, accumulation=None, fused=0, group=1):
     )
 
 
-def chosen(there, devices=None, micro_batches=8, **options):
+def chosen(available, devices=None, micro_batches=8, fused=0, group=1, **options):
     """Returns the number of devices, of those available, that share a weight update."""
-    program = shared(micro_batches, fused=options.pop("fused", 0), group=options.pop("group", 1))
-    session = HostSession(DeviceInfo("gpu", "x", 1, 0), config=RunConfig(devices=devices, **options))
-    session._capacity = Capacity(devices=there)
-    return session._choose_devices(program)
+    program, config = shared(micro_batches, fused=fused, group=group), RunConfig(devices=devices, **options)
+    number = choose_devices(program, config, 1, Capacity(devices=available))
+    check_sharing(program, config, 1, number)
+    return number
 
 
 @pytest.mark.parametrize(
     ("expected", "given"),
     [
-        (4, dict(there=4)),
-        (2, dict(there=3)),
-        (1, dict(there=4, micro_batches=1)),
-        (3, dict(there=4, micro_batches=9)),
-        (2, dict(there=4, group=4)),
-        (2, dict(there=8, fused=4)),
-        (2, dict(there=4, max_workers=2)),
+        (4, dict(available=4)),
+        (2, dict(available=3)),
+        (1, dict(available=4, micro_batches=1)),
+        (3, dict(available=4, micro_batches=9)),
+        (2, dict(available=4, group=4)),
+        (2, dict(available=8, fused=4)),
+        (2, dict(available=4, max_workers=2)),
         # --max-workers no longer matters if a checkpoint fixes the groups of fused micro-batches.
-        (4, dict(there=4, max_workers=2, fused=1)),
-        (1, dict(there=1, devices=1)),
+        (4, dict(available=4, max_workers=2, fused=1)),
+        (1, dict(available=1, devices=1)),
     ],
 )
 def test_gpus_that_share_a_weight_update_evenly_are_used(expected, given):
     assert chosen(**given) == expected
 
 
-def test_devices_that_cannot_share_a_weight_update_are_refused():
-    with pytest.raises(ConfigurationError, match="8 micro-batches, which 3 devices cannot share evenly"):
-        chosen(3, devices=3)
-    with pytest.raises(
-        ConfigurationError, match="--max-workers 2 with 4 devices: it has to be a multiple of 4"
-    ):
-        chosen(4, devices=0, max_workers=2)
-    with pytest.raises(ConfigurationError, match="2 workers with 3 devices each cannot share the 4 groups"):
-        check_sharing(shared(4, fused=1), RunConfig(), 2, 3)
-    with pytest.raises(ConfigurationError, match="3 workers cannot share the 4 groups"):
-        check_sharing(shared(4, fused=1), RunConfig(max_workers=3), 1)
-    with pytest.raises(
-        ConfigurationError, match="4 micro-batches, which 2 workers with 4 devices each cannot"
-    ):
-        check_sharing(shared(4), RunConfig(), 2, 4)
-    with pytest.raises(ConfigurationError, match="1 micro-batch, which 2 workers cannot") as refused:
-        check_sharing(shared(1), RunConfig(), 2)
-    assert (
-        refused.value.hint
-        == "add --gradient-accumulation-count 2, and divide --micro-batch-size by 2 to keep the global batch"
-    )
-    program = shared(6)
+@pytest.mark.parametrize(
+    ("program", "options", "sharing", "message"),
+    [
+        (shared(8), {}, (1, 3), "8 micro-batches, which 3 devices cannot share evenly"),
+        (
+            shared(8),
+            {"max_workers": 2},
+            (1, 4),
+            "--max-workers 2 with 4 devices: it has to be a multiple of 4",
+        ),
+        (shared(4, fused=1), {}, (2, 3), "2 workers with 3 devices each cannot share the 4 groups"),
+        (shared(4, fused=1), {"max_workers": 3}, (1, 1), "3 workers cannot share the 4 groups"),
+        (shared(12, fused=2), {}, (4, 1), "4 workers cannot share the 6 groups of fused micro-batches"),
+        (shared(4), {}, (2, 4), "4 micro-batches, which 2 workers with 4 devices each cannot"),
+        (shared(1), {}, (2, 1), "1 micro-batch, which 2 workers cannot"),
+        (shared(2**31 - 1), {}, (2, 1), "2,147,483,647 micro-batches"),
+    ],
+)
+def test_numbers_that_cannot_share_a_weight_update_are_refused(program, options, sharing, message):
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        check_sharing(program, RunConfig(**options), *sharing)
+    micro_batches, hint = program.num_micro_batches, refused.value.hint
+    if micro_batches == 1:
+        assert hint == (
+            "add --gradient-accumulation-count 2, and divide --micro-batch-size by 2 to keep the global batch"
+        )
+    elif micro_batches == 12:
+        assert hint == "use 1, 2, 3, 6 of them, or begin a new run with --max-workers 4"
+    elif micro_batches > 12:  # found without trying all divisors
+        assert hint.endswith("among 1, 2147483647 of them")
+
+
+def test_a_run_refuses_devices_that_cannot_share_before_it_begins():
     with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
-        check_workers(Instances(), RunConfig(devices=4), program)
-    check_workers(Instances(), RunConfig(devices=3), program)
+        check_workers(Instances(), RunConfig(devices=4), shared(6))
+    check_workers(Instances(), RunConfig(devices=3), shared(6))
 
 
-def test_the_hint_for_a_huge_number_of_micro_batches_takes_no_time():
-    with pytest.raises(ConfigurationError, match="2,147,483,647 micro-batches") as refused:
-        check_sharing(shared(2**31 - 1), RunConfig(), 2)
-    assert refused.value.hint.endswith("among 1, 2147483647 of them")
+@pytest.mark.parametrize(
+    ("micro_batches", "most", "sharing", "legal"),
+    [(12, 4, (3, 1), "1, 2, 4"), (16, 4, (3, 2), "1, 2"), (8, 2, (1, 4), "1, 2")],
+)
+def test_the_hint_keeps_max_workers_and_names_numbers_that_divide_it(micro_batches, most, sharing, legal):
+    """A later fold, or a run that starts over, keeps --max-workers."""
+    with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
+        check_sharing(shared(micro_batches), RunConfig(max_workers=most), *sharing)
+    assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
 
 
 def test_several_devices_split_the_cpu_only_on_request(monkeypatch):
-
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda *kind: [])
     with pytest.raises(MissingError, match="--devices 4: TensorFlow sees no GPU here") as refused:
         factory.create_session("auto", config=RunConfig(devices=4), trains=True)
@@ -228,6 +243,7 @@ def test_suggested_numbers_of_workers_are_accepted(num_groups, sharing):
         try:
             check_sharing(shared(num_groups, accumulation), RunConfig(), sharing)
             assert num_groups % sharing == 0
+            check_sharing(shared(num_groups, accumulation, fused=1), RunConfig(), sharing)
             continue
         except ConfigurationError as refused:
             hint = refused.hint
@@ -289,15 +305,15 @@ def test_more_devices_than_the_process_has_are_refused():
 # -- deterministic operations -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wanted", "value"), [(True, "1"), (False, "0")])
-def test_users_choose_deterministic_operations(monkeypatch, wanted, value):
+@pytest.mark.parametrize(("is_deterministic", "value"), [(True, "1"), (False, "0")])
+def test_users_choose_deterministic_operations(monkeypatch, is_deterministic, value):
     calls = []
     monkeypatch.setattr("ipucnn.compat.enable_determinism", lambda: calls.append(True))
-    factory.create_session("cpu", config=RunConfig(deterministic_operations=wanted))
-    assert calls == [True] * wanted
+    factory.create_session("cpu", config=RunConfig(deterministic_operations=is_deterministic))
+    assert calls == [True] * is_deterministic
     # TensorFlow 2.6 has no such function; it reads the variable when it is imported.
     monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
-    environment.set_variables(wanted)
+    environment.set_variables(is_deterministic)
     assert os.environ["TF_DETERMINISTIC_OPS"] == value
 
 

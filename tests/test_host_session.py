@@ -39,7 +39,7 @@ from ipucnn.sessions.host.division import (
     Capacity,
     choose_fused,
     choose_lanes,
-    fused_in_memory,
+    fusible,
 )
 from ipucnn.sessions.host.session import HostSession, UpdateLoop
 from ipucnn.sessions.session import (
@@ -237,40 +237,42 @@ def test_groups_computed_in_parallel_change_no_byte(monkeypatch, norm, method, f
 
 @given(st.integers(1, 64), st.integers(1, 40), st.integers(1, 9), st.integers(0, 40), st.integers(1, 4))
 @tries(60, slow=2000)
-def test_parallel_groups_are_limited_by_cores_and_memory(chunks, samples, at_once, in_memory, workers):
+def test_parallel_groups_are_limited_by_cores_and_memory(groups, samples, at_once, in_memory, workers):
     """The largest number that divides the groups of fused micro-batches of a weight update evenly."""
     needed = TRAINING_FACTOR * 1000 * samples / MEMORY_FRACTION
     capacity = Capacity(1, at_once, int(needed * (in_memory + 0.5)) if in_memory else 0, 1000)
     most = min(at_once, in_memory) if in_memory else at_once
-    assert capacity.trained(samples) == most
-    assert choose_lanes(chunks, most, workers) == max(
-        [n for n in range(1, most + 1) if chunks % (n * workers) == 0], default=1
+    program = make_program(samples, groups).with_fused(1)
+    assert choose_lanes(program, workers, 1, capacity) == max(
+        [n for n in range(1, most + 1) if groups % (n * workers) == 0], default=1
     )
+    assert choose_lanes(program, workers, 2, capacity) == 1
 
 
-@given(
-    st.integers(1, 60),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(1, 2**27),
-    st.sampled_from([0, 2**33]),
-)
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 8), st.integers(1, 2**27), st.booleans())
 @tries(60, slow=2000)
-def test_a_weight_update_has_pairs_of_groups_if_possible(groups, group, sharing, bytes_per_sample, memory):
-    total = groups * group
+def test_fused_micro_batches_are_as_many_as_suit_workers_pairs_and_memory(
+    groups, group, sharing, bytes_per_sample, is_limited
+):
+    program = make_program(4, groups, group, dbn_replica_group_size=group)
+    total, capacity = groups * group, Capacity(1, 1, 2**33 if is_limited else 0, bytes_per_sample)
+
+    def legal(sharing):
+        return [d for d in range(group, total + 1, group) if total % d == 0 and total // d % sharing == 0]
+
+    assert fusible(program, sharing) == legal(sharing)
     if groups % sharing:
         return
-    fused = choose_fused(total, 4, group, bytes_per_sample, memory, sharing, pairs=True)
-    alone = choose_fused(total, 4, group, bytes_per_sample, memory, sharing)
-    if groups % (2 * sharing):
-        assert fused == alone
-        return
-    legal = [d for d in range(group, total + 1, group) if total % d == 0 and total // d % (2 * sharing) == 0]
-    if not memory:  # as large as without pairs, if there are enough micro-batches
-        assert fused == max([d for d in legal if d <= alone], default=legal[0])
-    else:
-        room = fused_in_memory(bytes_per_sample * 4, memory)
-        assert fused in legal and (2 * fused <= room or fused == legal[0])
+    alone, fused = choose_fused(program, capacity), choose_fused(program, capacity, sharing)
+    assert fused == max([d for d in legal(sharing) if d <= alone], default=legal(sharing)[0])
+    pairs = choose_fused(program, capacity, sharing, pairs=True)
+    halves = legal(2 * sharing)
+    if not halves:
+        assert pairs == fused
+    elif is_limited:  # two groups fit into the memory
+        assert pairs in halves and (2 * pairs <= capacity.fused(4) or pairs == halves[0])
+    else:  # as large as without pairs, if there are enough micro-batches
+        assert pairs == max([d for d in halves if d <= fused], default=halves[0])
 
 
 def test_parallel_evaluations_are_summed_in_order(monkeypatch):

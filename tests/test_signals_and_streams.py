@@ -411,7 +411,7 @@ def test_sufficient_limits_are_no_error(not_imported, monkeypatch):
     libraries = environment._library_bytes()
     assert libraries > 500 * 2**20
     least = libraries + environment.LEAST_ADDRESS_SPACE_BYTES
-    monkeypatch.setattr(environment, "_memory_there_is", lambda: [("x", environment.LEAST_MEMORY_BYTES)])
+    monkeypatch.setattr(environment, "_usable_memory", lambda: [("x", environment.LEAST_MEMORY_BYTES)])
     monkeypatch.setattr(environment, "_address_space_bytes", lambda: least)
     environment.check_memory()
     monkeypatch.setattr(environment, "_address_space_bytes", lambda: least - 1)

@@ -179,7 +179,7 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
     """Returns the number of fused micro-batches in inference: as requested, else as many as suit the memory."""
-    from ipucnn.sessions.host.division import choose_fused
+    from ipucnn.sessions.host.division import Capacity, choose_fused
     from ipucnn.sessions.host.session import activation_bytes_per_sample
 
     if benchmark.fused is not None:
@@ -187,7 +187,8 @@ def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel
     p = benchmark.program
     micro_batches = p.num_replicas // benchmark.instances.count * (benchmark.steps or _OPEN_STEPS)
     memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
-    return choose_fused(micro_batches, p.micro_batch_size, 1, activation_bytes_per_sample(model), memory)
+    alike = replace(p, num_replicas=1, gradient_accumulation_count=micro_batches, dbn_replica_group_size=1)
+    return choose_fused(alike, Capacity(1, 1, memory, activation_bytes_per_sample(model)))
 
 
 def _on_constant_batch(benchmark: Benchmark, session: Session) -> Contender:

@@ -279,29 +279,29 @@ class Overlaps:
 
     Attributes:
         both: int64 [m], the number of pixels in both components of each of the m pairs that overlap.
-        in_true, in_found: int64 [t], [f], the number of pixels in each component of the truth and of the prediction.
-        true, found: int64 [m], the components of each pair in the truth and in the prediction.
+        in_true, in_predicted: int64 [t], [p], the number of pixels in each component of the truth and of the prediction.
+        true, predicted: int64 [m], the components of each pair in the truth and in the prediction.
     """
 
     both: np.ndarray
     in_true: np.ndarray
-    in_found: np.ndarray
+    in_predicted: np.ndarray
     true: np.ndarray
-    found: np.ndarray
+    predicted: np.ndarray
 
 
-def overlaps(true: np.ndarray, found: np.ndarray) -> Overlaps:
+def overlaps(true: np.ndarray, predicted: np.ndarray) -> Overlaps:
     """Counts the pixels in each pair of components.
 
     scikit-learn's ``pair_confusion_matrix`` and ``homogeneity_completeness_v_measure`` count the same, but twice each,
     which takes a second per image and threshold if most pixels are their own components.
 
     Args:
-        true, found: the components of the truth and of the prediction from :func:`segment_pixels`.
+        true, predicted: the components of the truth and of the prediction from :func:`segment_pixels`.
     """
-    width = int(found.max()) + 1 if len(found) else 1
-    keys, both = np.unique(true * width + found, return_counts=True)
-    return Overlaps(both, np.bincount(true), np.bincount(found), keys // width, keys % width)
+    width = int(predicted.max()) + 1 if len(predicted) else 1
+    keys, both = np.unique(true * width + predicted, return_counts=True)
+    return Overlaps(both, np.bincount(true), np.bincount(predicted), keys // width, keys % width)
 
 
 def pairs(counts: Overlaps) -> np.ndarray:
@@ -309,7 +309,7 @@ def pairs(counts: Overlaps) -> np.ndarray:
 
     The pair of a pixel with itself is included.
     """
-    sizes = (counts.both, counts.in_true, counts.in_found)
+    sizes = (counts.both, counts.in_true, counts.in_predicted)
     return np.array([float((size.astype(np.int64) ** 2).sum()) for size in sizes])
 
 
@@ -321,11 +321,11 @@ def information(counts: Overlaps) -> Tuple[float, float, float]:
     """
     pixels = float(counts.both.sum())
     # p_ij log(p_ij / (p_i p_j)); each term is exact if the components are the same.
-    expected = counts.in_true[counts.true] * (counts.in_found[counts.found] / pixels)
+    expected = counts.in_true[counts.true] * (counts.in_predicted[counts.predicted] / pixels)
     shared = max(float((counts.both / pixels * np.log(counts.both / expected)).sum()), 0.0)
     split, merge = (
         min(shared / entropy, 1.0) if entropy > 0 else 1.0
-        for entropy in (_entropy(counts.in_found, pixels), _entropy(counts.in_true, pixels))
+        for entropy in (_entropy(counts.in_predicted, pixels), _entropy(counts.in_true, pixels))
     )
     score = 2 * split * merge / (split + merge) if split + merge else 0.0
     return split, merge, score

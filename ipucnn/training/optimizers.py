@@ -73,12 +73,9 @@ def make_settings(
     params: Mapping[str, PlainValue],
     *,
     global_batch_size: int,
-    weight_decay: float = 0.0,
-    l2_regularization: float = 0.0,
-    clip_gradient_norm: float = 0.0,
-    ema_decay: float = 0.0,
+    **others: float,
 ) -> OptimizerSettings:
-    """Checks an optimizer's parameters and fills in the defaults.
+    """Checks an optimizer's parameters and fills in the defaults; ``others`` are further settings.
 
     ``base_decay_exponent`` of RMSprop gives rho = 1 - 2**exponent * global batch size, so that the moving average
     extends over the same number of samples at any batch size (Masters et al. 2021, arXiv:2106.03640).
@@ -116,7 +113,7 @@ def make_settings(
             )
         if value < 0:
             raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
-    return OptimizerSettings(name, values, weight_decay, l2_regularization, clip_gradient_norm, ema_decay)
+    return OptimizerSettings(name, values, **others)
 
 
 def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:

@@ -231,7 +231,7 @@ def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
     if not hmac.compare_digest(str(greeting["proof"]), _proof(nonce, rank, count)):
         problem = f"it has another secret ({SECRET_VARIABLE})"
     elif count != workers.count:
-        problem = f"it was told of {count} workers, and worker 0 of {workers.count}"
+        problem = f"it was started with {count} workers, and worker 0 with {workers.count}"
     elif not 0 < rank < count or rank in links:
         problem = f"there is a worker {rank} already"
     if problem:
@@ -561,7 +561,7 @@ class Cluster:
                 # A machine may have addresses of one kind only.
                 if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     problem = os.strerror(error.errno or 0)
-        for rank, reason in enumerate(self.exchange("TensorFlow is there", problem)):
+        for rank, reason in enumerate(self.exchange("ports", problem)):
             if reason:
                 raise ConfigurationError(
                     f"TensorFlow's server of worker {rank} cannot start at {self.addresses[rank]}: "
@@ -599,7 +599,7 @@ class Cluster:
         self.place = f"/job:worker/replica:0/task:{self.rank}"
         # TensorFlow's preemption notifier replaces the handler of SIGTERM.
         interrupts.reinstall_handlers()
-        self.exchange("servers are there", None)
+        self.exchange("servers", None)
         self._may_be_silent = False
         # The variable is not made during tracing: a function that makes a variable is traced twice.
         with tf.device(f"{self.place}/device:CPU:0"):

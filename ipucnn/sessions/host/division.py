@@ -7,7 +7,9 @@ on every machine, except for the number of lanes.
 
 from typing import List, NamedTuple
 
+from ipucnn.config.options import RunConfig
 from ipucnn.training.batching import divisors
+from ipucnn.training.program import Program
 
 # Sizes of a group of fused micro-batches.  More samples per operation cost less overhead per sample, until the
 # activations no longer fit into the cache or the memory.  The size changes only the order of floating-point sums.
@@ -46,94 +48,78 @@ class Capacity(NamedTuple):
             return self.operations
         return max(1, min(self.operations, int(self.memory_bytes * MEMORY_FRACTION) // needed))
 
+    def fused(self, micro_batch_size: int) -> int:
+        """Returns the maximum number of fused micro-batches that fits into memory, which is known."""
+        needed = TRAINING_FACTOR * max(1, self.bytes_per_sample * micro_batch_size)
+        return int(self.memory_bytes * MEMORY_FRACTION) // needed
 
-def choose_devices(units: int, devices: int, workers: int, max_workers: int, is_fused: bool) -> int:
-    """Returns the largest number of devices per worker that can share a weight update evenly.
 
-    Args:
-        units: the number of groups of fused micro-batches, or of the smallest groups that cannot be split.
-        devices: the number of devices of each worker.
-        workers: the number of workers.
-        max_workers: the number of workers that may share a weight update later.
-        is_fused: whether units are groups of fused micro-batches.
+def num_chunks(program: Program) -> int:
+    """Returns the number of groups of fused micro-batches of a weight update.
+
+    If their size is not chosen yet, it is the number of the smallest groups that cannot be split: micro-batches, or
+    those of the replicas that share batch norm's statistics.
     """
-    totals = [n for n in divisors(units) if n % workers == 0]
-    if not is_fused and max_workers > 1:
-        totals = [n for n in totals if max_workers % n == 0]
-    return max([n // workers for n in totals if n // workers <= devices], default=1)
+    return program.num_micro_batches // (program.fused_micro_batches or program.dbn_replica_group_size)
 
 
-def choose_lanes(chunks: int, most: int, workers: int) -> int:
-    """Returns the number of groups of fused micro-batches that a worker computes in parallel.
+def choose_devices(program: Program, config: RunConfig, workers: int, capacity: Capacity) -> int:
+    """Returns the number of each worker's devices that take part in training.
 
-    It is the largest number up to ``most`` with which all workers share the groups of a weight update evenly.
+    It is the requested number, or else the largest one that shares a weight update evenly.
     """
+    if config.devices is not None:
+        return capacity.devices
+    totals = [n for n in divisors(num_chunks(program)) if n % workers == 0]
+    if not program.fused_micro_batches and config.max_workers > 1:
+        totals = [n for n in totals if config.max_workers % n == 0]
+    return max([n // workers for n in totals if n // workers <= capacity.devices], default=1)
+
+
+def choose_lanes(program: Program, workers: int, devices: int, capacity: Capacity) -> int:
+    """Returns the number of groups of fused micro-batches that a device computes in parallel.
+
+    Each of several devices computes one group at a time.  Otherwise it is the largest number within the capacity with
+    which all workers share the groups of a weight update evenly.
+    """
+    chunks = num_chunks(program)
+    most = 1 if devices > 1 else capacity.trained(program.fused_micro_batches * program.micro_batch_size)
     return max(n for n in divisors(chunks) if n <= most and (n == 1 or chunks % (n * workers) == 0))
 
 
-def choose_fused(
-    num_micro_batches: int,
-    micro_batch_size: int,
-    group_size: int,
-    bytes_per_sample: int,
-    memory_bytes: int,
-    num_sharing: int = 1,
-    pairs: bool = False,
-) -> int:
+def choose_fused(program: Program, capacity: Capacity, num_sharing: int = 1, pairs: bool = False) -> int:
     """Returns the number of micro-batches to fuse: a divisor of those in a weight update.
 
     Args:
-        num_micro_batches: micro-batches per weight update over all replicas.
-        micro_batch_size: samples per micro-batch.
-        group_size: replicas of a distributed batch norm group; the result is a multiple of it.
-        bytes_per_sample: see :func:`activation_bytes_per_sample`.
-        memory_bytes: the host's memory, 0 if unknown.
+        program: the Program.
+        capacity: the capacity of every worker.
         num_sharing: the number of workers that share the groups evenly.
         pairs: whether to allow for two groups in parallel, if the micro-batches can be halved.  This does not depend
             on the cores of a machine, so the groups are the same on all machines.
     """
-    micro_batch_bytes = max(1, bytes_per_sample * micro_batch_size)
-    by_speed = max(TARGET_SAMPLES // micro_batch_size, TARGET_BYTES // micro_batch_bytes)
-    limit = by_speed
-    halves = fusible(num_micro_batches, group_size, 2 * num_sharing) if pairs else []
-    if memory_bytes:
-        limit = min(limit, fused_in_memory(micro_batch_bytes, memory_bytes) // (2 if halves else 1))
-    usable = halves or fusible(num_micro_batches, group_size, num_sharing)
+    size = program.micro_batch_size
+    limit = max(TARGET_SAMPLES // size, TARGET_BYTES // max(1, capacity.bytes_per_sample * size))
+    halves = fusible(program, 2 * num_sharing) if pairs else []
+    if capacity.memory_bytes:
+        limit = min(limit, capacity.fused(size) // (2 if halves else 1))
+    usable = halves or fusible(program, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
 
 
-def similar_to(
-    fused: int,
-    num_micro_batches: int,
-    micro_batch_size: int,
-    group_size: int,
-    bytes_per_sample: int,
-    memory_bytes: int,
-    num_sharing: int,
-) -> List[int]:
+def similar_to(fused: int, program: Program, capacity: Capacity, num_sharing: int) -> List[int]:
     """Returns the numbers of fused micro-batches to try: from a quarter of ``fused`` to four times as many.
 
-    The arguments are those of :func:`choose_fused`.  Larger numbers are limited by memory, because Linux ends a process
-    that runs out of it.
+    The other arguments are those of :func:`choose_fused`.  Larger numbers are limited by memory, because Linux ends a
+    process that runs out of it.
     """
-    largest = num_micro_batches
-    if memory_bytes:
-        largest = fused_in_memory(bytes_per_sample * micro_batch_size, memory_bytes)
-    usable = fusible(num_micro_batches, group_size, num_sharing)
-    return [d for d in usable if fused / 4 <= d <= max(fused, min(fused * 4, largest))]
+    largest = fused * 4
+    if capacity.memory_bytes:
+        largest = min(largest, capacity.fused(program.micro_batch_size))
+    return [d for d in fusible(program, num_sharing) if fused / 4 <= d <= max(fused, largest)]
 
 
-def fusible(num_micro_batches: int, group_size: int, num_sharing: int) -> List[int]:
+def fusible(program: Program, num_sharing: int) -> List[int]:
     """Returns the numbers of micro-batches whose groups ``num_sharing`` workers can share evenly."""
-    groups = num_micro_batches // group_size
+    group_size = program.dbn_replica_group_size
+    groups = program.num_micro_batches // group_size
     return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
-
-
-def fused_in_memory(micro_batch_bytes: int, memory_bytes: int) -> int:
-    """Returns the maximum number of fused micro-batches that fits into memory.
-
-    Args:
-        micro_batch_bytes: the size of all layer outputs for one micro-batch.
-        memory_bytes: the host's memory.
-    """
-    return int(memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * max(1, micro_batch_bytes))

@@ -92,7 +92,7 @@ def check_memory() -> None:
                 f"alone takes {needed / MEBI:,.0f} MiB",
                 "lift the limit (ulimit -v unlimited), or allow several GiB: every core takes more",
             )
-    for what, size in _memory_there_is():
+    for what, size in _usable_memory():
         if size < LEAST_MEMORY_BYTES:
             raise MissingError(
                 f"{what} {size / MEBI:,.0f} MiB of memory, and TensorFlow alone takes {LEAST_MEMORY_BYTES / MEBI:,.0f} "
@@ -124,7 +124,7 @@ def _library_bytes() -> int:
     return int(sum(files.values()) * MAPPED_PART)
 
 
-def _memory_there_is() -> Iterator[Tuple[str, int]]:
+def _usable_memory() -> Iterator[Tuple[str, int]]:
     """Yields the free memory and memory limits in bytes, swap included, each with the words that precede it."""
     swap, free_swap = swap_bytes()
     free = free_bytes()

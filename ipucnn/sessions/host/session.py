@@ -13,7 +13,7 @@ import math
 import re
 import time
 from dataclasses import replace
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,7 @@ from ipucnn.sessions.host.division import (
     similar_to,
 )
 from ipucnn.sessions.host.network import Network, Weights
-from ipucnn.sessions.host.statistics import LargeBatches
+from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
 from ipucnn.sessions.host.workers import check_sharing
 from ipucnn.sessions.session import (
@@ -98,6 +98,9 @@ class HostSession(Session):
             only the speed.
     """
 
+    _weights: Weights
+    _large_batches: LargeBatches
+
     def __init__(
         self,
         device: DeviceInfo,
@@ -118,13 +121,11 @@ class HostSession(Session):
         self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
         self._precision = self._arithmetic.precision
-        self._weights: Optional[Weights] = None
         self.state = TrainState()
         self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
         self._forward: Optional[Callable[[Tensor], Tensor]] = None
         self._sums_of_logits = traced_sums(None)
-        self._large_batches: Optional[LargeBatches] = None
         # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
         self._waited_s = 0.0
 
@@ -150,7 +151,10 @@ class HostSession(Session):
             raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
         self._schedule = schedule
         self._take_capacity(model)
-        self.places = self._devices[: self._choose_devices(program)]
+        workers = self._cluster.count
+        num_devices = choose_devices(program, self._config, workers, self._capacity)
+        check_sharing(program, self._config, workers, num_devices)
+        self.places = self._devices[:num_devices]
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             names = weights.trainable
@@ -159,7 +163,7 @@ class HostSession(Session):
             self.state = TrainState(weights.kept, opt.slots, 0)
 
             def loop_of(program: Program) -> UpdateLoop:
-                self.lanes = self._choose_lanes(program)
+                self.lanes = choose_lanes(program, workers, num_devices, self._capacity)
                 return UpdateLoop(
                     model,
                     program,
@@ -177,7 +181,7 @@ class HostSession(Session):
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
             _check_own_layers(model, program)
-            check_sharing(program, self._config, self._cluster.count, len(self.places))
+            check_sharing(program, self._config, workers, num_devices)
             self.program = program
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
@@ -197,8 +201,8 @@ class HostSession(Session):
     def _take_capacity(self, model: KerasModel) -> None:
         """Agrees with the other workers on the capacity to assume: the minimum over all workers."""
         operations, memory = (operations_at_once(), self.device.memory_bytes) if self._on_cpu else (1, 0)
-        own = [self.device.kind, len(self._devices), operations, memory]
-        kinds, *numbers = zip(*self._cluster.exchange("capacity", own))
+        facts = [self.device.kind, len(self._devices), operations, memory]
+        kinds, *numbers = zip(*self._cluster.exchange("capacity", facts))
         if len(set(kinds)) > 1:
             other = next(worker for worker, kind in enumerate(kinds) if kind != kinds[0])
             raise ConfigurationError(
@@ -207,29 +211,6 @@ class HostSession(Session):
             )
         devices, operations, memory = (int(min(values)) for values in numbers)
         self._capacity = Capacity(devices, operations, memory, activation_bytes_per_sample(model))
-
-    def _choose_devices(self, program: Program) -> int:
-        """Returns the number of devices that take part in training.
-
-        It is the requested number, or else the largest one that shares a weight update evenly.
-        """
-        fused, workers, devices = program.fused_micro_batches, self._cluster.count, self._capacity.devices
-        if self._config.devices is None:
-            units = program.num_micro_batches // (fused or program.dbn_replica_group_size)
-            devices = choose_devices(units, devices, workers, self._config.max_workers, bool(fused))
-        check_sharing(program, self._config, workers, devices)
-        return devices
-
-    def _choose_lanes(self, program: Program) -> int:
-        """Returns the number of groups of fused micro-batches that a device computes in parallel.
-
-        Each of several devices computes one group at a time.
-        """
-        if len(self.places) > 1:
-            return 1
-        fused = program.fused_micro_batches
-        at_once = self._capacity.trained(fused * program.micro_batch_size)
-        return choose_lanes(program.num_micro_batches // fused, at_once, self._cluster.count)
 
     def _choose_fused(
         self,
@@ -242,11 +223,9 @@ class HostSession(Session):
         if own_layers(model):
             return 1
         sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
-        sizes = (program.num_micro_batches, program.micro_batch_size, program.dbn_replica_group_size)
-        capacity = (self._capacity.bytes_per_sample, self._capacity.memory_bytes)
-        fused = choose_fused(*sizes, *capacity, sharing, self._on_cpu)
+        fused = choose_fused(program, self._capacity, sharing, self._on_cpu)
         if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-            tried = similar_to(fused, *sizes, *capacity, sharing)
+            tried = similar_to(fused, program, self._capacity, sharing)
             fused = self._measure_fused(program, fused, tried, loop_of, make_dataset)
         return fused
 
@@ -374,22 +353,20 @@ class HostSession(Session):
         first = self.state.weight_updates
         rates = self._schedule(np.arange(first, first + num_weight_updates))
         started = time.perf_counter()
-        with tf.device(self.place), _exceptions(
-            first, first + num_weight_updates
-        ), self._memory_of_training():
+        last = first + num_weight_updates
+        with tf.device(self.place), _exceptions(self._memory_of_training, first, last):
             results = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
             losses, hits = (values.numpy().tolist() for values in results)
         return TrainedPart(losses, hits, time.perf_counter() - started)
 
-    def _memory_of_training(self) -> ContextManager[None]:
+    @property
+    def _memory_of_training(self) -> Tuple[str, str]:
+        """Returns the work of training and the option to change, if it does not fit into memory."""
         assert self.program is not None
         fused = self.program.fused_micro_batches
-        return _memory_errors(
-            f"with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}",
-            "use --fused-micro-batches 1"
-            if fused > 1
-            else "use a smaller --micro-batch-size or --image-size",
-        )
+        smaller = "--fused-micro-batches 1" if fused > 1 else "a smaller --micro-batch-size or --image-size"
+        what = f"with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}"
+        return what, f"use {smaller}"
 
     def _has_batch_norm(self) -> bool:
         """Returns whether the compiled model has moving statistics that move with every micro-batch."""
@@ -397,20 +374,19 @@ class HostSession(Session):
 
     def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """Runs the training loop's forward pass over the batches."""
-        assert self._loop is not None and self._weights is not None
+        assert self._loop is not None
         iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
-        with tf.device(self.place), _exceptions(), self._memory_of_training():
+        with tf.device(self.place), _exceptions(self._memory_of_training):
             self._weights.round_to_nearest()
             self._loop.collect(iterator, tf.constant(num_updates))
             self._weights.round_to_nearest()
 
     def measure_statistics(self, batches: TfDataset) -> None:
         """Measures the statistics in the session's precision."""
-        assert self._large_batches is not None
         weights = self.state.weights
         running = {name: weights[name].numpy() for name in self._large_batches.names}
         with tf.device(self.place), _exceptions():
-            self._round_weights()  # rounds the running statistics, too
+            self._weights.round_to_nearest()  # rounds the running statistics, too
             self.evaluated = {**self.evaluated, **self._large_batches.measure(self.feed(batches))}
         for name, value in running.items():
             weights[name].assign(value)
@@ -459,17 +435,11 @@ class HostSession(Session):
         if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         totals = MetricTotals()
-        batches = iter(dataset)
-        first = next(batches, None)
+        first, batches = peeked(dataset)
         size = 0 if first is None else len(first[0])
-        memory = _memory_errors(
-            f"in a validation, with batches of {counted(size, 'image')}",
-            "use a smaller --validation-micro-batch-size",
-        )
-        with tf.device(self.place), _exceptions(), memory:
-            self._round_weights()
-            if first is not None:
-                batches = itertools.chain([first], batches)
+        what = f"in a validation, with batches of {counted(size, 'image')}"
+        with tf.device(self.place), _exceptions((what, "use a smaller --validation-micro-batch-size")):
+            self._weights.round_to_nearest()
             # A worker without a batch does not know the batch size, so the minimum over all workers counts.
             at_once = min(self._cluster.exchange("batches at once", self._evaluated_at_once(size)))
             group_size = len(self.places) * at_once
@@ -535,18 +505,10 @@ class HostSession(Session):
             return array
 
         with tf.device(self.place), _exceptions():
-            self._round_weights()
-            batches = iter(dataset)
-            first = next(batches, None)
-            if first is None:
-                return []
-            arguments = ((images,) for images in itertools.chain([first], batches))
-            return list(side_by_side(of_batch, arguments, self._evaluated_at_once(len(first))))
-
-    def _round_weights(self) -> None:
-        """Rounds the weights for evaluation and prediction; a checkpoint may have been loaded since the last time."""
-        assert self._weights is not None
-        self._weights.round_to_nearest()
+            self._weights.round_to_nearest()
+            first, batches = peeked(dataset)
+            at_once = 1 if first is None else self._evaluated_at_once(len(first))
+            return list(side_by_side(of_batch, ((images,) for images in batches), at_once))
 
 
 def _check_own_layers(model: KerasModel, program: Program) -> None:
@@ -567,11 +529,12 @@ def _check_own_layers(model: KerasModel, program: Program) -> None:
 
 
 @contextlib.contextmanager
-def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iterator[None]:
-    """Translates TensorFlow's errors about floating-point exceptions and operations that are not deterministic.
+def _exceptions(memory: Optional[Tuple[str, str]] = None, first: int = 0, last: int = 0) -> Iterator[None]:
+    """Translates TensorFlow's errors: out of memory, floating-point exceptions, and no deterministic operation.
 
     Args:
-        first, last: the numbers of weight updates before and after the block; None: the block does not train.
+        memory: the work that may not fit into memory, and the option to change; None: such errors pass.
+        first, last: the numbers of weight updates before and after the block; 0: the block does not train.
     """
     try:
         yield
@@ -587,20 +550,15 @@ def _exceptions(first: Optional[int] = None, last: Optional[int] = None) -> Iter
         match = re.search(rf"{EXCEPTION}(.*?) : Tensor had (\w+)", str(error))
         if match is None:
             raise
-        when = "" if last is None else f", in weight updates {(first or 0) + 1} to {last}"
+        when = f", in weight updates {first + 1} to {last}" if last else ""
         raise NotFiniteError(
             f"--fp-exceptions: {EXCEPTION}{match.group(1)}{when}: its result is too large, or no number",
             "lower --loss-scaling or the learning rate, or drop --fp-exceptions; checkpoints written before are kept",
         ) from None
-
-
-@contextlib.contextmanager
-def _memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Translates out-of-memory errors: ``what`` names the work that does not fit, and ``hint`` the option to change."""
-    try:
-        yield
     except (MemoryError, tf.errors.ResourceExhaustedError):
-        raise InfeasibleError(f"out of memory {what}", hint) from None
+        if memory is None:
+            raise
+        raise InfeasibleError(f"out of memory {memory[0]}", memory[1]) from None
 
 
 def _count_operations(graph: TfGraph) -> int:

@@ -12,7 +12,7 @@ A chunk is a group of fused micro-batches, which are computed as one batch.
 """
 
 import itertools
-from typing import Callable, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -162,6 +162,16 @@ class MovingStatistics:
         ]
 
 
+_Element = TypeVar("_Element")
+
+
+def peeked(elements: Iterable[_Element]) -> Tuple[Optional[_Element], Iterator[_Element]]:
+    """Returns the first element (None if there is none), and an iterator over all."""
+    iterator = iter(elements)
+    first = next(iterator, None)
+    return first, iterator if first is None else itertools.chain([first], iterator)
+
+
 _Moments = Tuple[Tensor, Tensor, Tensor]
 """Mean and biased variance, (channels,), and the number of values per channel."""
 
@@ -231,11 +241,9 @@ class LargeBatches:
                     "use a smaller --precise-batch-norm; 0 leaves it out",
                 ) from None
 
-        left = iter(batches if self.names else ())
-        first = next(left, None)
-        all_batches = () if first is None else itertools.chain([first], left)
+        first, batches = peeked(batches if self.names else ())
         at_once = 1 if first is None else self._at_once(len(first[0]))
-        for moments in side_by_side(of_batch, all_batches, at_once):
+        for moments in side_by_side(of_batch, batches, at_once):
             for name, values in moments.items():
                 moments_of.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
         measured = {}

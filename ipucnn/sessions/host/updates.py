@@ -45,7 +45,7 @@ class Preprocessing:
         return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
 
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -168,7 +168,7 @@ class UpdateLoop:
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
-    def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Found]) -> List[_Found]:
+    def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
         """Computes one chunk on each of this worker's devices, at the same time, and returns the results.
 
         A step has one chunk for each device of each worker.  The chunks of the first device of all workers come first,

@@ -20,6 +20,7 @@ from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
+from ipucnn.sessions.host.division import num_chunks
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.batching import divisors
@@ -305,9 +306,8 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
         ConfigurationError: the division is uneven; the message has the numbers that work.
     """
     all_devices, most = workers * devices, config.max_workers
-    who = sharers(workers, devices)
+    who, num_groups = sharers(workers, devices), num_chunks(program)
     if program.fused_micro_batches:
-        num_groups = program.num_micro_batches // program.fused_micro_batches
         for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
             if num_groups % sharing:
                 groups = f"{counted(num_groups, 'group')} of fused micro-batches"
@@ -323,7 +323,6 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
             f"example {most * all_devices}",
         )
     sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
-    num_groups = program.num_micro_batches // group_size
     if num_groups % sharing:
         times = sharing // math.gcd(num_groups, sharing)
         what = counted(num_groups, "micro-batch")
@@ -358,7 +357,7 @@ def notes_of_sharing(
     """
     fused, (devices, present) = program.fused_micro_batches, num_devices
     count, lines = 1 if workers is None else workers.count, []
-    num_groups, sharing = program.num_micro_batches // fused, count * devices
+    num_groups, sharing = num_chunks(program), count * devices
     if sharing > 1:
         threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
         lines.append(
@@ -410,8 +409,7 @@ def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -
         workers: the number of workers that share the run.
     """
     cores = num_cores()
-    units = program.num_micro_batches // (program.fused_micro_batches or program.dbn_replica_group_size)
-    is_shared = cores % 2 == 0 and units % (2 * max(workers, config.max_workers)) == 0
+    is_shared = cores % 2 == 0 and num_chunks(program) % (2 * max(workers, config.max_workers)) == 0
     return cores // 2 if is_shared else cores
 
 
