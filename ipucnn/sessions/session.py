@@ -102,19 +102,17 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class CheckpointDue:
+class _Due:
+    weight_updates: int
+    execution: int
+
+
+class CheckpointDue(_Due):
     """The Program requires a checkpoint at this point."""
 
-    weight_updates: int
-    execution: int
 
-
-@dataclass(frozen=True)
-class ValidationDue:
+class ValidationDue(_Due):
     """The Program requires a validation at this point."""
-
-    weight_updates: int
-    execution: int
 
 
 def recomputes_statistics(program: Program, precision: str = "32.32") -> bool:

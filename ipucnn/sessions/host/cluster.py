@@ -680,7 +680,7 @@ def join(
     config: RunConfig,
     run: Mapping[str, PlainValue],
     threads: int,
-    met: Optional[Cluster] = None,
+    connected: Optional[Cluster] = None,
 ) -> Tuple[Cluster, int]:
     """Connects the workers, and compares their runs, before TensorFlow is imported.
 
@@ -689,7 +689,7 @@ def join(
         config: the options, with ``start_timeout`` and ``require_same_bytes``.
         run: the plain values that have to be equal on all workers, by name.
         threads: the number of threads per operation that this worker would choose.
-        met: the cluster of an earlier run with the same workers; None: the workers are not connected yet.
+        connected: the cluster of an earlier run with the same workers; None: the workers are not connected yet.
 
     Returns:
         The cluster, and the number of threads that share an operation on each worker.
@@ -699,7 +699,7 @@ def join(
         ConfigurationError: the workers would not train the same network, or would not compute the same bytes although
             that is required.
     """
-    cluster = met
+    cluster = connected
     if cluster is None:
         until = time.monotonic() + config.start_timeout
         links = {0: _connect(workers, until)} if workers.index else _accept(workers, until)

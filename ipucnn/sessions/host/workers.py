@@ -270,16 +270,16 @@ def _require_private(address: str) -> None:
         )
 
 
-def resume_command(folder: Path, own_files: Sequence[str]) -> str:
+def resume_command(folder: Path, user_files: Sequence[str]) -> str:
     """Returns the command that continues a run, with the same number of workers if ``ipucnn launch`` started it.
 
     Args:
         folder: the run folder.
-        own_files: the command-line words that name the user's own files.
+        user_files: the command-line words that name the user's own files.
     """
     count = os.environ.get(LAUNCH_VARIABLE, "")
     launch = ["launch", "-n", count, "--"] if count.isdigit() else []
-    words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *own_files]
+    words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *user_files]
     return shlex.join(words)
 
 
