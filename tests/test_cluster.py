@@ -13,24 +13,33 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
+from support.workers import (
+    FLAGS,
+    PROGRAM,
+    addresses,
+    assert_same,
+    completed,
+    environment,
+    launch,
+    left_out,
+    tf_config,
+    with_values,
+)
 
-import ipucnn
-from ipucnn import cli, interrupts, machine
+from ipucnn import cli, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
-from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
 from ipucnn.runs import folder as folder_module
 from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
-from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.trackers import MlperfLog
 from ipucnn.runs.train import TrainingRun
@@ -44,17 +53,6 @@ from ipucnn.sessions.host.workers import (
     notes_of_sharing,
 )
 from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
-
-ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = "from ipucnn.__main__ import main; main()"
-
-
-def tf_config(addresses, index=0, kind="worker", **more):
-    return {
-        "TF_CONFIG": json.dumps(
-            {"cluster": {"worker": addresses, **more}, "task": {"type": kind, "index": index}}
-        )
-    }
 
 
 def slurm(**values):
@@ -145,16 +143,6 @@ def test_slurm_node_lists_are_expanded(text, names):
 
 
 # -- rendezvous and exchange ------------------------------------------------------------------------------------------
-
-
-def addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    free = tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-    for one in sockets:
-        one.close()
-    return free
 
 
 def met(count, run=lambda rank: {}, act=lambda one: None, **options):
@@ -407,28 +395,6 @@ def test_remaining_workers_report_which_one_left():
     assert all("error: worker 2 left\n" in text for text in errors[:2])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
-def test_workers_end_with_the_process_that_started_them(tmp_path):
-    flags = with_values(FLAGS, num_epochs=4000, run_dir="two")
-    command = [sys.executable, "-c", PROGRAM, "launch", "-n", "2", "--", "train", *flags]
-    log = tmp_path / "said"
-    with log.open("wb") as stderr:
-        parent = subprocess.Popen(
-            command, cwd=str(tmp_path), env=environment(), stdout=subprocess.DEVNULL, stderr=stderr
-        )
-    workers = []
-    while len(workers) < 2:
-        assert parent.poll() is None
-        workers = psutil.Process(parent.pid).children()
-        time.sleep(0.02)
-    parent.kill()
-    parent.wait()
-    alive = psutil.wait_procs(workers, timeout=60)[1]
-    for worker in alive:
-        worker.kill()
-    assert not alive and "Traceback" not in log.read_text(encoding="utf-8")
-
-
 def test_a_missing_worker_ends_the_start():
     named = addresses(2)
     for rank, expected in ((0, "worker 1 of 2 did not connect"), (1, "worker 0 could not be reached")):
@@ -468,10 +434,17 @@ def stranger_at(named, thread):
         time.sleep(0.05)
 
 
+def frame(data):
+    return len(data).to_bytes(4, "big") + data
+
+
 def test_foreign_connections_do_not_disturb_the_start():
-    """Port scanners, other programs and silent connections do not disturb the rendezvous."""
+    """Port scanners, other programs, numbers that are not finite and silent connections: the worker still joins."""
     named, thread, results = starting()
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2[]", b"\0\0\3\xe8" + b"[" * 1000, b""):
+    numbers = (b'{"rank": Infinity, "count": 2, "nonce": "", "proof": ""}', b'{"nonce": NaN, "rank": 1e999}')
+    for words in (
+        b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, frame(b"[]"), frame(b"[" * 1000), *map(frame, numbers), b""
+    ):  # fmt: skip
         with stranger_at(named, thread) as stranger:
             stranger.sendall(words)
     one, _ = join(Workers(2, 1, addresses=named, source="test"), RunConfig(start_timeout=30.0), {}, 1)
@@ -481,18 +454,13 @@ def test_foreign_connections_do_not_disturb_the_start():
     assert results == [[0, 1]]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [b'{"rank": Infinity, "count": 2, "nonce": "", "proof": ""}', b'{"nonce": NaN, "rank": 1e999}', b""],
-)
-def test_a_foreign_connection_does_not_end_the_start(monkeypatch, words):
-    """Worker 0 waits until the start timeout despite numbers that are not finite, or bytes sent one by one."""
+def test_a_stranger_that_sends_byte_after_byte_does_not_extend_the_start_timeout(monkeypatch):
     monkeypatch.setattr(cluster, "GRACE_S", 0.5)
     named, thread, results = starting(2.0)
     sent = 0
     with stranger_at(named, thread) as stranger:
-        stranger.sendall(len(words or b"x" * 200).to_bytes(4, "big") + words)
-        while not words and sent < 200 and thread.is_alive():
+        stranger.sendall((200).to_bytes(4, "big"))
+        while sent < 200 and thread.is_alive():
             sent += 1
             with suppress(OSError):
                 stranger.sendall(b" ")
@@ -512,7 +480,7 @@ def test_nonsense_answers_do_not_extend_the_start_timeout():
         with suppress(OSError):
             while True:
                 connection = listener.accept()[0]
-                connection.sendall(b"\0\0\0\x02[]")
+                connection.sendall(frame(b"[]"))
                 connection.close()
 
     thread = threading.Thread(target=answer, daemon=True)
@@ -556,57 +524,6 @@ def test_threads_of_training(monkeypatch, cores, program, config, workers, threa
 
 # -- training ---------------------------------------------------------------------------------------------------------
 
-FLAGS = (
-    "cifar_resnet8 --dataset digits --limit-train 16 --limit-eval 9 --seed 1 --micro-batch-size 2 "
-    "--gradient-accumulation-count 2 --num-replicas 2 --num-epochs 1 --image-size 8 --validation-micro-batch-size 4 "
-    f"--max-workers 2 --precise-batch-norm 0 --threads {num_cores()}"
-).split()
-
-
-def with_values(flags, **values):
-    """Returns flags with other values; a value of None removes the flag."""
-    flags = list(flags)
-    for name, value in values.items():
-        flag = "--" + name.replace("_", "-")
-        if flag in flags:
-            place = flags.index(flag)
-            del flags[place : place + 2]
-        flags += [] if value is None else [flag, str(value)]
-    return flags
-
-
-def environment(**more):
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        **more,
-    }
-
-
-def completed(folder, words, **more):
-    """Runs words after ``python``, or a program given by its absolute path, and returns the completed process."""
-    words = [*([] if str(words[0]).startswith("/") else [sys.executable]), *map(str, words)]
-    return subprocess.run(
-        words, cwd=str(folder), env=environment(**more), capture_output=True, text=True, timeout=580
-    )
-
-
-def launch(folder, *words, workers=2, command="train"):
-    """Runs a command with several workers, or with one."""
-    launched = ["launch", "-n", workers, "--"] if workers > 1 else []
-    return completed(folder, ["-c", PROGRAM, *launched, command, *words])
-
-
-def assert_same(one, two):
-    names = ["metrics.jsonl", *(f"checkpoints/{p.name}" for p in (one / "checkpoints").iterdir())]
-    assert len(names) > 1 and sorted(p.name for p in (two / "checkpoints").iterdir()) == sorted(
-        p.name for p in (one / "checkpoints").iterdir()
-    )
-    for name in names:
-        assert filecmp.cmp(str(one / name), str(two / name), shallow=False), name
-
 
 def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     """Covers batch norm, augmentation, accumulation, replicas, statistics and validation, without dropout."""
@@ -620,20 +537,6 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
     assert "max-workers: 2\n" in (tmp_path / "two" / "config.yml").read_text()
     assert cli.run(["train", *flags, "--run-dir", str(tmp_path / "one")]) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
-
-
-def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
-    """Workers gather statistics together: worker 0 would wait for ever for one that ended before."""
-    measured = []
-    recorder = Recorder.__new__(Recorder)
-    recorder._guard = SimpleNamespace(exit_code=130)
-    recorder._program = SimpleNamespace(num_weight_updates=2)
-    recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
-    recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
-    recorder._measure_statistics = lambda: measured.append(True)
-    with pytest.raises(Interrupted, match="the first worker saves it"):
-        recorder._interrupt()
-    assert measured
 
 
 @pytest.mark.parametrize("secret", ["", "x"])
@@ -788,26 +691,6 @@ def test_a_stopped_worker_0_cannot_change_a_run_continued_elsewhere(tmp_path):
     assert set(before) == set(after)
 
 
-def test_launch_divides_the_gpus_among_workers(monkeypatch):
-    from ipucnn.commands.launch import _share_gpus
-    from ipucnn.diagnosis import look
-
-    gpus = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
-    monkeypatch.setattr(look, "find_gpus", lambda: (gpus, None))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    named = [variables["CUDA_VISIBLE_DEVICES"] for variables in _share_gpus(["train", "lenet"], 2)]
-    assert named == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
-    with pytest.raises(ConfigurationError, match="3 workers cannot share 4 GPUs") as refused:
-        _share_gpus(["train", "lenet"], 3)
-    assert refused.value.hint.startswith("use -n 1 or 2 or 4,")
-    for words in (["--device", "cpu"], ["--device=cpu"]):
-        assert _share_gpus(["train", "lenet", *words], 3) == [{}] * 3
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,1,9,4")
-    assert _share_gpus(["train"], 4)[2] == {"CUDA_VISIBLE_DEVICES": "9"}
-    monkeypatch.setattr(look, "find_gpus", lambda: ([], "nvidia-smi is not on PATH"))
-    assert _share_gpus(["train"], 3) == [{}] * 3
-
-
 @pytest.mark.parametrize("batches", [0, 1, 3, 7])
 def test_workers_share_predictions(batches):
     """Each batch is computed once, and every worker receives all logits in the order of the batches."""
@@ -850,13 +733,6 @@ def test_two_workers_evaluate_and_infer_as_one(tmp_path, capfd):
         capfd.readouterr()
         assert cli.run(command) == 0
         assert left_out(json.loads(capfd.readouterr().out)) == left_out(json.loads(two.stdout))
-
-
-def left_out(report, names=("wall_s", "network_s", "scores_s", "images_per_s", "files")):
-    """Returns a report without times, which vary between runs, and without paths."""
-    if isinstance(report, dict):
-        return {name: left_out(value, names) for name, value in report.items() if name not in names}
-    return [left_out(value, names) for value in report] if isinstance(report, list) else report
 
 
 @pytest.mark.slow
@@ -985,115 +861,6 @@ def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
     assert not (tmp_path / "three").exists()
 
 
-LAUNCHED = """
-import sys, json, os, signal, time
-rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-said, code, seconds = json.loads(sys.argv[sys.argv.index("as") + 1])[rank]
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-print("\\n".join(said), file=sys.stderr, flush=True)
-if sys.argv[3]:
-    with open(int(sys.argv[3]), "w") as copy:
-        copy.writelines(line + "\\n" for line in said if line.startswith(("error: ", "hint: ")))
-time.sleep(seconds)
-sys.exit(code)
-"""
-
-
-@pytest.mark.parametrize(
-    ("workers", "code", "expected"),
-    [
-        # All workers report the same error: it is printed once.
-        ([(["error: a", "hint: b"], 2, 0)] * 3, 2, ["error: a", "hint: b"]),
-        # One worker fails with an error, and the others lose it.
-        (
-            [(["error: worker 1 left", "hint: c"], 7, 0), (["note", "error: a", "hint: b"], 3, 0)],
-            None,
-            [
-                "error: worker 1 left",
-                "hint: c",
-                "[worker 1] note",
-                "[worker 1] error: a",
-                "[worker 1] hint: b",
-            ],
-        ),
-        # Two workers have different errors of the same kind.
-        (
-            [(["error: a", "hint: b"], 3, 0), (["error: c", "hint: b"], 3, 0)],
-            3,
-            ["error: a", "hint: b", "[worker 1] error: c", "[worker 1] hint: b"],
-        ),
-        # One worker waits for a worker that will not come, and is ended by a signal.
-        ([(["error: a"], 2, 0), (["error: interrupted"], 0, 100)], 2, ["error: a"]),
-        ([([], 0, 0), (["error: x", "  detail"], 0, 0)], 0, []),
-    ],
-)
-def test_launch_reports_errors_of_workers(monkeypatch, capfd, workers, code, expected):
-    from ipucnn.commands import launch as launching
-
-    monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
-    waits = any(seconds for *_, seconds in workers)
-    monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
-    monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
-    command = ["train", "as", json.dumps(workers)]
-    ended = launching._Processes(command, len(workers), [{}] * len(workers)).run()
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]
-    assert sorted(lines) == sorted(expected)
-    assert ended == code if code is not None else ended in (3, 7)
-
-
-@pytest.mark.parametrize(
-    ("command", "hint"), [("train", "with --resume"), ("infer", "the same command again")]
-)
-def test_a_killed_worker_gives_a_hint_how_to_continue(monkeypatch, command, hint):
-    from ipucnn.commands import launch as launching
-
-    monkeypatch.setattr(launching, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(WorkersError, match="was ended by SIGKILL") as raised:
-        launching._Processes([command], 2, [{}] * 2).run()
-    assert hint in raised.value.hint
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_launch_sets_its_variable_for_every_worker(monkeypatch, capfd, workers):
-    from ipucnn.commands import launch as launching
-
-    monkeypatch.setattr(launching, "_PROGRAM", "import os, sys; print(os.environ['IPUCNN_LAUNCH'])")
-    assert launching._Processes(["train"], workers, [{}] * workers).run() == 0
-    streams = capfd.readouterr()
-    assert [line.split()[-1] for line in (streams.out + streams.err).splitlines()] == [str(workers)] * workers
-
-
-@pytest.mark.parametrize(
-    ("launched", "command"), [(None, "ipucnn train"), ("2", "ipucnn launch -n 2 -- train")]
-)
-def test_the_hint_of_an_interrupted_run_continues_it(tmp_path, monkeypatch, launched, command):
-    """The hint names the same number of workers if `ipucnn launch` started them."""
-    if launched is not None:
-        monkeypatch.setenv("IPUCNN_LAUNCH", launched)
-    folder = tmp_path / "run"
-    options = dict(dataset="digits", limit_train=64, limit_eval=10, num_epochs=50, run_dir=str(folder))
-    with pytest.raises(Interrupted, match="checkpoint ") as ended:
-        for event in ipucnn.train("toy_model", **options):
-            if type(event).__name__ == "ExecutionFinished":
-                os.kill(os.getpid(), signal.SIGTERM)
-    assert ended.value.hint == f"continue it with: {command} --resume --run-dir {folder}"
-
-
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        (["plan-splits", "lenet"], "without launch: ipucnn plan-splits"),
-        (["benchmark", "lenet"], "without launch: ipucnn benchmark"),
-        (["nonsense"], "type: ipucnn launch -n 3 -- train"),
-        ([], "type: ipucnn launch -n 3 -- train"),
-    ],
-)
-def test_launch_refuses_other_commands(capfd, command, hint):
-    assert cli.run(["launch", "-n", "3", "--", *command]) == 2
-    errors = capfd.readouterr().err
-    assert "error: `ipucnn launch` starts workers of" in errors and hint in errors
-
-
 @pytest.mark.parametrize(
     "command", [["benchmark", "lenet", "--dataset", "digits"], ["benchmark", "--suite", "keras-tutorial"]]
 )
@@ -1141,59 +908,6 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     one, two = (load_checkpoint(path) for path in both)
     assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
     assert all(np.array_equal(one.slots[name], two.slots[name]) for name in one.slots)
-
-
-ENDING = """
-import atexit, sys, threading
-from ipucnn import interrupts
-threading.Thread(target=threading.Event().wait).start()
-atexit.register(print, "exit functions ran")
-interrupts.skip_destructors()
-interrupts.exit_process(int(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_threads_left_by_a_server_do_not_change_the_exit_code(code):
-    """A thread that never ends stands for those of TensorFlow's server, whose destructor would end the process."""
-    words = [sys.executable, "-c", ENDING, str(code)]
-    ended = completed(ROOT, words[1:])
-    assert (ended.returncode, ended.stdout) == (code, "exit functions ran\n"), ended.stderr
-
-
-HELD_UP = """
-import ctypes, sys
-from ipucnn import interrupts
-interrupts.listen()
-interrupts.begin()
-with interrupts.left_to_the_system(int(sys.argv[1])):
-    print("held up", flush=True)
-    ctypes.PyDLL(None).sleep(120)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems may lack the alarm")
-@pytest.mark.parametrize(("seconds", "sent"), [(100, signal.SIGTERM), (1, None)])
-def test_a_worker_blocked_in_c_code_can_be_ended(seconds, sent):
-    """TensorFlow waits without releasing Python's interpreter lock while its servers connect."""
-    words = [sys.executable, "-c", HELD_UP, str(seconds)]
-    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE)
-    if sent is not None:
-        assert process.stdout.readline() == b"held up\n"
-        process.send_signal(sent)
-    process.communicate(timeout=60)
-    assert process.returncode == -(sent or signal.SIGALRM)
-
-
-def test_a_lost_worker_is_reported_while_tensorflow_is_imported(capfd):
-    """Output of C++ is diverted during the import; the line that says why the worker ends is not."""
-    from ipucnn.sessions.host.environment import stderr_aside
-
-    with stderr_aside(shown_if_failed=False):
-        os.write(2, b"noise\n")
-        interrupts.write_to_stderr("error: worker 1 left\n")
-    interrupts.write_to_stderr("hint: x\n")
-    assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
 
 
 def test_a_paused_worker_does_not_report_others_as_lost(monkeypatch):

@@ -433,3 +433,54 @@ def test_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
     monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
     with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):
         environment.check_memory()
+
+
+# -- TensorFlow's servers and imports -------------------------------------------------------------------------
+
+ENDING = """
+import atexit, sys, threading
+from ipucnn import interrupts
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(print, "exit functions ran")
+interrupts.skip_destructors()
+interrupts.exit_process(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_threads_left_by_a_server_do_not_change_the_exit_code(code):
+    """A thread that never ends stands for those of TensorFlow's server, whose destructor would end the process."""
+    ended = python(ENDING, str(code))
+    assert (ended.returncode, ended.stdout) == (code, b"exit functions ran\n"), ended.stderr
+
+
+HELD_UP = """
+import ctypes, sys
+from ipucnn import interrupts
+interrupts.listen()
+interrupts.begin()
+with interrupts.left_to_the_system(int(sys.argv[1])):
+    print("held up", flush=True)
+    ctypes.PyDLL(None).sleep(120)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may lack the alarm")
+@pytest.mark.parametrize(("seconds", "sent"), [(100, signal.SIGTERM), (1, None)])
+def test_a_worker_blocked_in_c_code_can_be_ended(seconds, sent):
+    """TensorFlow waits without releasing Python's interpreter lock while its servers connect."""
+    process = subprocess.Popen([sys.executable, "-c", HELD_UP, str(seconds)], stdout=subprocess.PIPE)
+    if sent is not None:
+        assert process.stdout.readline() == b"held up\n"
+        process.send_signal(sent)
+    process.communicate(timeout=60)
+    assert process.returncode == -(sent or signal.SIGALRM)
+
+
+def test_a_lost_worker_is_reported_while_tensorflow_is_imported(capfd):
+    """Output of C++ is diverted during the import; the line that says why the worker ends is not."""
+    with environment.stderr_aside(shown_if_failed=False):
+        os.write(2, b"noise\n")
+        interrupts.tell("error: worker 1 left\n")
+    interrupts.tell("hint: x\n")
+    assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"

@@ -279,7 +279,7 @@ class Overlaps:
 
     Attributes:
         both: int64 [m], the number of pixels in both components of each of the m pairs that overlap.
-        in_true, in_predicted: int64 [t], [p], the number of pixels in each component of the truth and of the prediction.
+        in_true, in_predicted: int64 [t], [p], the number of pixels in each component of truth and prediction.
         true, predicted: int64 [m], the components of each pair in the truth and in the prediction.
     """
 
