@@ -187,18 +187,9 @@ def depthwise_results(samples, height, width, kernel, stride, padding, channels=
 def test_depthwise_convolutions_equal_tensorflow(height, width, kernel, stride, padding, samples):
     if padding == "VALID" and kernel > min(height, width):
         return
+    tolerance = 1e-5 if samples <= 3 else 1e-4
     for native, ours in zip(*depthwise_results(samples, height, width, kernel, stride, padding)):
-        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-4, atol=1e-4)
-
-
-@compiled
-@pytest.mark.parametrize("size, kernel, stride, padding", [
-    (4, 5, 2, "SAME"), (5, 5, 2, "VALID"), (7, 5, 2, "VALID"), (3, 3, 1, "SAME"), (1, 5, 1, "SAME"),
-    (2, 5, 1, "SAME"), (4, 3, 2, "SAME"), (5, 3, 2, "SAME"), (9, 3, 2, "VALID"), (6, 3, 3, "SAME"),
-])  # fmt: skip
-def test_depthwise_convolutions_of_few_samples_agree_to_more_digits(size, kernel, stride, padding):
-    for native, ours in zip(*depthwise_results(3, size, size, kernel, stride, padding, channels=6)):
-        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=tolerance, atol=tolerance)
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))

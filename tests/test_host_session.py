@@ -43,7 +43,6 @@ from ipucnn.sessions.host.division import (
 )
 from ipucnn.sessions.host.session import HostSession, UpdateLoop
 from ipucnn.sessions.session import (
-    CheckpointDue,
     ExecutionFinished,
     NotFiniteError,
     ValidationDue,
@@ -303,24 +302,6 @@ def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
     assert [e.metrics for e in whole[2] if isinstance(e, ExecutionFinished)] == [
         e.metrics for e in sliced[2] if isinstance(e, ExecutionFinished)
     ]
-
-
-def test_events_follow_the_program():
-    program = make_program(
-        2,
-        updates_per_epoch=8,
-        weight_updates_per_execution=2,
-        num_executions=4,
-        executions_per_checkpoint=2,
-        executions_per_validation=3,
-    )
-    images, labels = data(16, 0)
-    events = run_session("none", program, SGD, images, labels, 1)[2]
-    finished = [e for e in events if isinstance(e, ExecutionFinished)]
-    assert [e.weight_updates for e in finished] == [2, 4, 6, 8]
-    assert [e.samples for e in finished] == [4, 8, 12, 16]
-    assert [e.execution for e in events if isinstance(e, CheckpointDue)] == [1, 3]
-    assert [e.execution for e in events if isinstance(e, ValidationDue)] == [2, 3]
 
 
 def test_memory_exhausted_in_a_validation_names_the_option():

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ipucnn.config.options import RunConfig
@@ -472,12 +472,3 @@ def test_program_saved_before_an_option_existed_has_it_off():
     )
     old = Program.from_dict({name: value for name, value in program.to_dict().items() if name in required})
     assert old == program
-
-
-@given(st.integers(1, 400), st.integers(1, 12), st.fractions(min_value=0, max_value=50, max_denominator=12))
-def test_number_of_events_is_the_closest_possible(updates, epochs, frequency):
-    assume(frequency)
-    between = batching.updates_per_event(updates, epochs, frequency)
-    whole, num_events = (updates, frequency) if frequency >= 1 else (updates * epochs, frequency * epochs)
-    assert whole % between == 0
-    assert all(abs(whole // between - num_events) <= abs(d - num_events) for d in batching.divisors(whole))

@@ -36,16 +36,6 @@ OPTIONS = {
 }
 
 
-def test_the_program_counts_real_samples(tmp_path):
-    program = TrainingRun(
-        resolve("train", {**OPTIONS, "run_dir": str(tmp_path / "r")}, model="lenet")
-    ).context.program
-    assert (program.weight_updates_per_epoch, program.global_batch_size) == (3, 16)
-    assert (program.samples_per_epoch, program.samples_padded_per_epoch) == (37, 11)
-    assert program.samples_discarded_per_epoch == 0
-    assert [program.samples_before(i) for i in range(7)] == [0, 16, 32, 37, 53, 69, 74]
-
-
 @pytest.mark.parametrize("size", [1, 4, 16, 48])
 @pytest.mark.parametrize("augment", [False, True])
 def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
@@ -133,17 +123,6 @@ def test_loss_and_weights_are_those_without_padding(method, fused, tmp_path):
     assert [e.samples for e in executions] == [37, 74]
     for name, value in weights.items():
         np.testing.assert_allclose(after[name], value, rtol=2e-4, atol=2e-6, err_msg=name)
-
-
-def test_padding_changes_the_loss_of_the_last_update_if_it_counts(tmp_path):
-    """Shows that the comparison above can fail: without weights, padding samples are part of the mean."""
-    run, network, _, _ = trained("mean", 8, tmp_path)
-    batches = list(run.dataset(0, 16).take(3).as_numpy_iterator())
-    images, labels, real = batches[-1]
-    assert real.sum() == 5 and len(labels) == 16
-    logits = network(images, training=True)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits).numpy()
-    assert abs(losses.mean() - losses[:5].mean()) > 1e-3
 
 
 @pytest.mark.parametrize("fused", [1, 3])

@@ -20,16 +20,8 @@ from ipucnn.training.checkpoints import load_checkpoint
 from ipucnn.training.losses import class_numbers, cross_entropy_per_sample
 
 ALL = (
-    "--mixup",
-    0.4,
-    "--cutmix",
-    1,
-    "--random-erasing",
-    0.5,
-    "--ema-decay",
-    0.9,
-    "--clip-gradient-norm",
-    0.5,
+    *("--mixup", 0.4, "--cutmix", 1, "--random-erasing", 0.5),
+    *("--ema-decay", 0.9, "--clip-gradient-norm", 0.5),
 )
 SMALL = ("--dataset", "digits", "--limit-train", 48, "--limit-eval", 40, "--seed", 1, "--num-epochs", 2)
 SGD = ("--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--learning-rate", 0.01)
