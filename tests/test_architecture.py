@@ -166,8 +166,8 @@ BUDGET = {
     "planning": (5240, 4090),
     "reports": (3600, 2870),
     "runs": (6000, 4552),
-    "sessions": (5190, 4120),
-    "training": (1480, 1115),
+    "sessions": (5100, 4055),
+    "training": (1460, 1112),
     "modules at the top": (2280, 1805),
 }
 

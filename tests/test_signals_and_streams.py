@@ -481,6 +481,6 @@ def test_a_lost_worker_is_reported_while_tensorflow_is_imported(capfd):
     """Output of C++ is diverted during the import; the line that says why the worker ends is not."""
     with environment.stderr_aside(shown_if_failed=False):
         os.write(2, b"noise\n")
-        interrupts.tell("error: worker 1 left\n")
-    interrupts.tell("hint: x\n")
+        interrupts.write_to_stderr("error: worker 1 left\n")
+    interrupts.write_to_stderr("hint: x\n")
     assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
