@@ -21,6 +21,14 @@ def class_numbers(labels: "Tensor") -> "Tensor":
     return tf.argmax(labels, -1, output_type=tf.int32) if labels.dtype.is_floating else labels
 
 
+def correct(logits: "Tensor", labels: "Tensor") -> "Tensor":
+    """Returns float32, 1 for each sample or pixel whose class has the largest logit."""
+    import tensorflow as tf
+
+    truth = class_numbers(labels)
+    return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
+
+
 def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
     """Returns the softmax cross-entropy, averaged over the pixels of a sample that are not ignored.
 

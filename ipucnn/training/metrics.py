@@ -8,7 +8,7 @@ import numpy as np
 
 from ipucnn.aliases import Tensor
 from ipucnn.compiled import HAS_KERNELS, import_numba, jit
-from ipucnn.training.losses import LossFunction
+from ipucnn.training.losses import LossFunction, correct
 
 
 def batch_sums(
@@ -31,14 +31,13 @@ def batch_sums(
     import tensorflow as tf
 
     logits = tf.cast(logits, tf.float32)
-    predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    right = correct(logits, labels)
     sums = {
         "samples": tf.reduce_sum(tf.cast(weights, tf.float64)),
         "loss": tf.reduce_sum(per_sample_loss * weights),
     }
     if len(logits.shape) == 2:
-        hits = tf.cast(tf.equal(predicted, labels), tf.float32)
-        sums["top1"] = tf.reduce_sum(hits * weights)
+        sums["top1"] = tf.reduce_sum(right * weights)
         k = min(5, int(logits.shape[-1]))
         # The lower of two classes with equal logits ranks first, as in argmax; a label's logit that is not finite is
         # never right.
@@ -48,14 +47,14 @@ def batch_sums(
             logits > label_logits, tf.logical_and(tf.equal(logits, label_logits), classes < labels[:, None])
         )
         rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=1)
-        right = tf.logical_and(rank < k, tf.math.is_finite(label_logits[:, 0]))
-        sums["top5"] = tf.reduce_sum(tf.cast(right, tf.float32) * weights)
+        is_among = tf.logical_and(rank < k, tf.math.is_finite(label_logits[:, 0]))
+        sums["top5"] = tf.reduce_sum(tf.cast(is_among, tf.float32) * weights)
         return sums
     # Only pixels that are not ignored, in samples that are not padding, count.
     known = tf.cast(labels >= 0, tf.float32)
-    hits = tf.cast(tf.equal(predicted, labels), tf.float32)
+    predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
     pixels = tf.maximum(tf.reduce_sum(known, axis=[1, 2]), 1.0)
-    sums["top1"] = tf.reduce_sum(tf.reduce_sum(hits, axis=[1, 2]) / pixels * weights)
+    sums["top1"] = tf.reduce_sum(tf.reduce_sum(right, axis=[1, 2]) / pixels * weights)
     counts = known * tf.cast(weights > 0, tf.float32)[:, None, None]
     sums["pixels"] = tf.reduce_sum(counts)
     for number in range(int(logits.shape[-1])):

@@ -18,7 +18,7 @@ from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding, streams
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Move, MovingStatistics
-from ipucnn.training.losses import LossFunction, class_numbers
+from ipucnn.training.losses import LossFunction, correct
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import Program
 
@@ -370,8 +370,7 @@ class UpdateLoop:
         )
         if self._arithmetic.is_half:
             gradients = [g * share for g in gradients]
-        truth = class_numbers(labels)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
+        right = correct(logits, labels)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))

@@ -28,7 +28,7 @@ from ipucnn.models.names import MOVING_STATISTICS, is_moving_statistic
 from ipucnn.sessions.poplar.device import Device, Preprocessing
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.training.losses import LossFunction, class_numbers
+from ipucnn.training.losses import LossFunction, correct
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -230,9 +230,7 @@ def make_metrics(
         return loss(logits, labels, 1, counts)[0] * (size / tf.maximum(tf.reduce_sum(counts), 1.0))
 
     def accuracy(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
-        truth = class_numbers(labels)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), truth), tf.float32)
-        right = tf.reduce_mean(tf.reshape(right, [int(logits.shape[0]), -1]), axis=1)
+        right = tf.reduce_mean(tf.reshape(correct(logits, labels), [int(logits.shape[0]), -1]), axis=1)
         if counts is None:
             return tf.reduce_mean(right)
         return tf.reduce_sum(right * counts) / tf.maximum(tf.reduce_sum(counts), 1.0)
