@@ -125,25 +125,25 @@ def test_global_batch_and_accumulation_are_inverse(size, count, replicas):
     SIZES, st.integers(1, 16), st.integers(1, 5000),
     st.sampled_from([("Grouped", 1, 1), ("Sequential", 4, 1), ("Interleaved", 2, 2), ("Grouped", 2, 4)]),
 )  # fmt: skip
-def test_nearest_global_batch_is_used_and_both_numbers_are_shown(size, replicas, wanted, pipeline):
+def test_nearest_global_batch_is_used_and_both_numbers_are_shown(size, replicas, requested, pipeline):
     schedule, stages, base = pipeline
     layout = make_layout(
         configure(
             micro_batch_size=size,
             num_replicas=replicas,
-            global_batch_size=wanted,
+            global_batch_size=requested,
             pipeline_schedule=schedule,
             ipus_per_replica=stages,
         )
     )
     step = size * replicas * base
     assert layout.global_batch_size % step == 0
-    assert abs(layout.global_batch_size - wanted) == min(
-        abs(n * step - wanted) for n in range(1, wanted // step + 2)
+    assert abs(layout.global_batch_size - requested) == min(
+        abs(n * step - requested) for n in range(1, requested // step + 2)
     )
-    assert len(layout.warnings) == (wanted % step > 0)
+    assert len(layout.warnings) == (requested % step > 0)
     for warning in layout.warnings:
-        assert f"{wanted:,}" in warning and f"{layout.global_batch_size:,}" in warning
+        assert f"{requested:,}" in warning and f"{layout.global_batch_size:,}" in warning
         assert (f"{stages} stages needs a multiple of {base}" in warning) == (base > 1)
 
 
@@ -231,17 +231,17 @@ def test_hint_for_a_too_large_global_batch_works(samples, size, times, replicas,
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(0, 60))
-def test_samples_before_equals_a_count_by_update(samples, size, epochs, wanted):
+def test_samples_before_equals_a_count_by_update(samples, size, epochs, requested):
     program = program_of(
         samples, micro_batch_size=size, gradient_accumulation_count=1, num_epochs=epochs, pad_dataset=True
     )
     left, seen = samples, 0
-    for _ in range(wanted):
+    for _ in range(requested):
         taken = min(size, left)
         left, seen = left - taken, seen + taken
         if not left:
             left = samples  # the next epoch
-    assert program.samples_before(wanted) == seen
+    assert program.samples_before(requested) == seen
 
 
 # --- executions

@@ -108,8 +108,8 @@ def naive_scores(predicted, truth, components=naive_components):
 
 def scores(predicted, truth, thin=False):
     counts = overlaps(*segment_pixels(np.asarray(predicted, bool), np.asarray(truth, bool), thin))
-    both, in_true, in_found = pairs(counts)
-    return (both / in_true, both / in_found, 2 * both / (in_true + in_found)), information(counts)
+    both, in_true, in_predicted = pairs(counts)
+    return (both / in_true, both / in_predicted, 2 * both / (in_true + in_predicted)), information(counts)
 
 
 def masks(text):
@@ -190,8 +190,8 @@ def test_pairs_add_up_over_images_and_information_is_a_mean(thin):
         info.append([one for _, one in at])
     assert totals.add(cell, np.zeros(truth.shape)) is None
     result = totals.result()
-    both, in_true, in_found = np.sum(rand, axis=0).T
-    pooled = np.transpose([both / in_true, both / in_found, 2 * both / (in_true + in_found)])
+    both, in_true, in_predicted = np.sum(rand, axis=0).T
+    pooled = np.transpose([both / in_true, both / in_predicted, 2 * both / (in_true + in_predicted)])
     for name, values in (("rand", pooled), ("info", np.mean(info, axis=0))):
         total, best = result[name + ending], int(values[:, 2].argmax())
         for key, column in (("split", 0), ("merge", 1), ("score", 2)):
