@@ -344,6 +344,14 @@ def validation_replicas(
     return num_replicas * whole // num_instances
 
 
+# The fields of a Program that depend on the data set, and the seed.
+_OF_DATA_SET = (
+    *("weight_updates_per_epoch", "samples_per_epoch", "samples_discarded_per_epoch", "seed"),
+    *("weight_updates_per_execution", "steps_per_execution", "num_executions"),
+    *("executions_per_checkpoint", "first_checkpoint_execution", "executions_per_validation"),
+)
+
+
 def make_layout(config: RunConfig) -> Program:
     """Returns the part of the Program that needs no data set; the fields that depend on one, and the seed, are 0.
 
@@ -367,6 +375,7 @@ def make_layout(config: RunConfig) -> Program:
     replicas = _replicas(config.ipus, config.num_replicas, ipus_per_replica)
     accumulation = _accumulation(config, stages, replicas, warnings.append)
     check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
+    unknown: PlainDict = dict.fromkeys(_OF_DATA_SET, 0)
     return Program(
         micro_batch_size=config.micro_batch_size,
         gradient_accumulation_count=accumulation,
@@ -375,15 +384,7 @@ def make_layout(config: RunConfig) -> Program:
         gradient_accumulation_reduction_method=config.gradient_accumulation_reduction_method,
         dbn_replica_group_size=config.dbn_replica_group_size,
         num_epochs=config.num_epochs,
-        weight_updates_per_epoch=0,
-        samples_per_epoch=0,
-        samples_discarded_per_epoch=0,
-        weight_updates_per_execution=0,
-        steps_per_execution=0,
-        num_executions=0,
-        executions_per_checkpoint=0,
-        first_checkpoint_execution=0,
-        executions_per_validation=0,
+        **unknown,
         validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
         validation_num_replicas=config.validation_num_replicas or 0,
         num_stages=stages,
@@ -396,7 +397,6 @@ def make_layout(config: RunConfig) -> Program:
         num_ipus=replicas * ipus_per_replica,
         precision=config.precision,
         loss_scaling=config.loss_scaling,
-        seed=0,
         auto_loss_scaling=config.auto_loss_scaling and config.precision != "32.32",
         clip_gradient_norm=config.clip_gradient_norm or 0.0,
         ema_decay=config.ema_decay or 0.0,
