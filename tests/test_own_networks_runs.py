@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from poplar_double import installed
-from test_cluster import assert_same, launch
+from support.workers import assert_same, launch
 from test_own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
 
 import ipucnn
