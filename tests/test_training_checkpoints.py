@@ -287,10 +287,10 @@ def test_every_fact_is_in_the_table_of_types():
     assert {name for name, *_ in table} == set(Facts.__struct_encode_fields__)
 
 
-def test_nested_facts_are_refused(tmp_path):
+def test_facts_that_recurse_or_repeat_are_refused():
     from ipucnn.documents import load_record
 
-    for text in ("[" * 100_000, "[" * 100 + "]" * 100, "9" * 5000, '{"a": ' * 60 + "1" + "}" * 60, "{"):
+    for text in ("[" * 100_000, "9" * 5000, '{"a": 1, "a": 2}', "{"):
         with pytest.raises(ValueError):
             load_record(text)
     assert load_record('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
