@@ -248,13 +248,13 @@ def test_parallel_groups_are_limited_by_cores_and_memory(groups, samples, at_onc
     assert choose_lanes(program, workers, 2, capacity) == 1
 
 
-@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 8), st.integers(1, 2**27), st.booleans())
-@tries(60, slow=2000)
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.integers(20, 27), st.booleans())
+@tries(200, slow=2000)
 def test_fused_micro_batches_are_as_many_as_suit_workers_pairs_and_memory(
-    groups, group, sharing, bytes_per_sample, is_limited
+    groups, group, sharing, exponent, is_limited
 ):
     program = make_program(4, groups, group, dbn_replica_group_size=group)
-    total, capacity = groups * group, Capacity(1, 1, 2**33 if is_limited else 0, bytes_per_sample)
+    total, capacity = groups * group, Capacity(1, 1, 2**33 if is_limited else 0, 2**exponent)
 
     def legal(sharing):
         return [d for d in range(group, total + 1, group) if total % d == 0 and total // d % sharing == 0]
