@@ -82,8 +82,7 @@ class _Shard:
     """A file to make, with its images in order."""
 
     path: Path
-    images: Tuple[str, ...]
-    labels: Tuple[int, ...]
+    images: FileExamples
     class_names: Tuple[str, ...]
 
 
@@ -156,15 +155,9 @@ def _deal_out(
     """
     order = permutation(len(examples), _SHUFFLE_SEED, ORDER, 0 if subset == TRAIN else 1).tolist()
     edges = [len(order) * k // count for k in range(count + 1)]
-    runs = [order[begin:end] for begin, end in zip(edges, edges[1:])]
     return [
-        _Shard(
-            out / shard_name(subset, k, count),
-            tuple(examples.paths[i] for i in run),
-            tuple(int(examples.labels[i]) for i in run),
-            names,
-        )
-        for k, run in enumerate(runs)
+        _Shard(out / shard_name(subset, k, count), examples.subset(order[begin:end]), names)
+        for k, (begin, end) in enumerate(zip(edges, edges[1:]))
     ]
 
 
@@ -178,7 +171,7 @@ def _begin(
     """
     digest = hashlib.sha256(json.dumps([_VERSION, names]).encode())
     for shard in shards:
-        for image, label in zip(shard.images, shard.labels):
+        for image, label in zip(shard.images.paths, shard.images.labels):
             name, size = os.path.relpath(image, folder), file_size(Path(image))
             digest.update(f"{name}\0{label}\0{size}\n".encode("utf-8", "surrogateescape"))
     plan = json.dumps({"version": _VERSION, **counts, "images_sha256": digest.hexdigest()}, indent=2) + "\n"
@@ -247,7 +240,7 @@ def _made(shard: _Shard, max_pixels: int, progress: Callable[[int], None]) -> Tu
     def write(temporary: Path) -> None:
         nonlocal num_converted
         with temporary.open("xb") as file:
-            for number, (path, label) in enumerate(zip(shard.images, shard.labels), 1):
+            for number, (path, label) in enumerate(zip(shard.images.paths, shard.images.labels.tolist()), 1):
                 example, is_converted = make_record(path, label, shard.class_names[label], max_pixels)
                 data = frame(example)
                 file.write(data)
@@ -310,8 +303,12 @@ def _is_whole(shard: _Shard, progress: Callable[[int], None]) -> bool:
     try:
         for number, at, _, _ in scan_records(shard.path):
             features = read_example(str(shard.path), number, at, names)
-            name = os.fsencode(os.path.basename(shard.images[number])) if number < len(shard.images) else b""
-            if not name or (features[LABEL], features[FILENAME]) != (shard.labels[number] + 1, name):
+            name = (
+                os.fsencode(os.path.basename(shard.images.paths[number]))
+                if number < len(shard.images)
+                else b""
+            )
+            if not name or (features[LABEL], features[FILENAME]) != (shard.images.labels[number] + 1, name):
                 return False
             count = number + 1
             progress(count)
