@@ -160,7 +160,7 @@ BUDGET = {
     "benchmarking": (2790, 2120),
     "commands": (1770, 1055),
     "config": (2590, 1410),
-    "datasets": (5567, 4353),
+    "datasets": (5564, 4351),
     "diagnosis": (514, 402),
     "models": (2680, 2135),
     "planning": (5240, 4090),
