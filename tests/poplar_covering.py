@@ -66,48 +66,39 @@ class Row:
 
     def flags(self) -> List[str]:
         """Returns options of ``ipucnn train`` for three weight updates, each an execution."""
-        batch = self.micro_batch * self.accumulation * self.replicas
-        words = ["--dataset", "random", "--image-size", str(self.size), "--limit-train", str(UPDATES * batch)]
-        words += [
-            "--limit-eval",
-            str(_EVALUATED),
-            "--num-epochs",
-            "1",
-            "--seed",
-            "7",
-            "--precise-batch-norm",
-            "0",
-        ]
-        words += ["--micro-batch-size", str(self.micro_batch), "--num-replicas", str(self.replicas)]
-        words += ["--gradient-accumulation-count", str(self.accumulation), "--global-batch-size", "none"]
-        words += ["--steps-per-execution", str(self.accumulation), "--learning-rate", "0.01"]
-        words += ["--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}', "--weight-decay", "0"]
-        words += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--dropout", "0"]
-        words += ["--precision", self.precision]
-        if self.precision != "32.32":
-            words += ["--loss-scaling", "8"]
-        if self.stages > 1:
-            words += ["--ipus-per-replica", str(self.stages), "--pipeline-schedule", self.schedule]
-            words += ["--pipeline-splits", "auto"]
-        return [*words, *self.more]
+        samples = UPDATES * self.micro_batch * self.accumulation * self.replicas
+        words = f"--dataset random --image-size {self.size} --limit-train {samples} --limit-eval {_EVALUATED}"
+        words += " --num-epochs 1 --seed 7 --precise-batch-norm 0 --dropout 0 --weight-decay 0 --learning-rate 0.01"
+        words += (
+            f" --micro-batch-size {self.micro_batch} --num-replicas {self.replicas} --global-batch-size none"
+        )
+        words += (
+            f" --gradient-accumulation-count {self.accumulation} --steps-per-execution {self.accumulation}"
+        )
+        words += (
+            ' --optimizer sgd --optimizer-params {"momentum":0.9} --lr-schedule const --lr-schedule-params {}'
+        )
+        words += f" --precision {self.precision}" + " --loss-scaling 8" * (self.precision != "32.32")
+        return [*words.split(), *self.pipeline(), *self.more]
+
+    def pipeline(self) -> List[str]:
+        """Returns the options of the pipeline."""
+        words = f"--ipus-per-replica {self.stages} --pipeline-schedule {self.schedule} --pipeline-splits auto"
+        return words.split() if self.stages > 1 else []
 
 
 _BATCH_NORM = ("--norm-layer", "batch_norm")
 _GROUP_NORM = ("--norm-layer", "group_norm")
+_DISTRIBUTED = (*_BATCH_NORM, "--dbn-replica-group-size", "2", "--eight-bit-transfer")
 _RESNET = "cifar_resnet8"
 ROWS = (
     Row("lenet", "lenet", generated=True),
     Row("lenet, compiled ahead", "lenet", replicas=2, ahead=True),
-    Row("cifar_resnet8", _RESNET, replicas=2, more=_BATCH_NORM),
+    Row(_RESNET, _RESNET, replicas=2, more=_BATCH_NORM),
+    Row(f"{_RESNET}, distributed batch norm, 8-bit transfer", _RESNET, replicas=4, more=_DISTRIBUTED),
+    Row(f"{_RESNET}, 2 stages Grouped", _RESNET, 2, "Grouped", 1, 4, more=_BATCH_NORM),
     Row(
-        "cifar_resnet8, distributed batch norm, 8-bit transfer",
-        _RESNET,
-        replicas=4,
-        more=(*_BATCH_NORM, "--dbn-replica-group-size", "2", "--eight-bit-transfer"),
-    ),
-    Row("cifar_resnet8, 2 stages Grouped", _RESNET, 2, "Grouped", accumulation=4, more=_BATCH_NORM),
-    Row(
-        "cifar_resnet8, 2 stages Interleaved, 16.16",
+        f"{_RESNET}, 2 stages Interleaved, 16.16",
         _RESNET,
         2,
         "Interleaved",
@@ -115,7 +106,7 @@ ROWS = (
         more=_GROUP_NORM,
     ),
     Row(
-        "cifar_resnet8, 2 stages Sequential, 16.32",
+        f"{_RESNET}, 2 stages Sequential, 16.32",
         _RESNET,
         2,
         "Sequential",
@@ -123,7 +114,7 @@ ROWS = (
         more=_BATCH_NORM,
     ),
     Row(
-        "cifar_resnet8, 4 stages Grouped",
+        f"{_RESNET}, 4 stages Grouped",
         _RESNET,
         4,
         "Grouped",
@@ -131,12 +122,10 @@ ROWS = (
         more=_GROUP_NORM,
         ipu=("--pipeline-validation-model", "--recomputation"),
     ),
-    Row("cifar_resnet8, 4 stages Interleaved", _RESNET, 4, "Interleaved", accumulation=4, more=_GROUP_NORM),
-    Row("cifar_resnet8, 4 stages Sequential", _RESNET, 4, "Sequential", replicas=2, more=_BATCH_NORM),
+    Row(f"{_RESNET}, 4 stages Interleaved", _RESNET, 4, "Interleaved", 1, 4, more=_GROUP_NORM),
+    Row(f"{_RESNET}, 4 stages Sequential", _RESNET, 4, "Sequential", replicas=2, more=_BATCH_NORM),
     Row("efficientnet-b0", "efficientnet-b0", replicas=2, size=32, more=_GROUP_NORM),
-    Row(
-        "unet, 2 stages Grouped", "unet", 2, "Grouped", accumulation=4, size=188, more=("--base-filters", "2")
-    ),
+    Row("unet, 2 stages Grouped", "unet", 2, "Grouped", 1, 4, 188, more=("--base-filters", "2")),
 )
 
 
@@ -157,7 +146,7 @@ def call(*words: Any) -> str:
 
 
 @dataclass
-class Found:
+class Comparison:
     """The comparison of a row with the host.
 
     Attributes:
@@ -201,7 +190,7 @@ def on_the_host(row: Row, folder: Path) -> Host:
     return Host(_weights(folder), *_judged(row, folder, "cpu"))
 
 
-def cover(row: Row, sdk: str, host: Host, folder: Path) -> Found:
+def cover(row: Row, sdk: str, host: Host, folder: Path) -> Comparison:
     """Trains, evaluates, infers and benchmarks a row on the test double.
 
     Raises:
@@ -226,7 +215,7 @@ def cover(row: Row, sdk: str, host: Host, folder: Path) -> Found:
     with installed(sdk=sdk):
         loss, inferred = _judged(row, folder, "ipu")
         rate = _benchmarked(row)
-    return Found(
+    return Comparison(
         _compare(_weights(folder), host.weights, row.precision),
         row.precision != "32.32",
         abs(loss - host.loss) / max(abs(host.loss), 1e-3),
@@ -242,13 +231,13 @@ def _weights(folder: Path) -> Dict[str, Any]:
     return dict(load_checkpoint(folder / "run" / "checkpoints" / "last.npz").weights)
 
 
-def _compare(here: Dict[str, Any], there: Dict[str, Any], precision: str) -> float:
+def _compare(on_ipus: Dict[str, Any], on_host: Dict[str, Any], precision: str) -> float:
     """Returns the largest difference; for 16 bits in steps between two numbers at the size of the weight."""
-    if list(here) != list(there):
+    if list(on_ipus) != list(on_host):
         raise RuntimeError("other weights than the host's")
     far = 0.0
-    for name, value in there.items():
-        difference = np.abs(here[name] - value)
+    for name, value in on_host.items():
+        difference = np.abs(on_ipus[name] - value)
         if precision != "32.32":
             largest = np.full_like(value, np.abs(value).max()).astype(np.float16)
             difference = difference / np.maximum(np.spacing(largest).astype(np.float32), 2.0**-14)
@@ -278,22 +267,12 @@ def _judged(row: Row, folder: Path, device: str) -> Tuple[float, List[Any]]:
 
 def _benchmarked(row: Row) -> float:
     """Benchmarks training on the test double; returns the images per second of three executions."""
-    words = ["benchmark", row.model, "--training", "--device", "ipu", "--json", "--executions", 3]
-    words += ["--min-time", 0.01, "--max-time", 2, "--image-size", row.size, "--precision", row.precision]
-    words += ["--micro-batch-size", row.micro_batch, "--num-replicas", row.replicas, "--dropout", 0]
-    words += ["--gradient-accumulation-count", row.accumulation, "--global-batch-size", "none"]
-    words += ["--steps-per-execution", row.accumulation, *row.more]
-    words.append("--device-generated-data" if row.generated else "--host-generated-data")
-    if row.stages > 1:
-        words += [
-            "--ipus-per-replica",
-            row.stages,
-            "--pipeline-schedule",
-            row.schedule,
-            "--pipeline-splits",
-            "auto",
-        ]
-    report = json.loads(call(*words))
+    words = "--training --device ipu --json --executions 3 --min-time 0.01 --max-time 2 --dropout 0"
+    words += f" --image-size {row.size} --precision {row.precision} --micro-batch-size {row.micro_batch}"
+    words += f" --num-replicas {row.replicas} --gradient-accumulation-count {row.accumulation}"
+    words += f" --global-batch-size none --steps-per-execution {row.accumulation}"
+    words += " --device-generated-data" if row.generated else " --host-generated-data"
+    report = json.loads(call("benchmark", row.model, *words.split(), *row.more, *row.pipeline()))
     return float(report["measured"]["images_per_s"]["value"])
 
 

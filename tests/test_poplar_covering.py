@@ -4,7 +4,7 @@ import json
 
 import poplar_covering
 import pytest
-from poplar_covering import ROWS, SDKS, Found, call, cover, main, on_the_host
+from poplar_covering import ROWS, SDKS, Comparison, call, cover, main, on_the_host
 from poplar_double.facts import FACTS
 
 from ipucnn.models.registry import get_model
@@ -39,9 +39,9 @@ def test_no_row_uses_features_missing_in_sdk_3_1_to_3_3():
     assert lacking == {"3.1": {"flags": ["use_on_demand"]}, "3.2": {}, "3.3": {}, "3.4": {}}
 
 
-def found(**changes):
+def comparison_of(**changes):
     values = dict(weights=1e-7, in_steps=False, loss=1e-6, inferred=2, images_per_s=1.0, programs=2)
-    return Found(**{**values, **changes})
+    return Comparison(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def found(**changes):
     ],
 )
 def test_differing_row_is_reported(monkeypatch, capsys, changes):
-    assert found().is_right() and not found(**changes).is_right()
+    assert comparison_of().is_right() and not comparison_of(**changes).is_right()
     monkeypatch.setattr(poplar_covering, "on_the_host", lambda row, folder: None)
-    monkeypatch.setattr(poplar_covering, "cover", lambda *arguments: found(**changes))
+    monkeypatch.setattr(poplar_covering, "cover", lambda *arguments: comparison_of(**changes))
     assert main(["--only", "unet", "--sdk", "3.4"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].endswith("| no |")
-    monkeypatch.setattr(poplar_covering, "cover", lambda *arguments: found())
+    monkeypatch.setattr(poplar_covering, "cover", lambda *arguments: comparison_of())
     assert main(["--only", "unet"]) == 0
 
 

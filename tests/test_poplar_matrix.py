@@ -89,38 +89,33 @@ def flags_of(row: Dict[str, Any]) -> List[str]:
     stages, _, schedule = row["stages"].partition(" ")
     count = int(stages) * {"Grouped": 2, "Interleaved": 1, "Sequential": 1}.get(schedule, 1)
     count = max(count, 2)
-    global_batch = count * row["replicas"]
+    micro_batch = 1 if row["model"] == "unet" else 2
+    global_batch = count * row["replicas"] * micro_batch
     size = max(record.min_size, 16)
-    flags = ["--micro-batch-size", "1", "--gradient-accumulation-count", str(count)]
-    if row["model"] != "unet":
-        flags = ["--micro-batch-size", "2", "--gradient-accumulation-count", str(count)]
-        global_batch *= 2
-    flags += ["--num-replicas", str(row["replicas"]), "--dataset", "random", "--image-size", str(size)]
-    limit = global_batch - 1 if row["padding"] else global_batch
-    flags += ["--limit-train", str(limit), "--limit-eval", "4", "--num-epochs", "2", "--seed", "7"]
-    flags += ["--learning-rate", "0.001", "--optimizer", row["optimizer"], "--optimizer-params", "{}"]
-    flags += ["--gradient-accumulation-reduction-method", row["reduction"], "--precision", row["precision"]]
-    flags += ["--norm-layer", row["norm"], "--dropout-layer", row["dropout_layer"]]
-    flags += ["--lr-schedule", "const", "--lr-schedule-params", "{}", "--loss-scaling", "8"]
-    flags += ["--steps-per-execution", str(count)]
-    flags += ["--dbn-replica-group-size", str(row["dbn"]), "--weight-decay", "0"]
+    flags = f"--micro-batch-size {micro_batch} --gradient-accumulation-count {count} --steps-per-execution {count}"
+    flags += (
+        f" --num-replicas {row['replicas']} --limit-train {global_batch - int(row['padding'])} --limit-eval 4"
+    )
+    flags += f" --dataset random --image-size {size} --num-epochs 2 --seed 7 --learning-rate 0.001"
+    flags += f" --optimizer {row['optimizer']} --optimizer-params {{}} --precision {row['precision']} --loss-scaling 8"
+    flags += f" --gradient-accumulation-reduction-method {row['reduction']} --norm-layer {row['norm']}"
+    flags += f" --dropout-layer {row['dropout_layer']} --dbn-replica-group-size {row['dbn']} --weight-decay 0"
+    flags += " --lr-schedule const --lr-schedule-params {}"
     if stages != "1":
-        flags += ["--ipus-per-replica", stages, "--pipeline-schedule", schedule, "--recomputation"]
+        flags += f" --ipus-per-replica {stages} --pipeline-schedule {schedule} --recomputation"
     if row["transfer"] != "float":
-        flags.append("--accelerator-side-preprocess")
-        flags += [] if row["transfer"] == "accelerator-side-preprocess" else ["--" + row["transfer"]]
+        flags += f" --accelerator-side-preprocess --{row['transfer']}"
     if row["validation"] == "pipelined":
-        flags.append("--pipeline-validation-model")
+        flags += " --pipeline-validation-model"
     if row["memory"] != "none":
-        flags += [
-            "--available-memory-proportion",
-            *["40"] * (int(stages) if row["memory"] == "per stage" else 1),
-        ]
+        flags += " --available-memory-proportion" + " 40" * (
+            int(stages) if row["memory"] == "per stage" else 1
+        )
     if row["padding"]:
-        flags.append("--pad-dataset")
+        flags += " --pad-dataset"
     if row["model"] == "unet":
-        flags += ["--base-filters", "2"]
-    return flags
+        flags += " --base-filters 2"
+    return flags.split()
 
 
 def check(row: Dict[str, Any], folder: Any, capfd: Any, commands: bool = True) -> None:
