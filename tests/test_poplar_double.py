@@ -15,17 +15,10 @@ from poplar_double import Machine, ProcessAborted, installed, rules
 from poplar_double.exchange import FOLDER_VARIABLE, Alone, Exchange
 from poplar_double.replicas import Asked, Replicas, combine
 from poplar_mutations.setting import plain
+from support.poprun import poprun
 from tensorflow import keras
 
 PROCESSES = "experimental.multi_replica_distribution.process_count"
-
-
-def poprun(monkeypatch, index=0, total=4, local=2, ipus=1):
-    """Sets the environment variables of an instance."""
-    values = dict(NUM_TOTAL_REPLICAS=total, NUM_LOCAL_REPLICAS=local, NUM_IPUS_PER_REPLICA=ipus)
-    values.update(REPLICA_INDEX_OFFSET=index * local, LOCAL_INSTANCE_INDEX=index)
-    for name, value in values.items():
-        monkeypatch.setenv("POPDIST_" + name, str(value))
 
 
 def together(count, work):

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image, ImageSequence
 from poplar_double import installed
 from poplar_double import run as double
+from support.poprun import poprun, variables
 
 from ipucnn import cli
 from ipucnn.training.checkpoints import load_checkpoint
@@ -23,16 +24,9 @@ ROOT = Path(__file__).parents[1]
 SMALL = ["--micro-batch-size", "2", "--limit-train", "32", "--limit-eval", "8", "--seed", "1"]
 
 
-def poprun(index, total=4, local=2, ipus=1):
-    """Returns the variables that poprun sets for an instance."""
-    values = dict(NUM_TOTAL_REPLICAS=total, NUM_LOCAL_REPLICAS=local, NUM_IPUS_PER_REPLICA=ipus)
-    values.update(REPLICA_INDEX_OFFSET=index * local, LOCAL_INSTANCE_INDEX=index)
-    return {"POPDIST_" + name: str(value) for name, value in values.items()}
-
-
 def start(tmp_path, index, *args, **layout):
     """Starts an instance in a process of its own."""
-    env = {**os.environ, **poprun(index, **layout), "POPLAR_DOUBLE_EXCHANGE": str(tmp_path / "exchange")}
+    env = {**os.environ, **variables(index, **layout), "POPLAR_DOUBLE_EXCHANGE": str(tmp_path / "exchange")}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     env.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3", TF_NUM_INTRAOP_THREADS="1")
     (tmp_path / "exchange").mkdir(exist_ok=True)
@@ -63,8 +57,7 @@ def with_another(monkeypatch, capfd, tmp_path, *commands, **layout):
     other = start(tmp_path, 1, *arguments, **layout)
     try:
         with monkeypatch.context() as patch:
-            for name, value in poprun(0, **layout).items():
-                patch.setenv(name, value)
+            poprun(patch, 0, **layout)
             patch.setenv("POPLAR_DOUBLE_EXCHANGE", str(tmp_path / "exchange"))
             patch.setenv("POPLAR_DOUBLE_TIMEOUT_S", "280")  # the other instance is still starting
             code = double.main(arguments)
@@ -97,8 +90,7 @@ def test_documented_pod16_command_runs(tmp_path, capfd, monkeypatch):
     options = dict(word[2:].split("=") for word in words[1:at])
     total, ipus = int(options["num-replicas"]), int(options["ipus-per-replica"])
     layout = {"total": total, "local": total // int(options["num-instances"]), "ipus": ipus}
-    for name, value in poprun(0, **layout).items():
-        monkeypatch.setenv(name, value)
+    poprun(monkeypatch, 0, **layout)
     monkeypatch.chdir(tmp_path)
     with installed():
         assert cli.run([*words[at + 1 :], "--dry-run", "--json"]) == 0
@@ -110,16 +102,9 @@ def test_two_instances_equal_one_process(tmp_path, capfd, monkeypatch):
     """Weights, moving statistics and optimizer state are equal; the instances share samples out, each of which counts
     once in the results; one instance writes files and prints.
     """
-    flags = ["toy_model_bn", "--dataset", "digits", *SMALL, "--num-replicas", 2, "--num-epochs", 1, "--json"]
-    flags += ["--limit-train", 16]
-    flags += [
-        "--gradient-accumulation-count",
-        2,
-        "--optimizer",
-        "sgd",
-        "--optimizer-params",
-        '{"momentum": 0.9}',
-    ]
+    flags = "toy_model_bn --dataset digits --micro-batch-size 2 --limit-train 16 --limit-eval 8 --seed 1"
+    flags += " --num-replicas 2 --num-epochs 1 --gradient-accumulation-count 2 --json"
+    flags = [*flags.split(), "--optimizer", "sgd", "--optimizer-params", '{"momentum": 0.9}']
     every = ["--ckpt-all-instances", "--checkpoint-dir", tmp_path / "checkpoints"]
     run, sizes = tmp_path / "one", ["--limit-eval", 37, "--device", "ipu", "--json"]
     evaluate = ["evaluate", run, *sizes]
@@ -155,8 +140,7 @@ def test_two_instances_equal_one_process(tmp_path, capfd, monkeypatch):
     assert inferred == alone and inferred["measured"]["samples"] == 37
     assert (tmp_path / "both.csv").read_text() == (tmp_path / "one.csv").read_text()
     assert "predictions in" in err and "predictions in" not in silent
-    for name, value in poprun(1).items():
-        monkeypatch.setenv(name, value)
+    poprun(monkeypatch, 1)
     for options, text in ((("--device", "cpu"), "2 instances"), (("--select-ipu", "3"), "poprun chooses")):
         with installed():
             assert cli.run(["evaluate", str(run), *options]) == 2
@@ -168,21 +152,9 @@ def test_two_instances_write_the_masks_of_one_process(tmp_path, capfd, monkeypat
     """Evaluation and inference of whole images in patches give the figures and files of one process.  Training ends
     normally, although the instances compute pictures of predictions together.
     """
-    train = [
-        "train",
-        "unet",
-        "--dataset",
-        "random",
-        "--image-size",
-        188,
-        "--base-filters",
-        2,
-        "--seed",
-        1,
-        "--json",
-    ]
-    train += ["--micro-batch-size", 1, "--gradient-accumulation-count", 2, "--steps-per-execution", 2]
-    train += ["--num-replicas", 2, "--limit-train", 4, "--limit-eval", 2, "--num-epochs", 1, "--run-dir"]
+    train = "train unet --dataset random --image-size 188 --base-filters 2 --seed 1 --micro-batch-size 1"
+    train += " --gradient-accumulation-count 2 --steps-per-execution 2 --num-replicas 2 --limit-train 4"
+    train = f"{train} --limit-eval 2 --num-epochs 1 --json --run-dir".split()
     commands = [
         ["evaluate", "run", "--device", "ipu", "--json", "--contact-sheet", "sheet.png"],
         ["infer", "run", "--split", "eval", "--device", "ipu", "--json", "--output", "masks", "--overlay"],
@@ -224,17 +196,8 @@ def test_two_instances_infer_and_benchmark_together(tmp_path, capfd):
         capfd.readouterr()
         assert cli.run([str(a) for a in infer]) == 0
     alone = json.loads(capfd.readouterr().out)
-    quick = ["--executions", 3, "--min-time", 0.01, "--max-time", 60, "--seed", 1, "--json"]
-    bench = [
-        "benchmark",
-        "toy_model",
-        "--host-generated-data",
-        "--micro-batch-size",
-        2,
-        "--num-replicas",
-        4,
-        *quick,
-    ]
+    bench = "benchmark toy_model --host-generated-data --micro-batch-size 2 --num-replicas 4"
+    bench = f"{bench} --executions 3 --min-time 0.01 --max-time 60 --seed 1 --json".split()
     out, err, silent = together(
         tmp_path,
         infer,
@@ -255,19 +218,8 @@ def test_two_instances_infer_and_benchmark_together(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_two_instances_cross_validate(tmp_path, capfd):
-    flags = [
-        "train",
-        "toy_model",
-        "--dataset",
-        "digits",
-        "--micro-batch-size",
-        2,
-        "--limit-train",
-        24,
-        "--seed",
-        1,
-    ]
-    flags += ["--kfold", 2, "--num-replicas", 4, "--num-epochs", 1, "--json"]
+    flags = "train toy_model --dataset digits --micro-batch-size 2 --limit-train 24 --seed 1 --json"
+    flags = f"{flags} --kfold 2 --num-replicas 4 --num-epochs 1".split()
     out, err, silent = together(tmp_path, [*flags, "--run-dir", tmp_path / "both"])
     with installed():
         assert cli.run([str(a) for a in (*flags, "--run-dir", tmp_path / "one")]) == 0
@@ -289,8 +241,7 @@ def test_two_instances_cross_validate(tmp_path, capfd):
 
 def test_instances_compile_without_ipus(monkeypatch, tmp_path, capfd):
     for index in (0, 1):
-        for name, value in poprun(index).items():
-            monkeypatch.setenv(name, value)
+        poprun(monkeypatch, index)
         with installed(num_ipus=0) as machine:
             flags = ["--num-replicas", "4", "--compile-only", "--executable-cache", str(tmp_path / "cache")]
             assert cli.run(["train", "toy_model", *SMALL, *flags, "--run-dir", str(tmp_path / "run")]) == 0
@@ -319,42 +270,29 @@ def test_a_signal_to_one_instance_ends_all_at_the_same_place(tmp_path):
 @pytest.mark.parametrize(
     ("command", "text", "hint"),
     [
-        (["benchmark", "toy_model"], "need the same seed", "--seed 1"),
-        (["benchmark", "toy_model", "--seed", "1"], "the program 1", "--num-replicas 4"),
+        ("benchmark toy_model", "need the same seed", "--seed 1"),
+        ("benchmark toy_model --seed 1", "the program 1", "--num-replicas 4"),
+        ("benchmark toy_model --seed 1 --mode data", "--mode data is for one process", "drop it"),
         (
-            ["benchmark", "toy_model", "--seed", "1", "--mode", "data"],
-            "--mode data is for one process",
-            "drop it",
-        ),
-        (
-            ["benchmark", "toy_model", "--seed", "1", "--compare-with", "keras"],
+            "benchmark toy_model --seed 1 --compare-with keras",
             "--compare-with keras is for one process",
             "without poprun",
         ),
-        (["export", "run", "--format", "keras"], "works in one process", "without poprun: ipucnn export"),
-        (["benchmark", "--suite", "keras-tutorial"], "a process of its own", "without poprun"),
-        (["train", "unet", "--kfold", "2", "--seed", "1", "--num-replicas", "4"], "--kfold", "--run-dir DIR"),
-        (
-            ["train", "unet", "--kfold", "2", "--run-dir", "r", "--num-replicas", "4"],
-            "the same seed",
-            "--seed 1",
-        ),
-        (["train", "toy_model", "--device", "cpu"], "2 instances", "without poprun"),
-        (["train", "toy_model", "--num-replicas", "4"], "need the same seed", "--seed 1"),
-        (["train", "toy_model", "--seed", "1"], "the program 1", "--num-replicas 4"),
-        (
-            ["train", "toy_model", "--seed", "1", "--num-replicas", "4", "--select-ipu", "1"],
-            "poprun chooses the IPUs",
-            "drop it",
-        ),
+        ("export run --format keras", "works in one process", "without poprun: ipucnn export"),
+        ("benchmark --suite keras-tutorial", "a process of its own", "without poprun"),
+        ("train unet --kfold 2 --seed 1 --num-replicas 4", "--kfold", "--run-dir DIR"),
+        ("train unet --kfold 2 --run-dir r --num-replicas 4", "the same seed", "--seed 1"),
+        ("train toy_model --device cpu", "2 instances", "without poprun"),
+        ("train toy_model --num-replicas 4", "need the same seed", "--seed 1"),
+        ("train toy_model --seed 1", "the program 1", "--num-replicas 4"),
+        ("train toy_model --seed 1 --num-replicas 4 --select-ipu 1", "poprun chooses the IPUs", "drop it"),
     ],
 )
 def test_commands_that_poprun_cannot_run_are_refused(command, text, hint, monkeypatch, tmp_path, capfd):
-    for name, value in poprun(1).items():
-        monkeypatch.setenv(name, value)
+    poprun(monkeypatch, 1)
     monkeypatch.chdir(tmp_path)
     with installed():
-        code = cli.run(command)
+        code = cli.run(command.split())
     out, err = capfd.readouterr()
     assert (code, out) == (2, ""), err
     assert err.count("error:") == err.count("hint:") == 1 and text in err and hint in err
@@ -373,8 +311,9 @@ def test_commands_that_poprun_cannot_run_are_refused(command, text, hint, monkey
     ],
 )
 def test_inconsistent_poprun_variables_are_refused(values, monkeypatch, tmp_path, capfd):
-    for name, value in {**poprun(1), **{"POPDIST_" + k: v for k, v in values.items()}}.items():
-        monkeypatch.setenv(name, value)
+    poprun(monkeypatch, 1)
+    for name, value in values.items():
+        monkeypatch.setenv("POPDIST_" + name, value)
     monkeypatch.chdir(tmp_path)
     with installed():
         assert cli.run(["train", "toy_model", "--num-replicas", "4", "--seed", "1"]) == 2

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from poplar_double import installed
 from poplar_double.exchange import Alone
+from support.poprun import poprun
 from support.sessions import CLASSES, CPU, SGD, SIZE, data, falling, frozen, make_model, make_program, run
 from tensorflow import keras
 
@@ -338,8 +339,7 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
     """With one exchange per batch, an evaluation of an image with 2209 patches seemed endless.  Instances exchange more
     often only if the memory for a joint exchange is too small.
     """
-    for name, value in dict(NUM_TOTAL_REPLICAS=2, NUM_LOCAL_REPLICAS=1, REPLICA_INDEX_OFFSET=1).items():
-        monkeypatch.setenv(f"POPDIST_{name}", str(value))
+    poprun(monkeypatch, 1, total=2, local=1)
     monkeypatch.setattr(evaluation, "_LARGEST_BYTES", largest_bytes)
     monkeypatch.setattr(Predictor, "_largest_steps", lambda self: 16)
     images, labels = data(16, 8)

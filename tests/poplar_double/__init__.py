@@ -18,6 +18,7 @@ from tensorflow import keras
 from ipucnn.sessions.poplar import surroundings as around
 
 from . import modules
+from .errors import invalid
 from .extension import extend
 from .machine import Machine, ProcessAborted
 from .sources import rule
@@ -75,15 +76,11 @@ def _poprand(stateless_uniform: Any) -> Any:
         if tf.distribute.has_strategy():  # being traced for IPUs
             seed = tf.convert_to_tensor(seed)
             if seed.shape != (2,):
-                raise tf.errors.InvalidArgumentError(
-                    None, None, f"seed must have shape [2], not {seed.shape}"
-                )
+                raise invalid(f"seed must have shape [2], not {seed.shape}")
             if others.get("dtype", tf.float32) not in (tf.float32, tf.float16):
-                raise tf.errors.InvalidArgumentError(
-                    None,
-                    None,
+                raise invalid(
                     "Detected unsupported operations when trying to compile graph cluster_0[] on XLA_IPU_JIT: "
-                    "StatelessRandomUniformV2 (No registered 'StatelessRandomUniformV2' OpKernel for XLA_IPU_JIT)",
+                    "StatelessRandomUniformV2 (No registered 'StatelessRandomUniformV2' OpKernel for XLA_IPU_JIT)"
                 )
             seed = seed + tf.constant(0x5EED, seed.dtype)
         return stateless_uniform(shape, seed=seed, **others)

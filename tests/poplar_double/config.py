@@ -5,8 +5,7 @@ import os
 import warnings
 from typing import Any, Dict, List, Tuple
 
-import tensorflow as tf
-
+from .errors import failed, internal, invalid
 from .facts import FACTS, like
 from .machine import ProcessAborted
 from .sources import rule
@@ -151,9 +150,7 @@ def check_option_words(kind: str, options: Dict[str, str]) -> None:
             except ValueError:
                 wrong = True
         if wrong:
-            raise tf.errors.InternalError(
-                None, None, f"[Poplar][Build graph] invalid_option: {kind} {key}={value}"
-            )
+            raise internal(f"[Poplar][Build graph] invalid_option: {kind} {key}={value}")
 
 
 @rule(
@@ -276,16 +273,8 @@ def _ipus_of(device_id: int, machine: Any) -> int:
 )
 def _find_device(machine: Any, ipus: int, connection: str) -> None:
     if not machine.num_ipus:
-        raise tf.errors.InvalidArgumentError(
-            None, None, "Target configuration failed: model disabled and no hardware IPU found."
-        )
+        raise invalid("Target configuration failed: model disabled and no hardware IPU found.")
     if ipus < 1 or ipus & (ipus - 1) or ipus > machine.num_ipus:
-        raise tf.errors.FailedPreconditionError(
-            None,
-            None,
-            f"Unsupported number of IPUs requested - could not find an IPU device with {ipus} IPUs",
-        )
+        raise failed(f"Unsupported number of IPUs requested - could not find an IPU device with {ipus} IPUs")
     if machine.busy and connection == "ALWAYS":
-        raise tf.errors.InternalError(
-            None, None, "Could not find an available device for TensorFlow virtual device /device:IPU:0."
-        )
+        raise internal("Could not find an available device for TensorFlow virtual device /device:IPU:0.")

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from . import rules
+from .errors import invalid
 from .facts import FACTS
 from .feeding import Data, unpack
 from .replicas import KERAS_3, Asked, Replicas, combine, variable_of
@@ -126,11 +127,7 @@ class Engine:
             rules.check_loaded(machine, keywords if pipelined or count > 1 else {})
         if machine.config["leaves"]["device_connection.type"].name == "NEVER":
             # poplar_executable.cc
-            raise tf.errors.InvalidArgumentError(
-                None,
-                None,
-                "Trying to run an executable on a device that was configured for compilation only.",
-            )
+            raise invalid("Trying to run an executable on a device that was configured for compilation only.")
         return replicas
 
     @rule(

@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import json
+import types
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -17,6 +18,13 @@ _KINDS = {
     "*": inspect.Parameter.VAR_POSITIONAL,
     "**": inspect.Parameter.VAR_KEYWORD,
 }
+
+
+def module(name: str, **members: Any) -> types.ModuleType:
+    """Makes a module."""
+    made = types.ModuleType(name)
+    vars(made).update(members)
+    return made
 
 
 def _default(text: str) -> Any:

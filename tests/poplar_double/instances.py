@@ -10,7 +10,8 @@ from typing import Any, Dict
 import numpy as np
 import tensorflow as tf
 
-from .facts import FACTS, like
+from .errors import failed, internal
+from .facts import FACTS, like, module
 from .sources import own, rule
 
 _AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's environment variables
@@ -59,12 +60,6 @@ def set_distribution(config: Any) -> None:
     config.experimental.multi_replica_distribution.process_index = instance_index()
 
 
-def _module(name: str, **members: Any) -> types.ModuleType:
-    module = types.ModuleType(name)
-    vars(module).update(members)
-    return module
-
-
 def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds ``popdist`` and ``popdist.tensorflow``."""
 
@@ -91,7 +86,7 @@ def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
         set_distribution(config)
         return config
 
-    root = _module(
+    root = module(
         "popdist",
         init=init,
         isPopdistEnvSet=is_distributed,
@@ -109,7 +104,7 @@ def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
     # ``import popdist`` alone does not bind popdist.tensorflow.
     return {
         "popdist": root,
-        "popdist.tensorflow": _module("popdist.tensorflow", set_ipu_config=set_ipu_config),
+        "popdist.tensorflow": module("popdist.tensorflow", set_ipu_config=set_ipu_config),
     }
 
 
@@ -132,10 +127,8 @@ def on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool 
 
 def build_distributed(machine: Any) -> types.ModuleType:
     """Builds ``tensorflow.python.ipu.distributed``: popdist's collectives since 3.1, Horovod's before."""
-    module = _module("tensorflow.python.ipu.distributed")
-    module.__path__ = []  # type: ignore[attr-defined]
-    vars(module).update(_horovod(machine) if machine.sdk in ("2.6", "3.0") else _collectives(machine))
-    return module
+    members = _horovod(machine) if machine.sdk in ("2.6", "3.0") else _collectives(machine)
+    return module("tensorflow.python.ipu.distributed", __path__=[], **members)
 
 
 def _collectives(machine: Any) -> Dict[str, Any]:
@@ -148,7 +141,7 @@ def _collectives(machine: Any) -> Dict[str, Any]:
                 None, None, f"Could not find device for node: no kernel for {value.dtype.name}"
             )
         if not machine.popdist_ready:
-            raise tf.errors.InternalError(None, None, "popdist has not been initialised: popdist.init()")
+            raise internal("popdist has not been initialised: popdist.init()")
         return value
 
     @like("ipu.distributed.allreduce")
@@ -185,9 +178,7 @@ def _horovod(machine: Any) -> Dict[str, Any]:
     @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py HorovodBasics.init")
     def ready() -> None:
         if not machine.horovod_ready:
-            raise tf.errors.FailedPreconditionError(
-                None, None, "Horovod has not been initialized; use hvd.init()."
-            )
+            raise failed("Horovod has not been initialized; use hvd.init().")
 
     @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py HorovodBasics.size")
     def started(function: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import tensorflow as tf
 
 from .distribution import components
+from .errors import failed, invalid
 from .exchange import make_exchange
 from .facts import FACTS
 from .sources import rule
@@ -89,9 +90,7 @@ class Machine:
                 and outside is not generator_handle
                 and id(outside) not in self.placed
             ):
-                raise tf.errors.InvalidArgumentError(
-                    None, None, "Trying to access a resource located in device CPU:0 from device IPU:0"
-                )
+                raise invalid("Trying to access a resource located in device CPU:0 from device IPU:0")
 
     @property
     def strategy(self) -> Any:
@@ -153,9 +152,7 @@ class Machine:
             FailedPreconditionError: the system was never configured.
         """
         if self.config is None:
-            raise tf.errors.FailedPreconditionError(
-                None, None, "No device target has been configured for virtual device 0"
-            )
+            raise failed("No device target has been configured for virtual device 0")
         return int(self.config["ipus"])
 
     @property

@@ -11,16 +11,10 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 
 from . import addons, config, extension, instances, ops
 from .distribution import PopDistExtended
-from .facts import FACTS, checked_method, like
+from .errors import invalid
+from .facts import FACTS, checked_method, like, module
 from .replicas import KERAS_3
 from .sources import own, rule
-
-
-def _module(name: str, **members: Any) -> types.ModuleType:
-    module = types.ModuleType(name)
-    for key, value in members.items():
-        setattr(module, key, value)
-    return module
 
 
 def _strategies(machine: Any) -> Any:
@@ -103,7 +97,7 @@ def _utils(machine: Any) -> types.ModuleType:
         except (TypeError, ValueError):
             raise TypeError(f"Expected int for argument 'seed' not {seed!r}.") from None
         if not -(2**31) <= seed < 2**31:
-            raise tf.errors.InvalidArgumentError(None, None, f"seed {seed} does not fit into 32 bits")
+            raise invalid(f"seed {seed} does not fit into 32 bits")
         machine.note("reset_ipu_seed", seed=seed, identical=experimental_identical_replicas)
         machine.generator.reset_from_seed(seed)
 
@@ -111,10 +105,10 @@ def _utils(machine: Any) -> types.ModuleType:
     @rule("ipu utils.py get_num_of_ipus_in_device")
     def get_num_of_ipus_in_device(ipu_device: Any, device: Any) -> int:
         if not re.search(r"device:IPU:\d+$", ipu_device):
-            raise tf.errors.InvalidArgumentError(None, None, f"Invalid device name {ipu_device}")
+            raise invalid(f"Invalid device name {ipu_device}")
         return int(machine.total_ipus)
 
-    return _module(
+    return module(
         "tensorflow.python.ipu.utils",
         reset_ipu_seed=reset_ipu_seed,
         get_num_of_ipus_in_device=get_num_of_ipus_in_device,
@@ -165,7 +159,7 @@ def _serving(machine: Any) -> types.ModuleType:
 
         return run
 
-    return _module("tensorflow.python.ipu.serving", export_keras=export_keras)
+    return module("tensorflow.python.ipu.serving", export_keras=export_keras)
 
 
 @own("the double's own table of modules against the recorded facts")
@@ -183,14 +177,14 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
             "SchedulingAlgorithm",
         )
     }
-    ipu = _module("tensorflow.python.ipu")
+    ipu = module("tensorflow.python.ipu")
     parts: Dict[str, types.ModuleType] = {
-        "config": _module(
+        "config": module(
             "tensorflow.python.ipu.config", IPUConfig=config.make_config_class(machine), **functions, **enums
         ),
         "utils": _utils(machine),
         "serving": _serving(machine),
-        "ipu_strategy": _module(
+        "ipu_strategy": module(
             "tensorflow.python.ipu.ipu_strategy", IPUStrategy=strategy, IPUStrategyV1=strategy
         ),
         **ops.build(machine),
@@ -202,7 +196,7 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
     # Not bound on the package: it has to be imported.
     distributed = instances.build_distributed(machine)
     ipu.__path__ = []  # type: ignore[attr-defined]
-    keras_ipu = _module(
+    keras_ipu = module(
         "keras.ipu",
         PipelineStage=extension.make_stage_scope(machine),
         FunctionalLayerPipelineStageAssignment=extension.StageAssignment,
@@ -215,12 +209,12 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
         "tensorflow.python.ipu.config": parts["config"],
         "tensorflow.python.ipu.utils": parts["utils"],
         "tensorflow.python.ipu.ipu_strategy": parts["ipu_strategy"],
-        "tensorflow.python.ipu.gradient_accumulation": _module(
+        "tensorflow.python.ipu.gradient_accumulation": module(
             "tensorflow.python.ipu.gradient_accumulation",
             GradientAccumulationReductionMethod=config.ENUMS["GradientAccumulationReductionMethod"],
         ),
         "tensorflow.python.ipu.distributed": distributed,
-        "tensorflow.python.ipu.distributed.popdist_strategy": _module(
+        "tensorflow.python.ipu.distributed.popdist_strategy": module(
             "popdist_strategy", PopDistStrategy=popdist_strategy
         ),
         "keras.ipu": keras_ipu,

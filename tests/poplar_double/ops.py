@@ -9,18 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from . import config, extension
-from .facts import FACTS, like
+from .errors import failed, internal, invalid
+from .facts import FACTS, like, module
 from .sources import rule
-
-
-def _module(name: str, **members: Any) -> types.ModuleType:
-    module = types.ModuleType(name)
-    vars(module).update(members)
-    return module
-
-
-def _invalid(text: str) -> Exception:
-    return tf.errors.InvalidArgumentError(None, None, text)
 
 
 def _cross_replica_ops(machine: Any) -> types.ModuleType:
@@ -39,7 +30,7 @@ def _cross_replica_ops(machine: Any) -> types.ModuleType:
     def cross_replica_sum(x: Any, replica_group_size: Any, name: Any) -> Any:
         return reduced(x, replica_group_size, False)
 
-    return _module(
+    return module(
         "cross_replica_ops", cross_replica_mean=cross_replica_mean, cross_replica_sum=cross_replica_sum
     )
 
@@ -62,14 +53,14 @@ def normalise_image(image: Any, channel_offsets: Any, channel_scales: Any, scale
         values = tf.cast(values, result_type) if tf.is_tensor(values) else values
         values = tf.convert_to_tensor(values, dtype=result_type)
         if tf.get_static_value(values) is None:
-            raise _invalid("offsets and scales must be compile-time constants")
+            raise invalid("offsets and scales must be compile-time constants")
         return values
 
     offsets, scales = constant(channel_offsets), constant(channel_scales)
     if image.shape[-1] != 3:
-        raise _invalid(f"The image has {image.shape[-1]} channels, expected 3.")
+        raise invalid(f"The image has {image.shape[-1]} channels, expected 3.")
     if offsets.shape != (3,) or scales.shape != (3,):
-        raise _invalid("offsets and scales must be as many as the image's channels")
+        raise invalid("offsets and scales must be as many as the image's channels")
     normalised = (tf.cast(image, result_type) * tf.cast(float(scale), result_type) - offsets) * scales
     return tf.pad(normalised, [[0, 0]] * (len(image.shape) - 1) + [[0, 1]])
 
@@ -116,7 +107,7 @@ def _custom_ops(machine: Any) -> types.ModuleType:
 
         return operation(**outs)
 
-    return _module("custom_ops", precompiled_user_op=precompiled_user_op)
+    return module("custom_ops", precompiled_user_op=precompiled_user_op)
 
 
 @rule(
@@ -134,17 +125,15 @@ def _run_user_op(
     if len(types_) != len(shapes):
         raise ValueError(f"{len(types_)} output types for {len(shapes)} output shapes")
     if not all(shape.is_fully_defined() for shape in shapes):
-        raise _invalid("output shapes must be fully defined")
+        raise invalid("output shapes must be fully defined")
     if not os.path.exists(library):
-        raise _invalid(f"Couldn't read shared library: {library}")
+        raise invalid(f"Couldn't read shared library: {library}")
     if name not in machine.user_ops:
-        raise _invalid(f"Couldn't read {name} symbol from library")
+        raise invalid(f"Couldn't read {name} symbol from library")
     if machine.is_precompiling and name in machine.unhashable_ops:
-        raise tf.errors.FailedPreconditionError(
-            None,
-            None,
+        raise failed(
             "IPU devices have been configured for pre-compilation, however the program contains custom user operation "
-            f"{name} which cannot be safely pre-compiled.",
+            f"{name} which cannot be safely pre-compiled."
         )
     machine.note("precompiled_user_op", name=name, attributes=attributes, inputs=[i.shape for i in inputs])
 
@@ -153,11 +142,11 @@ def _run_user_op(
         outputs = machine.user_ops[name](list(tensors), attributes)
         declared = list(zip(types_, shapes))
         if [(f.dtype, f.shape) for f in outputs] != declared:
-            raise tf.errors.InternalError(None, None, f"{name} builds other outputs than {declared}")
+            raise internal(f"{name} builds other outputs than {declared}")
 
         def gradient(*_: Any) -> Any:
             # The driver looks up another function in the library; no test needs one that computes so far.
-            raise _invalid(f"Couldn't read {name}_grad symbol from library")
+            raise invalid(f"Couldn't read {name}_grad symbol from library")
 
         return [tf.identity(f) for f in outputs], gradient
 
@@ -169,9 +158,9 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds the modules, which are only reachable as attributes of ``tensorflow.python.ipu``."""
     return {
         "cross_replica_ops": _cross_replica_ops(machine),
-        "image_ops": _module("image_ops", normalise_image=normalise_image),
+        "image_ops": module("image_ops", normalise_image=normalise_image),
         "custom_ops": _custom_ops(machine),
-        "pipelining_ops": _module(
+        "pipelining_ops": module(
             "pipelining_ops",
             PipelineSchedule=config.ENUMS["PipelineSchedule"],
             RecomputationMode=config.ENUMS["RecomputationMode"],

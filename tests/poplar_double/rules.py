@@ -5,6 +5,7 @@ from typing import Any, Dict, List
 import tensorflow as tf
 
 from .config import ENUMS, check_option_words
+from .errors import failed, internal, invalid, unimplemented
 from .facts import FACTS
 from .instances import num_instances
 from .sources import own, rule
@@ -46,9 +47,7 @@ def num_replicas(machine: Any, extension: Any) -> int:
         raise ValueError(f"the model needs {shards} IPUs, but the device has {ipus}")
     shards = 1 << (shards - 1).bit_length()
     if ipus % shards:
-        raise tf.errors.InternalError(
-            None, None, f"Trying to compile a graph for an IPU device with {ipus} IPUs and {shards} shards"
-        )
+        raise internal(f"Trying to compile a graph for an IPU device with {ipus} IPUs and {shards} shards")
     return ipus // shards
 
 
@@ -57,10 +56,8 @@ def check_io_tiles(machine: Any) -> None:
     """Refuses too many I/O tiles before any pass checks the program."""
     tiles = machine.config["leaves"]["io_tiles.num_io_tiles"]
     if tiles > 192:
-        raise tf.errors.InvalidArgumentError(
-            None,
-            None,
-            f"{tiles} is an invalid number of IO tiles. The number of IO tiles must be in the range [0, 192].",
+        raise invalid(
+            f"{tiles} is an invalid number of IO tiles. The number of IO tiles must be in the range [0, 192]."
         )
 
 
@@ -125,7 +122,7 @@ def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
         is_there = leaves["device_connection.enable_remote_buffers"]
     for name, text in _NO_REMOTE_MEMORY.items():
         if keywords.get(name) and not is_there:
-            raise tf.errors.FailedPreconditionError(None, None, text)
+            raise failed(text)
 
 
 @own("Poplar fails to load a program with remote buffers onto IPUs without; no public source has its text")
@@ -133,9 +130,7 @@ def check_loaded(machine: Any, keywords: Dict[str, Any]) -> None:
     """Checks that a device that is attached on demand can hold the compiled program's data."""
     is_attached_late = machine.config["leaves"]["device_connection.type"].name == "ON_DEMAND"
     if is_attached_late and not machine.remote_memory and any(map(keywords.get, _NO_REMOTE_MEMORY)):
-        raise tf.errors.InternalError(
-            None, None, "[Poplar][Load engine] runtime_error: the double knows no text of this"
-        )
+        raise internal("[Poplar][Load engine] runtime_error: the double knows no text of this")
 
 
 @rule(
@@ -163,11 +158,9 @@ def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int
     if not keywords.get("replicated_optimizer_state_sharding") or replicas < 2:
         return
     if replicas < domain < replicas * machine.num_processes:
-        raise tf.errors.UnimplementedError(
-            None,
-            None,
+        raise unimplemented(
             "Replicated partitioning is not supported when there are multiple instances per IPU-link domain: "
-            f"{replicas} local replicas of {domain} in the domain.",
+            f"{replicas} local replicas of {domain} in the domain."
         )
 
 
@@ -254,7 +247,7 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
             ("Sequential", "RecomputeThenBackpropagate"),
             ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
         ):
-            raise tf.errors.UnimplementedError(None, None, f"{pair[1]} with the {pair[0]} schedule")
+            raise unimplemented(f"{pair[1]} with the {pair[0]} schedule")
     _check_shared_layers(extension, mapping)
     group = machine.config["leaves"]["norms.experimental.distributed_batch_norm_replica_group_size"]
     if group > 1 and max(mapping) > 0:
@@ -265,16 +258,12 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
     overlap = overlap_length(schedule.name, mapping, training)
     if schedule.name == "Grouped" and machine.config["leaves"]["io_tiles.num_io_tiles"]:
         if depth < overlap + 2:
-            raise tf.errors.FailedPreconditionError(
-                None,
-                None,
-                f"The number of iterations of the pipeline must be at least {overlap + 2}, but it is {depth}.",
+            raise failed(
+                f"The number of iterations of the pipeline must be at least {overlap + 2}, but it is {depth}."
             )
     elif depth % overlap or depth < overlap:
-        raise tf.errors.FailedPreconditionError(
-            None,
-            None,
-            f"The number of iterations of the pipeline must be a multiple of {overlap}, but it is {depth}.",
+        raise failed(
+            f"The number of iterations of the pipeline must be a multiple of {overlap}, but it is {depth}."
         )
 
 
@@ -288,12 +277,10 @@ def _check_shared_layers(extension: Any, mapping: List[int]) -> None:
     for entry in extension.assignment:
         ipu = mapping[entry.pipeline_stage]
         if entry.layer.weights and places.setdefault(id(entry.layer), ipu) != ipu:
-            raise tf.errors.UnimplementedError(
-                None,
-                None,
+            raise unimplemented(
                 f"The PipelineStage with ID {entry.pipeline_stage} is trying to use an input ({entry.layer.name}) "
                 "which is already used by another PipelineStage. This violates the dataflow constraints because an "
-                "input can only be used by pipeline stages on the same IPU.",
+                "input can only be used by pipeline stages on the same IPU."
             )
 
 
@@ -334,9 +321,7 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
     for key, value in leaves["compilation_poplar_options"].items():
         fact = FACTS["engine_options"].get(key)
         if fact is None or ("values" in fact and value not in fact["values"]):
-            raise tf.errors.InternalError(
-                None, None, f"[Poplar][Compile engine] invalid_option: {key}={value}"
-            )
+            raise internal(f"[Poplar][Compile engine] invalid_option: {key}={value}")
     for side in ("forward", "backward"):
         for stage in extension.pipelining_keywords.get(f"{side}_propagation_stages_poplar_options") or ():
             check_option_words("convolution", stage.options["convolution_options"])
@@ -344,25 +329,19 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
             check_option_words("slice", stage.options["slice_options"])
     group = leaves["norms.experimental.distributed_batch_norm_replica_group_size"]
     if replicas * machine.num_processes % group:
-        raise tf.errors.InternalError(
-            None,
-            None,
-            f"The replication factor {replicas} must be divisible by distributed_batch_norm_replica_group_size",
+        raise internal(
+            f"The replication factor {replicas} must be divisible by distributed_batch_norm_replica_group_size"
         )
     if machine.is_precompiling and not machine.flags.get("executable_cache_path"):
-        raise tf.errors.FailedPreconditionError(
-            None, None, "'executable_cache_path' in 'TF_POPLAR_FLAGS' has not been set"
-        )
+        raise failed("'executable_cache_path' in 'TF_POPLAR_FLAGS' has not been set")
     if machine.busy and leaves["device_connection.type"].name == "ON_DEMAND":
-        raise tf.errors.InternalError(None, None, "Timed out trying to find an available device")
+        raise internal("Timed out trying to find an available device")
     size = 4 * sum(int(tf.size(w)) for w in extension.model.weights)
     shards = machine.device_ipus // replicas
     if machine.tile_bytes is not None and size > machine.tile_bytes * shards:
-        raise tf.errors.InternalError(
-            None,
-            None,
+        raise internal(
             "[Poplar][Compile engine] graph_memory_allocation_error: Out of memory on tile 12: "
-            f"{size} bytes used but tiles only have {machine.tile_bytes} bytes of memory",
+            f"{size} bytes used but tiles only have {machine.tile_bytes} bytes of memory"
         )
 
 
@@ -385,14 +364,10 @@ def check_feed(spec: Any) -> None:
                 f"infeed shapes must be fully defined, got {part.shape}: use drop_remainder=True"
             )
         if not part.shape.num_elements():
-            raise tf.errors.InvalidArgumentError(
-                None,
-                None,
+            raise invalid(
                 "Detected an input tensor to an infeed queue with a dimension of size 0. Please remove it from the "
-                "inputs.",
+                "inputs."
             )
         name = "float32" if part.dtype == tf.float64 else part.dtype.name
         if name not in FACTS["feed_types"]:
-            raise tf.errors.FailedPreconditionError(
-                None, None, f"Unsupported datatype {name} on index {index} of feed operation"
-            )
+            raise failed(f"Unsupported datatype {name} on index {index} of feed operation")

@@ -1,5 +1,6 @@
 """Every leaf of IPUConfig: misspelt, of wrong types, of illegal values."""
 
+import functools
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -8,6 +9,7 @@ from poplar_double import ProcessAborted
 from poplar_double.facts import FACTS
 
 from .cases import Group, environment
+from .setting import set_leaf
 
 _WRONG = {
     "bool": [1, "true", None],
@@ -25,22 +27,10 @@ def leaves(machine: Any) -> Group:
     group = Group("leaves of IPUConfig")
 
     def assign(name: str, value: Any) -> Callable[[], None]:
-        def change() -> None:
-            node = ipu.config.IPUConfig()
-            *categories, last = name.split(".")
-            for category in categories:
-                node = getattr(node, category)
-            setattr(node, last, value)
-
-        return change
+        return lambda: set_leaf(ipu.config.IPUConfig(), name, value)
 
     def read(name: str) -> Callable[[], None]:
-        def look() -> None:
-            node = ipu.config.IPUConfig()
-            for part in name.split("."):
-                node = getattr(node, part)
-
-        return look
+        return lambda: functools.reduce(getattr, name.split("."), ipu.config.IPUConfig())
 
     for name, fact in FACTS["leaves"].items():
         values = list(getattr(ipu.config, fact["enum"])) if "enum" in fact else [fact["default"]]
@@ -105,11 +95,7 @@ def _set_and_configured(ipu: Any, leaves: Dict[str, Any]) -> Callable[[], None]:
     def configure() -> None:
         config = ipu.config.IPUConfig()
         for name, value in leaves.items():
-            node: Any = config
-            *categories, last = name.split(".")
-            for category in categories:
-                node = getattr(node, category)
-            setattr(node, last, value)
+            set_leaf(config, name, value)
         config.configure_ipu_system()
 
     return configure

@@ -1,6 +1,7 @@
 """A small model in a strategy's scope, ready to be trained; mutations change it before."""
 
 import contextlib
+import functools
 from typing import Any, Callable, Dict
 
 import numpy as np
@@ -20,6 +21,12 @@ def make_data(
 ) -> Any:
     arrays = np.zeros((count, 4, 4, 1), images), np.zeros(count, labels)
     return tf.data.Dataset.from_tensor_slices(arrays).batch(2, drop_remainder=remainder).repeat()
+
+
+def set_leaf(config: Any, name: str, value: Any) -> None:
+    """Sets a leaf of IPUConfig by its dotted name."""
+    *categories, last = name.split(".")
+    setattr(functools.reduce(getattr, categories, config), last, value)
 
 
 class Setting:

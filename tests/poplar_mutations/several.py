@@ -4,18 +4,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from support.poprun import variables
 from tensorflow import keras
 
 from .cases import Group, params_of
 from .setting import Setting, plain
 
-POPRUN = {
-    "POPDIST_NUM_TOTAL_REPLICAS": "4",
-    "POPDIST_NUM_LOCAL_REPLICAS": "2",
-    "POPDIST_NUM_IPUS_PER_REPLICA": "1",
-    "POPDIST_REPLICA_INDEX_OFFSET": "2",
-    "POPDIST_LOCAL_INSTANCE_INDEX": "1",
-}
+POPRUN = variables(1)
 _STRATEGY = "ipu.distributed.popdist_strategy.PopDistStrategy"
 
 
