@@ -193,7 +193,9 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     _refuse_exported(request.model)
     resolved = request.resolve()
     if request.print_config:
-        request.show(resolved, json_output)
+        from ipucnn.config.show import print_config
+
+        print_config(resolved, json_output)
         return
     from ipucnn.benchmarking.benchmark import prepare
     from ipucnn.benchmarking.report import check_folder, write_folder

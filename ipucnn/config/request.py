@@ -56,13 +56,6 @@ class RunRequest:
             read_plan=self.read_plan,
         )
 
-    def show(self, resolved: Resolved, as_json: bool) -> None:
-        """Prints a configuration, for ``--print-config``."""
-        from ipucnn.config.options import specs_for
-        from ipucnn.config.show import print_config
-
-        print_config(resolved, list(specs_for(self.command)), as_json=as_json)
-
 
 def is_wildcard(name: str) -> bool:
     """Whether a name is a shell wildcard."""

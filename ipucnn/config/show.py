@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from typing import Iterable
 
+from ipucnn.config.options import specs_for
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import OptionSpec
 from ipucnn.text import printable
@@ -22,9 +22,12 @@ def value_text(spec: OptionSpec, value: object) -> str:
     return "-" if plain is None else str(plain)
 
 
-def print_config(resolved: Resolved, specs: Iterable[OptionSpec], as_json: bool) -> None:
-    """Prints key, value and origin of each option in ``specs``, as a table or JSON."""
-    rows = [(spec, getattr(resolved.config, spec.name), resolved.origins[spec.name]) for spec in specs]
+def print_config(resolved: Resolved, as_json: bool) -> None:
+    """Prints key, value and origin of each option that the command takes, as a table or JSON."""
+    rows = [
+        (spec, getattr(resolved.config, spec.name), resolved.origins[spec.name])
+        for spec in specs_for(resolved.command)
+    ]
     if as_json:
         options = {
             spec.key: {"value": spec.yaml_value(value), "origin": origin} for spec, value, origin in rows

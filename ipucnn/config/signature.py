@@ -79,7 +79,9 @@ def with_run_options(
             if request.print_config:
                 if continued is not None:
                     resolved = continued(resolved)
-                request.show(resolved, arguments["json_output"])
+                from ipucnn.config.show import print_config
+
+                print_config(resolved, arguments["json_output"])
                 return None
             return function(resolved=resolved, **others)
 

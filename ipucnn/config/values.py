@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn import documents
 from ipucnn.aliases import PlainValue
@@ -361,17 +361,6 @@ def numbers_in(value: PlainValue, name: str = "") -> Any:
     Raises:
         BadValue: a number beyond 32 bits, NaN, text that UTF-8 cannot hold, or too many values.
     """
-    if isinstance(value, str):
-        text = value.strip()
-        if not _NUMBER.fullmatch(text):
-            if text:
-                _in_setting(name, lambda: parse_str(text))
-            return value
-        value = (
-            parse_int(text)
-            if re.fullmatch(r"[-+]?[0-9]+", text)
-            else _in_setting(name, lambda: parse_float(text))
-        )
     if isinstance(value, (Mapping, list, tuple)):
         if len(value) > MAX_VALUES:
             raise BadValue(f"{name or 'it'} has {len(value):,} values, and at most {MAX_VALUES:,} are taken")
@@ -381,18 +370,24 @@ def numbers_in(value: PlainValue, name: str = "") -> Any:
                 for key, item in value.items()
             }
         return [numbers_in(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = value
-        _in_setting(name, lambda: check_bounds(parse_float(number), Range(-MAX_FLOAT32, MAX_FLOAT32)))
-    return value
-
-
-def _in_setting(name: str, check: Callable[[], object]) -> Any:
-    """Returns the result of ``check``; errors name the setting of a dictionary, because it cannot be typed alone."""
     try:
-        return check()
+        return _number_or_text(value)
     except BadValue as bad:
+        # The setting is named, because it cannot be typed alone.
         raise BadValue(f"{name} {bad.reason}", hint=bad.advice()) from None
+
+
+def _number_or_text(value: PlainValue) -> PlainValue:
+    if isinstance(value, str):
+        text = value.strip()
+        if not _NUMBER.fullmatch(text):
+            if text:
+                parse_str(text)
+            return value
+        value = parse_int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else parse_float(text)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_bounds(parse_float(value), Range(-MAX_FLOAT32, MAX_FLOAT32))
+    return value
 
 
 def split_list(value: object) -> List[Any]:

@@ -459,8 +459,8 @@ def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
     return {"dice": f"Dice of {foreground}", "dice_background": f"Dice of {background}"}
 
 
-def _figures(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
-    """Returns (key, title, format) of the figures of a validation."""
+def _metrics(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
+    """Returns (key, title, format) of the metrics of a validation."""
     return [
         ("loss", "loss", "{:.4f}"),
         ("accuracy", "accuracy", "{:.2%}"),
@@ -474,7 +474,7 @@ def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str
     """Describes one finished fold in a line, for stderr."""
     figures = ", ".join(
         f"{title} {text.format(row['validation'][key])}"
-        for key, title, text in _figures(class_names)
+        for key, title, text in _metrics(class_names)
         if row["validation"] and key in row["validation"]
     )
     return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
@@ -489,7 +489,7 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_
         class_names: the names of the classes, one per class.
         own_files: words that name the user's own files to `ipucnn evaluate`.
     """
-    columns = [column for column in _figures(class_names) if column[0] in report["mean"]]
+    columns = [column for column in _metrics(class_names) if column[0] in report["mean"]]
     figures = {printable(title): NUMBER for _, title, _ in columns}
     rows = []
     for row in report["folds"]:

@@ -158,11 +158,9 @@ class LabelSheet:
     """
 
     def __init__(self, task: str) -> None:
-        self._panels = PanelSheet(("image", "mask", "overlay"), columns=3)
-        self._tiles = ContactSheet()
-        self._sheet: Union[ContactSheet, PanelSheet] = (
-            self._tiles if task == "classification" else self._panels
-        )
+        self._sheet: Union[ContactSheet, PanelSheet] = ContactSheet()
+        if task != "classification":
+            self._sheet = PanelSheet(("image", "mask", "overlay"), columns=3)
         self.wants = self._sheet.wants
         self.save = self._sheet.save
 
@@ -173,19 +171,20 @@ class LabelSheet:
 
     def add(self, position: int, sample: Sample) -> None:
         """Adds a sample that is shown."""
-        if self._sheet is self._tiles:
+        sheet = self._sheet
+        if isinstance(sheet, ContactSheet):
             result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
-            self._tiles.take(position, result, sample.image)
+            sheet.take(position, result, sample.image)
             return
         assert sample.mask is not None
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image
-        caption = f"{sample.name}: {sample.label}"
         colours = class_colours(len(sample.class_names), sample.class_colours)
         tinted = overlay(sample.image, sample.mask, colours)
         if len(colours) == 2:
-            self._panels.heads = ("image", f"mask (white: {sample.class_names[1]})", "overlay")
-        self._panels.legend = tuple(zip(colours, sample.class_names))[1:]
-        self._panels.add(caption, [grey, mask_picture(sample.mask, colours), tinted], sample.problems)
+            sheet.heads = ("image", f"mask (white: {sample.class_names[1]})", "overlay")
+        sheet.legend = tuple(zip(colours, sample.class_names))[1:]
+        pictures = [grey, mask_picture(sample.mask, colours), tinted]
+        sheet.add(f"{sample.name}: {sample.label}", pictures, sample.problems)
 
     def __len__(self) -> int:
         return len(self._sheet)
