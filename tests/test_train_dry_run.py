@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -42,21 +43,6 @@ def train(capsys, *words):
 def rows_of(out):
     """Returns first column -> second, of the table on stdout."""
     return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in out.splitlines() if line.strip())
-
-
-def test_a_dry_run_shows_rounding_norm_layer_and_validation_batch(capsys, here):
-    code, out, err = train(
-        *(capsys, "cifar_resnet8", "--dataset", "digits", "--device", "cpu", "--dry-run"),
-        *("--norm-layer", "{name: custom_batch_norm, momentum: 0.9}", "--validation-micro-batch-size", "40"),
-        *("--precision", "16.16", "--stochastic-rounding", "RI", "--loss-scaling", "128"),
-    )
-    assert code == 0, err
-    rows = rows_of(out)
-    assert rows["precision"] == "16.16, stochastic rounding RI, loss scale 128"
-    assert rows["norm layer"] == "custom_batch_norm (momentum 0.9)"
-    assert rows["validation batch"] == "40 = micro-batch 40 x 1 replica"
-    code, out, _ = run(capsys, "--dry-run", "--precision", "16.32")
-    assert "16.32, stochastic rounding OFF" in out
 
 
 @pytest.mark.parametrize(
@@ -105,39 +91,43 @@ def test_warm_up_longer_than_the_run_is_warned_of(capsys, here):
         assert code == 0 and ("warm-up of 3 epochs is longer than the run, 2 epochs" in err) == is_warned
 
 
-def test_dry_run_prints_the_program_and_leaves_no_files(capsys, here):
-    code, out, err = run(
-        capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "100", "--ckpts-per-epoch", "4"
+SMALL = "lenet --num-epochs 2 --micro-batch-size 8 --limit-train"
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (f"{SMALL} 100 --ckpts-per-epoch 4",
+         {"weight updates": "12 per epoch x 2 epochs", "executions": "8, each of 3 weight updates",
+          "validation": "after every 4 executions"}),
+        (f"{SMALL} 96 --ckpts-per-epoch 1/4",
+         {"checkpoints": "at the end", "validation": "after every execution"}),
+        (f"{SMALL} 96 --num-epochs 3 --ckpts-per-epoch 1/2 --logs-per-epoch 1",
+         {"checkpoints": "after every 2 executions and at the end"}),
+        (f"{SMALL} 96 --ckpts-per-epoch 1 --logs-per-epoch 1", {"checkpoints": "after every execution"}),
+        ("lenet --num-epochs 2 --micro-batch-size 1200 --weight-updates-per-epoch 2000",
+         {"global batch": "1,200 = micro-batch 1,200 x 1 accumulated x 1 replica",
+          "executions": "2, each of 2,000 weight updates"}),
+        ("lenet --precision 16.32", {"precision": "16.32, stochastic rounding OFF"}),
+        ("cifar_resnet8 --norm-layer '{name: custom_batch_norm, momentum: 0.9}' --precision 16.16 "
+         "--validation-micro-batch-size 40 --stochastic-rounding RI --loss-scaling 128",
+         {"precision": "16.16, stochastic rounding RI, loss scale 128",
+          "norm layer": "custom_batch_norm (momentum 0.9)",
+          "validation batch": "40 = micro-batch 40 x 1 replica"}),
+    ],
+)  # fmt: skip
+def test_dry_run_prints_the_program_and_leaves_no_files(capsys, here, words, rows):
+    words = f"{words} --dataset digits --device cpu --dry-run"
+    code, out, err = train(capsys, *shlex.split(words))
+    assert code == 0, err
+    shown = rows_of(out)
+    assert {name: shown[name] for name in rows} == rows
+    assert shown["device"].startswith("CPU") and "runs/" in out
+    # The line before the run has the same program.
+    assert "nothing was trained or written" in err and f"global batch {shown['global batch']}" in " ".join(
+        err.split()
     )
-    assert code == 0, err
-    assert "run folder" in out and "runs/lenet-digits" in out.replace("\n", "")
-    assert "global batch" in out and "12 per epoch x 2 epochs" in out
-    assert "8, each of 3 weight updates" in out and "after every 4 executions" in out
-    assert "CPU" in out and "nothing was trained or written" in err
     assert list(here.iterdir()) == []
-
-
-def test_events_that_also_happen_at_the_end_are_shown(capsys, here):
-    def rows(*words):
-        code, out, err = run(capsys, "--dry-run", "--micro-batch-size", "8", "--limit-train", "96", *words)
-        assert code == 0, err
-        return rows_of(out)
-
-    rare = rows("--ckpts-per-epoch", "1/4")
-    assert (rare["checkpoints"], rare["validation"]) == ("at the end", "after every execution")
-    uneven = rows("--num-epochs", "3", "--ckpts-per-epoch", "1/2", "--logs-per-epoch", "1")
-    assert uneven["checkpoints"] == "after every 2 executions and at the end"
-    even = rows("--ckpts-per-epoch", "1", "--logs-per-epoch", "1")
-    assert even["checkpoints"] == "after every execution"
-
-
-def test_large_numbers_have_separators(capsys, here):
-    batch = ("--micro-batch-size", "1200", "--weight-updates-per-epoch", "2000")
-    code, out, err = run(capsys, "--dry-run", *batch)
-    assert code == 0, err
-    assert "global batch 1,200 = micro-batch 1,200 x 1 accumulated x 1 replica" in err
-    assert "2 executions of 2,000 weight updates" in err
-    assert "1,200 = micro-batch 1,200 x 1 accumulated" in out and "2, each of 2,000 weight updates" in out
 
 
 def test_dry_run_has_the_program_of_the_run(capsys, here):
@@ -184,23 +174,21 @@ def finished(tmp_path_factory):
 
 def resumed(capsys, path, *arguments):
     files = sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*"))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", "--resume", "--run-dir", str(path), "--dry-run", *arguments])
+    shown = train(capsys, "--resume", "--run-dir", str(path), "--dry-run", *arguments)
     assert sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*")) == files
-    return (ended.value.code or 0, *capsys.readouterr())
+    return shown
 
 
 def test_dry_run_shows_where_a_run_continues(capsys, finished):
-    code, out, _ = resumed(capsys, finished, "--json")
-    report = json.loads(out)
-    assert (code, report["finished"], report["continues_after"]) == (0, True, 4)
-    code, out, _ = resumed(capsys, finished)
-    assert code == 0 and "the run is finished" in out
-    code, out, _ = resumed(capsys, finished, "--json", "--num-epochs", "3")
-    report = json.loads(out)
-    assert (code, report["finished"], report["continues_after"]) == (0, False, 4)
-    code, out, _ = resumed(capsys, finished, "--num-epochs", "3")
-    assert code == 0 and "after weight update 4 of 6" in out
+    for options, is_finished, text in (
+        ([], True, "the run is finished"),
+        (["--num-epochs", "3"], False, "after weight update 4 of 6"),
+    ):
+        code, out, _ = resumed(capsys, finished, "--json", *options)
+        report = json.loads(out)
+        assert (code, report["finished"], report["continues_after"]) == (0, is_finished, 4)
+        code, out, _ = resumed(capsys, finished, *options)
+        assert code == 0 and text in out
 
 
 def test_dry_run_refuses_unusable_checkpoints(capsys, finished, monkeypatch):
@@ -213,7 +201,7 @@ def test_dry_run_refuses_unusable_checkpoints(capsys, finished, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "model, arguments, message",
+    ("model", "arguments", "message"),
     [
         ("cifar_resnet8", ["--norm-layer", "{name: group_norm, num_groups: 7}"], "normalised in 7 groups"),
         ("lenet", ["--dropout", "0.1"], "no dropout layer"),
@@ -227,10 +215,8 @@ def test_dry_run_refuses_unusable_checkpoints(capsys, finished, monkeypatch):
 )
 def test_dry_run_refuses_values_that_only_layers_check(capsys, here, model, arguments, message):
     arguments += ["--gradient-accumulation-count", "64", "--micro-batch-size", "1"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", model, *DIGITS[1:], "--dry-run", *arguments])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "") and message in " ".join(err.split()) and "hint:" in err
+    code, out, err = train(capsys, model, *DIGITS[1:], "--dry-run", *arguments)
+    assert (code, out) == (2, "") and message in " ".join(err.split()) and "hint:" in err
     assert list(here.iterdir()) == []
 
 
@@ -341,17 +327,10 @@ def test_curve_of_a_long_run_covers_all_weight_updates():
 
 
 def test_planned_splits_are_those_of_the_run(capsys, here):
-    pipeline = [
-        "--ipus-per-replica",
-        "2",
-        "--pipeline-splits",
-        "auto",
-        "--limit-train",
-        "64",
-        "--num-epochs",
-        "1",
-    ]
-    pipeline += ["--micro-batch-size", "4", "--run-dir", "run"]
+    options = (
+        "--ipus-per-replica 2 --pipeline-splits auto --limit-train 64 --num-epochs 1 --micro-batch-size 4"
+    )
+    pipeline = [*options.split(), "--run-dir", "run"]
     code, out, err = run(capsys, "--dry-run", *pipeline)
     assert code == 0, err
     code, _, err_of_run = run(capsys, *pipeline)
