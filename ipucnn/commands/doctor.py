@@ -14,7 +14,7 @@ FULL = typer.Option(
 DEEP = typer.Option(False, "--deep", hidden=True)  # the name of --full in an earlier version
 
 
-@with_run_options("doctor", from_flags=True)
+@with_run_options("doctor")
 def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL, deep: bool = DEEP) -> None:
     """Show what this machine has, what commands would run on, and what to do next.
 

@@ -24,7 +24,7 @@ SHEET = value_option(
 )
 
 
-@with_run_options("verify-dataset", from_flags=True)
+@with_run_options("verify-dataset")
 def verify_dataset(
     flags: Mapping[str, PlainValue],
     json_output: bool,

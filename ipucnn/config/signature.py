@@ -27,7 +27,6 @@ def with_run_options(
     command: str,
     *,
     from_run: bool = False,
-    from_flags: bool = False,
     continued: Optional[Callable[["Resolved"], "Resolved"]] = None,
     read_plan: Optional["ReadPlan"] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,24 +35,21 @@ def with_run_options(
     The function is called with keyword arguments: its own parameters, and
 
     - ``resolved`` (a ``resolve.Resolved``); or, if it has a parameter of that name, ``request`` (a
-      ``request.RunRequest``), for commands that resolve it themselves; or with ``from_run`` or ``from_flags`` only the
-      ``flags`` (field name -> text, for ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and
-      presets;
+      ``request.RunRequest``), for commands that resolve it themselves; or only the ``flags`` (field name -> text, for
+      ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and presets;
     - ``json_output`` and ``verbose`` if it has parameters of these names.
 
     Args:
         command: the command's name, which selects the options.
         from_run: whether the command takes the configuration of a run folder, whose values are the defaults.
-        from_flags: whether the command takes only its flags.
         continued: function that replaces the configuration by the saved one if a run is continued, for
             ``--print-config``.
         read_plan: function that reads the file of ``--plan``, for commands that take one.
     """
 
-    only_flags = from_run or from_flags
-
     def decorate(function: Callable[..., None]) -> Callable[..., Any]:
         declared = inspect.signature(function).parameters
+        only_flags = "flags" in declared
         specs = {spec.name: spec for spec in specs_for(command)}
 
         @functools.wraps(function)
@@ -94,7 +90,7 @@ def with_run_options(
             parameters.insert(0, _model_parameter("request" in declared))
         parameters += _general_parameters(only_flags)
         parameters += [
-            _parameter(spec, _default_of(spec, command, from_run, from_flags)) for spec in specs.values()
+            _parameter(spec, _default_of(spec, command, from_run, only_flags)) for spec in specs.values()
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -161,13 +157,13 @@ def _general_parameters(only_flags: bool) -> List[inspect.Parameter]:
     ]
 
 
-def _default_of(spec: OptionSpec, command: str, from_run: bool, from_flags: bool) -> str:
+def _default_of(spec: OptionSpec, command: str, from_run: bool, only_flags: bool) -> str:
     """Returns the default in the help of a command that takes a run folder, only flags, or presets."""
     if from_run:
         return RUN_DEFAULT
     if command == "plan-splits" and spec.plan_default:
         return spec.plan_default
-    return default_text(spec) if from_flags else shown_default(spec)
+    return default_text(spec) if only_flags else shown_default(spec)
 
 
 def _parameter(spec: OptionSpec, default: str) -> inspect.Parameter:
