@@ -307,27 +307,18 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
         )
     if validations:
         last = validations[-1]
-        cards.append(
-            ("validation loss", f"{last['loss']:.4f}", f"after {last['weight_updates']:,} weight updates")
-        )
-    cards.append(
-        ("state", run.state, report.get("ended_early") or counted(run.weight_updates, "weight update"))
-    )
+        when = f"after {last['weight_updates']:,} weight updates"
+        cards.append(("validation loss", f"{last['loss']:.4f}", when))
+    progress = report.get("ended_early") or counted(run.weight_updates, "weight update")
+    cards.append(("state", run.state, progress))
     if measured:
-        device = compiled.get("device", {})
-        cards.append(
-            ("throughput", f"{units.rate(measured['images_per_s'])} images/s", f"on {device.get('name')}")
-        )
-    if measured:
-        continued = measured.get("first_weight_update", 0)
+        device, continued = compiled.get("device", {}), measured.get("first_weight_update", 0)
         part = f"since weight update {continued:,}" if continued else "from start to end"
-        cards.append(("time", units.duration(measured["wall_s"]), part))
-    environment = run.environment
-    machine = [
-        (name, _value(environment.get(name)))
-        for name in ("cpu", "threads", "platform", "tensorflow", "keras")
-    ]
-    machine += [(name, _value(environment.get(name))) for name in ("numpy", "python", "ipucnn")]
+        cards += [
+            ("throughput", f"{units.rate(measured['images_per_s'])} images/s", f"on {device.get('name')}"),
+            ("time", units.duration(measured["wall_s"]), part),
+        ]
+    names = ("cpu", "threads", "platform", "tensorflow", "keras", "numpy", "python", "ipucnn")
     return Facts(
         title=f"{run.config.model_name} on {dataset}",
         subtitle=f"run {run.path.name}, seed {run.program.get('seed')}; measured, not predicted",
@@ -337,7 +328,7 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
         evaluated="" if evaluation is None else _evaluated(evaluation),
         masks=_picture(run.path / PREDICTIONS),
         program=[(name.replace("_", " "), _value(value)) for name, value in sorted(run.program.items())],
-        machine=machine,
+        machine=[(name, _value(run.environment.get(name))) for name in names],
         commands=[printable(str(process["command"])) for process in run.processes if "command" in process],
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     )
