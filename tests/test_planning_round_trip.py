@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from few_examples import tries
@@ -14,6 +15,7 @@ from support.plans import refused, run
 
 from ipucnn import cli
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS
+from ipucnn.config.presets import Preset
 from ipucnn.config.resolve import resolve
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
@@ -135,14 +137,20 @@ def questions(draw):
     return below, flags, stages, draw(st.sampled_from(["auto", "on", "off"])), draw(st.integers(0, 10**6))
 
 
+def resolve_over(preset, command, flags, **details):
+    """Resolves a command line that names the preset."""
+    named = Preset("other", "other.yml", preset)
+    with mock.patch("ipucnn.config.presets.load_preset", lambda name, path: named):
+        return resolve(command, flags, reads_data=False, **details)
+
+
 def trained(plan, preset):
     """Returns configuration and Program of ``train --plan FILE`` over a preset."""
     text = replace(plan, profile=()).to_yaml()  # the profile does not matter here
-    resolved = resolve(
+    resolved = resolve_over(
+        preset,
         "train",
         {"plan": "q.yml"},
-        reads_data=False,
-        below=[("preset other", preset)],
         read_plan=lambda path, what: PipelinePlan.from_yaml(text, "q.yml"),
     )
     return resolved, make_program(resolved.config, TRAIN_IMAGES, seed=1)
@@ -150,7 +158,7 @@ def trained(plan, preset):
 
 def check_round_trip(planner, question, preset):
     below, flags, stages, recomputation, number = question
-    planned = resolve("plan-splits", flags, model=MODEL, reads_data=False, below=[("preset own", below)])
+    planned = resolve_over(below, "plan-splits", flags, model=MODEL)
     request = make_request(planned, stages=stages, recomputation=recomputation)
     choices = [one for group in request.all_choices() for one in group]
     choice = choices[number % len(choices)]
@@ -242,11 +250,10 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
     candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), choice, 1e9, quickly=True)
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     text = replace(plan, profile=()).to_yaml()
-    resolved = resolve(
+    resolved = resolve_over(
+        preset,
         "benchmark",
         {"plan": "i.yml"},
-        reads_data=False,
-        below=[("preset other", preset)],
         read_plan=lambda path, what: PipelinePlan.from_yaml(text, "i.yml"),
     )
     assert resolved.typed["steps_per_execution"] == steps
@@ -306,11 +313,10 @@ def test_plan_alone_restores_all_settings(question, preset):
     flags["pipeline_splits"] = " ".join(graph.layers[graph.cuts[place]].name for place in places)
     first = _planned(name, flags, inference)
     text = first.to_yaml()
-    run = resolve(
+    run = resolve_over(
+        {**preset, "image_size": (99, 99), "dataset": "mnist"},
         first.command.split()[0],
         {"plan": "q.yml"},
-        reads_data=False,
-        below=[("preset other", {**preset, "image_size": (99, 99), "dataset": "mnist"})],
         read_plan=lambda path, what: PipelinePlan.from_yaml(text, "q.yml"),
     )
     assert run.config.dataset == flags.get("dataset", get_model(name).home_dataset)

@@ -19,7 +19,6 @@ from typing import (
     Mapping,
     Optional,
     Protocol,
-    Sequence,
     Tuple,
 )
 
@@ -186,7 +185,6 @@ def resolve(
     config_path: Optional[str] = None,
     reads_data: bool = True,
     needs_data: bool = True,
-    below: Sequence[Tuple[str, Mapping[str, PlainValue]]] = (),
     read_plan: Optional[ReadPlan] = None,
 ) -> Resolved:
     """Resolves a run's configuration before TensorFlow is imported.
@@ -199,7 +197,6 @@ def resolve(
         config_path: ``--config-path``.
         reads_data: False if this call of the command needs no data set; none is then chosen.
         needs_data: False if the data set is named but not read; if it is absent, none is chosen.
-        below: further (origin, checked values) between the preset and the flags, the lowest first.
         read_plan: function that reads the file of ``--plan``; None for a command that takes none.
 
     Raises:
@@ -227,7 +224,6 @@ def resolve(
     typed: List[Layer] = [
         (FLAG, given),
         (f"plan {given.get('plan')}", in_plan),
-        *reversed(below),
         ("", in_file),
     ]
     choice = None
