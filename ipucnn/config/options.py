@@ -6,7 +6,6 @@ TensorFlow.
 """
 
 import dataclasses
-import functools
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
@@ -58,13 +57,20 @@ class RunConfig(
 
     def to_yaml(self) -> str:
         """Returns ``config.yml``: every key that a YAML file may hold, under a comment per panel."""
-        text = ""
+        import yaml
+
+        texts = []
         for panel in PANELS:
-            text += ("\n" if text else "") + f"# {panel.PANEL}\n"
-            for spec in SPECS:
-                if spec.panel == panel.PANEL and spec.in_yaml:
-                    text += _dump_entry(spec.key, spec.yaml_value(getattr(self, spec.name)))
-        return text
+            values = {
+                spec.key: spec.yaml_value(getattr(self, spec.name))
+                for spec in SPECS
+                if spec.panel == panel.PANEL and spec.in_yaml
+            }
+            # Lists and dictionaries go on one line.
+            flow = None if any(isinstance(value, (list, dict)) for value in values.values()) else False
+            details = {"sort_keys": False, "default_flow_style": flow, "allow_unicode": True, "width": 100}
+            texts.append(f"# {panel.PANEL}\n" + str(yaml.safe_dump(values, **details)))
+        return "\n".join(texts)
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "config.yml") -> "RunConfig":
@@ -104,26 +110,6 @@ class Entry(NamedTuple):
     key: str
     value: Any
     line: int
-
-
-def _dump_entry(key: str, value: object) -> str:
-    """Returns ``key: value`` with lists and dictionaries on one line."""
-    # Cached, because most values repeat from file to file.  Not floats: -0.0 equals 0.0, but is written differently.
-    return _dump_again(key, value) if isinstance(value, (str, int, type(None))) else _dump(key, value)
-
-
-@functools.lru_cache(maxsize=512, typed=True)
-def _dump_again(key: str, value: object) -> str:
-    return _dump(key, value)
-
-
-def _dump(key: str, value: object) -> str:
-    import yaml
-
-    flow = None if isinstance(value, (list, dict)) else False
-    return str(
-        yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=100)
-    )
 
 
 def compose(text: str, source: str) -> Optional[YamlNode]:
