@@ -336,9 +336,9 @@ def calls(monkeypatch):
     module = types.ModuleType("ipucnn.commands.fake")
 
     @with_run_options("train")
-    def fake(resolved, verbose, json_output, extra: Optional[str] = typer.Option(None, "--extra")):
+    def fake(request, verbose, json_output, extra: Optional[str] = typer.Option(None, "--extra")):
         keyword_arguments.append(
-            {"resolved": resolved, "verbose": verbose, "json_output": json_output, "extra": extra}
+            {"request": request, "verbose": verbose, "json_output": json_output, "extra": extra}
         )
 
     module.fake = fake
@@ -357,7 +357,7 @@ def test_a_command_gets_the_resolved_configuration(capsys, calls):
     assert (code, out, err) == (0, "", "")
     (call,) = calls
     assert (call["verbose"], call["json_output"], call["extra"]) == (True, True, "x_y")
-    resolved = call["resolved"]
+    resolved = call["request"].resolve()
     assert resolved.command == "train"
     assert resolved.record.name == "lenet"
     assert resolved.config.num_replicas == 4

@@ -193,7 +193,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     _refuse_exported(request.model)
     resolved = request.resolve()
     if request.print_config:
-        from ipucnn.config.show import print_config
+        from ipucnn.reports.configuration import print_config
 
         print_config(resolved, json_output)
         return

@@ -10,6 +10,7 @@ import typer
 from ipucnn.commands.run_arguments import value_option
 from ipucnn.config import spec
 from ipucnn.config.options import BY_NAME
+from ipucnn.config.request import RunRequest
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
@@ -110,7 +111,7 @@ OPTIMISATIONS = typer.Option(
 
 @with_run_options("plan-splits")
 def plan_splits(
-    resolved: Resolved,
+    request: RunRequest,
     json_output: bool,
     stages: Optional[int] = STAGES,
     row: Optional[int] = ROW,
@@ -132,6 +133,12 @@ def plan_splits(
     It finds splits that fit into the predicted memory, and proves that no others are faster. --splits judges splits of
     your own instead. Nothing is measured, and no IPU is needed.
     """
+    resolved = request.resolve()
+    if request.print_config:
+        from ipucnn.reports.configuration import print_config
+
+        print_config(resolved, json_output)
+        return
     profile_path = None if system_profile is None else expand(system_profile)
     names = {"--save": save, "--html": html, "--save-graph": save_graph}
     planning = {**names, "--compare": compare, "--inference": inference, "--row": row}
@@ -155,7 +162,7 @@ def plan_splits(
     assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
     if assumed:
         note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")
-    request = make_request(
+    plan_request = make_request(
         resolved,
         stages=stages,
         row=row,
@@ -166,12 +173,12 @@ def plan_splits(
         own_proportions=stage_proportions,
         inference=inference,
     )
-    for warning in request.warnings:
+    for warning in plan_request.warnings:
         note(f"warning: {warning}")
     if optimisations:
-        _show_optimisations(request, resolved, json_output)
+        _show_optimisations(plan_request, resolved, json_output)
     else:
-        _show_plan(request, compare or [], outputs, json_output)
+        _show_plan(plan_request, compare or [], outputs, json_output)
 
 
 def import_tensorflow() -> None:

@@ -1,23 +1,24 @@
 """``ipucnn train``: train a network."""
 
 from ipucnn.commands.run_arguments import first_process_prints, read_training_plan
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
 
 
-def _continued(resolved: Resolved) -> Resolved:
-    from ipucnn.runs.start import continued
-
-    return continued(resolved)
-
-
-@with_run_options("train", continued=_continued, read_plan=read_training_plan)
-def train(resolved: Resolved, verbose: bool, json_output: bool) -> None:
+@with_run_options("train", read_plan=read_training_plan)
+def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
+    resolved = request.resolve()
+    if request.print_config:
+        from ipucnn.reports.configuration import print_config
+        from ipucnn.runs.start import continued
+
+        print_config(continued(resolved), json_output)
+        return
     from ipucnn.reports.console import indexing_progress
     from ipucnn.reports.runs import write_page_of
     from ipucnn.reports.train import RunDisplay, print_result, print_result_of_folds, show_dry_run

@@ -17,7 +17,7 @@ from ipucnn.config.presets import keys_in_presets
 from ipucnn.config.spec import OptionSpec
 
 if TYPE_CHECKING:
-    from ipucnn.config.resolve import ReadPlan, Resolved
+    from ipucnn.config.resolve import ReadPlan
 
 MODEL_ARGUMENT = "model"
 RUN_DEFAULT = "the run's"
@@ -27,23 +27,19 @@ def with_run_options(
     command: str,
     *,
     from_run: bool = False,
-    continued: Optional[Callable[["Resolved"], "Resolved"]] = None,
     read_plan: Optional["ReadPlan"] = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command's function so that Typer gives it all options of ``command``.
 
     The function is called with keyword arguments: its own parameters, and
 
-    - ``resolved`` (a ``resolve.Resolved``); or, if it has a parameter of that name, ``request`` (a
-      ``request.RunRequest``), for commands that resolve it themselves; or only the ``flags`` (field name -> text, for
-      ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and presets;
+    - ``request`` (a ``request.RunRequest``); or, if it has a parameter of that name, only the ``flags`` (field name ->
+      text, for ``resolve.resolve_saved`` or ``resolve.convert_flags``), without MODEL and presets;
     - ``json_output`` and ``verbose`` if it has parameters of these names.
 
     Args:
         command: the command's name, which selects the options.
         from_run: whether the command takes the configuration of a run folder, whose values are the defaults.
-        continued: function that replaces the configuration by the saved one if a run is continued, for
-            ``--print-config``.
         read_plan: function that reads the file of ``--plan``, for commands that take one.
     """
 
@@ -69,25 +65,15 @@ def with_run_options(
                 arguments["print_config"],
                 read_plan,
             )
-            if "request" in declared:
-                return function(request=request, **others)
-            resolved = request.resolve()
-            if request.print_config:
-                if continued is not None:
-                    resolved = continued(resolved)
-                from ipucnn.config.show import print_config
-
-                print_config(resolved, arguments["json_output"])
-                return None
-            return function(resolved=resolved, **others)
+            return function(request=request, **others)
 
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in declared.items()
-            if name not in ("resolved", "request", "flags", "json_output", "verbose")
+            if name not in ("request", "flags", "json_output", "verbose")
         ]
         if not only_flags:
-            parameters.insert(0, _model_parameter("request" in declared))
+            parameters.insert(0, _model_parameter(command == "benchmark"))
         parameters += _general_parameters(only_flags)
         parameters += [
             _parameter(spec, _default_of(spec, command, from_run, only_flags)) for spec in specs.values()

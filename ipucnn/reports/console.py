@@ -140,33 +140,40 @@ def text_table(
     return table
 
 
+def _spans(column: Column) -> Tuple[int, int]:
+    """Returns the smallest width of a column that breaks no word, and the smallest that wraps nothing."""
+    from rich.cells import cell_len
+
+    texts = [str(column.header), *(str(cell) for cell in column._cells)]
+    most = max(map(cell_len, texts))
+    words = [word for text in texts for word in text.split()]
+    return most if column.no_wrap else max(map(cell_len, words), default=0), most
+
+
+def _room(out: Console, table: Table, columns: Sequence[Column]) -> int:
+    """Returns the width that is left for the texts of some columns of a table."""
+    _, right, _, left = table.padding
+    return out.width - 2 - (left + right + 1) * (len(columns) - 1)  # a blank at each edge
+
+
+def is_whole(table: Table, out: Console) -> bool:
+    """Whether :func:`print_table` prints all columns side by side."""
+    return sum(_spans(column)[0] for column in table.columns) <= _room(out, table, table.columns)
+
+
 def print_table(out: Console, table: Table, keys: int = 1, left_out: Sequence[str] = ()) -> None:
     """Prints a table of texts without breaking a word, unless a word is wider than the screen.
 
     If the table is too wide, the columns ``left_out`` are dropped one after the other.  The others are narrowed to
     their longest words; those that still do not fit follow in a table below, which repeats the first ``keys`` columns.
     """
-    from rich.cells import cell_len
     from rich.text import Text
-
-    _, right, _, left = table.padding
-    gap = left + right + 1
-
-    def spans(column: Column) -> Tuple[int, int]:
-        """Returns the smallest width that breaks no word, and the smallest that wraps nothing."""
-        texts = [str(column.header), *(str(cell) for cell in column._cells)]
-        most = max(map(cell_len, texts))
-        words = [word for text in texts for word in text.split()]
-        return most if column.no_wrap else max(map(cell_len, words), default=0), most
-
-    def room(columns: Sequence[Column]) -> int:
-        return out.width - 2 - gap * (len(columns) - 1)  # a blank at each edge
 
     if table.title is not None:
         out.print(Text(str(table.title), style="bold"))
     columns = list(table.columns)
     for title in left_out:
-        if sum(spans(column)[0] for column in columns) <= room(columns):
+        if sum(_spans(column)[0] for column in columns) <= _room(out, table, columns):
             break
         columns = [column for column in columns if str(column.header) != title]
     first, rest = columns[:keys], columns[keys:]
@@ -174,7 +181,7 @@ def print_table(out: Console, table: Table, keys: int = 1, left_out: Sequence[st
         count = len(rest)
         while True:
             shown = [*first, *rest[:count]]
-            spare = room(shown) - sum(spans(column)[0] for column in shown)
+            spare = _room(out, table, shown) - sum(_spans(column)[0] for column in shown)
             if spare >= 0 or count <= 1:
                 break
             count -= 1
@@ -182,12 +189,12 @@ def print_table(out: Console, table: Table, keys: int = 1, left_out: Sequence[st
         part = copy.copy(table)
         part.title, part.caption = None, None if rest else table.caption
         part.columns = [replace(column, _index=i, _cells=column._cells) for i, column in enumerate(shown)]
-        if sum(spans(column)[1] for column in shown) > room(shown) and spare >= 0:
+        if sum(_spans(column)[1] for column in shown) > _room(out, table, shown) and spare >= 0:
             # Rich would narrow the widest columns and break words.
-            widths = [spans(column)[0] for column in part.columns]
+            widths = [_spans(column)[0] for column in part.columns]
             for _ in range(spare):
                 _, narrowest = min(
-                    (width, i) for i, width in enumerate(widths) if width < spans(part.columns[i])[1]
+                    (width, i) for i, width in enumerate(widths) if width < _spans(part.columns[i])[1]
                 )
                 widths[narrowest] += 1
             for column, width in zip(part.columns, widths):
