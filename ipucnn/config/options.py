@@ -68,8 +68,10 @@ class RunConfig(
             }
             # Lists and dictionaries go on one line.
             flow = None if any(isinstance(value, (list, dict)) for value in values.values()) else False
-            details = {"sort_keys": False, "default_flow_style": flow, "allow_unicode": True, "width": 100}
-            texts.append(f"# {panel.PANEL}\n" + str(yaml.safe_dump(values, **details)))
+            text = yaml.safe_dump(
+                values, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=100
+            )
+            texts.append(f"# {panel.PANEL}\n{text}")
         return "\n".join(texts)
 
     @classmethod

@@ -133,8 +133,12 @@ def text_table(
 
     table = plain_table(**details)
     for title, side in columns.items():
-        overflow = "fold" if side == TEXT else "ellipsis"
-        table.add_column(Text(title), justify=side, overflow=overflow, no_wrap=side == NUMBER)
+        table.add_column(
+            Text(title),
+            justify=side,
+            overflow="fold" if side == TEXT else "ellipsis",
+            no_wrap=side == NUMBER,
+        )
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
