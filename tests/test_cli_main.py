@@ -338,7 +338,7 @@ def calls(monkeypatch):
     @with_run_options("train")
     def fake(request, verbose, json_output, extra: Optional[str] = typer.Option(None, "--extra")):
         keyword_arguments.append(
-            {"request": request, "verbose": verbose, "json_output": json_output, "extra": extra}
+            {"resolved": request.resolve(), "verbose": verbose, "json_output": json_output, "extra": extra}
         )
 
     module.fake = fake
@@ -357,7 +357,7 @@ def test_a_command_gets_the_resolved_configuration(capsys, calls):
     assert (code, out, err) == (0, "", "")
     (call,) = calls
     assert (call["verbose"], call["json_output"], call["extra"]) == (True, True, "x_y")
-    resolved = call["request"].resolve()
+    resolved = call["resolved"]
     assert resolved.command == "train"
     assert resolved.record.name == "lenet"
     assert resolved.config.num_replicas == 4
