@@ -158,13 +158,13 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
     "benchmarking": (2790, 2120),
-    "commands": (1775, 1060),
+    "commands": (1770, 1055),
     "config": (2505, 1340),
     "datasets": (5564, 4351),
     "diagnosis": (514, 402),
     "models": (2680, 2135),
     "planning": (5240, 4090),
-    "reports": (3640, 2915),
+    "reports": (3645, 2915),
     "runs": (6000, 4552),
     "sessions": (5100, 4055),
     "training": (1460, 1116),

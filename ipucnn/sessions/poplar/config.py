@@ -180,9 +180,10 @@ def pipelining_options(
     options.update(accumulation_options(program, config))
     if program.recomputation:
         options["recomputation_mode"] = ipu.pipelining_ops.RecomputationMode[config.recomputation_mode]
-    for option in ("offload_activations", "offload_gradient_accumulation_buffers"):
-        if getattr(config, option):
-            options[option] = True
+    if config.offload_activations:
+        options["offload_activations"] = True
+    if config.offload_gradient_accumulation_buffers:
+        options["offload_gradient_accumulation_buffers"] = True
     return options
 
 
