@@ -25,8 +25,11 @@ from support.data_sets import (
 )
 
 from ipucnn.datasets import base
+from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.datasets.segmentation import imagemasks
+from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012
 from ipucnn.datasets.sources import cifar
+from ipucnn.datasets.sources.idx import open_idx
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.datasets.verification import lots, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
@@ -191,6 +194,8 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 EVAL_IMAGES = "t10k-images-idx3-ubyte"
 IDX = {
     "truncated": ("truncated", rewritten(IMAGES, lambda d: d[:-100])),
+    "a cut header": ("truncated", rewritten(IMAGES, lambda d: d[:10])),
+    "a size that no memory holds": ("truncated", rewritten(IMAGES, lambda d: d[:4] + b"\x80" + d[5:])),
     "empty file": ("empty-file", written(LABELS, b"")),
     "no labels": ("missing-file", removed(LABELS)),
     "no evaluation": ("missing-file", removed(EVAL_IMAGES, "t10k-labels-idx1-ubyte")),
@@ -560,19 +565,41 @@ def test_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
     assert errors == {"unreadable"}
 
 
+OPENING = {
+    "idx": lambda f: open_idx("mnist", f),
+    "cifar": lambda f: cifar.open_cifar("cifar10", f),
+    "folders": lambda f: refuse_damaged(open_imagefolder(f)),
+    "masks": imagemasks.open_imagemasks,
+    "volumes": open_isbi2012,
+}
+NOT_READ = {
+    "truncated",
+    "empty-file",
+    "checksum",
+    "unreadable",
+    "count-mismatch",
+    "wrong-dtype",
+    "wrong-shape",
+}
+NOT_READ |= {"wrong-mode", "mask-values", "label-range", "unpaired", "missing-subset", "unknown-class"}
+"""Errors that end training, too."""
 DAMAGES = {"idx": IDX, "cifar": CIFAR, "folders": FOLDERS, "masks": MASKS, "volumes": VOLUMES}
 
 
 @pytest.mark.parametrize("kind, what", [(kind, what) for kind, table in DAMAGES.items() for what in table])
-def test_damage_is_found(made, kind, what):
+def test_damage_is_found_and_ends_training(made, kind, what):
     code, damage = DAMAGES[kind][what]
     name, folder = made(kind)
     damage(folder)
     errors, warnings, report = verified("imagemasks" if kind == "masks" else name, folder)
     assert code in (errors if CODES[code].severity == ERROR else warnings), report.findings
     texts = [text for finding in report.findings for text in finding.examples]
-    is_told = any(str(folder) in text and "no samples" not in text for text in texts)
-    assert kind != "folders" or not is_told, texts
+    names_folder = any(str(folder) in text and "no samples" not in text for text in texts)
+    assert kind != "folders" or not names_folder, texts
+    if code in NOT_READ and what != "truncated mask":  # which lacks only its end
+        with pytest.raises(DataError) as refused:
+            OPENING[kind](folder)
+        assert refused.value.hint and str(folder) in refused.value.message
 
 
 def test_every_code_is_found_by_a_test():
