@@ -162,7 +162,7 @@ BUDGET = {
     "config": (2505, 1340),
     "datasets": (5564, 4351),
     "diagnosis": (514, 402),
-    "models": (2680, 2135),
+    "models": (2660, 2110),
     "planning": (5240, 4090),
     "reports": (3645, 2915),
     "runs": (6000, 4552),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from poplar_double import installed
+from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
 from support.workers import assert_same, launch
-from test_own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
 
 import ipucnn
 from ipucnn.config.resolve import resolve

@@ -8,7 +8,7 @@ draw differently.  Here each weight has its own generator.
 import functools
 import hashlib
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -155,28 +155,6 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
         )
 
 
-def drop_bias_before_norm(blueprint: Blueprint) -> None:
-    """Removes the bias of convolutions whose output is read only by batch norms, which cancel it."""
-    for step in blueprint.steps:
-        if step.kind in CONVOLUTIONS:
-            readers = blueprint.consumers(step.name)
-            if readers and all(r.kind == "BatchNormalization" for r in readers):
-                step.config["use_bias"] = False
-
-
-def move_stride(blueprint: Blueprint, moves: Callable[[str], Optional[str]]) -> None:
-    """Moves the stride of some convolutions to others.
-
-    Args:
-        moves: function from a convolution's name to the name of the one that gets its stride, or to None.
-    """
-    for step in blueprint.steps:
-        target = moves(step.name) if step.kind == "Conv2D" else None
-        if target is not None and tuple(step.config["strides"]) != (1, 1):
-            blueprint[target].config["strides"] = step.config["strides"]
-            step.config["strides"] = (1, 1)
-
-
 def set_kernel_initializer(blueprint: Blueprint, initializer: KerasInitializer) -> None:
     """Gives every ``Conv2D`` a kernel initialiser."""
     for step in blueprint.steps:
@@ -189,32 +167,6 @@ def use_grouped_convolutions(blueprint: Blueprint) -> None:
     for step in blueprint.steps:
         if step.kind == "Conv2D" and step.config.get("groups", 1) > 1:
             replace_layer(step, GroupedConv2D, step.config)
-
-
-def group_depthwise(blueprint: Blueprint, group_size: int) -> None:
-    """Replaces depthwise convolutions by convolutions over groups of ``group_size`` channels.
-
-    Masters et al. 2021, arXiv:2106.03640, section 3.1.
-
-    Raises:
-        ValueError: a layer's channels are not a multiple of ``group_size``.
-    """
-    for step in blueprint.steps:
-        if step.kind != "DepthwiseConv2D":
-            continue
-        old_config, channels = step.config, int(step.channels or 0)
-        if channels % group_size:
-            raise ValueError(f"{step.name}: {channels} channels are not a multiple of {group_size}")
-        config = {
-            key: old_config[key] for key in ("kernel_size", "strides", "padding", "use_bias", "activation")
-        }
-        config.update(
-            filters=channels,
-            groups=channels // group_size,
-            kernel_initializer=old_config["depthwise_initializer"],
-            bias_initializer=old_config["bias_initializer"],
-        )
-        replace_layer(step, GroupedConv2D, config)
 
 
 def seed_weights(blueprint: Blueprint, seed: int) -> None:

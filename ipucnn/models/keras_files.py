@@ -29,9 +29,9 @@ import numpy as np
 from ipucnn.aliases import HdfItem, KerasModel, TfVariable
 from ipucnn.datasets.limits import check_memory
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
-from ipucnn.errors import ConfigurationError, DataError, MissingError, UserError
+from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import file_size, open_regular, shown
-from ipucnn.models.keras_config import LayerCall, read_calls, snake_case
+from ipucnn.models.keras_config import snake_case
 from ipucnn.models.names import named_weights
 
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
@@ -69,22 +69,17 @@ class LayerWeights:
         return [tuple(int(n) for n in tensor.shape) for tensor in self.tensors]
 
 
-@dataclass(frozen=True)
-class KerasFile:
-    """The layers with weights of a file; ``in_order`` says whether they are in the network's order."""
-
-    layers: Tuple[LayerWeights, ...]
-    in_order: bool
-
-
 def is_keras_file(path: Path) -> bool:
     """Whether a path has the extension of a Keras weight file."""
     return path.name.lower().endswith(EXTENSIONS)
 
 
 @contextmanager
-def open_keras_file(path: Path) -> Iterator[KerasFile]:
-    """Opens a weight file; its tensors can be read inside the ``with`` block.
+def _open_layers(path: Path) -> Iterator[Tuple[List[LayerWeights], bool]]:
+    """Opens a weight file, whose tensors can be read inside the ``with`` block.
+
+    Yields:
+        Its layers with weights, and whether they are in the network's order.
 
     Raises:
         DataError: the file is absent, damaged, or not a Keras weight file.
@@ -154,26 +149,7 @@ def read_configuration(path: Path, hint: str) -> Any:
         raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
 
 
-def read_saved_calls(path: Path, name: str, hint: str) -> List[LayerCall]:
-    """Reads the calls of the layers of the model in a ``.keras`` file, without its weights.
-
-    Args:
-        name: name of the file, for messages.
-        hint: what to give instead of an unusable file.
-
-    Raises:
-        DataError: the file is absent or damaged, holds no model, or its model has several inputs or outputs.
-    """
-    config = read_configuration(path, hint)
-    if not isinstance(config, dict):
-        raise DataError(f"{name} holds no model", hint)
-    try:
-        return read_calls(name, str(config.get("class_name")), config.get("config"))
-    except ConfigurationError as error:
-        raise DataError(error.message, error.hint) from None  # an error of the file, not of the command line
-
-
-def _read_layout(file: HdfItem, path: Path) -> KerasFile:
+def _read_layout(file: HdfItem, path: Path) -> Tuple[List[LayerWeights], bool]:
     root = _child(file, "model_weights", path) if "model_weights" in file else file
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         listed, in_order = _legacy_layers(root, path), True
@@ -181,10 +157,10 @@ def _read_layout(file: HdfItem, path: Path) -> KerasFile:
         listed, in_order = _counted_layers(_child(file, "layers", path), path, set()), False
     else:
         raise DataError(f"{path} is HDF5, but holds no layers of a Keras model", HINT)
-    layers = tuple(layer for layer in listed if layer.tensors)
+    layers = [layer for layer in listed if layer.tensors]
     if not layers:
         raise DataError(f"{path} holds no weights", HINT)
-    return KerasFile(layers, in_order)
+    return layers, in_order
 
 
 def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
@@ -291,8 +267,8 @@ def read_keras_weights(model: KerasModel, path: Path) -> Dict[str, np.ndarray]:
         DataError: the file is absent, damaged, or of another model.
     """
     targets = _targets(model)
-    with open_keras_file(path) as file:
-        pairs = _match(file, targets, path, model.name)
+    with _open_layers(path) as (layers, in_order):
+        pairs = _match(layers, in_order, targets, path, model.name)
         values = [[np.asarray(tensor[()], np.float32) for tensor in layer.tensors] for layer, _ in pairs]
     for (_, target), arrays in zip(pairs, values):
         if not all(np.isfinite(array).all() for array in arrays):
@@ -319,23 +295,23 @@ def _targets(model: KerasModel) -> List[LayerWeights]:
 
 
 def _match(
-    file: KerasFile, targets: Sequence[LayerWeights], path: Path, model: str
+    layers: List[LayerWeights], in_order: bool, targets: Sequence[LayerWeights], path: Path, model: str
 ) -> List[Tuple[LayerWeights, LayerWeights]]:
     """Pairs of layers of the file and of the model, with equal shapes.
 
     Raises:
         DataError: the layers cannot be paired.
     """
-    if len(file.layers) != len(targets):
+    if len(layers) != len(targets):
         raise DataError(
-            f"{path} is of another model: it has {len(file.layers)} layers with weights, "
+            f"{path} is of another model: it has {len(layers)} layers with weights, "
             f"{model} has {len(targets)}",
             _MODEL_HINT,
         )
-    named = {layer.name.replace("/", "_"): layer for layer in file.layers}
+    named = {layer.name.replace("/", "_"): layer for layer in layers}
     if all(target.name in named and named[target.name].shapes == target.shapes for target in targets):
         return [(named[target.name], target) for target in targets]
-    ordered = list(file.layers) if file.in_order else _by_class(file, targets)
+    ordered = layers if in_order else _by_class(layers, targets)
     if ordered is None:
         raise DataError(
             f"{path} is of another model: its layers are of other classes than {model}'s", _MODEL_HINT
@@ -353,14 +329,14 @@ def _match(
     return list(zip(ordered, targets))
 
 
-def _by_class(file: KerasFile, targets: Sequence[LayerWeights]) -> Optional[List[LayerWeights]]:
+def _by_class(layers: List[LayerWeights], targets: Sequence[LayerWeights]) -> Optional[List[LayerWeights]]:
     """The file's layers in the order of the targets, matched by number within a class; None if the classes differ."""
-    of_file = Counter(layer.kind for layer in file.layers)
+    of_file = Counter(layer.kind for layer in layers)
     for names in ({}, _STOCK_KINDS):  # type: Dict[str, str]
         kinds = [names.get(target.kind, target.kind) for target in targets]
         if Counter(kinds) == of_file:
             # The file's layers are in the order of their numbers, within nested models too.
-            waiting = {kind: iter([layer for layer in file.layers if layer.kind == kind]) for kind in of_file}
+            waiting = {kind: iter([layer for layer in layers if layer.kind == kind]) for kind in of_file}
             return [next(waiting[kind]) for kind in kinds]
     return None
 

@@ -27,7 +27,7 @@ from ipucnn.filesystem import file_size, read_bytes
 from ipucnn.models.architecture import Architecture, architecture_of, blueprint_of, from_data
 from ipucnn.models.blueprint import Blueprint
 from ipucnn.models.keras_config import read_calls
-from ipucnn.models.keras_files import read_saved_calls
+from ipucnn.models.keras_files import read_configuration
 from ipucnn.python_files import label_of, own_code_failed
 from ipucnn.text import counted, shown_value
 
@@ -335,11 +335,14 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
         DataError: the file is absent or damaged, or training does not support its network.
     """
     hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
-    calls = read_saved_calls(path, shown_value(name), hint)
+    config = read_configuration(path, hint)
+    if not isinstance(config, dict):
+        raise DataError(f"{shown_value(name)} holds no model", hint)
     try:
+        calls = read_calls(shown_value(name), str(config.get("class_name")), config.get("config"))
         architecture = architecture_of(shown_value(name), calls)
     except ConfigurationError as error:
-        raise DataError(error.message, error.hint) from None
+        raise DataError(error.message, error.hint) from None  # an error of the file, not of the command line
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
     digest = hashlib.sha256(read_bytes(path, file_size(path))).hexdigest()

@@ -36,7 +36,8 @@ def build_grouped_efficientnet(
     """
     from tensorflow import keras
 
-    from ipucnn.models.editing import group_depthwise, strip_preprocessing
+    from ipucnn.models.editing import replace_layer, strip_preprocessing
+    from ipucnn.models.layers.per_sample import GroupedConv2D
 
     module = inspect.getmodule(keras.applications.EfficientNetB0)
     blocks = [
@@ -57,5 +58,17 @@ def build_grouped_efficientnet(
     )
     blueprint = read_blueprint(model)
     strip_preprocessing(blueprint)
-    group_depthwise(blueprint, group_size)
+    for step in blueprint.steps:
+        if step.kind == "DepthwiseConv2D":
+            channels = int(step.channels or 0)
+            settings = {
+                key: step.config[key]
+                for key in ("kernel_size", "strides", "padding", "use_bias", "activation", "bias_initializer")
+            }
+            settings.update(
+                filters=channels,
+                groups=channels // group_size,
+                kernel_initializer=step.config["depthwise_initializer"],
+            )
+            replace_layer(step, GroupedConv2D, settings)
     return blueprint

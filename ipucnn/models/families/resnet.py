@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Optional, Sequence
+from typing import Sequence
 
 from ipucnn.aliases import KerasInitializer, Tensor
 from ipucnn.models.blueprint import Blueprint, read_blueprint
@@ -26,18 +26,18 @@ def he_fan_out() -> KerasInitializer:
     return keras.initializers.VarianceScaling(2.0, mode="fan_out", distribution="untruncated_normal")
 
 
-def _takes_stride(name: str) -> Optional[str]:
-    match = re.fullmatch(r"(conv\d_block1)_1_conv", name)
-    return f"{match.group(1)}_2_conv" if match else None
-
-
 def build_keras_resnet_v1_5(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
     """Builds Keras' ResNet (v1) and changes it to v1.5."""
-    from ipucnn.models.editing import drop_bias_before_norm, move_stride, set_kernel_initializer
+    from ipucnn.models.editing import set_kernel_initializer
 
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
-    move_stride(blueprint, _takes_stride)
-    drop_bias_before_norm(blueprint)
+    for step in blueprint.steps:
+        if step.kind == "Conv2D":
+            step.config["use_bias"] = False  # a norm follows each convolution
+            first = re.fullmatch(r"(conv\d_block1)_1_conv", step.name)
+            if first is not None and tuple(step.config["strides"]) != (1, 1):
+                blueprint[f"{first.group(1)}_2_conv"].config["strides"] = step.config["strides"]
+                step.config["strides"] = (1, 1)
     set_kernel_initializer(blueprint, he_fan_out())
     return blueprint
 

@@ -1,0 +1,87 @@
+"""Networks as users write them, and short runs of them."""
+
+from pathlib import Path
+
+from ipucnn.training.checkpoints import load_checkpoint
+
+HEAD = """
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.keras import layers
+
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+"""
+RESIDUAL = (
+    HEAD
+    + """
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(images)
+    x = layers.BatchNormalization(momentum=0.97)(x)
+    x = layers.ReLU()(x)
+    x = layers.DepthwiseConv2D(3, padding="same")(x) + x
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(images, layers.Dense(num_classes, activation="softmax")(x))
+"""
+)
+NESTED = (
+    HEAD
+    + """
+    base = keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.SeparableConv2D(4, 3),
+            layers.LayerNormalization(),
+            layers.Activation("tanh"),
+        ],
+        name="base",
+    )
+    frozen = layers.Conv2D(4, 1, name="frozen")
+    frozen.trainable = False
+    x = layers.Flatten()(layers.Concatenate()([base(images), frozen(layers.Cropping2D(1)(images))]))
+    return keras.Model(images, layers.Dense(num_classes)(x))
+"""
+)
+MIXING = """
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.keras import layers
+
+
+class Centre(layers.Layer):
+    def __init__(self, strength, **kwargs):
+        super().__init__(**kwargs)
+        self.strength = strength
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(name="scale", shape=(input_shape[-1],), initializer="glorot_uniform")
+        super().build(input_shape)
+
+    def call(self, x, training=None):
+        mean = tf.reduce_mean(x, axis=0, keepdims=True) if training else 0.0
+        return (x - self.strength * mean) * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "strength": self.strength}
+
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    x = layers.Flatten()(images)
+    x = Centre(0.5, name="centre")(layers.Dense(8, activation="relu")(x))
+    return keras.Model(images, layers.Dense(num_classes)(x))
+"""
+OWN = {"residual": RESIDUAL, "nested": NESTED, "mixing": MIXING}
+TRAIN = (
+    "--limit-train", 64, "--limit-eval", 40, "--num-epochs", 2, "--micro-batch-size", 4, "--global-batch-size", 16,
+    "--learning-rate", 0.05, "--seed", 1, "--optimizer", "sgd", "--lr-schedule", "const",
+)  # fmt: skip
+
+
+def write(text, name="net.py"):
+    Path(name).write_text(text)
+    return f"{name}:build"
+
+
+def last(run_dir):
+    return load_checkpoint(Path(run_dir) / "checkpoints" / "last.npz")
