@@ -296,6 +296,7 @@ def test_print_config_breaks_no_word(capsys, monkeypatch, tmp_path, columns, spl
     assert max(map(len, out.splitlines())) <= int(columns or 140)
     options = json.loads(_run(capsys, *words, "--print-config", "--json")[1])["options"]
     shown = out.split()
+    assert shown.count("key") == 1  # one table
     for key, option in options.items():
         assert key in shown
         for word in str(option["origin"]).split():

@@ -253,6 +253,11 @@ def test_config_yml_round_trip_is_exact(settings):
         assert (f"\n{spec.key}:" in "\n" + text) == spec.in_yaml
 
 
+def test_lists_and_dictionaries_have_one_line_each_in_config_yml():
+    lines = RunConfig(wandb_tags=("a", "b"), optimizer_params={"momentum": 0.9}).to_yaml().splitlines()
+    assert {"wandb-tags: [a, b]", "optimizer-params: {momentum: 0.9}", "pipeline-splits: []"} <= set(lines)
+
+
 def test_an_empty_config_is_the_defaults():
     assert RunConfig.from_yaml("") == RunConfig()
 
