@@ -163,7 +163,7 @@ BUDGET = {
     "datasets": (5564, 4351),
     "diagnosis": (514, 402),
     "models": (2660, 2110),
-    "planning": (5240, 4090),
+    "planning": (5120, 4025),
     "reports": (3645, 2915),
     "runs": (6000, 4552),
     "sessions": (5100, 4055),

@@ -192,22 +192,6 @@ def test_the_report_fits_its_width(capsys, monkeypatch, columns):
             assert bar.count(name[0]) == pytest.approx(expected, abs=1.01), name
 
 
-def test_printed_yaml_and_command_are_options_of_train(capsys):
-    _, out, _ = run(capsys, FITTING, "--num-replicas 2")
-    text = out.partition("as YAML:")[2]
-    Path("mine.yml").write_text(text)
-    (name,) = yaml.safe_load(text)
-
-    def options(*words):
-        assert cli.run([*words, "--print-config", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)["options"]
-
-    of_yaml = options("train", "--config", name, "--config-path", "mine.yml")
-    of_line = options(*shlex.split(printed_line(out))[1:])
-    for key, value in plan(capsys, FITTING, "--num-replicas 2").run_options().items():
-        assert of_yaml[key]["value"] == of_line[key]["value"] == value, key
-
-
 def test_given_splits_are_judged(capsys):
     best = plan(capsys, FITTING, "--recomputation off")
     names = [layer.name for layer in best.profile]
@@ -509,7 +493,7 @@ def test_stages_have_their_own_proportions_unless_excluded(capsys):
     shares = [share.convolution for share in open_.settings.available_memory_proportion]
     assert len(set(shares)) > 1 and set(shares) <= {0.6, 0.3, 0.15}
     one = plan(capsys, words, "--no-stage-proportions")
-    assert not one.settings.has_own_proportions
+    assert not one.settings.proportions_differ
     assert open_.predicted_images_per_s > one.predicted_images_per_s * 1.001
     values = " ".join(f"{100 * share:g}" for share in shares)
     code, out, err = run(capsys, words, "--save plan.yml")

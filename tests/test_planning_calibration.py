@@ -8,7 +8,8 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 from altered import altered, places
-from support.plans import refused, run
+from msgspec.inspect import DictType, FloatType, IntType, ListType, StrType, StructType, UnionType, type_info
+from support.plans import home_graph, refused, run
 
 from ipucnn import cli
 from ipucnn.benchmarking import records
@@ -30,7 +31,6 @@ from ipucnn.planning.calibration import (
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.products import BAND_FACTOR, throughput_band
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.graphs.extract import home_options, layer_graph
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.training.program import make_program
 
@@ -57,15 +57,10 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def graph_of(name):
-    record = get_model(name)
-    return layer_graph(record, home_options(record))
-
-
 def true_images_per_s(name, batch, truth):
     """Returns the throughput of a system on which all times of a kind are longer by a factor."""
     settings = PlanSettings(*batch)
-    return predict(graph_of(name), (), settings, POD16.calibrated(truth)).images_per_s
+    return predict(home_graph(name), (), settings, POD16.calibrated(truth)).images_per_s
 
 
 def simulated(truth, seed):
@@ -75,7 +70,7 @@ def simulated(truth, seed):
     return [
         Measurement(
             f"run{i}",
-            graph_of(name),
+            home_graph(name),
             (),
             PlanSettings(*batch),
             true_images_per_s(name, batch, truth) * math.exp(noise.normal(0, 0.03)),
@@ -92,7 +87,7 @@ def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
         assert profile.error_after < 1.05 < profile.error_before
         system = calibrated_system(profile, POD16)
         for name, batch in UNUSED:
-            predicted = predict(graph_of(name), (), PlanSettings(*batch), system).images_per_s
+            predicted = predict(home_graph(name), (), PlanSettings(*batch), system).images_per_s
             assert predicted == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
 
 
@@ -132,7 +127,7 @@ def test_constants_without_measurements_stay_as_shipped():
 
 
 def test_factors_scale_the_times_of_their_kind():
-    graph, settings = graph_of("lenet"), PlanSettings(4, 2, 8)
+    graph, settings = home_graph("lenet"), PlanSettings(4, 2, 8)
     base = predict(graph, (), settings, POD16)
     same = predict(graph, (), settings, POD16.calibrated(Calibration()))
     assert same == base
@@ -167,7 +162,7 @@ def test_implausible_factor_warns_and_widens_the_band():
 
 def test_measured_stages_distinguish_computing_from_feeds():
     """A single throughput cannot say whether computing or feeds are slower than predicted."""
-    truth, graph = Calibration(1.5, 1.5), graph_of("cifar_resnet8")
+    truth, graph = Calibration(1.5, 1.5), home_graph("cifar_resnet8")
     splits, settings = ("conv2_block1_add",), PlanSettings(8, 8, num_stages=2)
     real = predict(graph, splits, settings, POD16.calibrated(truth))
     stage_s = tuple(stage.forward_s + stage.backward_s for stage in real.stages)
@@ -195,10 +190,29 @@ def test_impossible_measurements_are_refused():
 # --- profiles and the command line
 
 
+def filled(record, /, **values):
+    """Returns a record of a report; required fields that are not given are empty, 1, or None."""
+    empty = {IntType: 1, FloatType: 1.0, StrType: "", ListType: [], DictType: {}, UnionType: None}
+    for field in type_info(record).fields:
+        if field.required and field.name not in values:
+            is_record = isinstance(field.type, StructType)
+            values[field.name] = filled(field.type.cls) if is_record else empty[type(field.type)]
+    return record(**values)
+
+
 def save_report(path, name, batch, images_per_s, kind="ipu"):
     """Writes the report of a training benchmark."""
-    options = dict(zip(SETTINGS, batch))
     record = get_model(name)
+    options = {
+        **dict(zip(SETTINGS, batch)),
+        "precision": "16.16",
+        "norm-layer": norm_layer_of(record.default_norm),
+        "half-partials": True,
+        "optimizer": "sgd",
+        "optimizer-params": {"momentum": 0.9},
+        "optimizer-state-offloading": False,
+        "allow-partial": False,
+    }
     config = RunConfig(
         model_name=name,
         micro_batch_size=batch[0],
@@ -208,52 +222,17 @@ def save_report(path, name, batch, images_per_s, kind="ipu"):
         optimizer="sgd",
         optimizer_params={"momentum": 0.9},
     )
-    interval = records.Interval(images_per_s, None, None)
-    spread = records.Spread(1.0, 1.0, 1.0, None)
-    report = records.BenchmarkReport(
+    report = filled(
+        records.BenchmarkReport,
         model=name,
-        preset=None,
         mode="training",
         scope="session",
-        started="2026-01-01T00:00:00",
-        seed=1,
         input_shape=list(record.input_shape),
-        data=records.DataFacts(
-            kind="host-generated", description="", name="random", location="", num_images=64
-        ),
-        settings=records.MeasuringSettings(
-            min_executions=1, min_time_s=1, max_time_s=1, max_warmup_s=1, execution_s=1, compare_with=None
-        ),
-        options={
-            **options,
-            "precision": "16.16",
-            "norm-layer": norm_layer_of(record.default_norm),
-            "half-partials": True,
-            "optimizer": "sgd",
-            "optimizer-params": {"momentum": 0.9},
-            "optimizer-state-offloading": False,
-            "allow-partial": False,
-        },
+        data=filled(records.DataFacts, kind="host-generated", name="random", num_images=64),
+        options=options,
         program=make_program(config, 100_000, seed=1).to_dict(),
-        device=records.DeviceFacts(kind=kind, name="", num_cores=1, memory_bytes=1),
-        environment={},
-        measured=records.MeasuredFigures(
-            images_per_s=interval,
-            step_s=1.0,
-            step_samples=1,
-            total_samples=1,
-            total_s=1.0,
-            num_executions=1,
-            execution=spread,
-            percentiles=[],
-            flop_per_image=None,
-            flop_per_s=None,
-            matmul_peak=None,
-            share_of_matmul_peak=None,
-            peak_memory_bytes=None,
-            device_peak_memory_bytes=None,
-            others_share=None,
-        ),
+        device=filled(records.DeviceFacts, kind=kind),
+        measured=filled(records.MeasuredFigures, images_per_s=records.Interval(images_per_s, None, None)),
     )
     path.write_text(report.to_json())
     return path.name
@@ -286,8 +265,8 @@ def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, capsys):
     # The prediction of a benchmark uses it, too.
     config = RunConfig(model_name="lenet", micro_batch_size=8)
     request = PredictionRequest(config, make_program(config, 1000, seed=1), training=True, profile=profile)
-    calibrated = predict_ipu(graph_of("lenet"), request, "16.16").images_per_s
-    shipped = predict_ipu(graph_of("lenet"), replace(request, profile=None), "16.16").images_per_s
+    calibrated = predict_ipu(home_graph("lenet"), request, "16.16").images_per_s
+    shipped = predict_ipu(home_graph("lenet"), replace(request, profile=None), "16.16").images_per_s
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped
 
 
@@ -368,19 +347,8 @@ def test_changed_reports_never_cause_a_traceback(tmp_path, capsys):
 @pytest.mark.slow
 def test_training_run_can_be_used_for_calibration(tmp_path, capsys):
     """A run of this machine, whose report is edited to be of IPUs."""
-    args = [
-        "train",
-        "lenet",
-        "--dataset",
-        "digits",
-        "--num-epochs",
-        "1",
-        "--image-size",
-        "32",
-        "--run-dir",
-        "run",
-    ]
-    assert cli.run(args) == 0
+    words = "train lenet --dataset digits --num-epochs 1 --image-size 32 --run-dir run"
+    assert cli.run(words.split()) == 0
     capsys.readouterr()
     code, _, err = run(capsys, "--calibrate", "run")
     assert code == 2 and "was measured on a CPU" in err

@@ -18,7 +18,6 @@ from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.products import (
     DEFAULT_CONSTANTS,
     FEATURES,
-    UNITS,
     CostConstants,
     Products,
     partition_products,
@@ -145,7 +144,7 @@ ARITHMETICS = st.sampled_from(["half_half", "half_float", "float_float"])
 def test_work_of_a_split_equals_the_naive_count(p, split, arithmetic) -> None:
     split = tuple(min(s, int(p[key])) for s, key in zip(split, ("groups", "outputs", "reduction", "rows")))
     arrays = tuple(np.array([[float(s)]]) for s in split)
-    work, _, temporary = partition_work(as_arrays([p]).columns(), arrays, MK2, arithmetic, DEFAULT_CONSTANTS)
+    work, temporary = partition_work(as_arrays([p]).columns(), arrays, MK2, arithmetic, DEFAULT_CONSTANTS)
     expected, expected_bytes = naive_work(p, split, arithmetic)
     np.testing.assert_allclose(work[0, 0], expected, rtol=1e-12)
     assert temporary[0, 0] == pytest.approx(expected_bytes)
@@ -159,7 +158,9 @@ def naive_factors(limit: int, fine: bool) -> List[int]:
 @given(products(), ARITHMETICS, st.sampled_from([0.001, 0.02, 0.6]))
 def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
     bound = proportion * MK2.sram_per_tile_bytes
-    plans = partition_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    work_of_best, bytes_of_best = partition_products(
+        as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS
+    )
     fine = not p["weight_gradient"]
     limits = [p["groups"], math.ceil(p["outputs"] / 4), math.ceil(p["reduction"] / 4)]
     best_cycles, least_bytes = math.inf, math.inf
@@ -174,29 +175,23 @@ def test_search_equals_a_naive_search(p, arithmetic, proportion) -> None:
         if bytes_ <= bound:
             best_cycles = min(best_cycles, float(np.dot(work, DEFAULT_CONSTANTS.cycles_per_unit)))
     if math.isfinite(best_cycles):
-        assert plans.work[0] @ DEFAULT_CONSTANTS.cycles_per_unit == pytest.approx(best_cycles)
-        assert plans.temporary_bytes[0] <= bound
+        assert work_of_best[0] @ DEFAULT_CONSTANTS.cycles_per_unit == pytest.approx(best_cycles)
+        assert bytes_of_best[0] <= bound
     else:
-        assert plans.temporary_bytes[0] == pytest.approx(least_bytes)
+        assert bytes_of_best[0] == pytest.approx(least_bytes)
 
 
 @tries(30, slow=100)
 @given(st.lists(products(), min_size=2, max_size=12), ARITHMETICS)
 def test_product_is_planned_the_same_among_any_others(many, arithmetic) -> None:
     bound = 0.2 * MK2.sram_per_tile_bytes
-    all_partitions = partition_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+    work, _ = partition_products(as_arrays(many), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
     for i, p in enumerate(many):
-        alone = partition_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
-        np.testing.assert_array_equal(alone.work[0], all_partitions.work[i])
+        alone, _ = partition_products(as_arrays([p]), MK2, arithmetic, bound, DEFAULT_CONSTANTS)
+        np.testing.assert_array_equal(alone[0], work[i])
 
 
-def unit_name(times, layer: int, pass_: int) -> str:
-    """Returns the unit that runs a layer's product, "" if there is none."""
-    index = int(times.units[layer, pass_])
-    return UNITS[index] if index >= 0 else ""
-
-
-def test_partitions_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> None:
+def test_products_of_few_channels_gain_from_slic() -> None:
     layers = [
         Layer("input", "input", (), (56, 56, 64)),
         conv("dense", "input", 56, 64, 64, kernel=1),
@@ -204,12 +199,12 @@ def test_partitions_use_at_most_all_tiles_and_the_unit_suits_the_operation() -> 
         conv("grouped", "depthwise", 56, 64, 64, groups=4),
     ]
     graph = LayerGraph("units", (56, 56, 64), 64, tuple(layers))
-    times = layer_times(graph, PlanSettings(micro_batch_size=4), MK2)
-    assert times.partitions.prod(axis=2).max() <= MK2.num_tiles
-    assert [unit_name(times, i, 0) for i in range(4)] == ["", "amp", "slic", "amp"]
-    assert unit_name(times, 2, 2) in UNITS
-    mk1 = layer_times(graph, PlanSettings(micro_batch_size=4), get_ipu("mk1"))
-    assert unit_name(mk1, 2, 0) != "slic"  # Mk1 has none
+    fast, slow = (
+        layer_times(graph, PlanSettings(micro_batch_size=4), ipu).forward_s
+        for ipu in (MK2, replace(MK2, slic_macs_per_channel=0))
+    )
+    assert [graph.layers[i].name for i in np.flatnonzero(fast < slow)] == ["depthwise"]
+    assert (fast <= slow).all() and not get_ipu("mk1").slic_macs_per_channel
 
 
 @given(st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.sampled_from([1, 8, 64]), st.integers(1, 4))
@@ -229,9 +224,9 @@ def test_every_pass_of_a_convolution_takes_the_cycles_of_its_macs(kernel, stride
 
 def test_no_gradient_flows_to_the_image() -> None:
     times = layer_times(chain(), PlanSettings(), MK2)
-    assert times.partitions[1, 1].sum() == 0  # data gradient of the first convolution
-    assert times.partitions[1, 2].sum() > 0
-    assert times.partitions[4, 1].sum() > 0
+    unit_cycles = times.work[..., FEATURES.index("unit_cycles")]
+    assert unit_cycles[1, 1] == 0  # data gradient of the first convolution
+    assert unit_cycles[1, 2] > 0 and unit_cycles[4, 1] > 0
 
 
 def test_inference_has_no_backward_pass_and_folds_norms() -> None:
@@ -270,7 +265,7 @@ def test_with_constants_keeps_the_partitions() -> None:
     times = layer_times(graph, settings, MK2)
     doubled = CostConstants(**{name: 2 * value for name, value in vars(DEFAULT_CONSTANTS).items()})
     other = times.with_constants(doubled)
-    np.testing.assert_array_equal(other.partitions, times.partitions)
+    np.testing.assert_array_equal(other.work, times.work)
     expected = times.work[:, 0] @ doubled.cycles_per_unit / MK2.clock_hz
     np.testing.assert_allclose(other.forward_s, expected)
 

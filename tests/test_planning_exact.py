@@ -9,13 +9,11 @@ from few_examples import tries
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate
+from support.plans import SCHEDULES
 
 from ipucnn.planning.schedules import Schedule, Ticks
 from ipucnn.planning.search.exact import blocking_ranges, fastest_split, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
-
-SCHEDULES = ("Grouped", "Interleaved", "Sequential")
-
 
 # --- naive versions: everything from the definitions, with Python numbers and loops
 
@@ -68,7 +66,16 @@ def brute_force(tables, k, schedule):
 
 
 def make_tables(
-    seed, n, whole=True, tight=0.5, recompute=False, training=True, one_ipu=False, monotone=False, stages=0
+    seed,
+    n,
+    whole=True,
+    tight=0.5,
+    recompute=False,
+    training=True,
+    one_ipu=False,
+    monotone=False,
+    stages=0,
+    transfer=1,
 ):
     """Makes random tables.  ``tight``: about this share of all runs is too large.  ``whole``: many ties.
 
@@ -82,7 +89,7 @@ def make_tables(
     def draw(size):
         return rng.integers(0, 6, size).astype(float) if whole else rng.lognormal(0, 1.5, size)
 
-    cut = draw(n + 1)
+    cut = transfer * draw(n + 1)
     cut[[0, n]] = 0
     memory_seed = int(rng.integers(1 << 30))
     seconds = rng.random(n)
@@ -121,12 +128,13 @@ def make_tables(
 
 INSTANCES = dict(
     seed=st.integers(0, 2**32),
-    n=st.integers(1, 9),
-    k=st.integers(1, 4),
+    n=st.sampled_from([1, 3, 5, 6, 7, 8, 9]),
+    k=st.sampled_from([1, 2, 3, 3, 4, 4]),  # most faults show in several stages
     whole=st.booleans(),
     tight=st.sampled_from([0.0, 0.1, 0.4, 0.7]),
     recompute=st.booleans(),
     training=st.booleans(),
+    transfer=st.sampled_from([1, 1, 20]),  # 20: transfers dominate
 )
 
 
@@ -141,47 +149,28 @@ def check_against_brute_force(tables, k, schedule):
     assert naive_fits(tables, solution.starts)
     assert solution.objective_s == pytest.approx(naive_tick(tables, solution.starts, schedule), rel=1e-12)
     assert solution.objective_s == pytest.approx(best, rel=1e-12)
-    assert solution.optimal and solution.gap == 0
+    assert solution.optimal
     assert solution.lower_bound_s <= solution.objective_s
     assert fastest_split(tables, k, schedule) == solution
 
 
-@tries(120, slow=400)
+@pytest.mark.parametrize("stages_differ", [False, True])
+@pytest.mark.parametrize("one_ipu", [False, True])
+@tries(200, slow=600)
 @given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
-def test_brute_force_finds_nothing_better(seed, n, k, whole, tight, recompute, training, schedule):
-    assume(k <= n)
-    check_against_brute_force(make_tables(seed, n, whole, tight, recompute, training), k, schedule)
-
-
-@tries(60, slow=200)
-@given(**INSTANCES)
-def test_brute_force_finds_nothing_better_on_one_ipu(seed, n, k, whole, tight, recompute, training):
-    assume(k <= n)
-    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=True)
-    check_against_brute_force(tables, k, "Sequential")
-
-
-@tries(80, slow=300)
-@given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
-def test_brute_force_finds_nothing_better_where_stages_differ_in_speed(
-    seed, n, k, whole, tight, recompute, training, schedule
+def test_brute_force_finds_nothing_better(
+    one_ipu, stages_differ, seed, n, k, whole, tight, recompute, training, transfer, schedule
 ):
+    """Covers stages on an IPU each and segments on one, with the same seconds in all stages and with their own."""
     assume(k <= n)
-    tables = make_tables(seed, n, whole, tight, recompute, training, stages=k)
+    schedule, stages = "Sequential" if one_ipu else schedule, k if stages_differ else 0
+    tables = make_tables(
+        seed, n, whole, tight, recompute, training, one_ipu=one_ipu, stages=stages, transfer=transfer
+    )
     check_against_brute_force(tables, k, schedule)
-    if k > 1:
+    if stages_differ and k > 1:
         # For other numbers of stages the tables have no times of their own.
         check_against_brute_force(tables, k - 1, schedule)
-
-
-@tries(80, slow=300)
-@given(**INSTANCES)
-def test_brute_force_finds_nothing_better_on_one_ipu_where_segments_differ_in_speed(
-    seed, n, k, whole, tight, recompute, training
-):
-    assume(k <= n)
-    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=True, stages=k)
-    check_against_brute_force(tables, k, "Sequential")
 
 
 def with_options(tables, seed, number):
@@ -227,11 +216,11 @@ def any_options(tables, k, schedule):
     number=st.integers(1, 2),
 )
 def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
-    one_ipu, seed, n, k, whole, tight, recompute, training, schedule, number
+    one_ipu, seed, n, k, whole, tight, recompute, training, transfer, schedule, number
 ):
     assume(k <= n)
     schedule = "Sequential" if one_ipu else schedule
-    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=one_ipu)
+    tables = make_tables(seed, n, whole, tight, recompute, training, one_ipu=one_ipu, transfer=transfer)
     tables = with_options(tables, seed, number)
     best = any_options(tables, k, schedule)
     solution = fastest_split(tables, k, schedule)
@@ -254,16 +243,6 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     assert taken <= tables.capacity_bytes * (1 + 1e-12)
 
 
-@tries(30, slow=100)
-@given(seed=st.integers(0, 2**32), k=st.integers(2, 4), schedule=st.sampled_from(["Grouped", "Interleaved"]))
-def test_brute_force_finds_nothing_better_when_transfers_dominate(seed, k, schedule):
-    tables = make_tables(seed, 9, whole=False, tight=0.2, recompute=bool(seed % 2))
-    slow = StageTables(
-        tables.forward_s, tables.backward_s, 20 * tables.cut_s, tables.capacity_bytes, tables.memory_bytes
-    )
-    check_against_brute_force(slow, k, schedule)
-
-
 @tries(50, slow=150)
 @given(
     seed=st.integers(0, 2**32), limit=st.integers(1, 6), schedule=st.sampled_from(["Grouped", "Interleaved"])
@@ -275,8 +254,7 @@ def test_stopped_search_reports_its_bound(seed, limit, schedule):
     assert stopped.feasible == (best is not None)
     if best is not None:
         assert stopped.lower_bound_s <= best * (1 + 1e-12) and best <= stopped.objective_s * (1 + 1e-12)
-        assert stopped.gap == pytest.approx(stopped.objective_s / stopped.lower_bound_s - 1)
-        assert stopped.optimal == (stopped.gap == 0)
+        assert stopped.optimal == (stopped.objective_s == stopped.lower_bound_s)
 
 
 def test_a_stopped_search_can_have_a_gap():
@@ -287,8 +265,8 @@ def test_a_stopped_search_can_have_a_gap():
     )
     stopped = fastest_split(tables, 5, "Interleaved", max_evaluations=2)
     proved = fastest_split(tables, 5, "Interleaved")
-    assert stopped.gap > 0 and not stopped.optimal and proved.optimal
-    assert stopped.lower_bound_s <= proved.objective_s <= stopped.objective_s
+    assert not stopped.optimal and proved.optimal
+    assert stopped.lower_bound_s <= proved.objective_s <= stopped.objective_s > stopped.lower_bound_s
 
 
 # --- an integer program on larger instances
@@ -446,14 +424,7 @@ def test_simulated_tick_equals_one_computed_by_hand():
 )
 def test_more_memory_is_never_slower(seed, schedule, k, more):
     tables = network_like(seed, 12, 0.3)
-    roomy = StageTables(
-        tables.forward_s,
-        tables.backward_s,
-        tables.cut_s,
-        tables.capacity_bytes * more,
-        tables.memory_bytes,
-        recompute=True,
-    )
+    roomy = replace(tables, capacity_bytes=tables.capacity_bytes * more)
     assert fastest_split(roomy, k, schedule).objective_s <= fastest_split(tables, k, schedule).objective_s
 
 
@@ -466,13 +437,11 @@ def test_more_memory_is_never_slower(seed, schedule, k, more):
 )
 def test_units_do_not_matter(seed, schedule, time, size):
     tables = network_like(seed, 12, 0.45)
-    scaled = StageTables(
-        tables.forward_s * 2.0**time,
-        tables.backward_s * 2.0**time,
-        tables.cut_s * 2.0**time,
-        tables.capacity_bytes * 2.0**size,
-        lambda k, s: tables.memory_bytes(k, s) * 2.0**size,
-        recompute=True,
+    scaled = replace(
+        tables,
+        **{name: getattr(tables, name) * 2.0**time for name in ("forward_s", "backward_s", "cut_s")},
+        capacity_bytes=tables.capacity_bytes * 2.0**size,
+        memory_bytes=lambda k, s: tables.memory_bytes(k, s) * 2.0**size,
     )
     one, other = fastest_split(tables, 4, schedule), fastest_split(scaled, 4, schedule)
     assert other.starts == one.starts and other.objective_s == one.objective_s * 2.0**time

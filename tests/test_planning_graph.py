@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.plans import home_graph
 
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import cache_folder
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning.graphs.extract import home_options, layer_graph, read_shipped, shipped_path
+from ipucnn.planning.graphs.extract import layer_graph, read_shipped, shipped_path
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph, estimates, unknown_layers
 
 # Multiply-accumulates in 1e9 and all weights, moving statistics included, as Keras' documentation and the
@@ -25,11 +26,6 @@ PUBLISHED_WEIGHTS = {"resnet50": 25_610_152, "xception": 22_910_480, "unet": 31_
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-def home_graph(name):
-    record = get_model(name)
-    return layer_graph(record, home_options(record))
 
 
 def unusual_graph(name):

@@ -8,18 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate_stages
-from support.plans import plan, refused, run
+from support.plans import SYSTEM, home_graph, plan, refused, run
 
 from ipucnn import cli
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.resolve import resolve
-from ipucnn.hardware import get_system
-from ipucnn.models.build import BuildOptions
-from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.graphs import extract
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.search.configurations import SearchSpace, search
 from ipucnn.planning.search.planner import Planner
@@ -27,12 +23,11 @@ from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.training.program import make_program
 
 MODEL = "cifar_resnet8"
-SYSTEM = get_system("pod16")
 
 
 @pytest.fixture(scope="module")
 def planner():
-    return Planner(extract.known_graph(get_model(MODEL), BuildOptions((32, 32, 3), 10)), SYSTEM)
+    return Planner(home_graph(MODEL), SYSTEM)
 
 
 @pytest.fixture
@@ -132,7 +127,7 @@ def test_benchmark_predicts_the_figures_of_an_inference_plan(capsys, planner, st
         "benchmark",
         {"plan": "i.yml"},
         reads_data=False,
-        read_plan=lambda path, what: PipelinePlan.from_yaml(text, "i.yml"),
+        read_plan=lambda path: PipelinePlan.from_yaml(text, "i.yml"),
     )
     config = resolved.config
     assert config.steps_per_execution == planned.settings.gradient_accumulation_count == (steps or 32)

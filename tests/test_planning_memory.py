@@ -260,24 +260,6 @@ def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
     assert second.stash_bytes < 2 * alone[1].stash_bytes  # the later stage has the shallower FIFO
 
 
-def test_stash_deepens_towards_the_first_stage_by_schedule() -> None:
-    graph = LayerGraph(
-        "two",
-        (8, 8, 3),
-        3,
-        (
-            Layer("l0", "input", (), (8, 8, 3)),
-            Layer("l1", "activation", ("l0",), (8, 8, 3), kept=("l1",)),
-            Layer("l2", "activation", ("l1",), (8, 8, 3), kept=("l2",)),
-        ),
-    )
-    one = 8 * 8 * 3 * 2 * 1.04
-    for schedule, depths in (("Grouped", [6, 4, 2, 0]), ("Interleaved", [3, 2, 1, 0])):
-        settings = PlanSettings(num_stages=4, schedule=schedule)
-        stashes = [stage_memory(graph, 1, 2, s, settings).stash_bytes / one for s in range(4)]
-        assert stashes == pytest.approx(depths)
-
-
 def test_verdicts() -> None:
     def filled(fill: float) -> StageMemory:
         values = dict.fromkeys((f"{name}_bytes" for name in CATEGORIES), 0.0)

@@ -136,7 +136,7 @@ def _settings(request: PredictionRequest, precision: str, num_stages: int, notes
     if num_stages == settings.num_stages:
         return settings
     # Segments on one IPU would not make the network smaller, and pipelines have no distributed batch norm.
-    staged = replace(settings.with_stages(num_stages, apart=True), dbn_replica_group_size=1)
+    staged = replace(settings.with_stages(num_stages, one_ipu_each=True), dbn_replica_group_size=1)
     count = staged.gradient_accumulation_count
     if count != settings.gradient_accumulation_count:
         notes.append(

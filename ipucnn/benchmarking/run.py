@@ -35,7 +35,7 @@ from ipucnn.benchmarking.records import (
 from ipucnn.benchmarking.settings import DATA, DATA_KINDS, END_TO_END
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
-from ipucnn.planning.splits import settle_splits
+from ipucnn.planning.splits import with_run_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.workers import threads_of_training
 from ipucnn.sessions.session import CompilationReport, DeviceInfo, Session
@@ -135,7 +135,7 @@ def _steps(
 
     progress("building the network", 0, 0, "")
     model = run_setup.build(benchmark.setup)
-    program = settle_splits(benchmark.program, model, benchmark.resolved, None)
+    program = with_run_splits(benchmark.program, model, benchmark.resolved, None)
     benchmark = replace(benchmark, program=program)
     predicted, notes = _predictions(benchmark, model)
     report = structs.replace(

@@ -170,7 +170,7 @@ def plan_splits(
         profile=profile,
         classes=classes,
         recomputation=recomputation,
-        own_proportions=stage_proportions,
+        stage_proportions=stage_proportions,
         inference=inference,
     )
     for warning in plan_request.warnings:
@@ -219,7 +219,8 @@ def _show_plan(
     Raises:
         InfeasibleError: no splits fit, or the given splits do not.
     """
-    from ipucnn.planning.plan import NothingFits, check_not_fitting, make_plan
+    from ipucnn.planning.plan import check_not_fitting, make_plan
+    from ipucnn.planning.search.no_fit import NothingFits
     from ipucnn.reports.console import note, waiting
 
     if "--save-graph" in outputs:
@@ -283,7 +284,7 @@ def _calibrate(
         check_output(profile_to)
         check_not_replaced([("--system-profile", profile_to)], [("measured", path) for path in paths])
     measurements = [
-        plan_measurement(read_plan(path, "--calibrate"), shown(path), import_tensorflow)
+        plan_measurement(read_plan(path), shown(path), import_tensorflow)
         if path.suffix.lower() in (".yml", ".yaml")
         else read_measurement(path, import_tensorflow)
         for path in paths

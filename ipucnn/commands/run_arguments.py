@@ -130,25 +130,25 @@ VIEWS = typer.Option(
 )
 
 
-def read_plan(path: Path, what: str) -> "PipelinePlan":
+def read_plan(path: Path) -> "PipelinePlan":
     """Reads the plan of ``--plan``; the planner is imported only if there is one."""
     from ipucnn.planning import pipeline_plan
 
-    return pipeline_plan.read_plan(path, what)
+    return pipeline_plan.read_plan(path)
 
 
-def read_training_plan(path: Path, what: str) -> "PipelinePlan":
+def read_training_plan(path: Path) -> "PipelinePlan":
     """Reads the plan of ``--plan`` for training.
 
     Raises:
         ConfigurationError: the plan is for inference.
     """
-    plan = read_plan(path, what)
+    plan = read_plan(path)
     if not plan.settings.training:
         name = shown(path)
         raise ConfigurationError(
-            f"{what} {name} is a plan for inference",
-            f"ipucnn {plan.command} {what} {name}, or make one for training: ipucnn plan-splits {plan.model} "
+            f"--plan {name} is a plan for inference",
+            f"ipucnn {plan.command} --plan {name}, or make one for training: ipucnn plan-splits {plan.model} "
             f"--stages {plan.num_stages} --save FILE",
         )
     return plan

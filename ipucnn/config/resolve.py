@@ -93,8 +93,8 @@ class Plan(Protocol):
 
 Layer = Tuple[str, Mapping[str, Any]]
 """(origin of the values, field name -> checked value)."""
-ReadPlan = Callable[[Path, str], Plan]
-"""Function from (file, the option that names it) to the plan in the file; raises a DataError if it is no plan."""
+ReadPlan = Callable[[Path], Plan]
+"""Function from a file to the plan in it; raises a DataError if it is no plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,7 +388,7 @@ def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optiona
     if path is None:
         return None, {}
     assert read_plan is not None, "the command has --plan"
-    plan = read_plan(expand(path), "--plan")
+    plan = read_plan(expand(path))
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
     if any(given.get(source) for source in ("dataset_path", "host_generated_data", "device_generated_data")):

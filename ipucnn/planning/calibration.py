@@ -9,15 +9,15 @@ stays 1.  The model's own errors differ from network to network, so measure netw
 import json
 import math
 import shlex
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Literal, Sequence, Tuple
 
 import numpy as np
 from msgspec import Meta
 
 import ipucnn
+from ipucnn.aliases import Annotated
 from ipucnn.documents import read_record, to_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
@@ -34,11 +34,6 @@ from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import check_cuts, frozen_layers
 from ipucnn.text import counted
 
-if sys.version_info >= (3, 9):
-    from typing import Annotated, Literal
-else:  # TensorFlow 2.6 needs it, too
-    from typing_extensions import Annotated, Literal
-
 FactorName = Literal["compute", "fixed", "collective"]
 FACTORS: Tuple[FactorName, ...] = ("compute", "fixed", "collective")
 _NAMES = {"compute": "computing", "fixed": "feeds and loop", "collective": "the all-reduce"}
@@ -48,7 +43,7 @@ _PRIOR = np.log([1.25, 2.0, 2.0])
 # The expected error of a measurement together with that of the model at its best.
 _SIGMA = 0.05
 # A factor counts as undetermined if its standard deviation after measuring is more than this share of that before.
-_UNTOLD = 0.9
+_UNDETERMINED = 0.9
 _BOUNDS = (0.05, 20.0)
 # A factor beyond this, or below its inverse, reveals a faulty measurement rather than a property of the system.
 _SUSPICIOUS = 3.0
@@ -178,10 +173,10 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
                 "name the system that was measured: --system bow-pod64",
             )
     programs = [_Program(measured, system) for measured in measurements]
-    told = list(range(len(FACTORS)))
-    logs, deviations = _fit(programs, told)
-    told = [i for i in told if deviations[i] < _UNTOLD * _PRIOR[i]]
-    logs, _ = _fit(programs, told)
+    determined = list(range(len(FACTORS)))
+    logs, deviations = _fit(programs, determined)
+    determined = [i for i in determined if deviations[i] < _UNDETERMINED * _PRIOR[i]]
+    logs, _ = _fit(programs, determined)
     low, high = np.log(_BOUNDS)
     if not ((logs > low) & (logs < high)).all():
         raise DataError(
@@ -189,7 +184,7 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
             "check that --system is what was measured, and that the reports are of whole runs",
         )
     factors = Factors(*(round(float(factor), 6) for factor in np.exp(logs)))
-    calibration = Calibration(**asdict(factors), band_factor=_band_factor(programs, told))
+    calibration = Calibration(**asdict(factors), band_factor=_band_factor(programs, determined))
     before = [program.log_ratios(Calibration())[0] for program in programs]
     after = [program.log_ratios(calibration)[0] for program in programs]
     rows = tuple(
@@ -206,7 +201,7 @@ def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProf
     return SystemProfile(
         system=system.name,
         factors=factors,
-        told=tuple(FACTORS[i] for i in told),
+        told=tuple(FACTORS[i] for i in determined),
         error_before=error_before,
         error_after=error_after,
         band_factor=calibration.band_factor,
@@ -284,11 +279,13 @@ def calibrated_system(profile: SystemProfile, system: System) -> System:
 
 def describe(profile: SystemProfile) -> List[str]:
     """Returns a profile's contents, one sentence each."""
-    told = [f"{_NAMES[name]} x {getattr(profile.calibration, name):.3g}" for name in profile.told]
-    untold = [_NAMES[name] for name in FACTORS if name not in profile.told]
-    sentences = [f"times as measured on {SYSTEMS[profile.system].title}: {', '.join(told) or 'as shipped'}"]
-    if untold:
-        sentences.append(f"nothing measured tells {' or '.join(untold)}: as shipped")
+    factors = [f"{_NAMES[name]} x {getattr(profile.calibration, name):.3g}" for name in profile.told]
+    others = [_NAMES[name] for name in FACTORS if name not in profile.told]
+    sentences = [
+        f"times as measured on {SYSTEMS[profile.system].title}: {', '.join(factors) or 'as shipped'}"
+    ]
+    if others:
+        sentences.append(f"nothing measured tells {' or '.join(others)}: as shipped")
     return sentences + [f"warning: {text}" for text in suspicious(profile)]
 
 

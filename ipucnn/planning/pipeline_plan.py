@@ -434,11 +434,8 @@ class PipelinePlan:
         return PipelinePlan.from_dict(data, source)
 
 
-def read_plan(path: Path, what: str) -> PipelinePlan:
+def read_plan(path: Path) -> PipelinePlan:
     """Reads the plan in a file that ``plan-splits --save`` wrote.
-
-    Args:
-        what: the option that names the file, for messages.
 
     Raises:
         DataError: the file is absent, unreadable, or not a plan.

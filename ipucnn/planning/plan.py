@@ -3,10 +3,9 @@
 It also assembles the resulting ``PipelinePlan``: stages, memory, profile, comparison with other splits.
 """
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -48,26 +47,9 @@ if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
 
 Note = Callable[[str], None]
+Comparison = Callable[[LayerGraph, int], Mapping[str, Sequence[str]]]
+"""Returns splits by name for a network and a number of stages."""
 _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
-
-
-class NothingFits(InfeasibleError):
-    """The error that no splits fit, with the reason as a value.
-
-    Args:
-        error: the message for the user.
-        model: the name of the network.
-        no_fit: the certificate.
-    """
-
-    def __init__(self, error: InfeasibleError, model: str, no_fit: NoFit) -> None:
-        super().__init__(error.message, error.hint)
-        self.model, self.no_fit = model, no_fit
-
-    def to_json(self) -> str:
-        """Returns the text for ``--json``: ``no_fit`` as in a plan, without the plan."""
-        answer = {"model": self.model, "feasible": False, "no_fit": asdict(self.no_fit)}
-        return json.dumps(answer, indent=2) + "\n"
 
 
 def with_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> PlanRequest:
@@ -113,7 +95,7 @@ def make_plan(
         DataError: a file to compare with is not readable.
         InfeasibleError: nothing fits.
     """
-    files = _read_comparisons(comparisons)
+    compared = [_comparison(name, note) for name in comparisons or ["params"]]
     request = with_graph(request, note, import_tensorflow)
     planner = _planner(request)
     pareto: Tuple[ParetoRow, ...] = ()
@@ -121,7 +103,11 @@ def make_plan(
         candidate, pareto = search(planner, request.space, request.row)
     else:
         candidate = _best(planner, request)
-    others = _comparisons(planner.graph, candidate, request, files, note)
+    others: Dict[str, Sequence[str]] = dict(request.preset_splits)
+    for splits_of in compared:
+        others.update(splits_of(planner.graph, candidate.settings.num_stages))
+    for splits in others.values():
+        check_cuts(splits, planner.graph)
     if request.splits and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
     no_fit = None
@@ -237,7 +223,7 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
     candidate = _best_of(planner, request, choices)
     if candidate is None:
         why = _why_no_fit(planner, request, choices, max(LIMITS))
-        error = infeasible(
+        raise infeasible(
             planner.graph.model,
             why,
             request.settings,
@@ -245,7 +231,6 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
             request.with_stages,
             request.assumed_input,
         )
-        raise NothingFits(error, planner.graph.model, why)
     return candidate
 
 
@@ -254,8 +239,8 @@ def _best_of(
 ) -> Optional[Candidate]:
     """Returns the best of several settings for the given splits, else with the best splits; None if none fit."""
     if request.splits is not None:
-        return _best_judged(planner, request.splits, choices, request.own_proportions)
-    return planner.best_of(choices, own_proportions=request.own_proportions)
+        return _best_judged(planner, request.splits, choices, request.stage_proportions)
+    return planner.best_of(choices, stage_proportions=request.stage_proportions)
 
 
 def _why_no_fit(
@@ -299,7 +284,7 @@ def _best_judged(
     planner: Planner,
     splits: Sequence[str],
     choices: Sequence[Sequence[PlanSettings]],
-    own_proportions: bool,
+    stage_proportions: bool,
 ) -> Candidate:
     """Returns the splits with the best of several settings: settings that fit come first, then the fastest."""
     judged = [planner.judge(splits, settings, LIMITS[0]) for group in choices for settings in group]
@@ -312,12 +297,17 @@ def _best_judged(
         return -tier, speed, -fill
 
     best = max(judged, key=rank)
-    open_groups = [group for group in choices if len(group) > 1] if own_proportions else []
-    return max([best, *(planner.judged_apart(splits, group[0], best) for group in open_groups)], key=rank)
+    open_groups = [group for group in choices if len(group) > 1] if stage_proportions else []
+    return max(
+        [best, *(planner.judge_with_stage_proportions(splits, group[0], best) for group in open_groups)],
+        key=rank,
+    )
 
 
-def _read_comparisons(names: Sequence[str]) -> Dict[str, Union[PipelinePlan, "PresetFile", None]]:
-    """Reads the plans or presets to compare with from files, by name; None for the name of a rule.
+def _comparison(name: str, note: Note) -> Comparison:
+    """Returns the splits to compare with that a rule's name, or a file with a plan or presets, stands for.
+
+    The file is read at once, before the network is built.
 
     Raises:
         ConfigurationError: a name that is neither a rule nor a file.
@@ -325,47 +315,20 @@ def _read_comparisons(names: Sequence[str]) -> Dict[str, Union[PipelinePlan, "Pr
     """
     from ipucnn.config.presets import PresetFile
 
-    files: Dict[str, Union[PipelinePlan, PresetFile, None]] = {}
-    for name in names:
-        path = expand(name)
-        if name in RULES:
-            files[name] = None
-            continue
-        if not exists(path):
-            raise ConfigurationError(
-                f"--compare {shown(name)}: neither a rule nor a file",
-                did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
-            )
-        text = read_text(path, MAX_BYTES, hint=_COMPARISON_HINT)
-        is_plan = "\nschema_version:" in text
-        files[name] = (
-            PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
-            if is_plan
-            else PresetFile(text, shown(path))
+    if name in RULES:
+        return lambda graph, count: {name: RULES[name](graph, count)} if count > 1 else {}
+    path = expand(name)
+    if not exists(path):
+        raise ConfigurationError(
+            f"--compare {shown(name)}: neither a rule nor a file",
+            did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
         )
-    return files
-
-
-def _comparisons(
-    graph: LayerGraph,
-    candidate: Candidate,
-    request: PlanRequest,
-    files: Mapping[str, Union[PipelinePlan, "PresetFile", None]],
-    note: Note,
-) -> Dict[str, Sequence[str]]:
-    """Returns the splits to compare with, by name."""
-    count = candidate.settings.num_stages
-    others: Dict[str, Sequence[str]] = dict(request.preset_splits)
-    for name, file in (files or {"params": None}).items():
-        if isinstance(file, PipelinePlan):
-            others[expand(name).name] = file.splits
-        elif file is not None:
-            others.update(_of_presets(file, expand(name), graph, note))
-        elif count > 1:
-            others[name] = RULES[name](graph, count)
-    for splits in others.values():
-        check_cuts(splits, graph)
-    return others
+    text = read_text(path, MAX_BYTES, hint=_COMPARISON_HINT)
+    if "\nschema_version:" in text:
+        plan = PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
+        return lambda graph, count: {path.name: plan.splits}
+    presets = PresetFile(text, shown(path))
+    return lambda graph, count: _of_presets(presets, path, graph, note)
 
 
 def _of_presets(file: "PresetFile", path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from ipucnn.config.options import AUTO, BY_NAME, RunConfig
+from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
@@ -40,7 +40,7 @@ from ipucnn.training.batching import (
     next_power_of_two,
     overlap_length,
 )
-from ipucnn.training.program import Program, make_layout
+from ipucnn.training.program import Program, make_layout, named_splits
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
@@ -58,7 +58,7 @@ class PlanRequest:
         settings: the settings of one program; for a search, those that hold for all configurations.
         recomputation: on or off; None for the faster of both.
         proportions: the availableMemoryProportion of the stages; None for the fastest.
-        own_proportions: whether stages may differ in availableMemoryProportion, if ``proportions`` is None.
+        stage_proportions: whether stages may differ in availableMemoryProportion, if ``proportions`` is None.
         splits: the splits to judge; None for the planner to choose them.
         space: the space of the search over configurations; None if the number of stages is given.
         row: the row of the search result, from 1 on, that becomes the plan.
@@ -79,7 +79,7 @@ class PlanRequest:
     system: System
     recomputation: Optional[bool]
     proportions: Optional[Proportions]
-    own_proportions: bool = True
+    stage_proportions: bool = True
     splits: Optional[Tuple[str, ...]] = None
     space: Optional[SearchSpace] = None
     row: int = 1
@@ -106,10 +106,8 @@ class PlanRequest:
     @property
     def preset_splits(self) -> Dict[str, Tuple[str, ...]]:
         """Returns name and splits of a preset, to compare with."""
-        splits = self.config.pipeline_splits
-        if self.splits is not None or splits in ((), (AUTO,)):
-            return {}
-        return {self.resolved.origins["pipeline_splits"]: splits}
+        splits = named_splits(self.config)
+        return {self.resolved.origins["pipeline_splits"]: splits} if splits and self.splits is None else {}
 
     def is_flag(self, name: str) -> bool:
         """Tells whether an option was typed as a flag."""
@@ -159,7 +157,7 @@ def make_request(
     classes: Optional[int] = None,
     recomputation: Optional[str] = None,
     inference: bool = False,
-    own_proportions: bool = True,
+    stage_proportions: bool = True,
 ) -> PlanRequest:
     """Returns the request of ``plan-splits``.
 
@@ -168,7 +166,7 @@ def make_request(
         profile: the measurements of the system; its own system if none is named.
         recomputation: "auto", "on" or "off"; None for the preset's value, else auto.
         inference: whether to plan forward passes only.
-        own_proportions: whether stages may differ in availableMemoryProportion if none is given.
+        stage_proportions: whether stages may differ in availableMemoryProportion if none is given.
 
     Raises:
         ConfigurationError: options that contradict each other or the schedule.
@@ -183,7 +181,7 @@ def make_request(
             f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
             "add --inference, or give --gradient-accumulation-count",
         )
-    asked_system = _asked_system(system, profile, assumed)
+    named_system = _named_system(system, profile, assumed)
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
@@ -194,9 +192,8 @@ def make_request(
         shape, num_classes, assumed_input = _input(resolved, classes)
         options = network_options(resolved.record, config, shape, num_classes)
     assumed += [assumed_input] if assumed_input is not None else []
-    named = resolved.config.pipeline_splits
-    is_given = resolved.origins["pipeline_splits"] == FLAG and named not in ((), (AUTO,))
-    splits = tuple(named) if is_given else None
+    are_typed = resolved.origins["pipeline_splits"] == FLAG
+    splits = (named_splits(config) or None) if are_typed else None
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
@@ -207,10 +204,10 @@ def make_request(
         options=options,
         kept=kept_options(_with_network(resolved, config, options, classes)),
         settings=one_stage_settings(config, config.micro_batch_size, training=config.training),
-        system=asked_system or smallest_system(1),
+        system=named_system or smallest_system(1),
         recomputation=False if inference else _recomputation(resolved, recomputation),
         proportions=given_proportions(config, count or 1),
-        own_proportions=own_proportions,
+        stage_proportions=stage_proportions,
         splits=splits,
         row=row or 1,
         assumed=tuple(assumed),
@@ -218,16 +215,16 @@ def make_request(
         graph=graph,
     )
     if count is None:
-        return _of_search(request, asked_system)
+        return _of_search(request, named_system)
     if row is not None:
         raise ConfigurationError(
             f"--row {row}: there is no table of best uses, because the number of stages is given",
             "leave out --row, or give --ipus and neither a number of stages nor splits",
         )
-    return _of_stages(request, count, asked_system)
+    return _of_stages(request, count, named_system)
 
 
-def _asked_system(
+def _named_system(
     name: Optional[str], profile: Optional["SystemProfile"], assumed: List[str]
 ) -> Optional[System]:
     """Returns the named or measured system, with its profile; None if there is neither."""
@@ -380,8 +377,8 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
                 f"--stages {stages}, but {option} says {counted(count, 'stage')}",
                 f"use --stages {count}, or drop one of them",
             )
-    is_preset = config.pipeline_splits not in ((), (AUTO,))
-    of_preset = len(config.pipeline_splits) + 1 if is_preset else None
+    preset_splits = named_splits(config)
+    of_preset = len(preset_splits) + 1 if preset_splits else None
     return of_splits or stages or config.ipus_per_replica or of_mapping or of_preset
 
 
@@ -403,10 +400,8 @@ def _with_legal_proportions(
     Raises:
         ConfigurationError: typed values for another number of stages, or without a number of stages.
     """
-    values, is_typed = (
-        config.available_memory_proportion,
-        resolved.origins["available_memory_proportion"] == FLAG,
-    )
+    values = config.available_memory_proportion
+    is_typed = resolved.origins["available_memory_proportion"] == FLAG
     if len(values) < 2:
         return config
     if count is None and is_typed:
@@ -416,11 +411,8 @@ def _with_legal_proportions(
         )
     # A preset's values are for the stages of its own splits.  Their count alone is ambiguous: four values may be one
     # for each of four stages, or two (convolutions and matrix products) for each of two.
-    splits = config.pipeline_splits
-    is_of_splits = (
-        not is_typed and resolved.origins["pipeline_splits"] != FLAG and splits not in ((), (AUTO,))
-    )
-    if count is not None and (not is_of_splits or len(splits) + 1 == count):
+    splits = () if is_typed or resolved.origins["pipeline_splits"] == FLAG else named_splits(config)
+    if count is not None and (not splits or len(splits) + 1 == count):
         given_proportions(config, count)
         return config
     stages = "one stage" if count == 1 else f"{count} stages" if count else "a search"
@@ -583,7 +575,7 @@ def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
         schedules=(config.pipeline_schedule,) if has_one else SCHEDULES,
         recomputation=request.recomputation,
         proportions=request.proportions,
-        own_proportions=request.own_proportions,
+        stage_proportions=request.stage_proportions,
         num_replicas=replicas,
         global_batch_size=total,
         global_batch_from="--global-batch-size"

@@ -127,25 +127,25 @@ class Schedule:
         return float(sum(computing) + self.directions * sum(exchanging))
 
     def least_tick_s(
-        self, forward_s: np.ndarray, backward_s: np.ndarray, num_stages: int, again: bool
+        self, forward_s: np.ndarray, backward_s: np.ndarray, num_stages: int, recomputed: bool
     ) -> float:
         """Returns a lower bound of any splits' tick: evenly shared work, no transfers.
 
         Args:
             forward_s, backward_s: (items,) seconds.
-            again: whether stages are recomputed.
+            recomputed: whether stages are recomputed.
         """
         forward, backward = float(forward_s.sum()), float(backward_s.sum())
         if self.is_sequential:
             return forward + backward
         tick = max((forward + backward) / num_stages, float((forward_s + backward_s).max()))
-        repeated = forward if again else 0.0
+        repeated = forward if recomputed else 0.0
         # The last stage is not recomputed, but its forward pass takes at most a tick, hence the added ones.
         if self.alternates and num_stages > 1:
             # Even and odd stages go backward in different halves, and one half has at most (S + 1) / 2 of them.
-            return max(tick, (repeated + backward) / ((num_stages + 1) // 2 + again))
+            return max(tick, (repeated + backward) / ((num_stages + 1) // 2 + recomputed))
         if self.name == GROUPED and self.training:
-            return max(tick, (forward + repeated + backward) / (num_stages + again))
+            return max(tick, (forward + repeated + backward) / (num_stages + recomputed))
         return tick
 
 

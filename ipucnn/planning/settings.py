@@ -54,11 +54,6 @@ class StageProportions:
         """Returns the same proportions, but at most ``share``."""
         return StageProportions(*(min(mine, share) for mine in astuple(self)))
 
-    @property
-    def largest(self) -> float:
-        """Returns the largest proportion of all operations."""
-        return float(max(astuple(self)))
-
 
 Proportions = Tuple[StageProportions, ...]
 
@@ -185,7 +180,7 @@ class PlanSettings:
         return shares[stage] if num_stages in (None, self.num_stages) else smallest(shares)[0]
 
     @property
-    def has_own_proportions(self) -> bool:
+    def proportions_differ(self) -> bool:
         """Tells whether stages differ in their availableMemoryProportion."""
         return len(self.available_memory_proportion) > 1
 
@@ -195,7 +190,7 @@ class PlanSettings:
         Args:
             changes: values of other fields; without a device mapping among them each stage is on its default IPU.
         """
-        if num_stages != self.num_stages and self.has_own_proportions:
+        if num_stages != self.num_stages and self.proportions_differ:
             changes.setdefault("available_memory_proportion", smallest(self.available_memory_proportion))
         changes.setdefault("device_mapping", None)
         return replace(self, num_stages=num_stages, **changes)
@@ -205,23 +200,23 @@ class PlanSettings:
         num_stages: int,
         schedule: Optional[str] = None,
         recomputation: Optional[bool] = None,
-        apart: Optional[bool] = None,
+        one_ipu_each: Optional[bool] = None,
     ) -> "PlanSettings":
         """Returns the same program in another number of stages, with a legal number of accumulated micro-batches.
 
         Args:
             schedule, recomputation: the new values; None for no change.  A program of one stage recomputes nothing.
-            apart: whether Sequential stages have an IPU each; None for no change.
+            one_ipu_each: whether Sequential stages have an IPU each; None for no change.
         """
         order = Schedule(schedule or self.schedule, self.training)
-        if apart is None:
-            apart = not self.segments_on_one_ipu
+        if one_ipu_each is None:
+            one_ipu_each = not self.segments_on_one_ipu
         counts = nearest_multiples(self.gradient_accumulation_count, order.multiple(num_stages))
         return self.restaged(
             num_stages,
             schedule=order.name,
             gradient_accumulation_count=counts[-1],
-            device_mapping=tuple(range(num_stages)) if order.is_sequential and apart else None,
+            device_mapping=tuple(range(num_stages)) if order.is_sequential and one_ipu_each else None,
             recomputation=num_stages > 1 and (self.recomputation if recomputation is None else recomputation),
         )
 

@@ -8,7 +8,7 @@ import bisect
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasModel, PlainDict
-from ipucnn.config.options import AUTO, RunConfig
+from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.models.build import layers_to_freeze
@@ -17,7 +17,7 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.network import network_options
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.text import counted, shown_value
-from ipucnn.training.program import Program
+from ipucnn.training.program import Program, named_splits
 
 
 def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str = "MODEL") -> None:
@@ -175,7 +175,7 @@ RULES: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
 # --- the splits of a run
 
 
-def settle_splits(
+def with_run_splits(
     program: Program, model: "KerasModel", resolved: Resolved, saved: Optional[PlainDict]
 ) -> Program:
     """Returns a program with its splits filled in and checked against the built model.
@@ -213,14 +213,14 @@ def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
 def check_named_splits(resolved: Resolved) -> None:
     """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
 
-    If the layers differ from the shipped graph's (another norm), nothing is known yet, and :func:`settle_splits` checks
-    the splits on the built network.
+    If the layers differ from the shipped graph's (another norm), nothing is known yet, and :func:`with_run_splits`
+    checks the splits on the built network.
 
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
     """
-    splits = resolved.config.pipeline_splits
-    graph = None if splits in ((), (AUTO,)) else _known_graph(resolved)
+    splits = named_splits(resolved.config)
+    graph = _known_graph(resolved) if splits else None
     if graph is not None:
         check_splits(splits, [layer.name for layer in graph.layers], resolved.record.name)
 

@@ -7,6 +7,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from rich.console import Console
+from rich.text import Text
+
 from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.cost.schedule import Timeline, timeline
 from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -19,9 +22,6 @@ from ipucnn.reports.plan_text import Sheet
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from ipucnn.planning.calibration import MeasuredRow, SystemProfile
     from ipucnn.planning.request import PlanRequest
 
@@ -41,8 +41,6 @@ _VERDICTS = {"fits": "green", "uncertain": "yellow", "does not fit": "red"}
 
 def print_plan(plan: PipelinePlan) -> None:
     """Prints the report on stdout."""
-    from rich.text import Text
-
     out = console(sys.stdout)
     table = fact_table(
         ((name, _coloured(text)) for name, text in plan_text.facts(plan)), padding=(0, 1, 0, 0)
@@ -53,8 +51,10 @@ def print_plan(plan: PipelinePlan) -> None:
     _memory(plan, out)
     if plan.num_stages > 1:
         _timeline(plan, out)
-    for sheet in plan_text.other_sheets(plan, TABLE_ROWS):
-        _print_sheet(out, sheet)
+    if plan.comparison:
+        _print_sheet(out, plan_text.comparison_sheet(plan))
+    if plan.pareto:
+        _print_sheet(out, plan_text.pareto_sheet(plan, TABLE_ROWS))
     if plan.assumed:
         out.print(Text(plan_text.assumed(plan.assumed)))
         out.print()
@@ -64,8 +64,6 @@ def print_plan(plan: PipelinePlan) -> None:
 
 def _coloured(text: str) -> Text:
     """Colours the verdict at the start of a cell or sentence."""
-    from rich.text import Text
-
     coloured, verdict = Text(text), plan_text.verdict_of(text)
     if verdict is not None:
         coloured.stylize(_VERDICTS[verdict], 0, len(verdict))
@@ -78,8 +76,6 @@ def _print_sheet(out: Console, sheet: Sheet, keys: int = 1) -> None:
     Args:
         keys: the number of leading columns that each part of a split table repeats.
     """
-    from rich.text import Text
-
     table = plain_table(padding=(0, 1, 0, 0), title=sheet.title)
     for name in sheet.columns:
         is_text = name in sheet.texts
@@ -99,8 +95,6 @@ def _print_sheet(out: Console, sheet: Sheet, keys: int = 1) -> None:
 
 
 def _memory(plan: PipelinePlan, out: Console) -> None:
-    from rich.text import Text
-
     capacity = f"{units.mebibytes(plan.system.ipu_memory_bytes)} of an {plan.system.ipu}"
     out.print(Text(f"memory, predicted, of the {capacity}", style="bold"))
     label = max(len(f"IPU {ipu.ipu}") for ipu in plan.ipus)
@@ -123,8 +117,6 @@ def _memory(plan: PipelinePlan, out: Console) -> None:
 
 def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Text:
     """Draws sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width."""
-    from rich.text import Text
-
     letters, total = [], 0.0
     for name, size in sizes.items():
         letter, colour = _CATEGORIES[name]
@@ -137,37 +129,33 @@ def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Text:
 
 
 def _timeline(plan: PipelinePlan, out: Console) -> None:
-    from rich.text import Text
-
-    told = timeline(plan, told_ticks=2)
-    end = told.omitted_from_s if told.omitted_ticks else told.end_s
+    drawn = timeline(plan, shown_ticks=2)
+    end = drawn.omitted_from_s if drawn.omitted_ticks else drawn.end_s
     label = max(len(f"stage {stage.stage}") for stage in plan.stages)
     width = min(140, out.width - label - 1)
     whole = "a weight update" if plan.settings.training else "an execution"
     out.print(Text(f"timeline, predicted: the first {units.milliseconds(end)} of {whole}", style="bold"))
     for stage in plan.stages:
         row = Text(f"{f'stage {stage.stage}':<{label}} ")
-        row.append_text(_lane(told, stage.stage, end, width))
+        row.append_text(_lane(drawn, stage.stage, end, width))
         out.print(row, no_wrap=True)
     keys = ["- forward"]
     if any(stage.predicted_recompute_s for stage in plan.stages):
         keys.append("~ recompute")
     keys += ["= backward"] if plan.settings.training else []
     words = ", ".join([*keys, ". idle", "numbers: micro-batches"])
-    if told.omitted_ticks:
+    if drawn.omitted_ticks:
         order = plan.settings.order
         drain = "" if order.is_sequential else ", and the drain,"
-        words += f"; {told.omitted_ticks} more {order.unit} alike{drain} follow"
+        words += f"; {drawn.omitted_ticks} more {order.unit} alike{drain} follow"
     out.print(wrapped([Text(word) for word in words.split()], " ", out.width, label + 1))
     out.print()
 
 
-def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
+def _lane(drawn: Timeline, stage: int, end: float, width: int) -> Text:
     """Draws a stage's work, a character for each ``width``-th of the time, with the micro-batch's number if it fits."""
-    from rich.text import Text
-
     cells: List[Tuple[str, str]] = [(".", "dim")] * width
-    for span in told.spans:
+    for span in drawn.spans:
         first, last = round(width * span.start_s / end), round(width * span.end_s / end)
         if span.stage != stage or first >= width:
             continue
@@ -183,8 +171,6 @@ def _lane(told: Timeline, stage: int, end: float, width: int) -> Text:
 
 def _paste(plan: PipelinePlan, out: Console) -> None:
     """Prints the options to paste, on one line however narrow the terminal is, and as YAML."""
-    from rich.text import Text
-
     command = plan_text.command_line(plan)
     if not command:
         out.print(Text("the layers that open the next stage, for a program of your own:", style="bold"))
@@ -241,8 +227,6 @@ def print_optimisations(
     request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
 ) -> None:
     """Prints the table on stdout."""
-    from rich.text import Text
-
     settings, out = candidate.settings, console(sys.stdout)
     size = "x".join(map(str, request.options.input_shape[:2]))
     rows = [(str(o.number), o.name, o.here, o.instead, *_outcome(o.outcome, base)) for o in optimisations]
@@ -287,8 +271,6 @@ def _outcome(outcome: Optional[Outcome], base: Outcome) -> Tuple[str, str]:
 
 def print_calibration(profile: SystemProfile) -> None:
     """Prints the results of measurements of a system, with the errors before and after, on stdout."""
-    from rich.text import Text
-
     from ipucnn.planning.calibration import describe
 
     def cells(row: MeasuredRow) -> Tuple[str, ...]:

@@ -218,22 +218,22 @@ _TIME_GAP = 64.0
 class _Axis:
     """Maps seconds to x, with a gap for the ticks that are left out."""
 
-    def __init__(self, told: Timeline) -> None:
-        self.told = told
-        self.omitted_s = told.omitted_to_s - told.omitted_from_s
-        self.gap = _TIME_GAP if told.omitted_ticks else 0.0
-        self.scale = (WIDTH - _TIME_LEFT - _TIME_RIGHT - self.gap) / max(told.end_s - self.omitted_s, 1e-12)
+    def __init__(self, drawn: Timeline) -> None:
+        self.drawn = drawn
+        self.omitted_s = drawn.omitted_to_s - drawn.omitted_from_s
+        self.gap = _TIME_GAP if drawn.omitted_ticks else 0.0
+        self.scale = (WIDTH - _TIME_LEFT - _TIME_RIGHT - self.gap) / max(drawn.end_s - self.omitted_s, 1e-12)
 
     def __call__(self, seconds: float) -> float:
-        if self.gap and seconds >= self.told.omitted_to_s:
+        if self.gap and seconds >= self.drawn.omitted_to_s:
             return _TIME_LEFT + self.gap + self.scale * (seconds - self.omitted_s)
         return _TIME_LEFT + self.scale * seconds
 
 
 def timeline_figure(plan: PipelinePlan) -> Markup:
     """Draws a row for each stage; all but a few of the full ticks are left out."""
-    told = timeline(plan)
-    axis = _Axis(told)
+    drawn = timeline(plan)
+    axis = _Axis(drawn)
     num = plan.num_stages
     row = 30.0 if num <= 8 else 21.0
     bottom = _TIME_TOP + row * num
@@ -243,7 +243,7 @@ def timeline_figure(plan: PipelinePlan) -> Markup:
         parts.append(line(_TIME_LEFT, y, WIDTH - _TIME_RIGHT, y, "grid"))
         parts.append(text(_TIME_LEFT - 8, y - row / 2 + 4, f"stage {i}", "label end"))
     marks: Dict[str, List[Markup]] = {}
-    for span in told.spans:
+    for span in drawn.spans:
         if span.stage < 0:
             marks.setdefault("transfer", []).append(_transfer(span, axis, bottom))
             continue
@@ -257,19 +257,19 @@ def timeline_figure(plan: PipelinePlan) -> Markup:
     for kind in ("transfer", "forward", "recompute", "backward", "micro-batch"):
         if kind in marks:
             parts.append(group(f"pass-{kind}", marks[kind]))
-    if told.omitted_ticks:
-        at = axis(told.omitted_from_s)
+    if drawn.omitted_ticks:
+        at = axis(drawn.omitted_from_s)
         gap = rect((at + 4, _TIME_TOP, _TIME_GAP - 8, bottom - _TIME_TOP), class_="omitted")
-        parts += [gap, text(at + _TIME_GAP / 2, _TIME_TOP - 6, f"{told.omitted_ticks} more", "label middle")]
-    parts += [_bracket(phase, axis) for phase in told.phases]
-    parts += _ticks(told, axis, bottom)
+        parts += [gap, text(at + _TIME_GAP / 2, _TIME_TOP - 6, f"{drawn.omitted_ticks} more", "label middle")]
+    parts += [_bracket(phase, axis) for phase in drawn.phases]
+    parts += _ticks(drawn, axis, bottom)
     count = plan.settings.gradient_accumulation_count
-    phases = "; ".join(f"{phase.name} {phase.num_ticks} {plan.settings.order.unit}" for phase in told.phases)
+    phases = "; ".join(f"{phase.name} {phase.num_ticks} {plan.settings.order.unit}" for phase in drawn.phases)
     return svg(
         "timeline",
         "Predicted pipeline timeline",
         f"{plan.settings.schedule} schedule, {counted(num, 'stage')}, {counted(count, 'micro-batch')}: {phases}; "
-        f"{told.omitted_ticks} full ones are left out. Numbers in the bars are micro-batches.",
+        f"{drawn.omitted_ticks} full ones are left out. Numbers in the bars are micro-batches.",
         bottom + 40,
         parts,
     )
@@ -298,20 +298,20 @@ def _bracket(phase: Phase, axis: _Axis) -> Markup:
     return join(parts)
 
 
-def _ticks(told: Timeline, axis: _Axis, bottom: float) -> List[Markup]:
+def _ticks(drawn: Timeline, axis: _Axis, bottom: float) -> List[Markup]:
     """Draws marks at round times on both sides of the gap, without overlap."""
-    shown = told.end_s - axis.omitted_s
+    shown = drawn.end_s - axis.omitted_s
     steps = nice_ticks(1e3 * shown, 9)
     step = steps[1] / 1e3 if len(steps) > 1 else shown
     title = "ms from the start, predicted"
     parts: List[Markup] = [text(WIDTH - _TIME_RIGHT, bottom + 34, title, "label end")]
-    behind = int(told.omitted_to_s / step) if axis.gap else 0
-    numbers = [*range(int(told.omitted_from_s / step) + 1)] if axis.gap else []
-    numbers += range(behind, int(told.end_s / step + 1e-9) + 1)
+    behind = int(drawn.omitted_to_s / step) if axis.gap else 0
+    numbers = [*range(int(drawn.omitted_from_s / step) + 1)] if axis.gap else []
+    numbers += range(behind, int(drawn.end_s / step + 1e-9) + 1)
     free = 0.0
     for k in numbers:
         seconds = k * step
-        if axis.gap and told.omitted_from_s < seconds < told.omitted_to_s:
+        if axis.gap and drawn.omitted_from_s < seconds < drawn.omitted_to_s:
             continue
         label = f"{1e3 * seconds:.6g}"
         at, half = axis(seconds), text_width(label) / 2

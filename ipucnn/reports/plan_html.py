@@ -7,17 +7,15 @@ well-formed XML as well, and the same plan always gives the same bytes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.reports import plan_text, units
-from ipucnn.reports.plan_text import Sheet
+from ipucnn.reports import plan_figures, plan_text, units
 from ipucnn.text import counted
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
 
 TEMPLATE = "plan.html.j2"
 Legend = List[Tuple[str, str]]
@@ -52,19 +50,16 @@ def render(plan: PipelinePlan) -> str:
             needs_weights=plan_text.needs_weights(plan),
             figures=_figures(plan),
             sheets=sheets,
-            front=_front(plan) if plan.pareto else None,
+            front=(plan_figures.pareto_figures(plan), plan_text.pareto_sheet(plan)) if plan.pareto else None,
         )
     )
 
 
 def page_environment() -> Environment:
     """Returns the template environment of this folder; it escapes text and replaces characters not allowed in pages."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from ipucnn.reports.plan_figures import clean
 
     def finalize(value: object) -> Any:
-        return clean(value) if isinstance(value, str) else value
+        return plan_figures.clean(value) if isinstance(value, str) else value
 
     environment = Environment(
         loader=FileSystemLoader(str(Path(__file__).parent)),
@@ -89,16 +84,7 @@ def _facts(plan: PipelinePlan) -> List[Tuple[str, List[str]]]:
     return facts
 
 
-def _front(plan: PipelinePlan) -> Tuple[Tuple[Markup, Markup], Sheet]:
-    """Returns the best uses of the IPUs, as figures and as a table."""
-    from ipucnn.reports.plan_figures import pareto_figures
-
-    return pareto_figures(plan), plan_text.pareto_sheet(plan)
-
-
 def _figures(plan: PipelinePlan) -> List[Figure]:
-    from ipucnn.reports import plan_figures
-
     training = plan.settings.training
     passes = [("forward", "forward")]
     passes += [("recompute", "recomputation")] * any(stage.predicted_recompute_s for stage in plan.stages)

@@ -282,16 +282,6 @@ def _milliseconds_or_none(seconds: float) -> str:
     return units.column_milliseconds(seconds) if seconds else ""
 
 
-def other_sheets(plan: PipelinePlan, most: Optional[int] = None) -> List[Sheet]:
-    """Returns the tables of other splits and other uses of the IPUs, if there are any.
-
-    Args:
-        most: the most rows of the second one.
-    """
-    sheets = [comparison_sheet(plan)] if plan.comparison else []
-    return sheets + ([pareto_sheet(plan, most)] if plan.pareto else [])
-
-
 def comparison_sheet(plan: PipelinePlan) -> Sheet:
     """Returns the table of the plan's splits, and below them others under the same settings."""
 

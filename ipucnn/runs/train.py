@@ -19,7 +19,7 @@ from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
 from ipucnn.planning.network import network_options
 from ipucnn.planning.search.variations import would_fit
-from ipucnn.planning.splits import settle_splits
+from ipucnn.planning.splits import with_run_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
@@ -164,7 +164,7 @@ class TrainingRun:
         program = context.program
         if context.config.freeze is not None:
             program = program.with_frozen(freeze_layers(model, context.config.freeze, self.fresh_weights > 0))
-        program = settle_splits(program, model, context.resolved, context.saved_program)
+        program = with_run_splits(program, model, context.resolved, context.saved_program)
         self.context = replace(context, program=program)
 
     @property

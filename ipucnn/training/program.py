@@ -154,9 +154,9 @@ class Program:
         return cls(**fields)
 
 
-def _named_splits(splits: Sequence[str]) -> Tuple[str, ...]:
-    """Returns the named splits; none if the planner chooses them."""
-    return () if tuple(splits) == (AUTO,) else tuple(splits)
+def named_splits(config: RunConfig) -> Tuple[str, ...]:
+    """Returns the pipeline splits of a configuration; none if the planner chooses them."""
+    return () if config.pipeline_splits == (AUTO,) else tuple(config.pipeline_splits)
 
 
 def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
@@ -166,7 +166,7 @@ def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
         ConfigurationError: splits, mapping and IPUs imply different numbers of stages.
     """
     splits, ipus, mapping = (
-        len(_named_splits(config.pipeline_splits)),
+        len(named_splits(config)),
         config.ipus_per_replica,
         tuple(config.device_mapping or ()),
     )
@@ -388,7 +388,7 @@ def make_layout(config: RunConfig) -> Program:
         validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
         validation_num_replicas=config.validation_num_replicas or 0,
         num_stages=stages,
-        pipeline_splits=_named_splits(config.pipeline_splits),
+        pipeline_splits=named_splits(config),
         device_mapping=mapping,
         pipeline_schedule=config.pipeline_schedule,
         recomputation=config.recomputation,

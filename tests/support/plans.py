@@ -6,12 +6,21 @@ from dataclasses import replace
 
 from ipucnn import cli
 from ipucnn.hardware import get_system
+from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.graphs.extract import home_options, layer_graph
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 
+SYSTEM = get_system("pod16")
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
+
+
+def home_graph(name="cifar_resnet8"):
+    """Returns the layer graph of a registered network at its default input and classes."""
+    record = get_model(name)
+    return layer_graph(record, home_options(record))
 
 
 def run(capsys, *args):
@@ -73,8 +82,7 @@ def network(widths, size=16, block=2):
 
 def system(kib_per_tile=624):
     """Returns an IPU-POD16 with less memory."""
-    pod = get_system("pod16")
-    return replace(pod, ipu=replace(pod.ipu, sram_per_tile_bytes=int(kib_per_tile * 1024)))
+    return replace(SYSTEM, ipu=replace(SYSTEM.ipu, sram_per_tile_bytes=int(kib_per_tile * 1024)))
 
 
 def all_splits(graph, num_stages):

@@ -16,7 +16,6 @@ from ipucnn.hardware import IPU, collective_latency_s
 from ipucnn.planning.cost.products import (
     DEFAULT_CONSTANTS,
     FEATURES,
-    PARTITION_AXES,
     CostConstants,
     Products,
     partition_products,
@@ -55,8 +54,6 @@ class LayerTimes:
         forward_s: (n,) seconds of the forward pass; a recomputation takes the same.
         backward_s: (n,) seconds of the backward pass without recomputation; 0 for inference.
         work: (n, 3, len(FEATURES)) the work from which the seconds are computed, by pass, per tile.
-        partitions: (n, 3, 4) the factors chosen, in the order of ``PARTITION_AXES``; 0 if there is no product.
-        units: (n, 3) the unit chosen, index into ``products.UNITS``; -1 if there is no product.
         temporary_bytes: (n, 3) bytes per tile, by pass.
         shared_s: (n,) seconds in which replicas share their statistics, in each pass; 0 if they do not.
         clock_hz: cycles in a second, ``IPU.computing_hz``.
@@ -65,14 +62,12 @@ class LayerTimes:
     forward_s: np.ndarray
     backward_s: np.ndarray
     work: np.ndarray
-    partitions: np.ndarray
-    units: np.ndarray
     temporary_bytes: np.ndarray
     shared_s: np.ndarray
     clock_hz: float
 
     def with_constants(self, constants: CostConstants) -> "LayerTimes":
-        """Returns the same partitions with other constants; a new search could find better ones."""
+        """Returns the times of the same partitions with other constants; a new search could find better ones."""
         forward, backward = _seconds(self.work, self.shared_s, self.clock_hz, constants)
         return replace(self, forward_s=forward, backward_s=backward)
 
@@ -221,8 +216,8 @@ def _partitioned(
     training: bool,
     ipu: IPU,
     constants: CostConstants,
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns work, partitions, units and temporary bytes, see ``LayerTimes``; one search per distinct operation."""
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Returns work and temporary bytes, see ``LayerTimes``; one search per distinct operation."""
     by_name = {layer.name: layer for layer in graph.layers}
     with_gradient = needs_gradient(graph)
     # For each bound of temporary bytes: its distinct products, and the (layer, pass, product number) of each use.
@@ -237,25 +232,22 @@ def _partitioned(
                     share = _proportion(proportions, layer, pass_)
                     known = distinct.setdefault(share, {})
                     where.setdefault(share, []).append((i, pass_, known.setdefault(key, len(known))))
-    shape = (len(graph.layers), len(PASSES))
     work = _other_work(graph, batch, element_bytes, weight_bytes, training, ipu.num_tiles)
-    partitions: np.ndarray = np.zeros((*shape, len(PARTITION_AXES)), dtype=int)
-    units: np.ndarray = np.full(shape, -1)
-    temporary = np.zeros(shape)
+    temporary = np.zeros((len(graph.layers), len(PASSES)))
     names = [field.name for field in fields(Products)]
     for share, known in distinct.items():
         columns = dict(zip(names, np.array(list(known), dtype=float).T))
         columns["weight_gradient"] = columns["weight_gradient"].astype(bool)
         bound_bytes = share * ipu.sram_per_tile_bytes
-        chosen = partition_products(Products(**columns), ipu, arithmetic, bound_bytes, constants)
+        product_work, product_bytes = partition_products(
+            Products(**columns), ipu, arithmetic, bound_bytes, constants
+        )
         at_layer, at_pass, of = np.array(where[share]).T
-        work[at_layer, at_pass] += chosen.work[of]
-        partitions[at_layer, at_pass] = chosen.factors[of]
-        units[at_layer, at_pass] = chosen.unit[of]
-        temporary[at_layer, at_pass] = chosen.temporary_bytes[of]
-    for array in (work, partitions, units, temporary):
+        work[at_layer, at_pass] += product_work[of]
+        temporary[at_layer, at_pass] = product_bytes[of]
+    for array in (work, temporary):
         array.flags.writeable = False  # all callers share the cached arrays
-    return work, partitions, units, temporary
+    return work, temporary
 
 
 def _proportion(proportions: StageProportions, layer: Layer, pass_: int) -> float:
@@ -278,7 +270,7 @@ def layer_times(
         proportions: the availableMemoryProportion; None for that of the first stage, which applies to all stages unless
             the settings say otherwise.
     """
-    work, partitions, units, temporary = _partitioned(
+    work, temporary = _partitioned(
         graph,
         settings.micro_batch_size,
         settings.arithmetic,
@@ -294,7 +286,7 @@ def layer_times(
     if latency_s:
         shared_s[[layer.op_class == "norm" for layer in graph.layers]] = latency_s
     forward, backward = _seconds(work, shared_s, ipu.computing_hz, constants)
-    return LayerTimes(forward, backward, work, partitions, units, temporary, shared_s, ipu.computing_hz)
+    return LayerTimes(forward, backward, work, temporary, shared_s, ipu.computing_hz)
 
 
 def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:
@@ -315,9 +307,9 @@ def program_times(
         starts: the first layer of each stage.
     """
     joined = layer_times(graph, settings, ipu, constants)
-    for stage, first in enumerate(starts if settings.has_own_proportions else ()):
+    for stage, first in enumerate(starts if settings.proportions_differ else ()):
         of_stage = layer_times(graph, settings, ipu, constants, settings.proportions_of(stage))
-        names = ("forward_s", "backward_s", "work", "partitions", "units", "temporary_bytes")
+        names = ("forward_s", "backward_s", "work", "temporary_bytes")
         arrays = {
             name: np.concatenate([getattr(joined, name)[:first], getattr(of_stage, name)[first:]])
             for name in names

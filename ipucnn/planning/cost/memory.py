@@ -16,15 +16,14 @@ The categories at the fullest moment, the backward pass of a micro-batch (the fo
 A tensor that skips over the stage is live in it, but needs no stash of its own.
 """
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.hardware import IPU
-from ipucnn.planning.cost.layer_times import LayerTimes, layer_times, stage_starts
+from ipucnn.planning.cost.layer_times import layer_times, stage_starts
 from ipucnn.planning.graphs.layer_graph import (
     PRODUCT_CLASSES,
     Layer,
@@ -50,16 +49,6 @@ _CODE_TILES = 1472
 _DEEPEST = 1 << 14
 
 _IN_PLACE = ("activation", "norm", "elementwise", "reshape")
-
-CATEGORIES = (
-    "weights",
-    "accumulators",
-    "optimizer_state",
-    "stash",
-    "live_activations",
-    "temporaries",
-    "code",
-)
 
 # The fill below which a stage counts as fitting, and the fill above which it does not fit.  There are too few public
 # reports of programs that do not fit for a sharp edge.  Among the public configurations (benchmarks/fit_cost_model.py
@@ -132,6 +121,10 @@ class StageMemory:
             return "fits"
         return "uncertain" if self.fill <= FITS_NOT_ABOVE else "does not fit"
 
+
+CATEGORIES = tuple(
+    field.name[: -len("_bytes")] for field in fields(StageMemory) if field.name != "capacity_bytes"
+)
 
 # Sums and maxima over all ranges of a sequence at once.  Tables have shape (n, n + 1); [a, b] describes the items a ..
 # b - 1 and is defined where b > a.
@@ -271,22 +264,9 @@ class RangeCounts:
         self.code_at = [[int(item) for item in item_of[layers_of]] for layers_of in uses.alike.values()]
         self.code_bytes = [_code_bytes(signature, training) for signature in uses.alike]
         self.code = distinct_sum(self.code_at, self.code_bytes, n)
-        self._resident: Tuple[Tuple[float, ...], np.ndarray] = (), self.code
         # Stages hold what their layers keep at least once each, recomputed or not.
         whole = bool((self.inputs + self.kept_inside >= self.kept).all())
         self.least_kept = float(self.kept[0, n]) * whole
-
-    def resident_bytes(self, weight: float, trained: float, tiles: float) -> np.ndarray:
-        """Returns (n, n + 1): the bytes that are always resident; cached for the next call with the same arguments."""
-        key = (weight, trained, tiles)
-        if self._resident[0] != key:
-            total: np.ndarray = weight * self.weights
-            total += trained * self.trainable
-            total += tiles * self.code
-            total += tiles * _FIXED_CODE_BYTES
-            total *= _IMBALANCE
-            self._resident = key, total
-        return self._resident[1]
 
 
 class MemoryModel:
@@ -312,16 +292,13 @@ class MemoryModel:
         item_starts: Sequence[int],
         counts: Optional[RangeCounts] = None,
     ) -> None:
-        self.settings, self.ipu = settings, ipu
+        self.graph, self.settings, self.ipu = graph, settings, ipu
         self.num_items = len(item_starts)
         self.item_starts = np.array([*item_starts, len(graph.layers)])
         self.counts = counts or RangeCounts(graph, item_starts, settings.training)
         # Whole numbers far below 2^53, so their products are exact.
         self.sample_bytes = float(settings.micro_batch_size * settings.element_bytes)
         self.alive = _uses(graph).alive * self.sample_bytes
-        self._times: Callable[[StageProportions], LayerTimes] = lambda proportions: layer_times(
-            graph, settings, ipu, proportions=proportions
-        )
         self._working: Dict[StageProportions, Tuple[np.ndarray, np.ndarray]] = {}
         self._within: Dict[Tuple[bool, StageProportions, float], np.ndarray] = {}
         self._tiles = ipu.num_tiles / _CODE_TILES
@@ -330,12 +307,6 @@ class MemoryModel:
         accumulated = settings.training and settings.gradient_accumulation_count > 1
         slots = settings.optimizer_slots if settings.training and not settings.offloads_optimizer_state else 0
         self._per_weight = weight, settings.weight_bytes * accumulated, settings.weight_bytes * slots
-
-    def under(self, settings: PlanSettings) -> "MemoryModel":
-        """Returns the same model under settings that differ only in the schedule and the stages' IPUs."""
-        other = copy.copy(self)  # the copies share their cached results
-        other.settings = settings
-        return other
 
     def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """Returns the bytes of the layers at work under the availableMemoryProportion of a stage.
@@ -346,7 +317,8 @@ class MemoryModel:
         """
         share = self.settings.proportions_of(stage, num_stages)
         if share not in self._working:
-            temporaries = self._times(share).temporary_bytes.max(axis=1) * self.ipu.num_tiles
+            times = layer_times(self.graph, self.settings, self.ipu, proportions=share)
+            temporaries = times.temporary_bytes.max(axis=1) * self.ipu.num_tiles
             largest = np.maximum.reduceat(self.alive + temporaries, self.item_starts[:-1])
             self._working[share] = temporaries, range_maximum(largest)
         return self._working[share]
@@ -410,8 +382,9 @@ class MemoryModel:
         """
         stash, work = self._activations(num_stages, stage)
         work *= _IMBALANCE
-        weight, *trained = self._per_weight
-        work += self.counts.resident_bytes(weight, sum(trained), self._tiles)
+        counts, tiles, (weight, *trained) = self.counts, self._tiles, self._per_weight
+        resident = weight * counts.weights + sum(trained) * counts.trainable
+        work += _IMBALANCE * (resident + tiles * counts.code + tiles * _FIXED_CODE_BYTES)
         work[np.tri(*work.shape, dtype=bool)] = np.inf
         return work, _IMBALANCE * stash
 

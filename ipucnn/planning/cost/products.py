@@ -11,7 +11,7 @@ The planner takes the cheapest partition whose temporary bytes are within the bo
 with the fewest bytes.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Tuple, Union
 
 import numpy as np
@@ -94,9 +94,6 @@ def throughput_band(images_per_s: float, system: System) -> Tuple[float, float]:
     return images_per_s / band_factor(system), images_per_s * band_factor(system)
 
 
-PARTITION_AXES = ("groups", "output_channels", "input_channels", "positions")
-UNITS = ("amp", "slic", "vector")
-
 _STEPS = 3  # receive, rearrange, multiply
 _REDUCTION_STEPS = 2  # receive partial sums, add
 
@@ -141,105 +138,50 @@ class Products:
         return Products(*(getattr(self, field.name)[:, None] for field in fields(self)))
 
 
-@dataclass(frozen=True)
-class Partitions:
-    """The partition chosen for each of n products.
-
-    Attributes:
-        work: (n, len(FEATURES)), per tile.
-        factors: (n, 4) integers in the order of ``PARTITION_AXES``.
-        unit: (n,) index into ``UNITS``.
-        temporary_bytes: (n,) per tile.
-    """
-
-    work: np.ndarray
-    factors: np.ndarray
-    unit: np.ndarray
-    temporary_bytes: np.ndarray
-
-
 def _ceil_divide(a: np.ndarray, b: Union[np.ndarray, float]) -> np.ndarray:
     return np.ceil(a / b)
 
 
 def partition_work(
     products: Products, factors: Tuple[np.ndarray, ...], ipu: IPU, arithmetic: str, constants: CostConstants
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> Tuple[np.ndarray, np.ndarray]:
     """Returns work and temporary bytes of products under given partitions.
 
     Args:
         products: fields of shape (n, 1), see ``Products.columns``.
-        factors: one array for each of ``PARTITION_AXES``; the arrays broadcast to (n, s).
+        factors: by groups, output channels, input channels and positions; the arrays broadcast to (n, s).
 
     Returns:
-        work (n, s, len(FEATURES)), unit (n, s), temporary bytes (n, s), all per tile.
+        work (n, s, len(FEATURES)) and temporary bytes (n, s), both per tile.
     """
     p = products
     element_bytes = 4 if arithmetic == "float_float" else 2
     partial_bytes = 2 if arithmetic == "half_half" else 4
     by_groups, by_outputs, by_reduction, by_rows = factors
-    rows = _ceil_divide(p.rows, by_rows)
-    outputs = _ceil_divide(p.outputs, by_outputs)
-    reduction = _ceil_divide(p.reduction, by_reduction)
-    groups = _ceil_divide(p.groups, by_groups)
-
-    # AMP: as many groups smaller than a block are combined as fit into a block.
-    amp = ipu.amp[arithmetic]
-    combined = np.clip(
-        np.floor(
-            np.minimum(
-                amp.output_channels / p.outputs,
-                np.where(p.weight_gradient, np.inf, amp.input_channels / p.reduction),
-            )
-        ),
-        1,
-        groups,
+    # A tile's share
+    tile = replace(
+        p,
+        groups=_ceil_divide(p.groups, by_groups),
+        rows=_ceil_divide(p.rows, by_rows),
+        outputs=_ceil_divide(p.outputs, by_outputs),
+        reduction=_ceil_divide(p.reduction, by_reduction),
     )
-    channels_scale = np.where(
-        p.weight_gradient, 1.0, combined
-    )  # tiles share the positions of a weight gradient
-    rows_scale = np.where(p.weight_gradient, combined, 1.0)
-    blocks = (
-        _ceil_divide(groups, combined)
-        * _ceil_divide(outputs * combined, amp.output_channels)
-        * _ceil_divide(reduction * channels_scale, amp.input_channels)
-        * p.taps
-    )
-    load_cycles = amp.input_channels * amp.output_channels * element_bytes / ipu.weight_load_bytes_per_cycle
-    # The workers of a tile take the rows in turns; workers without a row in the last turn wait for the others.
-    rounds: np.ndarray = _ceil_divide(rows * rows_scale, ipu.num_workers) * ipu.num_workers
-    amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
-
-    # SLIC and vectors: a start for each row of the kernel and each four sums, over four input channels at most.
-    macs = groups * rows * outputs * reduction * p.taps
-    vector_cycles = macs / ipu.vector_macs_per_cycle[element_bytes]
-    kernel_rows = np.maximum(p.taps / p.kernel_width, 1)
-    small_blocks = _ceil_divide(groups * outputs, 4) * _ceil_divide(reduction, 4) * kernel_rows
-    if ipu.slic_macs_per_channel and element_bytes == 2:
-        rate = ipu.slic_macs_per_channel * np.minimum(p.reduction, ipu.slic_max_channels)
-        padding = _ceil_divide(p.kernel_width, ipu.slic_kernel_width) * ipu.slic_kernel_width / p.kernel_width
-        slic_cycles = np.where(p.weight_gradient, np.inf, macs * padding / rate)
-    else:
-        slic_cycles = np.full(macs.shape, np.inf)
-
-    candidates = np.stack([amp_cycles, slic_cycles, vector_cycles])
-    starts = np.stack(np.broadcast_arrays(blocks, small_blocks, small_blocks))
-    unit = np.argmin(candidates + constants.block_cycles * starts, axis=0)
-    unit_cycles = np.take_along_axis(candidates, unit[None], axis=0)[0]
-    starts = np.take_along_axis(starts, unit[None], axis=0)[0]
+    cycles, starts = _unit_cycles(p, tile, ipu, arithmetic, element_bytes)
+    unit = np.argmin(cycles + constants.block_cycles * starts, axis=0)
+    unit_cycles, unit_starts = (np.take_along_axis(each, unit[None], axis=0)[0] for each in (cycles, starts))
 
     # Bytes received: the input patch, the weights (or, in a weight gradient, activations and output gradients).
-    positions = np.where(p.weight_gradient, reduction, rows)
+    positions = np.where(p.weight_gradient, tile.reduction, tile.rows)
     # A tile's positions are assumed to form a square.  A side reads `density` input positions per position, and the
     # halo, but at most the whole image.
     patch = (np.sqrt(positions) * p.density + p.reach) ** 2
     patch = np.minimum(patch, np.where(p.weight_gradient, p.reduction, p.rows) * p.density**2)
-    input_channels = np.where(
-        p.weight_gradient, np.minimum(_ceil_divide(p.channels, by_rows), p.channels), reduction
-    )
-    input_bytes = groups * input_channels * patch * element_bytes
-    other_bytes = groups * outputs * reduction * np.where(p.weight_gradient, 1, p.taps) * element_bytes
-    partials_bytes = groups * rows * outputs * partial_bytes
+    channels = np.minimum(_ceil_divide(p.channels, by_rows), p.channels)
+    input_channels = np.where(p.weight_gradient, channels, tile.reduction)
+    input_bytes = tile.groups * input_channels * patch * element_bytes
+    taps = np.where(p.weight_gradient, 1, p.taps)
+    other_bytes = tile.groups * tile.outputs * tile.reduction * taps * element_bytes
+    partials_bytes = tile.groups * tile.rows * tile.outputs * partial_bytes
     # r tiles have partial sums of the same outputs.  Each adds up 1/r of them, which it receives from the r - 1 others:
     # a reduce-scatter, which moves (r - 1) / r of the partial sums into each tile.
     summed = by_reduction > 1
@@ -250,11 +192,46 @@ def partition_work(
     transposed = np.where(p.weight_gradient, input_bytes * p.kernel_width + other_bytes, 0.0)
     steps = _STEPS + _REDUCTION_STEPS * summed
 
-    work = np.stack(
-        np.broadcast_arrays(unit_cycles, starts, received, reduced_bytes, transposed, steps), axis=-1
+    features = (unit_cycles, unit_starts, received, reduced_bytes, transposed, steps)
+    work = np.stack(np.broadcast_arrays(*features), axis=-1)
+    return work, input_bytes + other_bytes + partials_bytes + reduced_bytes
+
+
+def _unit_cycles(
+    p: Products, tile: Products, ipu: IPU, arithmetic: str, element_bytes: int
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Returns (3, n, s) cycles of a tile's share on AMP, on SLIC and on vectors, and how often each of them starts."""
+    # AMP: as many groups smaller than a block are combined as fit into a block.
+    amp = ipu.amp[arithmetic]
+    fitting = np.where(p.weight_gradient, np.inf, amp.input_channels / p.reduction)
+    fitting = np.floor(np.minimum(amp.output_channels / p.outputs, fitting))
+    combined = np.clip(fitting, 1, tile.groups)
+    # Tiles share the positions of a weight gradient.
+    channels_scale = np.where(p.weight_gradient, 1.0, combined)
+    rows_scale = np.where(p.weight_gradient, combined, 1.0)
+    blocks = (
+        _ceil_divide(tile.groups, combined)
+        * _ceil_divide(tile.outputs * combined, amp.output_channels)
+        * _ceil_divide(tile.reduction * channels_scale, amp.input_channels)
+        * p.taps
     )
-    temporary = input_bytes + other_bytes + partials_bytes + reduced_bytes
-    return work, unit, temporary
+    load_cycles = amp.input_channels * amp.output_channels * element_bytes / ipu.weight_load_bytes_per_cycle
+    # The workers of a tile take the rows in turns; workers without a row in the last turn wait for the others.
+    rounds: np.ndarray = _ceil_divide(tile.rows * rows_scale, ipu.num_workers) * ipu.num_workers
+    amp_cycles = blocks * (load_cycles + amp.cycles_per_position * rounds)
+
+    # SLIC and vectors: a start for each row of the kernel and each four sums, over four input channels at most.
+    macs = tile.groups * tile.rows * tile.outputs * tile.reduction * p.taps
+    vector_cycles = macs / ipu.vector_macs_per_cycle[element_bytes]
+    kernel_rows = np.maximum(p.taps / p.kernel_width, 1)
+    small_blocks = _ceil_divide(tile.groups * tile.outputs, 4) * _ceil_divide(tile.reduction, 4) * kernel_rows
+    slic_cycles = np.full(macs.shape, np.inf)
+    if ipu.slic_macs_per_channel and element_bytes == 2:
+        rate = ipu.slic_macs_per_channel * np.minimum(p.reduction, ipu.slic_max_channels)
+        padding = _ceil_divide(p.kernel_width, ipu.slic_kernel_width) * ipu.slic_kernel_width / p.kernel_width
+        slic_cycles = np.where(p.weight_gradient, np.inf, macs * padding / rate)
+    starts = np.broadcast_arrays(blocks, small_blocks, small_blocks)
+    return np.stack([amp_cycles, slic_cycles, vector_cycles]), np.stack(starts)
 
 
 def _factors(limit: int, fine: bool) -> np.ndarray:
@@ -292,13 +269,13 @@ def _candidates(products: Products, ipu: IPU) -> Tuple[np.ndarray, ...]:
 
 def partition_products(
     products: Products, ipu: IPU, arithmetic: str, bound_bytes: float, constants: CostConstants
-) -> Partitions:
-    """Returns the cheapest partition of each product with temporary bytes per tile within the bound, else smallest."""
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Returns (n, len(FEATURES)) work and (n,) temporary bytes per tile of each product under the best partition.
+
+    That is the cheapest partition whose temporary bytes are within the bound, else the one with the fewest.
+    """
     num = len(products)
-    work = np.zeros((num, len(constants.cycles_per_unit)))
-    factors: np.ndarray = np.ones((num, len(PARTITION_AXES)), dtype=int)
-    unit: np.ndarray = np.zeros(num, dtype=int)
-    temporary = np.zeros(num)
+    work, temporary = np.zeros((num, len(FEATURES))), np.zeros(num)
     # Products of one kind share their candidates; few kinds keep the arrays dense, and small ones keep them in cache.
     grouped = products.groups > 1
     for kind in range(4):
@@ -307,7 +284,7 @@ def partition_products(
             rows = chosen[start : start + 32]
             part = products.take(rows)
             *tried, possible = _candidates(part, ipu)
-            all_work, units, bytes_ = partition_work(part.columns(), tuple(tried), ipu, arithmetic, constants)
+            all_work, bytes_ = partition_work(part.columns(), tuple(tried), ipu, arithmetic, constants)
             cycles = np.where(possible, all_work @ constants.cycles_per_unit, np.inf)
             bytes_ = np.where(possible, bytes_, np.inf)
             fitting = np.where(bytes_ <= bound_bytes, cycles, np.inf)
@@ -316,8 +293,5 @@ def partition_products(
             )
             indices = np.arange(len(rows))
             work[rows] = all_work[indices, best]
-            unit[rows] = units[indices, best]
             temporary[rows] = bytes_[indices, best]
-            for axis, factor in enumerate(tried):
-                factors[rows, axis] = np.broadcast_to(factor, cycles.shape)[indices, best]
-    return Partitions(work, factors, unit, temporary)
+    return work, temporary

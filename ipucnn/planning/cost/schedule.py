@@ -228,7 +228,7 @@ def predict(
 PASSES = ("forward", "recompute", "backward")
 
 # Full ticks that are shown before the rest is left out.
-_TOLD_TICKS = 3
+_SHOWN_TICKS = 3
 
 
 @dataclass(frozen=True)
@@ -278,19 +278,19 @@ class Timeline:
     end_s: float
 
 
-def timeline(plan: PipelinePlan, told_ticks: int = _TOLD_TICKS) -> Timeline:
+def timeline(plan: PipelinePlan, shown_ticks: int = _SHOWN_TICKS) -> Timeline:
     """Returns the timeline of a plan: the work of each stage from the first micro-batch to the weight update.
 
     Full ticks are all alike.  A few are shown and the rest is left out, so that a timeline stays small whatever the
     accumulation count.
 
     Args:
-        told_ticks: the number of full ticks to show, at least 1; under Interleaved, pairs of half-ticks.
+        shown_ticks: the number of full ticks to show, at least 1; under Interleaved, pairs of half-ticks.
     """
     settings = plan.settings
     ticks = Ticks(settings.order, plan.num_stages, settings.gradient_accumulation_count)
     walk = _Walk(plan, ticks)
-    break_at = min(ticks.full_start + told_ticks * ticks.period, ticks.full_end)
+    break_at = min(ticks.full_start + shown_ticks * ticks.period, ticks.full_end)
     omitted = ticks.full_end - break_at
     bounds: Dict[int, float] = {}
     now = omitted_from = omitted_to = 0.0

@@ -59,7 +59,7 @@ class SearchSpace:
         free: the settings of ``FREE`` that are tried on and off.
         recomputation: on or off; None to try both.
         proportions: the availableMemoryProportion of all stages; None for the best of ``planner.PROPORTIONS``.
-        own_proportions: whether the stages of the fastest configuration may differ in availableMemoryProportion, if
+        stage_proportions: whether the stages of the fastest configuration may differ in availableMemoryProportion, if
             ``proportions`` is None.
         num_replicas: the number of replicas; None to try as many as the IPUs hold, and fewer.
         global_batch_size: the exact global batch of every configuration.  If None, ``gradient_accumulation_count``
@@ -77,7 +77,7 @@ class SearchSpace:
     free: Tuple[str, ...] = ()
     recomputation: Optional[bool] = None
     proportions: Optional[Proportions] = None
-    own_proportions: bool = True
+    stage_proportions: bool = True
     num_replicas: Optional[int] = None
     global_batch_size: Optional[int] = None
     global_batch_from: str = "--global-batch-size"
@@ -235,8 +235,8 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
 def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     """Returns the error for a search without a fit: the obstacle in the smallest configuration, and what would fit."""
 
-    def options(asked: SearchSpace) -> Iterator[PlanSettings]:
-        smallest = replace(asked, proportions=asked.proportions or uniform(min(PROPORTIONS)))
+    def options(searched: SearchSpace) -> Iterator[PlanSettings]:
+        smallest = replace(searched, proportions=searched.proportions or uniform(min(PROPORTIONS)))
         for (settings,), counts in smallest.programs(len(planner.starts), ()):
             yield replace(settings, gradient_accumulation_count=max(count for _, count in counts))
 
@@ -278,7 +278,7 @@ def _compared(planner: Planner, space: SearchSpace, limit: float) -> List[Candid
 
 def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: float) -> List[Candidate]:
     """Returns the fastest configuration in the space that fits; an empty list if none exceeds ``images_per_s``."""
-    is_open = space.own_proportions and space.proportions is None
+    is_open = space.stage_proportions and space.proportions is None
     choices = [
         replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
         for group, counts in space.programs(len(planner.starts), FREE[:2], all_of_them=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipucnn.planning.schedules import GROUPED, SEQUENTIAL, Schedule
 from ipucnn.planning.search import minmax
-from ipucnn.planning.search.minmax import MinMaxResult
+from ipucnn.planning.search.minmax import SearchResult
 from ipucnn.planning.search.tables import StageTables, tick_s
 
 # Number of limits of the largest segment on one IPU for which the rest of a path has bounds.
@@ -28,15 +28,12 @@ class Solution:
     """The best split into a number of stages.
 
     Attributes:
-        schedule: one of ``SCHEDULES``.
         starts: first item of each stage, the first is 0; empty if nothing fits.
         objective_s: the split's ``tick_s``; inf if nothing fits.
         lower_bound_s: the proved bound: no split that fits is faster.
         num_evaluations: the number of dynamic programs that the search ran.
     """
 
-    schedule: str
-    num_stages: int
     starts: Tuple[int, ...]
     objective_s: float
     lower_bound_s: float
@@ -51,15 +48,6 @@ class Solution:
     def optimal(self) -> bool:
         """Tells whether the split is proved to be a fastest one."""
         return self.feasible and self.lower_bound_s >= self.objective_s
-
-    @property
-    def gap(self) -> float:
-        """Returns the largest possible gain of a better split, as a fraction of the lower bound; nan if infeasible."""
-        if not self.feasible:
-            return float("nan")
-        if self.optimal:
-            return 0.0
-        return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else float("inf")
 
 
 def fastest_split(
@@ -84,22 +72,23 @@ def fastest_split(
         The solution; without starts if nothing fits, or if nothing that fits is faster than ``below_s``.
     """
     if tables.one_ipu:
-        result = _search_one_ipu(tables, num_stages, below_s)
+        starts, bound_s, num_evaluations = _search_one_ipu(tables, num_stages, below_s)
     elif schedule == SEQUENTIAL:
-        result = _search_sequential(tables, num_stages)
+        starts, bound_s, num_evaluations = _search_sequential(tables, num_stages)
     else:
-        result = minmax.search(tables, num_stages, schedule, max_evaluations, below_s)
-    value = tick_s(tables, result.starts, schedule) if result.starts else np.inf
+        starts, bound_s, num_evaluations = minmax.search(
+            tables, num_stages, schedule, max_evaluations, below_s
+        )
+    value = tick_s(tables, starts, schedule) if starts else np.inf
     if not value < below_s:
-        return Solution(schedule, num_stages, (), np.inf, np.inf, result.num_evaluations)
-    bound_s = min(value, result.lower_bound_s)
-    return Solution(schedule, num_stages, result.starts, value, bound_s, result.num_evaluations)
+        return Solution((), np.inf, np.inf, num_evaluations)
+    return Solution(starts, value, min(value, bound_s), num_evaluations)
 
 
 # --- Sequential schedules
 
 
-def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
+def _search_sequential(tables: StageTables, num_stages: int) -> SearchResult:
     """Searches stages on an IPU each: the shortest path over cuts, O(stages x n^2).
 
     The cuts determine the transfers, the stages without recomputation, and each item's time, which depends on its
@@ -117,13 +106,13 @@ def _search_sequential(tables: StageTables, num_stages: int) -> MinMaxResult:
         best[1:] = reached.min(axis=0)
         best[0] = np.inf
     if not np.isfinite(best[n]):
-        return MinMaxResult((), np.inf, 1)
+        return (), np.inf, 1
     starts, end = [], n
     for source in reversed(sources):
         end = int(source[end - 1])
         starts.append(end)
     # The sum's own rounding is no gap: every split was compared.
-    return MinMaxResult(tuple(reversed(starts)), np.inf, 1)
+    return tuple(reversed(starts)), np.inf, 1
 
 
 def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
@@ -354,13 +343,13 @@ class _OwnSpeeds:
         return ()
 
 
-def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> MinMaxResult:
+def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> SearchResult:
     """Searches stages as recomputation segments on one IPU, with a tick below ``below_s``."""
     segments_differ = len(tables.stage_s) == num_stages or bool(tables.options)
     search: Union[_OwnSpeeds, _OneIpu]
     search = _OwnSpeeds(tables, num_stages) if segments_differ else _OneIpu(tables, num_stages)
     starts = search.run(below_s)
-    return MinMaxResult(starts, np.inf, search.num_evaluations)
+    return starts, np.inf, search.num_evaluations
 
 
 # --- why nothing fits
@@ -372,7 +361,7 @@ def some_split_fits(tables: StageTables, num_stages: int) -> bool:
     if num_stages > n:
         return False
     if tables.one_ipu:
-        return bool(_search_one_ipu(tables, num_stages).starts)
+        return bool(_search_one_ipu(tables, num_stages)[0])
     # The items before which the stages so far can end; speed and the cuts in between do not matter.
     reached: np.ndarray = np.zeros(n + 1, dtype=bool)
     reached[0] = True

@@ -23,12 +23,8 @@ _COLUMNS = 64
 _LARGEST = float(np.finfo(float).max)
 
 
-class MinMaxResult(NamedTuple):
-    """The best starts (empty if nothing fits), a proved bound of the tick, and the number of dynamic programs run."""
-
-    starts: Tuple[int, ...]
-    lower_bound_s: float
-    num_evaluations: int
+SearchResult = Tuple[Tuple[int, ...], float, int]
+"""The best starts (empty if nothing fits), a proved bound of the tick, and the number of dynamic programs run."""
 
 
 class Box(NamedTuple):
@@ -426,7 +422,7 @@ def search(
     schedule: str,
     max_evaluations: Optional[int] = None,
     below_s: float = np.inf,
-) -> MinMaxResult:
+) -> SearchResult:
     """Returns the fastest split for a pipelined schedule.
 
     Among splits with the same maxima it takes one with the least transfer, and among those one with early cuts.
@@ -442,8 +438,8 @@ def search(
     state = _Search(loads, max_evaluations, below_s)
     bound = state.run()
     if not state.starts:
-        return MinMaxResult((), bound, state.num_evaluations)
+        return (), bound, state.num_evaluations
     x, y, t = loads.maxima(state.starts)
     chosen = _least(loads, x, y, t, transfer=True)
     assert chosen is not None
-    return MinMaxResult(chosen.starts, bound, state.num_evaluations)
+    return chosen.starts, bound, state.num_evaluations

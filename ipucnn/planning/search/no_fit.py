@@ -1,6 +1,7 @@
 """Explains why nothing fits: the obstacle and the nearest settings that would fit, as a certificate and as a hint."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import InfeasibleError
@@ -11,6 +12,24 @@ from ipucnn.planning.search.planner import LIMITS, Planner
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
+
+
+class NothingFits(InfeasibleError):
+    """The error that no splits fit, with the reason as a value.
+
+    Args:
+        model: the name of the network.
+        no_fit: the certificate.
+    """
+
+    def __init__(self, message: str, hint: str, model: str, no_fit: NoFit) -> None:
+        super().__init__(message, hint)
+        self.model, self.no_fit = model, no_fit
+
+    def to_json(self) -> str:
+        """Returns the text for ``--json``: ``no_fit`` as in a plan, without the plan."""
+        answer = {"model": self.model, "feasible": False, "no_fit": asdict(self.no_fit)}
+        return json.dumps(answer, indent=2) + "\n"
 
 
 def why_no_fit(
@@ -111,7 +130,9 @@ def _fits(
             # From one stage to several, recomputation begins to make a difference.
             tried = {False, True} if recomputation is None else {recomputation}
         for recomputes in sorted(tried):
-            if planner.fits(settings.with_stages(num_stages, recomputation=recomputes, apart=True), limit):
+            if planner.fits(
+                settings.with_stages(num_stages, recomputation=recomputes, one_ipu_each=True), limit
+            ):
                 return True
     return False
 
@@ -123,7 +144,7 @@ def infeasible(
     system_title: str,
     with_stages: Callable[[int], str] = "--stages {}".format,
     assumed_input: Optional[str] = None,
-) -> InfeasibleError:
+) -> NothingFits:
     """Returns the error for a plan that cannot be made.
 
     Args:
@@ -137,7 +158,7 @@ def infeasible(
     message += _in_the_way(why.layer, why.ranges)
     ways = ways_to_fit(why, with_stages)
     if ways is not None:
-        return InfeasibleError(message, ways)
+        return NothingFits(message, ways, model, why)
     tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
     if settings.dbn_replica_group_size > 1:
         tried = (
@@ -146,7 +167,7 @@ def infeasible(
     hint = tried + smaller(model, settings)
     if assumed_input is not None:
         hint += f"; --dataset or --image-size gives another input than is assumed ({assumed_input})"
-    return InfeasibleError(message, hint)
+    return NothingFits(message, hint, model, why)
 
 
 def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str = "") -> Optional[str]:

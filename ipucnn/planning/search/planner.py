@@ -8,7 +8,6 @@ exclude them (``FITS_NOT_ABOVE``).  Splits at the latter two limits are called "
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Dict, List, Optional, Sequence, Tuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -103,7 +102,6 @@ class Planner:
         self._counts: Dict[bool, RangeCounts] = {}
         self._tables: Dict[Tuple[PlanSettings, bool], StageTables] = {}
         self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
-        self._models: WeakValueDictionary[PlanSettings, MemoryModel] = WeakValueDictionary()
         self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
@@ -124,7 +122,7 @@ class Planner:
         one_ipu = settings.segments_on_one_ipu
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
         # Where the optimizer state may be depends on whether there is a pipeline.
-        stages = settings.num_stages if settings.has_own_proportions else min(2, settings.num_stages)
+        stages = settings.num_stages if settings.proportions_differ else min(2, settings.num_stages)
         mapping = tuple(range(stages)) if settings.order.is_sequential and not one_ipu else None
         base = _of_a_micro_batch(settings.restaged(stages, device_mapping=mapping))
         tables = self._tables.pop((base, shared), None) or self._make_tables(base, shared)
@@ -139,14 +137,9 @@ class Planner:
         return replace(tables, capacity_bytes=max(0.0, spare))
 
     def _make_tables(self, settings: PlanSettings, shared: bool) -> StageTables:
-        # Pipelines that differ only in their schedule differ only in the depth of their FIFOs.
-        alike = replace(settings, schedule=GROUPED, device_mapping=None)
-        model = self._models.get(alike)
-        if model is None:
-            counts = self._range_counts(settings.training)
-            model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
-            self._models[alike] = model
-        tables = stage_tables(self.graph, settings, self.system, max(LIMITS), model.under(settings))
+        counts = self._range_counts(settings.training)
+        model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
+        tables = stage_tables(self.graph, settings, self.system, max(LIMITS), model)
         return replace(tables, cut_s=np.zeros(tables.num_items + 1)) if shared else tables
 
     def _range_counts(self, training: bool) -> RangeCounts:
@@ -194,15 +187,15 @@ class Planner:
         self,
         choices: Sequence[Sequence[PlanSettings]],
         limits: Sequence[float] = LIMITS,
-        own_proportions: bool = False,
+        stage_proportions: bool = False,
     ) -> Optional[Candidate]:
         """Returns the fastest of several settings at the first limit at which any fits; None if none does.
 
         Args:
             choices: groups of settings that differ only in availableMemoryProportion, the largest first.
-            own_proportions: whether stages may have their own proportions, if a group has several.
+            stage_proportions: whether stages may have their own proportions, if a group has several.
         """
-        is_open = own_proportions and any(len(group) > 1 for group in choices)
+        is_open = stage_proportions and any(len(group) > 1 for group in choices)
         tried = (
             [group[0] for group in choices]
             if is_open
@@ -211,7 +204,11 @@ class Planner:
         return next(filter(None, (self.fastest(tried, limit, is_open) for limit in limits)), None)
 
     def fastest(
-        self, choices: Sequence[PlanSettings], limit: float, apart: bool = False, images_per_s: float = 0.0
+        self,
+        choices: Sequence[PlanSettings],
+        limit: float,
+        stage_proportions: bool = False,
+        images_per_s: float = 0.0,
     ) -> Optional[Candidate]:
         """Returns the fastest of several settings within the limit if it is faster than ``images_per_s``, else None.
 
@@ -220,12 +217,12 @@ class Planner:
         above the fastest.
 
         Args:
-            apart: whether each stage may have any of ``PROPORTIONS``; all have the same one if that is as fast
-                (``SAME_SPEED``).
+            stage_proportions: whether each stage may have any of ``PROPORTIONS``; all have the same one if that is as
+                fast (``SAME_SPEED``).
             images_per_s: the throughput that a candidate has to exceed.
         """
         best: Optional[Candidate] = None
-        search = self.best_apart if apart else self.best
+        search = self.best_with_stage_proportions if stage_proportions else self.best
         bounds = [self.fastest_images_per_s(settings) for settings in choices]
         for bound, settings in sorted(zip(bounds, choices), key=lambda pair: -pair[0]):
             if bound <= images_per_s * _FASTER:
@@ -235,14 +232,16 @@ class Planner:
             candidate = search(settings, limit, below_s=self.tick_below_s(settings, least))
             if candidate is not None and candidate.prediction.images_per_s > least:
                 best, images_per_s = candidate, candidate.prediction.images_per_s
-        if best is None or not apart:
+        if best is None or not stage_proportions:
             return best
         alike = [replace(best.settings, available_memory_proportion=uniform(share)) for share in PROPORTIONS]
         if best.settings in alike:
             return best
         return self.fastest(alike, limit, images_per_s=images_per_s / (1 + SAME_SPEED)) or best
 
-    def best_apart(self, settings: PlanSettings, memory_limit: float, below_s: float) -> Optional[Candidate]:
+    def best_with_stage_proportions(
+        self, settings: PlanSettings, memory_limit: float, below_s: float
+    ) -> Optional[Candidate]:
         """Returns ``best`` if each stage may have any of ``PROPORTIONS`` for its convolutions and matrix products.
 
         With a larger proportion, an operation takes less time and more temporary bytes, and only the largest temporary
@@ -270,12 +269,14 @@ class Planner:
         solution = fastest_split(tables, stages, settings.schedule, below_s=below_s)
         if not solution.feasible:
             return None
-        varied = self._apart(options, tables, solution.starts)
+        varied = self._with_chosen_proportions(options, tables, solution.starts)
         # No splits with these proportions are faster than the fastest with any.
         self._solutions[(_of_a_micro_batch(varied), memory_limit, None)] = solution
         return self._solved(varied, memory_limit, solution)
 
-    def judged_apart(self, splits: Sequence[str], settings: PlanSettings, best: Candidate) -> Candidate:
+    def judge_with_stage_proportions(
+        self, splits: Sequence[str], settings: PlanSettings, best: Candidate
+    ) -> Candidate:
         """Returns ``best``, or the splits with the largest proportions with which each stage surely fits, if faster.
 
         Args:
@@ -285,9 +286,11 @@ class Planner:
         options = self._shares(settings) if one_each or settings.segments_on_one_ipu else []
         if len(options) < 2:
             return best
-        varied = self._apart(options, self._open_tables(options, LIMITS[0]), self.items(splits))
+        varied = self._with_chosen_proportions(
+            options, self._open_tables(options, LIMITS[0]), self.items(splits)
+        )
         images_per_s = predict(self.graph, splits, varied, self.system).images_per_s
-        if varied.has_own_proportions and images_per_s > best.prediction.images_per_s * (1 + SAME_SPEED):
+        if varied.proportions_differ and images_per_s > best.prediction.images_per_s * (1 + SAME_SPEED):
             return self.judge(splits, varied, LIMITS[0])
         return best
 
@@ -325,7 +328,7 @@ class Planner:
         )
         return not self._is_alike(most, least, of_class="matmul")
 
-    def _apart(
+    def _with_chosen_proportions(
         self, options: Sequence[PlanSettings], tables: StageTables, starts: Sequence[int]
     ) -> PlanSettings:
         """Returns the settings of splits whose stages each have the first option that fits."""
@@ -354,7 +357,7 @@ class Planner:
 
     def least_seconds(self, settings: PlanSettings) -> Tuple[np.ndarray, np.ndarray]:
         """Returns (items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
-        if settings.has_own_proportions:
+        if settings.proportions_differ:
             return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
         alone = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
         alone = replace(alone, gradient_accumulation_count=1, optimizer_state_offloading=False)
@@ -435,7 +438,7 @@ class Planner:
             tick_s = self.tick_s(splits, settings)
             solution = self._solution(settings, allowed, _LARGE_EVALUATIONS, tick_s)
             if not solution.feasible:
-                solution = Solution(settings.schedule, settings.num_stages, self.items(splits), tick_s, 0.0)
+                solution = Solution(self.items(splits), tick_s, 0.0)
         else:
             solution = self._solution(settings, allowed)
         return self._candidate(settings, tuple(splits), limit, solution)

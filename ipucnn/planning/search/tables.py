@@ -155,7 +155,7 @@ def stage_tables(
 
     # No pipeline has 0 stages, so this returns the values for all numbers of stages other than the settings'.
     forward_s, backward_s = seconds(0, 0)
-    count = settings.num_stages if settings.has_own_proportions else 0
+    count = settings.num_stages if settings.proportions_differ else 0
     memory = model or MemoryModel(graph, settings, system.ipu, starts)
     n = len(starts)
     one_ipu = settings.segments_on_one_ipu

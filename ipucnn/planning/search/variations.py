@@ -361,79 +361,68 @@ def optimisations(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",
         )
+    rows: List[Optimisation] = []
 
-    def switch(name: str, first: object, second: object) -> _Switch:
-        """Switches a setting between two values; a program with neither is compared with the first."""
-        current = getattr(settings, name)
-        changes: Dict[str, Any] = {name: second if current == first else first}
-        return current, changes[name], replace(settings, **changes)
-
-    def shares(proportions: Proportions) -> _Switch:
-        """Switches to another availableMemoryProportion."""
-        changed = replace(settings, available_memory_proportion=proportions)
-        return _percent(settings), _percent(changed), changed
-
-    alone, target = _without_pipelining(settings), exchange_target or "cycles"
-    accumulated = settings.gradient_accumulation_count, alone.gradient_accumulation_count
-    own_shares = shares(_largest_that_fit(planner, splits, settings))
-    tried = ", ".join(f"{100 * share:g}" for share in PROPORTIONS)
-    scaled = (f"{loss_scaling:g}", "none") if loss_scaling else ("none", "128")
-    shares_flag, offloading = "--available-memory-proportion", "optimizer_state_offloading"
-    rows: List[Tuple[int, str, str, _Switch, str]] = [
-        (
-            *(1, "pipelining", "--pipeline-splits"),
-            (f"{count} stages", f"1 stage, {count} replicas", alone),
-            "without it recomputation is off, too, and micro-batches are accumulated {} to {}".format(
-                *accumulated
-            ),
-        ),
-        (2, "reduced precision", "--precision", switch("precision", "32.32", "16.16"), ""),
-        (2, "16-bit partials", "--half-partials", switch("half_partials", True, False), ""),
-        (
-            *(3, "loss scaling", "--loss-scaling", (*scaled, settings)),
-            "a factor on the loss and its inverse on the gradients: numbers change, not what is computed",
-        ),
-        (4, "recomputation", "--recomputation on|off", switch("recomputation", True, False), ""),
-        (5, "convolution options", shares_flag, shares(_another_for_all(settings)), ""),
-        (6, "schedule", "--pipeline-schedule", switch("schedule", INTERLEAVED, GROUPED), ""),
-        (
-            *(7, "internal exchange", "--internal-exchange-optimization-target"),
-            (target, "memory" if target == "cycles" else "cycles", None),
-            "the model has one figure for exchange code and time",
-        ),
-        (
-            *(8, "IPU dropout", "always on IPUs", ("seed kept", "mask kept", None)),
-            "drawing a mask again takes time that the model does not have",
-        ),
-        (
-            *(9, "options of each stage", f"{shares_flag}, one per stage", own_shares),
-            f"of {tried}% no stage has room for more" if own_shares[2] == settings else "",
-        ),
-        (
-            *(10, "offloaded optimizer state", "--optimizer-state-offloading"),
-            *(switch(offloading, True, False), ""),
-        ),
-        (
-            *(11, "crops before they are sent", "always", ("where they begin", "where they end", None)),
-            "what is cropped off is neither sent nor kept",
-        ),
-    ]
-
-    def judged(changed: PlanSettings) -> Outcome:
+    def outcome(changed: PlanSettings) -> Outcome:
         return outcome_of(planner, splits if changed.num_stages > 1 else (), changed)
 
-    return judged(settings), [
-        Optimisation(
-            *(number, name, option, _word(current), _word(instead)),
-            outcome=None if changed is None else judged(changed),
-            note=note,
-        )
-        for number, name, option, (current, instead, changed), note in rows
-    ]
+    def add(
+        number: int,
+        name: str,
+        option: str,
+        present: object,
+        instead: object,
+        changed: Optional[PlanSettings] = None,
+        note: str = "",
+    ) -> None:
+        """Adds a row; ``changed`` is the program with the other value, None if that is not modelled."""
+        judged = None if changed is None else outcome(changed)
+        rows.append(Optimisation(number, name, option, _word(present), _word(instead), judged, note))
 
+    def switch(number: int, name: str, option: str, setting: str, first: object, second: object) -> None:
+        """Switches a setting between two values; a program with neither is compared with the first."""
+        present = getattr(settings, setting)
+        instead = second if present == first else first
+        changes: Dict[str, Any] = {setting: instead}
+        add(number, name, option, present, instead, replace(settings, **changes))
 
-_Switch = Tuple[object, object, Optional[PlanSettings]]
-"""The current and the other value of a setting, and the program with the other; None if it is not modelled."""
+    def share(number: int, name: str, option: str, proportions: Proportions, note: str = "") -> None:
+        """Switches to another availableMemoryProportion."""
+        changed = replace(settings, available_memory_proportion=proportions)
+        add(number, name, option, _percent(settings), _percent(changed), changed, note)
+
+    alone = _without_pipelining(settings)
+    note = (
+        "without it recomputation is off, too, and micro-batches are accumulated "
+        f"{settings.gradient_accumulation_count} to {alone.gradient_accumulation_count}"
+    )
+    here, instead = f"{count} stages", f"1 stage, {count} replicas"
+    add(1, "pipelining", "--pipeline-splits", here, instead, alone, note)
+    switch(2, "reduced precision", "--precision", "precision", "32.32", "16.16")
+    switch(2, "16-bit partials", "--half-partials", "half_partials", True, False)
+    note = "a factor on the loss and its inverse on the gradients: numbers change, not what is computed"
+    here, instead = (f"{loss_scaling:g}", "none") if loss_scaling else ("none", "128")
+    add(3, "loss scaling", "--loss-scaling", here, instead, settings, note)
+    switch(4, "recomputation", "--recomputation on|off", "recomputation", True, False)
+    flag = "--available-memory-proportion"
+    share(5, "convolution options", flag, _another_for_all(settings))
+    switch(6, "schedule", "--pipeline-schedule", "schedule", INTERLEAVED, GROUPED)
+    note = "the model has one figure for exchange code and time"
+    here = exchange_target or "cycles"
+    instead = "memory" if here == "cycles" else "cycles"
+    add(7, "internal exchange", "--internal-exchange-optimization-target", here, instead, note=note)
+    note = "drawing a mask again takes time that the model does not have"
+    add(8, "IPU dropout", "always on IPUs", "seed kept", "mask kept", note=note)
+    most = _largest_that_fit(planner, splits, settings)
+    tried = ", ".join(f"{100 * each:g}" for each in PROPORTIONS)
+    is_same = replace(settings, available_memory_proportion=most) == settings
+    note = f"of {tried}% no stage has room for more" if is_same else ""
+    share(9, "options of each stage", f"{flag}, one per stage", most, note)
+    offloading = "optimizer_state_offloading"
+    switch(10, "offloaded optimizer state", "--optimizer-state-offloading", offloading, True, False)
+    note = "what is cropped off is neither sent nor kept"
+    add(11, "crops before they are sent", "always", "where they begin", "where they end", note=note)
+    return outcome(settings), rows
 
 
 def _another_for_all(settings: PlanSettings) -> Proportions:
@@ -444,7 +433,7 @@ def _another_for_all(settings: PlanSettings) -> Proportions:
 
 def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Proportions:
     """Returns each stage's largest proportion with which its IPU surely fits; the largest if stages differ already."""
-    if settings.has_own_proportions:
+    if settings.proportions_differ:
         return largest(settings.available_memory_proportion)
     shares = [PROPORTIONS[-1]] * settings.num_stages
     # From the smallest to the largest, so that the largest that fits remains.
@@ -491,7 +480,7 @@ def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig)
         config: the configuration of the run.
     """
     advice = "try a smaller --micro-batch-size, --recomputation or more stages"
-    return _asking(model, name, lambda: plan_settings(config, program), program.pipeline_splits, None, advice)
+    return _advice(model, name, lambda: plan_settings(config, program), program.pipeline_splits, None, advice)
 
 
 def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
@@ -520,10 +509,10 @@ def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, comman
         )
 
     nothing = "nothing that was tried is predicted to fit: use --device cpu"
-    return _asking(model, name, settings, (), renamed, advice, nothing)
+    return _advice(model, name, settings, (), renamed, advice, nothing)
 
 
-def _asking(
+def _advice(
     model: KerasModel,
     name: str,
     make: Callable[[], PlanSettings],
@@ -542,7 +531,7 @@ def _asking(
         nothing: the advice if no change fits.
     """
 
-    def ask(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
+    def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
         from ipucnn.planning.graphs import keras_graph
 
         unknown = _UNKNOWN if without is not None else f"{_UNKNOWN}; {advice}"
@@ -562,7 +551,7 @@ def _asking(
             return nothing
         return replace(change, flags=tuple((renamed or {}).get(word, word) for word in change.flags)).hint
 
-    return ask
+    return advise
 
 
 def _held(planner: Planner, splits: Sequence[str], settings: PlanSettings, option: str) -> str:
