@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from poplar_double import Machine, ProcessAborted, installed, rules
 from poplar_double.exchange import FOLDER_VARIABLE, Alone, Exchange
-from poplar_double.replicas import Asked, Replicas, combine
+from poplar_double.replicas import Reductions, Replicas, combine
 from poplar_mutations.setting import plain
 from support.poprun import poprun
 from tensorflow import keras
@@ -80,16 +80,16 @@ def test_gradients_and_metrics_are_reduced_over_the_replicas_of_all_instances(tm
         replicas = Replicas(machine, None)
         total = replicas.sum_gradients([[tf.constant(g) for g in one] for one in gradients[index]])
         metrics = combine(machine, [{"loss": float(index * 2 + r)} for r in range(2)], mean=True)
-        reductions = Asked(machine)
+        reductions = Reductions(machine)
         for replica in range(2):
-            reductions.ask(np.float32(index * 2 + replica), mean=True)
-            reductions.ask(np.float32(7), mean=False)
+            reductions.reduction_of(np.float32(index * 2 + replica), mean=True)
+            reductions.reduction_of(np.float32(7), mean=False)
         reductions.close(2)
         return (
             [float(t) for t in total],
             metrics,
-            float(reductions.ask(np.float32(0), True)),
-            float(reductions.ask(0, False)),
+            float(reductions.reduction_of(np.float32(0), True)),
+            float(reductions.reduction_of(0, False)),
         )
 
     for total, metrics, mean, whole in together(2, work):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from poplar_double import sources
 from poplar_double.refusals import read_refusals
-from poplar_double.sources import declared, own, parse, rule
+from poplar_double.sources import declared, parse, rule, unsourced
 
 REFUSALS = read_refusals()
 # Read for the pipeline, but not listed among the files on instructions
@@ -20,7 +20,7 @@ def test_every_rule_of_the_double_names_its_source():
     functions, undeclared = declared()
     assert not undeclared, undeclared
     for item in functions.values():
-        assert item.sources or item.is_own, item.name
+        assert item.sources or item.is_unsourced, item.name
         for source in item.sources:
             assert all(vars(source).values()), item
             if source.repository != "tensorflow/tensorflow":
@@ -48,7 +48,7 @@ def test_rule_without_a_source_is_found(monkeypatch, tmp_path, text):
     "text",
     [
         "@rule('ipu config.py A')\ndef refuse():\n    def inner():\n        raise ValueError('no')\n    inner()",
-        "@own('closed source')\ndef refuse():\n    raise ValueError('no')",
+        "@unsourced('closed source')\ndef refuse():\n    raise ValueError('no')",
         "def refuse(n):\n    raise NotImplementedError(f'the double lacks {n}')",
         "def again():\n    try:\n        pass\n    except ValueError:\n        raise",
     ],
@@ -68,7 +68,7 @@ def test_source_needs_repository_file_and_symbol(place):
     with pytest.raises(ValueError, match="at least one"):
         rule()
     with pytest.raises(ValueError, match="why"):
-        own(" ")
+        unsourced(" ")
 
 
 def test_every_refusal_in_the_sources_has_a_rule_or_a_reason():

@@ -17,7 +17,7 @@ from . import rules
 from .errors import invalid
 from .facts import FACTS
 from .feeding import Data, unpack
-from .replicas import KERAS_3, Asked, Replicas, combine, variable_of
+from .replicas import KERAS_3, Reductions, Replicas, combine, variable_of
 from .sources import rule
 
 # Arguments of fit that the test double does not implement.
@@ -240,7 +240,7 @@ class Engine:
         def transform(*given: Any) -> List[Any]:
             return [g for g, _ in hook(list(zip(given, trained)))]
 
-        self._machine.replicas = reductions = Asked(self._machine)
+        self._machine.replicas = reductions = Reductions(self._machine)
         try:
             transformed = [self._run("transform", lambda: transform, *one) for one in sums]
             if reductions.close(len(sums)):
@@ -385,7 +385,7 @@ class Engine:
         """
         if self._machine.is_synthetic("outfeed"):
             return dict.fromkeys(self._read(0), 0.0)
-        reductions = Asked(self._machine)
+        reductions = Reductions(self._machine)
         self._machine.replicas = reductions
         try:
             for replica in range(count):

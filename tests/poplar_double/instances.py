@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from .errors import failed, internal
 from .facts import FACTS, like, module
-from .sources import own, rule
+from .sources import rule, unsourced
 
 _AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's environment variables
 
@@ -37,7 +37,7 @@ def instance_index() -> int:
     return number("REPLICA_INDEX_OFFSET", 0) // number("NUM_LOCAL_REPLICAS", 1)
 
 
-@own("popdist is closed source: getDeviceId is what public programs need it to be")
+@unsourced("popdist is closed source: getDeviceId is what public programs need it to be")
 def device_id(machine: Any, ipus_per_replica: int) -> int:
     """Returns this instance's device as ``gc-info -l`` numbers them: every IPU, then the pairs, the fours, ...
 

@@ -14,7 +14,7 @@ from .distribution import PopDistExtended
 from .errors import invalid
 from .facts import FACTS, checked_method, like, module
 from .replicas import KERAS_3
-from .sources import own, rule
+from .sources import rule, unsourced
 
 
 def _strategies(machine: Any) -> Any:
@@ -71,7 +71,7 @@ def _strategies(machine: Any) -> Any:
         return IPUStrategyV1(options["enable_keras_extensions"])
 
     @like("ipu.distributed.popdist_strategy.PopDistStrategy")
-    @own("popdist is closed source: outside of poprun there is nothing to join")
+    @unsourced("popdist is closed source: outside of poprun there is nothing to join")
     @rule("ipu distributed/popdist_strategy.py PopDistStrategy.__init__")
     def popdist_strategy(**options: Any) -> Any:
         if not instances.is_distributed():
@@ -162,7 +162,7 @@ def _serving(machine: Any) -> types.ModuleType:
     return module("tensorflow.python.ipu.serving", export_keras=export_keras)
 
 
-@own("the double's own table of modules against the recorded facts")
+@unsourced("the double's own table of modules against the recorded facts")
 def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds modules by their import names; ``keras.ipu`` is to be set on the Keras modules, too."""
     strategy, popdist_strategy = _strategies(machine)

@@ -106,37 +106,37 @@ def _variable_type(layer: Any) -> str:
     return str(policy.variable_dtype)
 
 
-class Asked:
+class Reductions:
     """Collects the values that each replica's metrics reduce, in call order, then returns the reduced values."""
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine
-        self._heard: List[Any] = []
-        self._answers: List[Any] = []
+        self._collected: List[Any] = []
+        self._reduced_from: List[Any] = []
         self._next = 0
 
     def close(self, replicas: int) -> bool:
         """Ends the collection after all replicas of this instance; returns whether any of them reduced a value."""
-        everywhere = self._machine.gather_on_ipus("metrics", self._heard) if self._heard else [[]]
-        each = len(self._heard) // replicas
-        self._answers = [[value for one in everywhere for value in one[i::each]] for i in range(each)]
-        return bool(self._answers)
+        everywhere = self._machine.gather_on_ipus("metrics", self._collected) if self._collected else [[]]
+        each = len(self._collected) // replicas
+        self._reduced_from = [[value for one in everywhere for value in one[i::each]] for i in range(each)]
+        return bool(self._reduced_from)
 
     def reduced(self, x: Any, mean: bool) -> Any:
         """Adds the operation that reduces when it runs, while metrics or a hook of the optimizer are traced."""
         machine, x = self._machine, tf.convert_to_tensor(x)
-        result = tf.numpy_function(lambda value: machine.replicas.ask(value, mean), [x], x.dtype)
+        result = tf.numpy_function(lambda value: machine.replicas.reduction_of(value, mean), [x], x.dtype)
         result.set_shape(x.shape)
         return result
 
-    def ask(self, value: Any, mean: bool) -> Any:
+    def reduction_of(self, value: Any, mean: bool) -> Any:
         """Takes one value of one replica, or returns its reduction."""
         value = np.asarray(value)
-        if not self._answers:
-            self._heard.append(value)
+        if not self._reduced_from:
+            self._collected.append(value)
             return value
         self._next += 1
-        parts = self._answers[(self._next - 1) % len(self._answers)]
+        parts = self._reduced_from[(self._next - 1) % len(self._reduced_from)]
         total = np.sum(parts, axis=0, dtype=np.float32)
         return (total / len(parts) if mean else total).astype(value.dtype)
 

@@ -8,7 +8,7 @@ from .config import ENUMS, check_option_words
 from .errors import failed, internal, invalid, unimplemented
 from .facts import FACTS
 from .instances import num_instances
-from .sources import own, rule
+from .sources import rule, unsourced
 
 
 @rule("extensions extensions_base.py KerasExtensionBase._make_pipeline")
@@ -125,7 +125,9 @@ def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
             raise failed(text)
 
 
-@own("Poplar fails to load a program with remote buffers onto IPUs without; no public source has its text")
+@unsourced(
+    "Poplar fails to load a program with remote buffers onto IPUs without; no public source has its text"
+)
 def check_loaded(machine: Any, keywords: Dict[str, Any]) -> None:
     """Checks that a device that is attached on demand can hold the compiled program's data."""
     is_attached_late = machine.config["leaves"]["device_connection.type"].name == "ON_DEMAND"

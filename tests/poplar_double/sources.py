@@ -1,7 +1,8 @@
 """Names the place of each rule of the test double in the SDK's public sources: repository, branch, file and symbol.
 
-``@rule`` marks code that follows a public source, ``@own`` a refusal that no public source states.  :func:`declared`
-reads both in the test double's own text; ``tests/test_poplar_sources.py`` refuses code that raises and has neither.
+``@rule`` marks code that follows a public source, ``@unsourced`` a refusal that no public source states.
+:func:`declared` reads both in the test double's text; ``tests/test_poplar_sources.py`` refuses code that raises and has
+neither.
 """
 
 import ast
@@ -72,7 +73,7 @@ def rule(*places: str) -> Callable[[Function], Function]:
     return lambda function: function
 
 
-def own(reason: str) -> Callable[[Function], Function]:
+def unsourced(reason: str) -> Callable[[Function], Function]:
     """Declares that no public source states a function's refusal, and gives the reason for it.
 
     Raises:
@@ -90,12 +91,12 @@ class Declared:
     Attributes:
         name: ``module.Class.function``.
         sources: the sources of all its ``@rule``.
-        is_own: whether it has ``@own``.
+        is_unsourced: whether it has ``@unsourced``.
     """
 
     name: str
     sources: Tuple[Source, ...]
-    is_own: bool
+    is_unsourced: bool
 
 
 def declared() -> Tuple[Dict[str, Declared], List[str]]:
@@ -111,7 +112,9 @@ def declared() -> Tuple[Dict[str, Declared], List[str]]:
     return functions, undeclared
 
 
-def _read(node: ast.AST, name: str, covered: bool, found: Dict[str, Declared], undeclared: List[str]) -> None:
+def _read(
+    node: ast.AST, name: str, covered: bool, functions: Dict[str, Declared], undeclared: List[str]
+) -> None:
     for child in ast.iter_child_nodes(node):
         inner, inner_covered = name, covered
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
@@ -120,15 +123,15 @@ def _read(node: ast.AST, name: str, covered: bool, found: Dict[str, Declared], u
                 d for d in child.decorator_list if isinstance(d, ast.Call) and isinstance(d.func, ast.Name)
             ]
             places = [a.value for d in calls if d.func.id == "rule" for a in d.args]  # type: ignore[attr-defined]
-            is_own = any(d.func.id == "own" for d in calls)  # type: ignore[attr-defined]
-            if places or is_own:
-                found[inner] = Declared(inner, tuple(map(parse, places)), is_own)
+            is_unsourced = any(d.func.id == "unsourced" for d in calls)  # type: ignore[attr-defined]
+            if places or is_unsourced:
+                functions[inner] = Declared(inner, tuple(map(parse, places)), is_unsourced)
                 inner_covered = True
         elif (
             isinstance(child, ast.Raise) and child.exc is not None and not covered and not _is_lack(child.exc)
         ):
             undeclared.append(f"{name}, line {child.lineno}")
-        _read(child, inner, inner_covered, found, undeclared)
+        _read(child, inner, inner_covered, functions, undeclared)
 
 
 def _is_lack(error: ast.expr) -> bool:

@@ -21,27 +21,27 @@ def training(machine: Any) -> Group:
         return plain(ipu, fitting=keywords).fit()
 
     def predict(*args: Any, **keywords: Any) -> Any:
-        def ask(model: Any) -> None:
+        def change(model: Any) -> None:
             model.compile(steps_per_execution=1)
             model.predict(*args, **keywords)
 
-        return ask
+        return change
 
-    def asked(*args: Any, **keywords: Any) -> Any:
+    def predicted(*args: Any, **keywords: Any) -> Any:
         setting = plain(ipu, before=predict(*args, **keywords))
         setting.config.auto_select_ipus = 1
         return setting.fit()
 
     defaults = dict(max_queue_size=10, workers=1, use_multiprocessing=False, callbacks=None)
     group.allow("fit", lambda: fit(**defaults, validation_split=0.0, class_weight=None, initial_epoch=0))
-    group.allow("predict", lambda: asked(images, batch_size=2, verbose=0, steps=None, **defaults))
+    group.allow("predict", lambda: predicted(images, batch_size=2, verbose=0, steps=None, **defaults))
     for name in (p["name"] for p in FACTS["delegates"]["fit"]):
         group.add(f"fit: {name}s", lambda n=name: fit(**{n + "s": None}), TypeError)
     for name in (p["name"] for p in FACTS["delegates"]["predict"]):
         group.add(
-            f"predict: {name}s", lambda n=name: asked(images, batch_size=2, **{n + "s": None}), TypeError
+            f"predict: {name}s", lambda n=name: predicted(images, batch_size=2, **{n + "s": None}), TypeError
         )
-    group.add("predict: no x", lambda: asked(batch_size=2), TypeError)
+    group.add("predict: no x", lambda: predicted(batch_size=2), TypeError)
     group.add("fit: x twice", lambda: fit(x=images), TypeError)
 
     wrong_fit = [
@@ -70,7 +70,7 @@ def training(machine: Any) -> Group:
     ]
     for name, args, keywords, error in wrong_predict:
         errors = (error, TypeError) if name == "no steps" else (error,)
-        group.add(f"predict: {name}", lambda a=args, k=keywords: asked(*a, **k), *errors)
+        group.add(f"predict: {name}", lambda a=args, k=keywords: predicted(*a, **k), *errors)
     return group
 
 

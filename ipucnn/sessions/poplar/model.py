@@ -236,14 +236,14 @@ class DeviceModel:
         weights: variables by canonical name, in the order of the original network.
         norms: names of the batch norms that move with every micro-batch, in the order of a STATISTICS model's outputs
             (mean, variance of each).
-        once: the batch norms that move once per weight update, of a TRAINING model.
+        moved_once: the batch norms that move once per weight update, of a TRAINING model.
     """
 
     model: KerasModel
     weights: Dict[str, TfVariable]
     takes_seeds: bool
     norms: List[str] = field(default_factory=list)
-    once: List[MovedByGradient] = field(default_factory=list)
+    moved_once: List[MovedByGradient] = field(default_factory=list)
 
 
 def compute_type(precision: str) -> str:
@@ -274,7 +274,7 @@ class _Builder:
         self.seeds: Optional[Tensor] = None
         self.statistics: List[Tensor] = []
         self.norms: List[str] = []
-        self.once: List[MovedByGradient] = []
+        self.moved_once: List[MovedByGradient] = []
 
     def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """The output of a step."""
@@ -312,8 +312,8 @@ class _Builder:
         if step.config["moves_once"]:
             if self.shape.purpose != TRAINING:
                 return _batch_norm(step.config, common)(inputs)
-            self.once.append(MovedByGradient(step.config["momentum"], **settings, **common))
-            return self.once[-1](inputs)
+            self.moved_once.append(MovedByGradient(step.config["momentum"], **settings, **common))
+            return self.moved_once[-1](inputs)
         self.norms.append(step.name)
         if self.shape.purpose != STATISTICS:
             return _batch_norm(step.config, common)(inputs)
@@ -376,7 +376,7 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
     inputs = images if builder.seeds is None else [images, builder.seeds]
     model = keras.Model(inputs, outputs, name=name)
     made = DeviceModel(
-        model, _weights(model, network), builder.seeds is not None, builder.norms, builder.once
+        model, _weights(model, network), builder.seeds is not None, builder.norms, builder.moved_once
     )
     copy_weights(named_weights(network), made.weights)
     return made

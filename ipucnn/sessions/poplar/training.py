@@ -494,7 +494,9 @@ class TrainedNetwork:
                 static * program.num_replicas,
                 self._averaged(),
                 device.mean_over_replicas,
-                MovingStatistics(made.once, program, device.mean_over_replicas) if made.once else None,
+                MovingStatistics(made.moved_once, program, device.mean_over_replicas)
+                if made.moved_once
+                else None,
                 scaler,
             )
             self._compile(program.steps_per_execution)
@@ -512,7 +514,7 @@ class TrainedNetwork:
     def _averaged(self) -> List[TfVariable]:
         """Moving statistics that differ between replicas; a pipeline recomputes them instead."""
         p = self._program
-        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.once:
+        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.made.moved_once:
             return []
         names = [f"{norm}/{moving}" for norm in self.made.norms for moving in MOVING_STATISTICS]
         return [self.made.weights[name] for name in names]
@@ -586,7 +588,7 @@ class TrainedNetwork:
 
 def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer:
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
-    ids -= {id(tf_variable(v)) for norm in made.once for v in (norm.moving_mean, norm.moving_variance)}
+    ids -= {id(tf_variable(v)) for norm in made.moved_once for v in (norm.moving_mean, norm.moving_variance)}
     names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
     frozen = tuple(f"{layer.name}/" for layer in made.model.layers if not layer.trainable)
     moving = [name for name in made.weights if is_moving_statistic(name) and not name.startswith(frozen)]
