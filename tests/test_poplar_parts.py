@@ -34,9 +34,9 @@ from ipucnn.sessions.poplar.training import Stream, training_batches
 def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
     config = dataclasses.replace(RunConfig(), executable_cache=str(tmp_path / "a"))
     config = dataclasses.replace(config, device_generated_data=True)
-    value = poplar_flags(config, "--max_infeed_threads=4 --show_progress_bar=false")
+    value = poplar_flags(config, "--max_infeed_threads=4 --show_progress_bar=auto")
     words = dict(word.partition("=")[::2] for word in value.split())
-    assert words["--show_progress_bar"] == "false" and words["--max_infeed_threads"] == "4"
+    assert words["--show_progress_bar"] == "auto" and words["--max_infeed_threads"] == "4"
     assert words["--executable_cache_path"] == str(tmp_path / "a")
     assert "--use_synthetic_data" in words
     assert {name[2:] for name in words} <= set(FACTS["flags"])
