@@ -480,6 +480,7 @@ class TrainedNetwork:
             program.num_stages == 1 or program.num_replicas == 1
         )
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
+        norms, mean = made.moved_once, device.mean_over_replicas
         with device.scope():
             self._optimizer = _make_optimizer(optimizer, made)
             scaler, static = None, self._scale
@@ -493,10 +494,8 @@ class TrainedNetwork:
                 program.weight_updates_per_execution,
                 static * program.num_replicas,
                 self._averaged(),
-                device.mean_over_replicas,
-                MovingStatistics(made.moved_once, program, device.mean_over_replicas)
-                if made.moved_once
-                else None,
+                mean,
+                MovingStatistics(norms, program, mean) if norms else None,
                 scaler,
             )
             self._compile(program.steps_per_execution)
