@@ -157,11 +157,11 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2790, 2120),
+    "benchmarking": (2780, 2112),
     "commands": (1770, 1055),
     "config": (2505, 1340),
     "datasets": (5564, 4351),
-    "diagnosis": (514, 402),
+    "diagnosis": (517, 402),
     "models": (2660, 2110),
     "planning": (5120, 4025),
     "reports": (3645, 2915),

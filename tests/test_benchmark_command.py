@@ -241,12 +241,12 @@ def test_images_beyond_memory_are_refused_before_they_are_drawn(monkeypatch):
 
 @pytest.mark.parametrize(
     "given, least",
-    [({"max_time_s": 5.0}, 5.0), ({"max_time_s": 50.0}, 10.0), ({}, 10.0)],
+    [({"max_time": 5.0}, 5.0), ({"max_time": 50.0}, 10.0), ({}, 10.0)],
 )
 def test_the_default_min_time_is_at_most_max_time(given, least):
     assert make_settings(**given).limits.min_time_s == least
     with pytest.raises(ConfigurationError, match="--max-time 5 is less than --min-time 10"):
-        make_settings(max_time_s=5.0, min_time_s=10.0)
+        make_settings(max_time=5.0, min_time=10.0)
 
 
 def test_differences_of_keras_optimizers_are_reported():
@@ -397,7 +397,7 @@ class Clock:
     def __init__(self, patch, contender, unit_s):
         self.unit_s, self._now_s = unit_s, 0.0
         measure, execute = running.measure, contender.execute
-        repeat, chance = contenders.Yardstick.__call__, random.Random(0)
+        repeat, chance = contenders.ReferenceWorkload.__call__, random.Random(0)
 
         def measure_by_this(*args, **values):
             return measure(*args, **{**values, "clock": self.read, "cpu_clock": self.read, "started": 0.0})
@@ -406,13 +406,13 @@ class Clock:
             execute(work, num_units)
             self.advance(num_units * self.unit_s * chance.uniform(0.9, 1.1))
 
-        def yardstick_by_this(yardstick):
-            repeat(yardstick)
+        def reference_by_this(workload):
+            repeat(workload)
             return 0.01, 0.01
 
         patch.setattr(running, "measure", measure_by_this)
         patch.setattr(contender, "execute", execute_by_this)
-        patch.setattr(contenders.Yardstick, "__call__", yardstick_by_this)
+        patch.setattr(contenders.ReferenceWorkload, "__call__", reference_by_this)
         patch.setattr(machine.Occupation, "others_share", lambda occupation: 0.0)
 
     def read(self):

@@ -16,7 +16,7 @@ for other things, and threads that poll for work use some while the processors a
 from typing import Any, List, Optional, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.benchmarking.contenders import YARDSTICK
+from ipucnn.benchmarking.contenders import REFERENCE
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Execution, Interval, Regression
 from ipucnn.benchmarking.statistics import CONFIDENCE, QUIET_SHARE, Ratio, unpaired_ratio
 from ipucnn.errors import ConfigurationError
@@ -41,7 +41,7 @@ _NOT_OF_PROGRAM = (
 
 METHOD = (
     "median over executions of time per sample / time of "
-    + YARDSTICK
+    + REFERENCE
     + "; the interval is a 95 % bootstrap of "
     "blocks of executions; slower if all of it is below 1 - allowed, not slower if all of it is above, else "
     "inconclusive; where others took more than 5 % of the processors in either run, the same quotient of processor "

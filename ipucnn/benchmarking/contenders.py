@@ -20,8 +20,8 @@ from ipucnn.errors import UserError
 from ipucnn.sessions.session import Session
 from ipucnn.training.optimizers import OptimizerSettings
 
-YARDSTICK = (
-    "a yardstick right before and after each execution: two forward passes and one with gradients of four 3x3 "
+REFERENCE = (
+    "a reference workload right before and after each execution: two forward passes and one with gradients of four 3x3 "
     "convolutions of 16 channels on 8 images of 32x32, pooling and a dense layer, repeated"
 )
 _SHARE = 0.5
@@ -300,7 +300,7 @@ def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str
     return name, params, differs
 
 
-class Yardstick(Reference):
+class ReferenceWorkload(Reference):
     """The reference workload on the session's device; calling it returns the seconds of one repetition.
 
     Args:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from ipucnn.benchmarking.records import Execution
+from ipucnn.benchmarking.records import Execution, Limits
 from ipucnn.benchmarking.statistics import is_steady
 from ipucnn.text import number
 
@@ -72,28 +72,6 @@ class Reference:
     def __call__(self) -> Tuple[float, float]:
         """Does the work and returns the seconds and the processor seconds of one repetition."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a measurement.
-
-    Attributes:
-        min_executions, min_time_s: the least number of executions and their least total time; both are reached if
-            ``max_time_s`` allows.  The time is the sum of the first contender's executions, without other contenders
-            and the reference.
-        max_time_s: the limit of everything, from ``started`` on.  A third of it is kept for the measured executions,
-            however long compiling takes, and at least ``MIN_ROUNDS`` rounds are measured whatever time they take.
-        max_warmup_s: the time of each contender after which warm-up ends, steady or not; at least one execution is run.
-            Warm-up also ends when the measured executions need the rest of ``max_time_s``.
-        execution_s: the target length of an execution, if one unit takes less.
-    """
-
-    min_executions: int = 10
-    min_time_s: float = 10.0
-    max_time_s: float = 150.0
-    max_warmup_s: float = 15.0
-    execution_s: float = 0.1
 
 
 @dataclass

@@ -115,15 +115,27 @@ class DataFacts(Record, frozen=True, kw_only=True):
     num_images: Natural
 
 
-class MeasuringSettings(Record, frozen=True, kw_only=True):
-    """The limits of the measurement, and the program to compare with."""
+class Limits(Record, frozen=True, kw_only=True):
+    """The limits of a measurement, and the program to compare with.
 
-    min_executions: Positive
-    min_time_s: float
-    max_time_s: float
-    max_warmup_s: float
-    execution_s: float
-    compare_with: Optional[str]
+    Attributes:
+        min_executions, min_time_s: the least number of executions and their least total time; both are reached if
+            ``max_time_s`` allows.  The time is the sum of the first contender's executions, without other contenders
+            and the reference.
+        max_time_s: the limit of everything, from ``started`` on.  A third of it is kept for the measured executions,
+            however long compiling takes, and at least ``MIN_ROUNDS`` rounds are measured whatever time they take.
+        max_warmup_s: the time of each contender after which warm-up ends, steady or not; at least one execution is run.
+            Warm-up also ends when the measured executions need the rest of ``max_time_s``.
+        execution_s: the target length of an execution, if one unit takes less.
+        compare_with: "keras", or None.
+    """
+
+    min_executions: Positive = 10
+    min_time_s: float = 10.0
+    max_time_s: float = 150.0
+    max_warmup_s: float = 15.0
+    execution_s: float = 0.1
+    compare_with: Optional[str] = None
 
 
 class DeviceFacts(Record, frozen=True, kw_only=True):
@@ -328,7 +340,7 @@ class BenchmarkReport(Record, frozen=True, kw_only=True):
     seed: Natural  # seed of weights, data and bootstrap
     input_shape: Annotated[List[Positive], Meta(min_length=3, max_length=3)]  # height, width, channels
     data: DataFacts
-    settings: MeasuringSettings
+    settings: Limits
     # options of the run that affect its speed, by key; a baseline must have the same
     options: Dict[str, Any]
     program: Dict[str, Any]  # the Program, with the measured executions

@@ -38,7 +38,7 @@ def read_report(path: Path) -> BenchmarkReport:
     for index, execution in enumerate(report.executions):
         if not (execution.cpu_s and execution.reference_s and execution.reference_cpu_s):
             raise DataError(
-                f"--baseline {path} is damaged: execution {index} has no time of its own or of the yardstick",
+                f"--baseline {path} is damaged: execution {index} lacks its time or that of the reference workload",
                 "make it again",
             )
     return report

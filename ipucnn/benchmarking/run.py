@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from msgspec import structs
+from msgspec import convert, structs
 
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, MemoryAdvice, PlainDict
 from ipucnn.benchmarking import machine, statistics
 from ipucnn.benchmarking.benchmark import Benchmark, compared_options, program_of
-from ipucnn.benchmarking.contenders import Yardstick
+from ipucnn.benchmarking.contenders import ReferenceWorkload
 from ipucnn.benchmarking.input_pipeline import data_share, pipeline_figures
 from ipucnn.benchmarking.measure import Measured, Measurement, Report, ignore_progress, measure, shortfall
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
@@ -26,7 +26,6 @@ from ipucnn.benchmarking.records import (
     DeviceFacts,
     ExecutionFacts,
     MeasuredFigures,
-    MeasuringSettings,
     PipelineFigures,
     Prediction,
     Regression,
@@ -38,7 +37,7 @@ from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak
 from ipucnn.planning.splits import with_run_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.workers import threads_of_training
-from ipucnn.sessions.session import CompilationReport, DeviceInfo, Session
+from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
@@ -118,10 +117,10 @@ def first_report(benchmark: Benchmark, device: DeviceInfo, environment: PlainDic
             location=info.location,
             num_images=info.num_train,
         ),
-        settings=MeasuringSettings(**asdict(settings.limits), compare_with=settings.compare_with),
+        settings=settings.limits,
         options=compared_options(benchmark.config),
         program=benchmark.program.to_dict(),
-        device=DeviceFacts(**asdict(device)),
+        device=convert(device, DeviceFacts, from_attributes=True),
         environment=environment,
         notes=notes,
     )
@@ -155,9 +154,12 @@ def _steps(
     if work.compilation is not None:
         report = structs.replace(
             report,
-            device=DeviceFacts(**asdict(session.device)),
+            device=convert(session.device, DeviceFacts, from_attributes=True),
             program=work.program.to_dict(),
-            compilation=_compilation(work.compilation),
+            # Whether it came from a cache is known once it has run.
+            compilation=structs.replace(
+                convert(work.compilation, Compilation, from_attributes=True), cached=None
+            ),
         )
         yield report
     timed = _time(benchmark, session, work, began, progress)
@@ -195,19 +197,6 @@ def _memory_advice(benchmark: Benchmark, model: KerasModel) -> MemoryAdvice:
     return advise
 
 
-def _compilation(compiled: CompilationReport) -> Compilation:
-    return Compilation(
-        num_layers=compiled.num_layers,
-        num_parameters=compiled.num_parameters,
-        num_trainable_parameters=compiled.num_trainable_parameters,
-        macs_per_sample=compiled.macs_per_sample,
-        num_graph_operations=compiled.num_graph_operations,
-        trace_s=compiled.trace_s,
-        fused_micro_batches=compiled.fused_micro_batches,
-        compile_s=compiled.compile_s,
-    )
-
-
 class _Timed(NamedTuple):
     """The measurements; ``repetitions`` is the number of the reference workload, None if there is none."""
 
@@ -227,7 +216,7 @@ def _time(benchmark: Benchmark, session: Session, work: Work, began: float, prog
         first.fixed_units = baseline.execution.samples // first.samples_per_unit
         gate = Gate(baseline, str(settings.baseline), settings.max_regression, benchmark.seed)
         before = baseline.execution.reference_repetitions
-    yardstick = Yardstick(session.place, before) if settings.scope != DATA else None
+    reference = ReferenceWorkload(session.place, before) if settings.scope != DATA else None
     occupation = machine.Occupation()
 
     def is_decided(measurements: Sequence[Measurement]) -> bool:
@@ -237,7 +226,7 @@ def _time(benchmark: Benchmark, session: Session, work: Work, began: float, prog
         work.contenders,
         settings.limits,
         progress,
-        yardstick,
+        reference,
         # All instances take the time from the first instance's clock, so that they stop measuring together.
         clock=lambda: session.of_first_instance(time.perf_counter()),
         started=session.of_first_instance(began),
@@ -247,7 +236,7 @@ def _time(benchmark: Benchmark, session: Session, work: Work, began: float, prog
     return _Timed(
         measured=measured,
         others_share=share,
-        repetitions=yardstick.repetitions if yardstick is not None else None,
+        repetitions=reference.repetitions if reference is not None else None,
         regression=gate.compare(executions, share) if gate is not None and executions else None,
     )
 

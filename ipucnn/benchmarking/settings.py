@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
-from ipucnn.benchmarking.measure import MIN_ROUNDS, Limits
+from ipucnn.benchmarking.measure import MIN_ROUNDS
+from ipucnn.benchmarking.records import Limits
 from ipucnn.config import values
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
@@ -20,6 +21,7 @@ MODES = (TRAINING, INFERENCE, DATA, END_TO_END)
 KERAS = "keras"
 # A call of Keras' fit takes some 50 ms whatever its work: executions are long enough to make this negligible.
 COMPARED_EXECUTION_S = 2.0
+DEFAULTS = Limits()
 HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
 DATA_KINDS = {
     HOST_GENERATED: "random images, generated once on the host and fed through the input pipeline",
@@ -36,8 +38,7 @@ class BenchmarkSettings:
         mode: TRAINING or INFERENCE.
         scope: SESSION: the network on its data; DATA: the input pipeline that feeds it, alone; END_TO_END: the
             network on its data, beside the network on a constant batch and the pipeline alone.
-        limits: the limits of time and executions.
-        compare_with: "keras", or None.
+        limits: the limits of time and executions, and the program to compare with.
         system: the IPU machine to predict for, None for the smallest suitable one.
         profile: the measurements of the IPU machine.
         baseline: an earlier report.json to compare with.
@@ -47,7 +48,6 @@ class BenchmarkSettings:
     mode: str = INFERENCE
     scope: str = SESSION
     limits: Limits = field(default_factory=Limits)
-    compare_with: Optional[str] = None
     system: Optional[str] = None
     profile: Optional["SystemProfile"] = None
     baseline: Optional[Path] = None
@@ -57,6 +57,11 @@ class BenchmarkSettings:
     def training(self) -> bool:
         """Tells whether weight updates are measured."""
         return self.mode == TRAINING
+
+    @property
+    def compare_with(self) -> Optional[str]:
+        """Returns "keras", or None."""
+        return self.limits.compare_with
 
 
 def data_kind(config: RunConfig) -> str:
@@ -71,9 +76,9 @@ def make_settings(
     *,
     training: Optional[bool] = None,
     mode: Optional[str] = None,
-    executions: int = Limits.min_executions,
+    executions: int = DEFAULTS.min_executions,
     min_time: Optional[float] = None,
-    max_time: float = Limits.max_time_s,
+    max_time: float = DEFAULTS.max_time_s,
     compare_with: Optional[str] = None,
     system: Optional[str] = None,
     system_profile: Optional[str] = None,
@@ -111,8 +116,7 @@ def make_settings(
     return BenchmarkSettings(
         mode=work,
         scope=scope,
-        limits=_limits(executions, min_time, max_time, is_compared=compare_with is not None),
-        compare_with=_rival(compare_with),
+        limits=_limits(executions, min_time, max_time, _rival(compare_with)),
         system=system,
         profile=_profile(system_profile, system) if system_profile is not None else None,
         baseline=expand(baseline) if baseline is not None else None,
@@ -120,7 +124,9 @@ def make_settings(
     )
 
 
-def _limits(executions: int, min_time_s: Optional[float], max_time_s: float, *, is_compared: bool) -> Limits:
+def _limits(
+    executions: int, min_time_s: Optional[float], max_time_s: float, compare_with: Optional[str]
+) -> Limits:
     """Returns the limits; the command line has refused values that are no number of executions or seconds."""
     if executions < MIN_ROUNDS:
         raise ConfigurationError(
@@ -128,14 +134,19 @@ def _limits(executions: int, min_time_s: Optional[float], max_time_s: float, *, 
             f"use --executions {MIN_ROUNDS}",
         )
     if min_time_s is None:
-        min_time_s = min(Limits.min_time_s, max_time_s)
+        min_time_s = min(DEFAULTS.min_time_s, max_time_s)
     if max_time_s < min_time_s:
         raise ConfigurationError(
             f"--max-time {max_time_s:g} is less than --min-time {min_time_s:g}",
             f"use --max-time {min_time_s:g}",
         )
-    execution_s = COMPARED_EXECUTION_S if is_compared else Limits.execution_s
-    return Limits(executions, min_time_s, max_time_s, execution_s=execution_s)
+    return Limits(
+        min_executions=executions,
+        min_time_s=min_time_s,
+        max_time_s=max_time_s,
+        execution_s=COMPARED_EXECUTION_S if compare_with is not None else DEFAULTS.execution_s,
+        compare_with=compare_with,
+    )
 
 
 def _rival(compare_with: Optional[str]) -> Optional[str]:

@@ -25,7 +25,7 @@ PANEL = "Measuring"
 MODE = value_option(
     "--mode",
     "MODE",
-    "What to measure: training, inference, data (the input pipeline alone, stage by stage), or end-to-end (how much of "
+    "Measurement: training, inference, data (the input pipeline alone, stage by stage), or end-to-end (how much of "
     "the time the input pipeline costs).  "
     "[default: inference]",
     PANEL,

@@ -33,7 +33,7 @@ COMMANDS = ("train", "evaluate", "infer")
 COMMAND = typer.Argument(
     None,
     metavar="COMMAND...",
-    help="What every worker runs: `train`, `evaluate` or `infer`, with its options. Write -- before it.",
+    help="Command that every worker runs: `train`, `evaluate` or `infer`, with its options. Write -- before it.",
 )
 WORKERS = typer.Option(
     None,
@@ -46,7 +46,7 @@ WORKERS = typer.Option(
 )
 # Seconds after a worker failed: until the others get SIGTERM, and until they are killed.  Usually they end by
 # themselves before that, but a stopped process does not.
-_TOLD_S, _PATIENCE_S = GRACE_S + 2.0, GRACE_S + 10.0
+_UNTIL_SIGTERM_S, _UNTIL_SIGKILL_S = GRACE_S + 2.0, GRACE_S + 10.0
 # Starts ``ipucnn`` from the package of this process, never from the current folder.  If this process dies in any way,
 # Linux sends SIGTERM (15) to the worker (prctl(2), PR_SET_PDEATHSIG = 1).
 _PROGRAM = (
@@ -62,9 +62,9 @@ def launch(command: Optional[List[str]] = COMMAND, workers: Optional[int] = WORK
     """Start several workers of one training run, evaluation or inference on this machine.
 
     They share the work of each weight update. The result has the same bytes as one worker with the same number of
-    threads, if both runs begin with the same --max-workers. The GPUs of this machine are divided among the workers. If
-    each machine has a worker of its own, use srun or TF_CONFIG; docs/cluster.md has examples. What the first
-    worker prints appears as it is; what the others print appears behind their number. If one of them fails, all end.
+    threads, if both runs begin with the same --max-workers. The GPUs of this machine are divided among the workers. To
+    start workers on several machines, use srun or TF_CONFIG; docs/cluster.md has examples. The output of the first
+    worker appears unchanged, that of the others behind their number. If one worker fails, all end.
     """
     count = 2 if workers is None else workers
     if not command or command[0] not in COMMANDS:
@@ -138,7 +138,7 @@ class _Processes:
         # The `error:` and `hint:` lines of each worker.
         self._errors: Dict[int, List[str]] = {}
         self._ends: Dict[int, int] = {}
-        self._is_told = False
+        self._is_stopped = False
         self._lock = threading.Lock()
 
     def run(self) -> int:
@@ -156,9 +156,9 @@ class _Processes:
             for rank, lines in sorted(self._errors.items()):
                 # Not printed: the same error as the first worker's, which is printed already, and errors of workers
                 # that this process ended, or that succeeded.
-                was_told = self._is_told and self._ends.get(rank) in (EXIT_SIGTERM, -signal.SIGTERM)
+                was_stopped = self._is_stopped and self._ends.get(rank) in (EXIT_SIGTERM, -signal.SIGTERM)
                 ended_well = self._ends.get(rank) == EXIT_OK
-                if lines != self._errors.get(0) and rank and not (was_told or ended_well):
+                if lines != self._errors.get(0) and rank and not (was_stopped or ended_well):
                     sys.stderr.writelines(f"[worker {rank}] {line}" for line in lines)
 
     def _start(self, rank: int) -> None:
@@ -226,12 +226,12 @@ class _Processes:
                 if interrupts.noted() is not None and not is_forwarded:
                     is_forwarded = True
                     self._send(signal.Signals((interrupts.noted() or 0) - 128))
-                is_late = failed_at is not None and time.monotonic() > failed_at + _TOLD_S
-                if is_late and not (self._is_told or is_forwarded):
+                is_late = failed_at is not None and time.monotonic() > failed_at + _UNTIL_SIGTERM_S
+                if is_late and not (self._is_stopped or is_forwarded):
                     # The failed worker never connected, so the others would wait for it.
-                    self._is_told = True
+                    self._is_stopped = True
                     self._send(signal.SIGTERM)
-                patience = SILENCE_S + _PATIENCE_S if is_forwarded else _PATIENCE_S
+                patience = SILENCE_S + _UNTIL_SIGKILL_S if is_forwarded else _UNTIL_SIGKILL_S
                 if failed_at is not None and time.monotonic() > failed_at + patience:
                     self._send(signal.SIGKILL)
                 time.sleep(0.05)

@@ -58,7 +58,7 @@ class Choice:
     """A device for a command.
 
     Attributes:
-        asked: "auto", "ipu", "gpu" or "cpu"; empty for a command that needs no device.
+        requested: "auto", "ipu", "gpu" or "cpu"; empty for a command that needs no device.
         device: "ipu", "gpu" or "cpu"; None if none is used.
         usable: whether the device can be used.
         reason: the reason for or against the device.
@@ -66,7 +66,7 @@ class Choice:
         cpu_usable: whether --device cpu would work.
     """
 
-    asked: str
+    requested: str
     device: Optional[str]
     usable: bool
     reason: str
@@ -74,15 +74,15 @@ class Choice:
     cpu_usable: bool = True
 
 
-def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
-    """Returns the device for ``--device asked``, and the findings about it.
+def choose(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
+    """Returns the device for ``--device requested``, and the findings about it.
 
     Auto uses IPUs if TensorFlow is the Poplar SDK's, else a GPU, else the CPU.  A device that is present but does not
     work is not replaced by another.
     """
     software, ipus = machine.software, machine.ipus
     broken_sdk = list(surroundings.problems(software))
-    is_ipu = asked == "ipu" or (asked == "auto" and software.has_ipu_package)
+    is_ipu = requested == "ipu" or (requested == "auto" and software.has_ipu_package)
     findings = list(_of_tensorflow(machine))
     is_host_broken = bool(findings)
     if is_ipu:
@@ -96,13 +96,13 @@ def choose(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     worst = next((f for f in findings if f.level == PROBLEM), None)
     if is_ipu:
         reason = _why_ipu(machine) if worst is None else worst.message
-        return Choice(asked, "ipu", worst is None, reason, cpu_usable=not is_host_broken), findings
+        return Choice(requested, "ipu", worst is None, reason, cpu_usable=not is_host_broken), findings
     if worst is not None:
-        device = asked if asked != "auto" else None
-        return Choice(asked, device, False, worst.message, cpu_usable=False), findings
-    choice = Choice(asked, "cpu", True, "asked for")
-    if asked != "cpu":
-        choice, of_gpu = _choose_gpu(asked, machine)
+        device = requested if requested != "auto" else None
+        return Choice(requested, device, False, worst.message, cpu_usable=False), findings
+    choice = Choice(requested, "cpu", True, "chosen with --device cpu")
+    if requested != "cpu":
+        choice, of_gpu = _choose_gpu(requested, machine)
         findings += of_gpu
     if choice.usable:
         device = str(choice.device).upper()
@@ -156,7 +156,7 @@ def _why_ipu(machine: Machine) -> str:
     return f"{reason}, and {counted(ipus.num_ipus, 'IPU')}{boards} are visible"
 
 
-def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
+def _choose_gpu(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     """Returns a GPU if there is one, for "gpu" and "auto"."""
     gpus, probe = machine.gpus, machine.probe
     count, reason, findings = len(gpus), machine.gpu_problem, []
@@ -170,12 +170,14 @@ def _choose_gpu(asked: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
         names = ", ".join(gpu.name for gpu in gpus) or counted(count, "GPU")
         them = "it" if count == 1 else "them"
         sure = f"TensorFlow sees {them}" if probe else f"if TensorFlow can use {them}, which --full tells"
-        return Choice(asked, "gpu", True, f"{names}; {sure}"), findings
-    if asked == "gpu":
+        return Choice(requested, "gpu", True, f"{names}; {sure}"), findings
+    if requested == "gpu":
         message = f"there is no GPU to use: {reason}"
         findings.append(Finding(PROBLEM, "gpu", message, "use --device cpu"))
-        return Choice(asked, "gpu", False, message), findings
-    return Choice(asked, "cpu", True, "there is neither the Poplar SDK's TensorFlow nor a GPU here"), findings
+        return Choice(requested, "gpu", False, message), findings
+    return Choice(
+        requested, "cpu", True, "there is neither the Poplar SDK's TensorFlow nor a GPU here"
+    ), findings
 
 
 def command_devices(choice: Choice) -> Iterator[Choice]:
@@ -200,7 +202,7 @@ def next_steps(choice: Choice, findings: Sequence[Finding], machine: Machine) ->
     steps = [f.hint for f in findings if f.level == PROBLEM and f.hint is not None]
     num_ipus = machine.ipus.num_ipus
     if not choice.usable:
-        if choice.asked != "cpu" and choice.cpu_usable:
+        if choice.requested != "cpu" and choice.cpu_usable:
             steps.append("until then: --device cpu computes on the host with the IPU's semantics")
         return list(dict.fromkeys(steps))
     if choice.device != "ipu":
@@ -222,5 +224,5 @@ def as_error(choice: Choice, findings: Sequence[Finding]) -> Optional[UserError]
     if choice.usable:
         return None
     hints = [f.hint for f in findings if f.level == PROBLEM and f.hint]
-    message = f"--device {choice.asked} cannot be used: {choice.reason}"
+    message = f"--device {choice.requested} cannot be used: {choice.reason}"
     return MissingError(message, hints[0] if hints else "--device cpu runs everywhere")

@@ -81,7 +81,8 @@ class Diagnosis:
         return {
             "schema_version": SCHEMA_VERSION,
             "ipucnn": __version__,
-            **of_choice(self.choice, "asked"),
+            "asked": self.choice.requested,
+            **of_choice(self.choice),
             "commands": [of_choice(choice, "command") for choice in self.commands],
             "python": platform.python_version(),
             "platform": platform.platform(),
@@ -101,11 +102,11 @@ class Diagnosis:
         }
 
 
-def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), full: bool = False) -> Diagnosis:
+def diagnose(requested: str = "auto", *, dataset_path: Path = Path("."), full: bool = False) -> Diagnosis:
     """Diagnoses this machine.
 
     Args:
-        asked: the device, as for ``--device``.
+        requested: the device, as for ``--device``.
         dataset_path: the folder in which to look for data sets.
         full: whether to import TensorFlow in another process.
     """
@@ -114,7 +115,7 @@ def diagnose(asked: str = "auto", *, dataset_path: Path = Path("."), full: bool 
     can_probe = full and software.versions.get("tensorflow") is not None
     probe = look.probe_tensorflow() if can_probe else None
     machine = Machine(software, find_ipus(), tuple(gpus), gpu_problem, probe)
-    choice, findings = choose(asked, machine)
+    choice, findings = choose(requested, machine)
     findings.sort(key=lambda finding: finding.level != PROBLEM)
     return Diagnosis(
         machine=machine,
