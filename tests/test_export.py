@@ -710,7 +710,7 @@ def test_a_file_runs_after_the_thread_that_loaded_it_ended(exported):
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         thread.submit(session.prepare_evaluation, None, None).result()
     time.sleep(0.5)
-    images = np.zeros((2, *session._network.input_shape), np.float32)
+    images = np.zeros((2, *session._network.record.input.shape[1:]), np.float32)
     assert len(session._logits(images)) == 2
 
 

@@ -6,7 +6,13 @@ from PIL import Image, ImageDraw
 
 from ipucnn import cli
 from ipucnn.reports.sheets import FALSE, GREY, MISSED, RIGHT, dice, save_predictions
-from ipucnn.runs.images.segmentation import Picture
+from ipucnn.runs.images.outputs import Classes, class_colours
+from ipucnn.runs.images.segmentation import SegmentedImage
+
+
+def segmented(image, truth, predicted=None, names=("membrane", "cell"), name="evaluation image 0"):
+    classes = Classes(names, class_colours(len(names)))
+    return SegmentedImage(name, image, truth if predicted is None else predicted, classes, truth)
 
 
 def test_colours_mark_right_and_wrong_pixels(tmp_path):
@@ -14,9 +20,9 @@ def test_colours_mark_right_and_wrong_pixels(tmp_path):
     truth[:20, :5] = 0
     predicted = np.ones((40, 40), np.uint8)
     predicted[10:30, :5] = 0
-    picture = Picture(0, np.full((40, 40), 100, np.uint8), truth, predicted)
-    assert dice(picture, 0) == pytest.approx(0.5) and dice(picture, 1) == pytest.approx(1450 / 1500)
-    save_predictions([picture], ("membrane", "cell"), tmp_path / "p.png")
+    image = segmented(np.full((40, 40, 1), 100, np.uint8), truth, predicted)
+    assert dice(image, 0) == pytest.approx(0.5) and dice(image, 1) == pytest.approx(1450 / 1500)
+    save_predictions([image], tmp_path / "p.png")
     pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
     scale = 7  # 40 pixels are shown 280 wide
     left, top = 10 + 3 * (40 * scale + 4), 5 + 15 + 4 + 15 + 5  # below the legend and the heads
@@ -30,13 +36,12 @@ def test_colours_mark_right_and_wrong_pixels(tmp_path):
 def test_images_of_any_size_fit(tmp_path, side):
     mask = np.zeros((side, side), np.uint8)
     mask[: side // 2] = 1
-    pictures = [Picture(i, np.zeros((side, side, 3), np.uint8), mask, mask) for i in range(3)]
-    save_predictions(pictures, ("a", "b"), tmp_path / "p.png")
+    save_predictions([segmented(np.zeros((side, side, 3), np.uint8), mask)] * 3, tmp_path / "p.png")
     width, height = Image.open(tmp_path / "p.png").size
     assert 1100 < width < 1400 and height < 1200
 
 
-def test_white_panels_have_an_outline_and_the_region_is_named(tmp_path, monkeypatch):
+def test_white_panels_have_an_outline_and_the_image_is_named(tmp_path, monkeypatch):
     mask = np.ones((40, 40), np.uint8)
     drawn = []
     real = ImageDraw.ImageDraw.text
@@ -45,8 +50,8 @@ def test_white_panels_have_an_outline_and_the_region_is_named(tmp_path, monkeypa
         "text",
         lambda self, *args, **more: (drawn.append(args[1]), real(self, *args, **more)),
     )
-    white = np.full((40, 40), 255, np.uint8)
-    save_predictions([Picture(0, white, mask, mask, (224, 224))], ("membrane", "cell"), tmp_path / "p.png")
+    white = segmented(np.full((40, 40, 1), 255, np.uint8), mask)
+    save_predictions([white], tmp_path / "p.png")
     pixels = np.asarray(Image.open(tmp_path / "p.png"))
     top = 5 + 15 + 4 + 15 + 5  # below the legend and the heads
     for column in range(4):
@@ -54,9 +59,9 @@ def test_white_panels_have_an_outline_and_the_region_is_named(tmp_path, monkeypa
         frame = pixels[top - 1 : top + 281, left - 1 : left + 281]
         for outline in (frame[:, 0], frame[:, -1], frame[0], frame[-1]):
             assert (outline == GREY).all()
-    assert any("the inner 40x40 of 224x224 pixels" in text for text in drawn)
+    assert any(text.startswith("evaluation image 0: Dice of membrane 1.000") for text in drawn)
     plain = Image.open(tmp_path / "p.png").size
-    save_predictions([Picture(0, white, mask, mask)], ("membrane", "cell"), tmp_path / "p.png", "runs/unet")
+    save_predictions([white], tmp_path / "p.png", "runs/unet")
     assert "runs/unet" in drawn
     width, height = Image.open(tmp_path / "p.png").size
     assert width == plain[0] and height == plain[1] + 15
@@ -88,7 +93,10 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
     class Killed(BaseException):
         pass
 
-    def killed(*_):
+    drawn = []
+
+    def killed(first, *_):
+        drawn.append(first)
         raise Killed
 
     folder = tmp_path / "run"
@@ -102,6 +110,8 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
             with pytest.raises(Killed):
                 cli.run(options)
         assert [file for file in needed if (folder / file).exists()] == needed[:number]
+    names = [image.name for image in drawn[0]]
+    assert names == [f"evaluation image {n}, the inner 20x20 of 204x204 pixels" for n in (0, 1)]
     assert cli.run(options) == 0
     assert all((folder / file).exists() for file in needed)
     assert Image.open(folder / "predictions.png").size[0] > 500
@@ -114,6 +124,7 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
 def test_pictures_whose_highest_class_differs_share_a_sheet(tmp_path):
     masks = [np.zeros((8, 8), np.uint8) for _ in range(2)]
     masks[0][0, 0], masks[1][:4] = 1, 2
-    pictures = [Picture(n, np.zeros((8, 8), np.uint8), mask, mask) for n, mask in enumerate(masks)]
-    save_predictions(pictures, ("background", "a", "b"), tmp_path / "p.png")
+    names = ("background", "a", "b")
+    images = [segmented(np.zeros((8, 8, 1), np.uint8), mask, names=names) for mask in masks]
+    save_predictions(images, tmp_path / "p.png")
     assert (tmp_path / "p.png").exists()

@@ -570,7 +570,7 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
     from ipucnn.reports.infer import MaskSheet
     from ipucnn.reports.sheets import save_predictions
     from ipucnn.reports.verify import LabelSheet
-    from ipucnn.runs.images.segmentation import Picture, SegmentedImage
+    from ipucnn.runs.images.segmentation import SegmentedImage
 
     count, colours = len(names), class_colours(len(names), of_masks)
     image = np.full((220, 220, 1), 100, np.uint8)
@@ -597,8 +597,7 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
         assert height <= 1.3 * width, name
         for colour in (*dict(worst if name == "worst" else sheets["masks"].legend),):
             assert (pixels[: 3 * height // 100 + 60] == colour).all(-1).sum() > 60, (name, colour)
-    pictures = [Picture(0, image[..., 0], mask, mask)]
-    save_predictions(pictures, names, tmp_path / "p.png", "runs/x", of_masks)
+    save_predictions([segmented], tmp_path / "p.png", "runs/x")
     pixels = np.asarray(Image.open(tmp_path / "p.png"))
     for colour in () if count == 2 else colours[1:]:
         assert (pixels[18:33] == colour).all(-1).sum() > 60 and (pixels == colour).all(-1).sum() > 10_000

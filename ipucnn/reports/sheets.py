@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw as Draw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-    from ipucnn.runs.images.segmentation import Picture
+    from ipucnn.runs.images.segmentation import SegmentedImage
 
     Font = Union[ImageFont, FreeTypeFont]
 
@@ -67,6 +67,7 @@ class Sheet:
         side: longest side of a picture in pixels.
         columns: most images side by side.
         most: most images.
+        heading: line above the images; "" for none.
 
     Attributes:
         legend: colours with their meanings; may be set until the sheet is saved.
@@ -74,8 +75,9 @@ class Sheet:
 
     largest_font = LARGEST_FONT
 
-    def __init__(self, heads: Sequence[str], side: int, columns: int, most: int) -> None:
+    def __init__(self, heads: Sequence[str], side: int, columns: int, most: int, heading: str = "") -> None:
         self.heads, self._side, self._columns, self._most = tuple(heads), side, columns, most
+        self._heading = [heading] if heading else []
         self.legend: Tuple[Tuple[Colour, str], ...] = ()
         self._wanted: Set[int] = set()
         self._total = 0
@@ -100,7 +102,8 @@ class Sheet:
 
     def _above(self) -> List[str]:
         """Returns the lines above all images."""
-        return [] if len(self) == self._total else [f"{len(self)} of {counted(self._total, 'image')}"]
+        shown = [] if len(self) == self._total else [f"{len(self)} of {counted(self._total, 'image')}"]
+        return [*self._heading, *shown]
 
     def _add(self, pictures: Sequence[np.ndarray], looks: Callable[[], Looks]) -> None:
         """Adds an image: its pictures uint8 [h, w] or [h, w, 1 or 3]."""
@@ -198,8 +201,8 @@ class ContactSheet(Sheet):
     largest_font = FONT_SIZE
 
     def __init__(self, run: str = "", only_mistakes: bool = False) -> None:
-        super().__init__((), TILE, COLUMNS, MOST_IMAGES)
-        self._run, self._only_mistakes = run, only_mistakes
+        super().__init__((), TILE, COLUMNS, MOST_IMAGES, run)
+        self._only_mistakes = only_mistakes
         self._given = self._known = self._right = 0
 
     def _num_columns(self) -> int:
@@ -220,7 +223,7 @@ class ContactSheet(Sheet):
 
     def _above(self) -> List[str]:
         """Returns lines with the run, its accuracy, and the number of images shown."""
-        heads = [self._run] if self._run else []
+        heads = [*self._heading]
         if self._known:
             heads.append(f"{self._right:,} of {self._known:,} right: {self._right / self._known:.2%}")
         if self._only_mistakes:
@@ -257,8 +260,8 @@ def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
 class PanelSheet(Sheet):
     """A sheet of up to 30 images, each with several pictures of one size and one line below; see :class:`Sheet`."""
 
-    def __init__(self, heads: Sequence[str], side: int = SIDE, columns: int = 1) -> None:
-        super().__init__(heads, side, columns, MOST_ROWS)
+    def __init__(self, heads: Sequence[str], side: int = SIDE, columns: int = 1, heading: str = "") -> None:
+        super().__init__(heads, side, columns, MOST_ROWS, heading)
 
     def add(self, caption: str, pictures: Sequence[np.ndarray], problems: Sequence[str] = ()) -> None:
         """Adds an image.
@@ -355,78 +358,53 @@ def _small(pixels: np.ndarray, side: int) -> PilImage:
     return image
 
 
-class _PredictionSheet(PanelSheet):
-    """A sheet of pictures at the end of a training run, below a line that names the run."""
-
-    heading = ""
-
-    def _above(self) -> List[str]:
-        return [self.heading] if self.heading else []
-
-
-def save_predictions(
-    pictures: Sequence[Picture],
-    class_names: Sequence[str],
-    path: Path,
-    heading: str = "",
-    of_masks: Sequence[Colour] = (),
-) -> None:
-    """Draws pictures of masks into a PNG file, completely or not at all.
+def save_predictions(images: Sequence[SegmentedImage], path: Path, heading: str = "") -> None:
+    """Draws images with their true and predicted masks into a PNG file, completely or not at all.
 
     The difference tints the rarest class of the truth where it is right, missed, or predicted falsely.
 
     Args:
-        heading: line above the pictures with the run and its score.
-        of_masks: colours of the classes in the user's masks; empty if these have none.
+        heading: line above the images with the run and its score.
     """
     from ipucnn.filesystem import write_atomically
-    from ipucnn.runs.images.outputs import class_colours
 
-    shown = _rarer_class(pictures)
-    name = class_names[shown] if shown < len(class_names) else f"class {shown}"
-    colours = class_colours(len(class_names), of_masks)
-    is_binary = len(colours) == 2
-    white = f" (white: {class_names[1]})" if is_binary else ""
-    sheet = _PredictionSheet(
-        ("image", f"truth{white}", f"prediction{white}", "difference"), side=PREDICTION_SIDE
+    classes, shown = images[0].classes, _rarer_class(images)
+    name, white = classes.names[shown], f" (white: {classes.names[1]})" if classes.is_binary else ""
+    sheet = PanelSheet(
+        ("image", f"truth{white}", f"prediction{white}", "difference"), side=PREDICTION_SIDE, heading=heading
     )
-    sheet.heading = heading
-    classes = () if is_binary else tuple(zip(colours, class_names))[1:]
-    sheet.legend = (*classes, (RIGHT, f"{name}: right"), (MISSED, "missed"), (FALSE, "false"))
-    for picture in pictures:
-        region = ""
-        if picture.whole is not None:
-            sizes = ["x".join(map(str, shape)) for shape in (picture.image.shape[:2], picture.whole)]
-            region = f", the inner {sizes[0]} of {sizes[1]} pixels"
-        scores = ", ".join(f"Dice of {name} {dice(picture, k):.3f}" for k, name in enumerate(class_names))
-        sheet.add(f"evaluation image {picture.number}{region}: {scores}", _panels(picture, shown, colours))
+    sheet.expect(len(images))
+    of_masks = () if classes.is_binary else classes.legend
+    sheet.legend = (*of_masks, (RIGHT, f"{name}: right"), (MISSED, "missed"), (FALSE, "false"))
+    for image in images:
+        scores = ", ".join(f"Dice of {each} {dice(image, k):.3f}" for k, each in enumerate(classes.names))
+        sheet.add(f"{image.name}: {scores}", _panels(image, shown))
     write_atomically(path, sheet.save)
 
 
-def dice(picture: Picture, which: int) -> float:
-    """Returns the Dice score of a class on one picture; 1 if neither mask has it."""
-    truth, predicted = picture.truth == which, picture.predicted == which
-    both = int(truth.sum()) + int(predicted.sum())
+def dice(image: SegmentedImage, which: int) -> float:
+    """Returns the Dice score of a class on one image; 1 if neither mask has it."""
+    truth, predicted = image.truth == which, image.predicted == which
+    both = int(np.sum(truth)) + int(predicted.sum())
     return 2 * int((truth & predicted).sum()) / both if both else 1.0
 
 
-def _rarer_class(pictures: Sequence[Picture]) -> int:
-    counts = np.bincount(np.concatenate([p.truth.reshape(-1) for p in pictures]).astype(np.int64))
+def _rarer_class(images: Sequence[SegmentedImage]) -> int:
+    counts = np.bincount(np.concatenate([np.ravel(image.truth) for image in images]).astype(np.int64))
     return int(min(np.flatnonzero(counts), key=lambda k: counts[k]))
 
 
-def _panels(picture: Picture, shown: int, colours: Sequence[Colour]) -> List[np.ndarray]:
+def _panels(image: SegmentedImage, shown: int) -> List[np.ndarray]:
     from ipucnn.runs.images.outputs import mask_picture
 
-    grey = picture.image
-    image = np.repeat(grey[..., np.newaxis], 3, axis=2) if grey.ndim == 2 else grey
-    masks = [mask_picture(mask, colours) for mask in (picture.truth, picture.predicted)]
-    truth, predicted = picture.truth == shown, picture.predicted == shown
-    tinted: np.ndarray = image.astype(np.float64)
+    pixels = np.repeat(image.image, 3, axis=2) if image.image.shape[-1] == 1 else image.image[..., :3]
+    masks = [mask_picture(np.asarray(mask), image.classes.colours) for mask in (image.truth, image.predicted)]
+    truth, predicted = image.truth == shown, image.predicted == shown
+    tinted: np.ndarray = pixels.astype(np.float64)
     for where, colour in (
         (truth & predicted, RIGHT),
         (truth & ~predicted, MISSED),
         (~truth & predicted, FALSE),
     ):
         tinted[where] = 0.3 * tinted[where] + 0.7 * np.array(colour)
-    return [image, *masks, np.round(tinted).astype(np.uint8)]
+    return [pixels, *masks, np.round(tinted).astype(np.uint8)]

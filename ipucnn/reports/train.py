@@ -35,7 +35,7 @@ from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 
 if TYPE_CHECKING:
-    from ipucnn.runs.images.segmentation import Picture
+    from ipucnn.runs.images.segmentation import SegmentedImage
     from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
     from ipucnn.runs.recorder import RunEvent
     from ipucnn.runs.train import TrainingRun
@@ -119,7 +119,7 @@ class RunDisplay(ProgressBar):
             for line in event.lines:
                 note(line)
         elif isinstance(event, recorder.Predicted):
-            note(f"picture of the predictions: {draw_predictions(run, event.pictures)}")
+            note(f"picture of the predictions: {draw_predictions(run, event.images)}")
         elif isinstance(event, recorder.Started):
             self._begin(run, event.program)
         elif self._is_training and isinstance(event, recorder.Progress):
@@ -210,15 +210,15 @@ def print_result(run: TrainingRun, as_json: bool) -> None:
         print_report(report, str(folder.path), neighbours, folder.size_bytes, run.context.own_files)
 
 
-def draw_predictions(run: TrainingRun, pictures: List[Picture]) -> Path:
+def draw_predictions(run: TrainingRun, images: List[SegmentedImage]) -> Path:
     """Draws the predictions of a segmentation network into the run folder; returns the file."""
     from ipucnn.reports.sheets import save_predictions
     from ipucnn.runs.folder import PREDICTIONS
 
-    folder, info = run.context.folder, run.context.info
+    folder = run.context.folder
     folder.check_writer()
     path = folder.path / PREDICTIONS
-    save_predictions(pictures, info.class_names, path, _heading(run), info.class_colours)
+    save_predictions(images, path, _heading(run))
     return path
 
 

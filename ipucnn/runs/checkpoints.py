@@ -226,12 +226,12 @@ def colours_of_masks(info: DatasetInfo) -> Dict[str, PlainValue]:
     return {"class_colours": [list(colour) for colour in info.class_colours]} if info.class_colours else {}
 
 
-def trained_facts(meta: Mapping[str, PlainValue], model: str, num_classes: int, path: Path) -> DatasetInfo:
+def trained_facts(meta: Mapping[str, PlainValue], path: Path) -> DatasetInfo:
     """Returns the facts of the training set in a checkpoint or its export; the numbers of images are not known."""
     return DatasetInfo(
         name=meta["dataset"],
-        task=get_model(model).task,
-        num_classes=num_classes,
+        task=get_model(meta["model"]).task,
+        num_classes=int(meta["num_classes"]),
         image_shape=tuple(meta["image_shape"]),
         num_train=0,
         num_eval=0,
@@ -261,31 +261,9 @@ class TrainedRun:
     path: Path
 
     @property
-    def input_shape(self) -> Tuple[int, int, int]:
-        """(height, width, channels) that the network was trained with."""
-        height, width, channels = self.checkpoint.meta["input_shape"]
-        return int(height), int(width), int(channels)
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return int(self.checkpoint.meta["seed"])
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes that the network was trained with."""
-        return int(self.checkpoint.meta["num_classes"])
-
-    @property
-    def facts(self) -> DatasetInfo:
-        """The facts of the training set in the checkpoint; the numbers of images are not among them."""
-        return trained_facts(self.checkpoint.meta, self.config.model_name, self.num_classes, self.path)
-
-    @property
-    def summary(self) -> Dict[str, Any]:
-        """The entries that identify the weights in reports."""
-        meta = self.checkpoint.meta
-        return {"checkpoint": str(self.path), **{name: meta[name] for name in ("model", "weight_updates")}}
+    def meta(self) -> Dict[str, Any]:
+        """The facts of the checkpoint."""
+        return self.checkpoint.meta
 
     def fill(self, model: "KerasModel") -> None:
         """Copies all weights of the checkpoint into a built network.

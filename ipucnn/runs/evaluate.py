@@ -15,7 +15,6 @@ import numpy as np
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import SegmentedImage, TiledNetwork, foreground_probability
@@ -148,9 +147,7 @@ def _evaluate_classes(
 
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
     with session.together(), too_large, data_errors():
-        model = trained.build()
-        session.would_fit = prediction_would_fit(model, trained.record.name, config, "evaluate")
-        session.prepare_evaluation(model, None)
+        trained.load(session, "evaluate")
         started = time.perf_counter()
         batches = session.logits(run_setup.evaluation_batches(trained, batch, session))
         seen = measure(batches, totals, on_samples)

@@ -29,7 +29,7 @@ from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
-from ipucnn.runs.checkpoints import colours_of_masks, trained_facts
+from ipucnn.runs.checkpoints import colours_of_masks
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import Setup
@@ -130,32 +130,16 @@ class ExportedNetwork:
     config: RunConfig
 
     @property
-    def seed(self) -> int:
-        """Seed of the exported run."""
-        return self.record.setup.seed
-
-    @property
-    def input_shape(self) -> Tuple[int, int, int]:
-        """(height, width, channels)."""
-        return self.record.input.shape[1:]
-
-    @property
-    def num_classes(self) -> int:
-        """Outputs per image or pixel."""
-        return len(self.record.setup.class_names)
-
-    @property
-    def facts(self) -> DatasetInfo:
-        """The known facts of the training data."""
-        return trained_facts(
-            msgspec.structs.asdict(self.record.setup), self.record.model, self.num_classes, self.path
-        )
-
-    @property
-    def summary(self) -> Dict[str, Any]:
-        """Identity of the weights, for reports."""
-        updates = self.record.weights.weight_updates
-        return {"checkpoint": str(self.path), "model": self.record.model, "weight_updates": updates}
+    def meta(self) -> Dict[str, Any]:
+        """The facts of the exported weights, as a checkpoint has them."""
+        record = self.record
+        return {
+            **msgspec.structs.asdict(record.setup),
+            "model": record.model,
+            "num_classes": len(record.setup.class_names),
+            "input_shape": record.input.shape[1:],
+            "weight_updates": record.weights.weight_updates,
+        }
 
     @property
     def takes_pixels(self) -> bool:
@@ -381,7 +365,7 @@ class RuntimeSession(Session):
     def _logits(self, images: np.ndarray) -> np.ndarray:
         assert self._process is not None
         record = self._network.record
-        height, width = self._network.input_shape[:2]
+        height, width = record.input.shape[1:3]
         if images.shape[1:3] != (height, width):
             raise ConfigurationError(
                 f"{self._network.path} takes images of {height}x{width}, and these have "

@@ -19,7 +19,6 @@ from ipucnn.datasets.segmentation.imagemasks import is_imagemasks, parts_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, file_size, real
 from ipucnn.machine import num_cores
-from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.inputs import (
     SUBSETS,
@@ -211,9 +210,7 @@ def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions
     told.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, told)
     with session.together():
-        model = trained.build()
-        session.would_fit = prediction_would_fit(model, trained.record.name, trained.config, "infer")
-        session.prepare_evaluation(model, None)
+        trained.load(session, "infer")
         for _, logits in session.logits(batches.read()):
             images, done = batches.waiting.popleft()
             for (position, image, pixels), row in zip(images, np.asarray(logits)):

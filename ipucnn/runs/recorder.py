@@ -49,7 +49,7 @@ from ipucnn.training.program import Program
 from ipucnn.training.schedules import largest_rate
 
 if TYPE_CHECKING:
-    from ipucnn.runs.images.segmentation import Picture
+    from ipucnn.runs.images.segmentation import SegmentedImage
 
 # Share of the time of weight updates that collectives of workers may take without a warning.
 LARGEST_SHARE = 0.25
@@ -88,7 +88,7 @@ class CheckpointSaved:
 class Predicted:
     """Predictions of a segmentation network for some images; drawn before the run counts as finished."""
 
-    pictures: "List[Picture]"
+    images: "List[SegmentedImage]"
 
 
 @dataclass(frozen=True)

@@ -332,11 +332,11 @@ class TrainingRun:
             if is_drawn and (context.instances.is_writer or context.instances.is_distributed):
                 images = context.source.eval
                 if isinstance(images, ArrayExamples) and len(images):
-                    from ipucnn.runs.images.segmentation import predicted_pictures
+                    from ipucnn.runs.images.segmentation import predicted_images
 
                     with session.as_evaluated():
-                        pictures = predicted_pictures(context, session)
-                    yield Predicted(pictures)
+                        predicted = predicted_images(context, session)
+                    yield Predicted(predicted)
             yield from recorder.finish()
 
     def _open_folder(self, session: Session) -> None:

@@ -39,9 +39,10 @@ from ipucnn.models.registry import (
     saved_network,
 )
 from ipucnn.planning.network import InputShape
+from ipucnn.planning.search.variations import prediction_would_fit
 from ipucnn.python_files import name_it
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import TrainedRun, open_run
+from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.rules import check_group
@@ -156,6 +157,12 @@ class TrainedSetup(Setup):
 
         return [*device_warnings(self.config.device), *self.source.info.warnings]
 
+    def load(self, session: Session, command: str) -> None:
+        """Builds the network, and makes a session ready to predict with it, for a command."""
+        model = self.build()
+        session.would_fit = prediction_would_fit(model, self.record.name, self.config, command)
+        session.prepare_evaluation(model, None)
+
     def build(self) -> "KerasModel":
         """Builds the network with its weights (imports TensorFlow)."""
         if self.runtime is not None and self.record.own is not None:
@@ -197,19 +204,88 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     return trained
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """Trained weights, from any source, before data are read.
+
+    Attributes:
+        resolved: the configuration of the command.
+        summary, fill, folder, runtime: see :class:`TrainedSetup`.
+        facts: the facts of the training set; None if only the data set that the command line names has them.
+        what, hint: the name of the weights, and the hint for data with another number of classes.
+        seed: the seed of the run.
+        input_shape: the input shape of the trained network; None if the data set or an option determines it.
+        names: see :class:`TrainedSetup`; None for the names of the data set.
+    """
+
+    resolved: Resolved
+    summary: Dict[str, Any]
+    fill: Callable[["KerasModel"], None]
+    facts: Optional[DatasetInfo] = None
+    what: str = ""
+    hint: str = ""
+    seed: int = 0
+    input_shape: Optional[InputShape] = None
+    names: Optional[Callable[[], Tuple[str, ...]]] = None
+    folder: Optional[RunFolder] = None
+    runtime: Optional[Callable[[], Session]] = None
+    takes_pixels: bool = False
+
+
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
+    """Finds the weights, and reads the data set that they are used with."""
+    weights = _find_weights(named, reads_data)
+    resolved = _here(named.command, weights.resolved)
+    config, facts, num_stored = resolved.config, weights.facts, 0
+    if facts is not None and not reads_data:
+        source = facts_only(replace(facts, max_image_pixels=config.max_image_pixels))
+        shape, size = weights.input_shape, config.image_size
+        if shape is None:
+            shape = resolved.record.input_shape if size is None else (*size, resolved.record.input_shape[2])
+        network_range = run_setup.input_range(config.normalise, resolved.record)
+        setup = Setup(resolved, source, shape, None, weights.seed, network_range)
+    else:
+        everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
+        setup = run_setup.prepare(everything, weights.seed, weights.input_shape)
+        num_stored, info = len(setup.source.eval), setup.source.info
+        if facts is not None and info.num_classes != facts.num_classes:
+            classes = counted(facts.num_classes, "class")
+            raise DataError(
+                f"{weights.what} has {classes}, data set {info.name} has {info.num_classes}", weights.hint
+            )
+        source = limit_source(setup.source, config.limit_train, config.limit_eval, weights.seed)
+        if facts is not None and len(facts.mean) == len(info.mean):
+            # Another data set is normalised with the statistics of the training set.
+            source = replace(source, info=replace(source.info, mean=facts.mean, std=facts.std))
+        setup = replace(setup, resolved=resolved, source=source)
+    if weights.runtime is None:
+        run_setup.build_options(setup)
+    elif weights.takes_pixels:
+        setup = replace(setup, input_range="raw")
+    return TrainedSetup(
+        **vars(setup),
+        summary=weights.summary,
+        fill=weights.fill,
+        names=weights.names or (lambda: setup.source.info.class_names),
+        num_stored=num_stored,
+        runtime=weights.runtime,
+        folder=weights.folder,
+    )
+
+
+def _find_weights(named: Named, reads_data: bool) -> _Weights:
     command, target, which = named.command, named.target, named.which
     path = expand(target)
     is_twice_named = named.weights is None and which is not None and _is_network(target)
     if which is not None and is_twice_named and exists(expand(which)):
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
-        trained = _of_run(replace(named, target=which, which=None), reads_data)
-        if trained.record.name != get_model(target).name:
+        weights = _of_run(replace(named, target=which, which=None), reads_data)
+        name = weights.resolved.record.name
+        if name != get_model(target).name:
             raise DataError(
-                f"--checkpoint {which} is of {trained.record.name}, not of {target}",
-                f"ipucnn {command} {which}",
+                f"--checkpoint {which} is of {name}, not of {target}", f"ipucnn {command} {which}"
             )
-        return trained
+        return weights
     if named.weights is None and is_keras_file(path):
         if "model_name" not in named.flags:
             if is_file(path.parent / RECORD):
@@ -289,7 +365,7 @@ def _refuse(flags: Mapping[str, PlainValue], names: Tuple[str, ...], why: str, h
             raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
 
 
-def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
+def _of_run(named: Named, reads_data: bool) -> _Weights:
     command, target, flags, which = named.command, named.target, named.flags, named.which
     path = expand(target)
     if _is_network(target):
@@ -305,7 +381,7 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
     run: Union[TrainedRun, ExportedNetwork]
     try:
         run = read_exported(path) if is_exported(path) else open_run(path, which, command)
-        facts = run.facts
+        meta, facts = run.meta, trained_facts(run.meta, run.path)
     except KeyError as error:
         raise DataError(
             f"checkpoint {target} lacks {error.args[0]}",
@@ -326,28 +402,19 @@ def _of_run(named: Named, reads_data: bool) -> TrainedSetup:
             raise type(error)(error.message, where or error.hint) from error
     if record is not None:
         resolved = replace(resolved, record=record)
-    resolved = _here(command, resolved)
-    if reads_data:
-        what, hint = str(run.path), f"take {facts.name}, which it was trained on"
-        setup, num_stored = _prepare(resolved, run.seed, run.input_shape, facts, what, hint)
-        if len(facts.mean) == len(setup.source.info.mean):
-            # Another data set is normalised with the statistics of the training set.
-            info = replace(setup.source.info, mean=facts.mean, std=facts.std)
-            setup = replace(setup, source=replace(setup.source, info=info))
-    else:
-        setup, num_stored = _without_data(resolved, facts, run.input_shape, run.seed), 0
-    runtime = None
-    if isinstance(run, ExportedNetwork):
-        runtime = run.session
-        setup = replace(setup, input_range="raw") if run.takes_pixels else setup
-    return TrainedSetup(
-        **vars(setup),
-        runtime=runtime,
-        summary=run.summary,
+    return _Weights(
+        resolved,
+        summary={"checkpoint": str(run.path), **{key: meta[key] for key in ("model", "weight_updates")}},
         fill=run.fill,
+        facts=facts,
+        what=str(run.path),
+        hint=f"take {facts.name}, which it was trained on",
+        seed=int(meta["seed"]),
+        input_shape=tuple(meta["input_shape"]),
         names=lambda: facts.class_names,
-        num_stored=num_stored,
         folder=None if isinstance(run, ExportedNetwork) else run.folder,
+        runtime=run.session if isinstance(run, ExportedNetwork) else None,
+        takes_pixels=isinstance(run, ExportedNetwork) and run.takes_pixels,
     )
 
 
@@ -387,7 +454,7 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
     """
     if isinstance(run, ExportedNetwork) or get_model(run.config.model_name).own is None:
         return None
-    name, meta, what = run.config.model_name, run.checkpoint.meta, f"checkpoint {run.path}"
+    name, meta, what = run.config.model_name, run.meta, f"checkpoint {run.path}"
     typed = named.flags.get("model_name")
     if typed is not None:
         record = find_network(str(typed))
@@ -402,13 +469,6 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
     return record
 
 
-def _without_data(resolved: Resolved, facts: DatasetInfo, input_shape: InputShape, seed: int) -> Setup:
-    """Returns the setup of a network for images that the command line names, without reading a data set."""
-    source = facts_only(replace(facts, max_image_pixels=resolved.config.max_image_pixels))
-    network_range = run_setup.input_range(resolved.config.normalise, resolved.record)
-    return Setup(resolved, source, input_shape, None, seed, network_range)
-
-
 def _how_to_get_weights(command: str, model: str) -> str:
     """Returns the hint for a network that was given without weights."""
     if get_model(model).keras_application is not None:
@@ -416,42 +476,11 @@ def _how_to_get_weights(command: str, model: str) -> str:
     return f"give a run folder; `ipucnn train {model}` makes one"
 
 
-def _prepare(
-    resolved: Resolved,
-    seed: int,
-    shape: Optional[InputShape] = None,
-    trained: Optional[DatasetInfo] = None,
-    what: str = "",
-    hint: str = "",
-) -> Tuple[Setup, int]:
-    """Returns the setup, and the number of evaluation samples of the data set before ``--limit-eval``.
-
-    Args:
-        resolved: the configuration.
-        seed: the seed of the run.
-        shape: the input shape of the trained network; None if the data set or an option determines it.
-        trained: the facts of the training set, whose number of classes is checked; None: they are not known.
-        what, hint: the name of the weights, and the hint for the error.
-
-    Raises:
-        DataError: the numbers of classes differ.
-    """
-    config = resolved.config
-    everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
-    setup = run_setup.prepare(everything, seed, shape)
-    info = setup.source.info
-    if trained is not None and info.num_classes != trained.num_classes:
-        classes = counted(trained.num_classes, "class")
-        raise DataError(f"{what} has {classes}, data set {info.name} has {info.num_classes}", hint)
-    limited = limit_source(setup.source, config.limit_train, config.limit_eval, seed)
-    return replace(setup, resolved=resolved, source=limited), len(setup.source.eval)
-
-
 def _refuse_data(flags: Mapping[str, PlainValue]) -> None:
     _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
 
 
-def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup:
+def _of_keras_file(named: Named, weights: str, reads_data: bool) -> _Weights:
     from ipucnn.models.keras_files import load_keras_weights
 
     path = expand(weights)
@@ -467,19 +496,15 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> TrainedSetup
             f"{path} knows neither the names of its classes nor how its images were normalised",
             "name the data set it was trained on: --dataset mnist",
         )
-    resolved = _here(named.command, resolve(named.command, named.flags, model=named.target))
-    setup, num_stored = _prepare(resolved, 0)
-    run_setup.build_options(setup)
-    return TrainedSetup(
-        **vars(setup),
+    resolved = resolve(named.command, named.flags, model=named.target)
+    return _Weights(
+        resolved,
         summary={"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
         fill=lambda built: load_keras_weights(built, path),
-        names=lambda: setup.source.info.class_names,
-        num_stored=num_stored,
     )
 
 
-def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
+def _of_imagenet(named: Named, reads_data: bool) -> _Weights:
     command, model = named.command, named.target
     if exists(expand(model)) and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
@@ -495,17 +520,6 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         # The weights belong to the published network, whose norm layer a preset may change.
         norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
-    resolved = _here(command, resolved)
-    if reads_data:
-        hint = "give ImageNet's images: --dataset imagefolder --dataset-path DIR"
-        setup, num_stored = _prepare(
-            resolved, 0, trained=_imagenet_facts(), what="the set of ImageNet weights", hint=hint
-        )
-    else:
-        size = resolved.config.image_size
-        shape = record.input_shape if size is None else (*size, record.input_shape[2])
-        setup, num_stored = _without_data(resolved, _imagenet_facts(), shape, 0), 0
-    run_setup.build_options(setup)
 
     def fill(built: "KerasModel") -> None:
         from ipucnn.models.imagenet import load_imagenet_weights
@@ -513,30 +527,28 @@ def _of_imagenet(named: Named, reads_data: bool) -> TrainedSetup:
         with quiet_download():
             load_imagenet_weights(built, record)
 
-    return TrainedSetup(
-        **vars(setup),
-        summary={
-            "checkpoint": "imagenet, of Keras Applications",
-            "model": record.name,
-            "weight_updates": None,
-        },
+    summary = {"checkpoint": "imagenet, of Keras Applications", "model": record.name, "weight_updates": None}
+    return _Weights(
+        resolved,
+        summary=summary,
         fill=fill,
-        names=class_names if not reads_data else lambda: setup.source.info.class_names,
-        num_stored=num_stored,
+        facts=_IMAGENET_FACTS,
+        what="the set of ImageNet weights",
+        hint="give ImageNet's images: --dataset imagefolder --dataset-path DIR",
+        names=None if reads_data else class_names,
     )
 
 
-def _imagenet_facts() -> DatasetInfo:
-    """Returns the facts of the training set of the ImageNet weights: photographs of any size in 1000 classes."""
-    return DatasetInfo(
-        name=IMAGENET,
-        task="classification",
-        num_classes=NUM_CLASSES,
-        image_shape=(None, None, 3),
-        num_train=0,
-        num_eval=0,
-        class_names=(),
-        location="Keras Applications",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+# Photographs of any size in 1000 classes.
+_IMAGENET_FACTS = DatasetInfo(
+    name=IMAGENET,
+    task="classification",
+    num_classes=NUM_CLASSES,
+    image_shape=(None, None, 3),
+    num_train=0,
+    num_eval=0,
+    class_names=(),
+    location="Keras Applications",
+    mean=IMAGENET_MEAN,
+    std=IMAGENET_STD,
+)

@@ -29,8 +29,7 @@ from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
-from ipucnn.planning.search.variations import prediction_would_fit
-from ipucnn.runs.images.outputs import Classes
+from ipucnn.runs.images.outputs import Classes, class_colours
 from ipucnn.runs.predicting import check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
@@ -311,15 +310,11 @@ class TiledNetwork:
     def _session(self, output: int) -> Session:
         """Returns a session with the network built for patches of that output size."""
         if output not in self._sessions:
-            record, config = self._trained.record, self._trained.config
-            size = output + self._margin
+            record, size = self._trained.record, output + self._margin
             shape = (size, size, self._trained.input_shape[2])
             session = self._trained.session(self._verbose, self._cluster)
-            model = replace(
-                self._trained, input_shape=shape, output_shape=output_shape(record, shape)
-            ).build()
-            session.would_fit = prediction_would_fit(model, record.name, config, self._command)
-            session.prepare_evaluation(model, None)
+            setup = replace(self._trained, input_shape=shape, output_shape=output_shape(record, shape))
+            setup.load(session, self._command)
             self._sessions[output] = session
             self.device = session.device.kind
         return self._sessions[output]
@@ -362,43 +357,29 @@ class SegmentedImage:
     mean_dice: float = 1.0
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An evaluation image with its mask and its prediction, cut to the pixels that are predicted.
-
-    Attributes:
-        number: index of the image in the evaluation set, from 0.
-        image: uint8 [h, w] or [h, w, 3].
-        truth, predicted: uint8 [h, w] of classes.
-        whole: (height, width) of the network's input, if the picture is only its centre.
-    """
-
-    number: int
-    image: np.ndarray
-    truth: np.ndarray
-    predicted: np.ndarray
-    whole: Optional[Tuple[int, int]] = None
-
-
-def predicted_pictures(setup: Setup, session: Session) -> List[Picture]:
-    """Returns pictures of the first, the last and evenly spaced evaluation images in between.
+def predicted_images(setup: Setup, session: Session) -> List[SegmentedImage]:
+    """Returns the first, the last and evenly spaced evaluation images in between, with truth and prediction.
 
     Args:
         setup: the run's setup, whose evaluation images are an array.
         session: a session that is ready to predict.
     """
-    examples = setup.source.eval
+    examples, info = setup.source.eval, setup.source.info
     assert isinstance(examples, ArrayExamples)
+    classes = Classes(tuple(info.class_names), class_colours(info.num_classes, info.class_colours))
     spread = np.linspace(0, len(examples) - 1, min(NUM_PICTURES, len(examples)))
-    return [_picture(setup, session, examples, round(float(number))) for number in spread]
+    return [_predicted(setup, session, examples, round(float(number)), classes) for number in spread]
 
 
-def _picture(setup: Setup, session: Session, examples: ArrayExamples, number: int) -> Picture:
+def _predicted(
+    setup: Setup, session: Session, examples: ArrayExamples, number: int, classes: Classes
+) -> SegmentedImage:
+    """Returns an image, cut to the pixels that are predicted."""
     from ipucnn.datasets.pipeline import eval_batches
     from ipucnn.datasets.preprocessing import crop_centre, prepare_size
     from ipucnn.datasets.segmentation.tiles import stitch
 
-    one = examples.subset([number])
+    one, name = examples.subset([number]), f"evaluation image {number}"
     batches = eval_batches(
         one,
         setup.source.info,
@@ -413,17 +394,11 @@ def _picture(setup: Setup, session: Session, examples: ArrayExamples, number: in
         tiles.append(session.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
         truths.append(labels.numpy()[0])
     if setup.source.info.tiled:
-        size = one.images.shape[1:3]
-        predicted = stitch(tiles, size, setup.record.size_step)
-        return Picture(number, _displayed(one.images[0]), one.labels[0], predicted)
+        predicted = stitch(tiles, one.images.shape[1:3], setup.record.size_step)
+        return SegmentedImage(name, one.images[0], predicted, classes, one.labels[0])
     sized = np.clip(np.round(prepare_size(one.images, setup.input_shape).numpy()), 0, 255).astype(np.uint8)
     assert setup.output_shape is not None  # set in segmentation networks
+    inner, whole = ("x".join(map(str, size)) for size in (setup.output_shape, setup.input_shape[:2]))
+    name += "" if inner == whole else f", the inner {inner} of {whole} pixels"
     image = crop_centre(sized, *setup.output_shape)[0]
-    height, width = setup.input_shape[:2]
-    whole = None if image.shape[:2] == (height, width) else (height, width)
-    return Picture(number, _displayed(image), truths[0].astype(np.uint8), tiles[0], whole)
-
-
-def _displayed(image: np.ndarray) -> np.ndarray:
-    """Returns [h, w] of grey images, [h, w, 3] of colour images."""
-    return image[..., 0] if image.shape[-1] == 1 else image[..., :3]
+    return SegmentedImage(name, image, tiles[0], classes, truths[0].astype(np.uint8))
