@@ -225,7 +225,7 @@ def test_runs_shows_one_name_for_data_however_typed(folder, dataset, path, label
 @pytest.mark.parametrize("has_report", [True, False])
 def test_runs_names_the_class_of_a_dice_score(folder, names, shown, has_report, monkeypatch, capsys):
     run = read_run(folder / "first")
-    monkeypatch.setattr(compare, "_meta", lambda run: {"class_names": names})
+    monkeypatch.setattr(compare.RunRecord, "facts", {"class_names": names})
     report = (
         {**run.report, "dataset": {**run.report["dataset"], "class_names": names}} if has_report else None
     )

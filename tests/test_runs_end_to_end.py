@@ -70,28 +70,6 @@ def test_evaluate_agrees_with_the_training_run(trained, run):
     assert code == 0 and "100 of 100" in out and "top-5" in out
 
 
-def test_infer_agrees_with_the_labels_evaluate_counts(trained, run, tmp_path):
-    from PIL import Image
-
-    from ipucnn.datasets.sources.embedded import open_digits
-
-    folder = trained[0]
-    images = []
-    for i in range(12):
-        path = tmp_path / f"{i}.png"
-        Image.fromarray(open_digits().eval.images[i, :, :, 0]).save(str(path))
-        images.append(path)
-    code, out, err = run("infer", folder, *images, "--json", "--top", "3")
-    assert code == 0, err
-    results = json.loads(out)
-    assert [r["image"] for r in results] == [str(p) for p in images]
-    for result in results:
-        probabilities = [p["probability"] for p in result["predictions"]]
-        assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
-    code, out, _ = run("infer", folder, "0.png")  # in the working directory: a table shortens long paths
-    assert code == 0 and "0.png" in out and "%" in out
-
-
 def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run, tmp_path):
     from ipucnn.runs.checkpoints import load_starting_weights
 

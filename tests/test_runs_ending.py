@@ -283,22 +283,3 @@ def test_missing_weights_and_biases_requirements_are_reported(run, tmp_path, mon
     (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
     code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
     assert code == 2 and "wandb/settings" in err and not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--target-accuracy", "0.9", "--no-validation"),
-        ("--early-stopping", "3", "--no-validation"),
-        ("--wandb-run-name", "name"),
-        ("--wandb-tags", "one"),
-        ("--ckpt-all-instances",),
-        ("--mlperf-logging", "--no-validation"),
-        ("--ema-decay", "0.9", "--no-training"),
-        ("--mixup", "0.9", "--no-training"),
-    ],
-)
-def test_ending_and_tracking_options_without_effect_are_refused(run, tmp_path, flags):
-    code, _, err = run(*TRAIN, *flags, "--run-dir", "run")
-    assert code == 2 and f"error: {flags[0]}" in err and "has no effect" in err and "hint: drop it" in err
-    assert not (tmp_path / "run").exists()

@@ -508,7 +508,7 @@ def test_missing_options_for_weights_are_reported(trained, run, tmp_path):
 
 
 def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, run, tmp_path):
-    names = ["ab", "a\x1b[31mb", "东京", os.fsdecode(b"\xff"), *"456789"]
+    names = ["ab", "a\x1b[31mb", "东京", os.fsdecode(b"\xff"), "$x_{$", *"56789"]
     for name in names:
         for part in ("train", "val"):
             folder = tmp_path / "data" / part / name
@@ -521,7 +521,7 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
     args = [os.fsdecode(b"\xfd.npz"), "--dataset", "imagefolder", "--dataset-path", "data"]
     meta = {**checkpoint.meta, "class_names": sorted(names)}
     save_checkpoint(tmp_path / args[0], checkpoint.weights, {}, meta)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # "$x_{$" is no formula
         warnings.filterwarnings("error", "Glyph")
         code, out, err = run("evaluate", *args, "--predictions", "p.csv", "--plot", "p.png", columns=160)
     assert code == 0, err
@@ -536,22 +536,6 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
     (tmp_path / "data" / "val" / "ab" / os.fsdecode(b"\xfe.png")).write_bytes(b"no image")
     code, out, err = run("evaluate", *args)
     assert code == 3 and out == "" and "\\udcfe.png" in err
-
-
-def test_formulas_are_no_class_names(tmp_path):
-    totals = EvaluationTotals(2)
-    totals.add(np.eye(2), np.array([0, 1]))
-    result = {
-        "task": "classification",
-        "model": "m",
-        "dataset": {"name": "d"},
-        "measured": totals.result(),
-        "classes": totals.classes(["$x_{$", "a$"]),
-        "confusion_matrix": totals.confusion.tolist(),
-        "calibration": totals.bins(),
-    }
-    draw_evaluation(result, tmp_path / "f", ".png")
-    assert (tmp_path / "f").read_bytes().startswith(b"\x89PNG")
 
 
 def test_batch_beyond_memory_is_refused(trained, run, monkeypatch):
@@ -604,23 +588,6 @@ def test_missing_checkpoint_is_explained(trained, run, tmp_path, options, report
         shutil.copy(str(trained / "report.json"), str(tmp_path / "r" / "report.json"))
     code, out, err = run("evaluate", "r")
     assert code == 3 and "has no last.npz or best.npz" in err and hint in err and out == ""
-
-
-# Beside the next: test_runs_masks.py::test_evaluation_covers_whole_images and test_evaluation_table.
-@pytest.mark.slow
-def test_a_segmentation_network_counts_pixels(run, tmp_path):
-    from ipucnn.models.build import BuildOptions, build_model
-    from ipucnn.models.registry import get_model
-
-    model = build_model(get_model("unet"), BuildOptions((188, 188, 1), 2, base_filters=2, norm="none"))
-    model.save_weights(str(tmp_path / "u.weights.h5"))
-    args = ["u.weights.h5", "--model-name", "unet", "--dataset", "membranes", "--image-size", "188",
-            "--base-filters", "2", "--norm-layer", "none"]  # fmt: skip
-    result = evaluated(run, *args, "--limit-eval", 2)
-    assert result["measured"]["samples"] == 2 and {"dice", "iou"} <= set(result["measured"])
-    assert (
-        np.sum(result["confusion_matrix"]) == 2 * 188 * 188
-    )  # whole images, not a single patch's prediction
 
 
 def test_unknown_runs_and_checkpoints_list_existing_ones(run, tmp_path):

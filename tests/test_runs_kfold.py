@@ -252,28 +252,21 @@ def of_pairs(tmp_path_factory):
     return place / "cv", data, other
 
 
-def test_folds_of_other_labels_are_refused(of_pairs, capsys):
-    whole, _, other = of_pairs
-    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-    resume = ["train", "--resume", "--run-dir", str(whole), "--dataset-path", str(other)]
-    for more in (["--kfold", "2", "--fold", "2"], []):
-        assert cli.run([*resume, *more]) == 2
-        error = capsys.readouterr().err
-        assert "images or labels differ" in error and "another --run-dir" in error
-        assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
-
-
-def test_folds_of_other_labels_are_refused_without_their_list(of_pairs, tmp_path, capsys):
+@pytest.mark.parametrize("has_list", [True, False])
+def test_folds_of_other_labels_are_refused(of_pairs, tmp_path, capsys, has_list):
     """Without folds.json, a finished fold's checkpoint knows its data."""
     whole, _, other = of_pairs
     copy = tmp_path / "cv"
     shutil.copytree(str(whole), str(copy))
-    (copy / "folds.json").unlink()
-    options = ["--kfold", "2", "--run-dir", str(copy), "--dataset-path", str(other)]
-    assert cli.run(["train", "unet", "--resume", *options]) == 2
-    error = capsys.readouterr().err
-    assert "images or labels differ" in error and "another --run-dir" in error
-    assert not (copy / "folds.json").exists() and not (copy / "fold-2").exists()
+    if not has_list:
+        (copy / "folds.json").unlink()
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    resume = ["train", "unet", "--resume", "--run-dir", str(copy), "--dataset-path", str(other)]
+    for more in (["--kfold", "2", "--fold", "2"], ["--kfold", "2"], *([[]] if has_list else [])):
+        assert cli.run([*resume, *more]) == 2
+        error = capsys.readouterr().err
+        assert "images or labels differ" in error and "another --run-dir" in error
+        assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
 
 
 def test_validation_counts_whole_images(of_pairs):

@@ -87,6 +87,7 @@ def infer(
     """
     from ipucnn.reports.infer import FORMATS
     from ipucnn.runs.infer import InferRequest
+    from ipucnn.runs.predicting import check_task
     from ipucnn.runs.trained import Named, open_trained, task_of
 
     output_to, sheet_to = output_of_process(output), output_of_process(contact_sheet)
@@ -101,18 +102,16 @@ def infer(
             "add --split eval --contact-sheet sheet.png",
         )
     segments = task == "segmentation"
-    for option, is_given in (
-        ("--only-mistakes", segments and only_mistakes),
-        (f"--top {top}", segments and top is not None),
-        (f"--format {form}", segments and form is not None),
-        ("--overlay", not segments and overlay),
-        (f"--views {views}", not segments and views != 1),
-        (f"--tile-size {tile_size}", not segments and tile_size is not None),
-        (f"--threshold {threshold}", not segments and threshold is not None),
-    ):
-        if is_given:
-            does = "segments images, it has no labels" if segments else "classifies images, it makes no masks"
-            raise ConfigurationError(f"{option}: {run} {does}", "drop it")
+    options = (
+        ("--only-mistakes", only_mistakes, False),
+        (f"--top {top}", top is not None, False),
+        (f"--format {form}", form is not None, False),
+        ("--overlay", overlay, True),
+        (f"--views {views}", views != 1, True),
+        (f"--tile-size {tile_size}", tile_size is not None, True),
+        (f"--threshold {threshold}", threshold is not None, True),
+    )
+    check_task(segments, run, options)
     if segments and output_to is None:
         raise ConfigurationError(
             f"{run} segments images, and there is no folder for the masks", "add --output masks"

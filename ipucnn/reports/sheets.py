@@ -79,23 +79,23 @@ class Sheet:
         self.heads, self._side, self._columns, self._most = tuple(heads), side, columns, most
         self._heading = [heading] if heading else []
         self.legend: Tuple[Tuple[Colour, str], ...] = ()
-        self._wanted: Set[int] = set()
+        self._positions: Set[int] = set()
         self._total = 0
         self._items: List[_Item] = []
 
     def expect(self, total: int) -> None:
         """Sets the number of images that will follow."""
         shown = min(total, self._most)
-        self._total, self._wanted = total, {i * total // shown for i in range(shown)}
+        self._total, self._positions = total, {i * total // shown for i in range(shown)}
 
     def wants(self, position: int) -> bool:
         """Whether the image at a position is one of those shown."""
-        return position in self._wanted
+        return position in self._positions
 
     @property
-    def num_wanted(self) -> int:
+    def num_shown(self) -> int:
         """Number of images to be shown, if they can be read."""
-        return len(self._wanted)
+        return len(self._positions)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -192,4 +192,4 @@ class LabelSheet:
     @property
     def num_undrawn(self) -> int:
         """Number of samples that were chosen to be shown but could not be read."""
-        return self._sheet.num_wanted - len(self)
+        return self._sheet.num_shown - len(self)

@@ -28,8 +28,8 @@ from ipucnn.runs.folder import (
     NAMED,
     RunFolder,
     folds_of,
+    hint_of_runs,
     is_checkpoint_name,
-    runs_there_are,
 )
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
@@ -296,7 +296,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
         return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
     if kind is Kind.ABSENT:
-        raise DataError(f"run folder {path} does not exist", runs_there_are(path, command))
+        raise DataError(f"run folder {path} does not exist", hint_of_runs(path, command))
     folder = RunFolder(path)
     if is_file(path / FOLDS):
         raise _is_cross_validation(path, command)

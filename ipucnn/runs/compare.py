@@ -7,7 +7,6 @@ moment.  Nothing here imports TensorFlow.
 import json
 import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +27,7 @@ from ipucnn.documents import (
     misfit,
     read_record_if_whole,
 )
-from ipucnn.errors import DataError, UserError
+from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     entries,
     exists,
@@ -41,20 +40,17 @@ from ipucnn.filesystem import (
 )
 from ipucnn.models.registry import natural_key
 from ipucnn.runs.folder import (
-    BEST,
     CONFIG,
     ENVIRONMENT,
-    LAST,
     METRICS,
     PROGRAM,
     TIMINGS,
     RunFolder,
     folds_of,
+    hint_of_runs,
     is_run,
-    runs_there_are,
 )
 from ipucnn.text import counted, printable
-from ipucnn.training.checkpoints import read_meta
 
 SORTS = ("name", "age", "accuracy", "time", "size")
 STATES = ("finished", "ended early", "running", "stopped")
@@ -93,6 +89,16 @@ class RunRecord:
     processes: List[PlainDict]
     is_locked: bool
     unreadable: int = 0
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder(self.path, self.config.checkpoint_dir)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The facts in a checkpoint of the run; empty without a readable checkpoint."""
+        return self.folder.checkpoint_facts()
 
     @property
     def warnings(self) -> List[str]:
@@ -135,7 +141,7 @@ class RunRecord:
     def dice_class(self) -> Optional[str]:
         """Returns the class whose Dice validations report: class 1 of two.  None for more classes: Dice is a mean."""
         report = self.report or {}
-        names = report.get("dataset", {}).get("class_names") or _meta(self).get("class_names", ())
+        names = report.get("dataset", {}).get("class_names") or self.facts.get("class_names", ())
         return printable(names[1]) if len(names) == 2 else None
 
     def seconds(self, event: Optional[str] = None) -> float:
@@ -157,7 +163,7 @@ def read_run(path: Path) -> RunRecord:
     if not is_folder(path):
         if exists(path):
             raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
-        raise DataError(f"run folder {path} does not exist", runs_there_are(path))
+        raise DataError(f"run folder {path} does not exist", hint_of_runs(path))
     folds = folds_of(path)
     if folds:
         raise DataError(
@@ -268,7 +274,7 @@ def summary(run: RunRecord) -> PlainDict:
         "weight_updates": _updates_done(run),
         "num_weight_updates": int(epochs or 0) * int(per_epoch or 0) if has_total else None,
         "time_s": run.seconds(),
-        "size_bytes": RunFolder(run.path, run.config.checkpoint_dir).size_bytes,
+        "size_bytes": run.folder.size_bytes,
         "started": started if isinstance(started, str) else None,
         "age_s": None if began is None else max(0.0, time.time() - began),
     }
@@ -284,7 +290,7 @@ def _data_label(config: RunConfig) -> Optional[str]:
 
 def _updates_done(run: RunRecord) -> int:
     """Returns the weight updates up to the last row, or up to the last checkpoint if a signal saved a later one."""
-    saved = {} if run.report is not None else _meta(run)
+    saved = {} if run.report is not None else run.facts
     return max(run.weight_updates, int(saved.get("weight_updates", 0)))
 
 
@@ -331,7 +337,7 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
         key: [_plain(getattr(run.config, spec.name)) for run in (first, second)]
         for key, spec in named.items()
     }
-    networks = [_meta(run).get("network") for run in (first, second)]
+    networks = [run.facts.get("network") for run in (first, second)]
     contents = [network.get("sha256") for network in networks if isinstance(network, dict)]
     if len(contents) == 2:  # the digest comes from a checkpoint
         options["the network's file"] = contents
@@ -376,21 +382,12 @@ def _differing(pairs: Mapping[str, List[PlainValue]]) -> Dict[str, List[Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _meta(run: RunRecord) -> Mapping[str, Any]:
-    """Returns the facts in a checkpoint of the run; an empty dict without a readable checkpoint."""
-    checkpoints = RunFolder(run.path, run.config.checkpoint_dir).checkpoints
-    for name in (LAST, BEST):
-        with suppress(UserError):
-            return read_meta(checkpoints / name)
-    return {}
-
-
 def _data(run: RunRecord) -> Tuple[Optional[str], Optional[str]]:
     """Returns the data set's name and the digest of its samples, both from a checkpoint if there is one.
 
     Without a checkpoint the name is that of the configuration, and the digest is None.
     """
-    meta = _meta(run)
+    meta = run.facts
     digest = meta.get("data_sha256")
     return printable(meta["dataset"]) if meta else run.config.dataset, digest if isinstance(
         digest, str

@@ -14,11 +14,11 @@ import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import SegmentedImage, TiledNetwork, foreground_probability
-from ipucnn.runs.predicting import SILENT, Progress, memory_errors
+from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, soft_dice
@@ -52,7 +52,7 @@ class EvaluateRequest:
     verbose: bool = False
 
 
-def evaluate_run(request: EvaluateRequest, told: Progress = SILENT) -> PlainDict:
+def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> PlainDict:
     """Evaluates the weights of a run, or other weights, on an evaluation set.
 
     Returns:
@@ -71,37 +71,27 @@ def evaluate_run(request: EvaluateRequest, told: Progress = SILENT) -> PlainDict
     )
     check_outputs(outputs, weight_inputs(request.named))
     trained = open_trained(request.named)
-    _check_options(request, trained)
-    network = None
-    if trained.record.task == "segmentation":
+    segments, network = trained.record.task == "segmentation", None
+    options = (
+        ("--predictions", request.predictions is not None, False),
+        ("--contact-sheet", request.contact_sheet is not None, True),
+        (f"--tile-size {request.tile_size}", request.tile_size is not None, True),
+        (f"--views {request.views}", request.views != 1, True),
+    )
+    check_task(segments, trained.record.name, options)
+    if segments:
         network = TiledNetwork(trained, request.tile_size, request.verbose, request.views, command="evaluate")
     loss = run_setup.loss_name(trained.config, trained.record.task)
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
     if trained.summary["weight_updates"] is None:
-        told.line(trained.resolved.choice.message)
+        progress.line(trained.resolved.choice.message)
     for warning in trained.warnings:
-        told.line(f"warning: {warning}")
+        progress.line(f"warning: {warning}")
     if network is None:
-        device, wall_s = _evaluate_classes(trained, totals, request, told)
+        device, wall_s = _evaluate_classes(trained, totals, request, progress)
         return _report(trained, device, totals, wall_s)
-    segmentation, wall_s = _evaluate_masks(trained, totals, network, told)
+    segmentation, wall_s = _evaluate_masks(trained, totals, network, progress)
     return {**_report(trained, network.device, totals, wall_s), "segmentation": segmentation}
-
-
-def _check_options(request: EvaluateRequest, trained: TrainedSetup) -> None:
-    """Refuses options that apply only to the other kind of network."""
-    name = trained.record.name
-    if trained.record.task == "segmentation":
-        if request.predictions is not None:
-            raise ConfigurationError(f"--predictions: {name} segments images, it has no labels", "drop it")
-        return
-    for option, is_given in (
-        ("--contact-sheet", request.contact_sheet is not None),
-        (f"--tile-size {request.tile_size}", request.tile_size is not None),
-        (f"--views {request.views}", request.views != 1),
-    ):
-        if is_given:
-            raise ConfigurationError(f"{option}: {name} classifies images, it makes no masks", "drop it")
 
 
 def measure(
@@ -127,7 +117,7 @@ def measure(
 
 
 def _evaluate_classes(
-    trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest, told: Progress
+    trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest, progress: Progress
 ) -> Tuple[str, float]:
     """Adds all samples to the totals and writes a row for each; returns the kind of device and the seconds taken."""
     config, size = trained.config, len(trained.source.eval)
@@ -143,7 +133,7 @@ def _evaluate_classes(
         if request.predictions is not None:
             for label, guess, probability in zip(*(values.tolist() for values in samples)):
                 rows.append({"label": label, "prediction": guess, "probability": probability})
-        told.update(totals.samples, size)
+        progress.update(totals.samples, size)
 
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
     with session.together(), too_large, data_errors():
@@ -200,7 +190,7 @@ def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s
 
 
 def _evaluate_masks(
-    trained: TrainedSetup, totals: EvaluationTotals, network: TiledNetwork, told: Progress
+    trained: TrainedSetup, totals: EvaluationTotals, network: TiledNetwork, progress: Progress
 ) -> Tuple[PlainDict, float]:
     """Adds all pixels to the totals and stores the recommended threshold in the run folder.
 
@@ -208,13 +198,13 @@ def _evaluate_masks(
         ``segmentation`` of the report, and the seconds taken.
     """
     examples = trained.source.eval
-    told.expect(len(examples))
+    progress.expect(len(examples))
     if isinstance(examples, ArrayExamples):
-        network.warn_of_seams([examples.images.shape[1:3]], told.line)
+        network.warn_of_seams([examples.images.shape[1:3]], progress.line)
     with network.together():
         evaluation = MaskEvaluation(trained, network, totals)
         started = time.perf_counter()
-        evaluation.run(told)
+        evaluation.run(progress)
         wall_s = time.perf_counter() - started
     report = evaluation.report()
     if report["threshold"] is not None and trained.folder is not None and network.is_writer:
@@ -222,7 +212,7 @@ def _evaluate_masks(
             trained.folder.keep_threshold(trained.summary["weight_updates"], report["threshold"]["value"])
             report["threshold"]["kept"] = True
         except DataError as error:
-            told.line(f"warning: the threshold for infer is not kept: {error.message}")
+            progress.line(f"warning: the threshold for infer is not kept: {error.message}")
     return report, wall_s
 
 
@@ -253,12 +243,12 @@ class MaskEvaluation:
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
-    def run(self, told: Progress) -> None:
+    def run(self, progress: Progress) -> None:
         """Evaluates all images of the evaluation set."""
         images, masks = self._examples.images, self._examples.labels
         for i, image, logits in self._network.each((i, images[i]) for i in range(len(images))):
-            told.image(self._one(i, image, np.asarray(masks[i]), logits))
-            told.update(i + 1, len(images))
+            progress.image(self._one(i, image, np.asarray(masks[i]), logits))
+            progress.update(i + 1, len(images))
 
     def _one(self, number: int, image: np.ndarray, truth: np.ndarray, logits: np.ndarray) -> SegmentedImage:
         before = self._totals.confusion.copy()

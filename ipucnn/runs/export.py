@@ -101,7 +101,7 @@ class ExportRequest:
         return "probabilities" if self.probabilities else "logits"
 
 
-def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
+def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict:
     """Exports a network and verifies the exported file.
 
     Returns:
@@ -122,8 +122,8 @@ def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
     trained = open_trained(request.named)
     output = _output(request, trained)
     for warning in trained.warnings:
-        told.line(f"warning: {warning}")
-    trained = _for_comparison(trained, request, told)
+        progress.line(f"warning: {warning}")
+    trained = _for_comparison(trained, request, progress)
     session = create_session(trained.config.device, verbose=request.verbose, config=trained.config)
     model = trained.build()
     custom = own_layers(model) if request.form == KERAS else ()
@@ -134,16 +134,16 @@ def export_run(request: ExportRequest, told: Progress = SILENT) -> PlainDict:
         )
     session.prepare_evaluation(model, None)
     samples = take_samples(
-        trained, session, exact_network(model, told), request.raw_uint8, request.probabilities
+        trained, session, exact_network(model, progress), request.raw_uint8, request.probabilities
     )
     record: PlainDict = {"folder": str(output)}
 
     def write(folder: Path) -> None:
-        told.now("writing the network")
+        progress.now("writing the network")
         with _converting(request):
             file, run = _write_network(request, trained, model, folder)
         record.update(_describe(request, trained, folder, file))
-        told.now("verifying what was written, in a process of its own")
+        progress.now("verifying what was written, in a process of its own")
         record["verification"] = verify(record, file, samples, run)
         _write_json(folder / LABELS, record["setup"]["class_names"])
         _write_json(folder / INPUT, record["input"])
@@ -255,7 +255,7 @@ def _files_below(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _for_comparison(trained: TrainedSetup, request: ExportRequest, told: Progress) -> TrainedSetup:
+def _for_comparison(trained: TrainedSetup, request: ExportRequest, progress: Progress) -> TrainedSetup:
     """Returns the setup with the arithmetic of exported networks, on the device that computes the reference outputs."""
     config = trained.config
     if request.form == IPU:
@@ -263,7 +263,7 @@ def _for_comparison(trained: TrainedSetup, request: ExportRequest, told: Progres
         config = replace(config, device="cpu")
     else:
         if config.precision != "32.32":
-            told.line(f"note: trained in {config.precision}; the exported network computes in 32 bits")
+            progress.line(f"note: trained in {config.precision}; the exported network computes in 32 bits")
         device = "cpu" if runs_on_ipus(config.device) else config.device
         config = replace(config, precision="32.32", device=device)
     return replace(trained, resolved=replace(trained.resolved, config=config))

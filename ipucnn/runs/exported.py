@@ -146,9 +146,6 @@ class ExportedNetwork:
         """Whether it takes pixels of 0..255 and normalises them itself."""
         return self.record.input.dtype == "uint8"
 
-    def fill(self, model: KerasModel) -> None:
-        """Does nothing: the weights are in the file."""
-
     def session(self) -> "RuntimeSession":
         """Returns a session that runs the file."""
         return RuntimeSession(self)

@@ -19,7 +19,7 @@ import numpy as np
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES, Figures, Finite, Natural, misfit, read_record_if_whole
-from ipucnn.errors import ConfigurationError, DataError, WorkersError
+from ipucnn.errors import ConfigurationError, DataError, UserError, WorkersError
 from ipucnn.filesystem import (
     append_text,
     entries,
@@ -440,6 +440,15 @@ class RunFolder:
             config = replace(config, keep_checkpoints=None)
         return config
 
+    def checkpoint_facts(self) -> PlainDict:
+        """Returns the facts of the last checkpoint, else of the best; an empty dict if neither is readable."""
+        from ipucnn.training.checkpoints import read_meta
+
+        for name in (LAST, BEST):
+            with contextlib.suppress(UserError):
+                return read_meta(self.checkpoints / name)
+        return {}
+
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""
         from ipucnn.training.checkpoints import save_checkpoint
@@ -516,7 +525,7 @@ def is_run(path: Path) -> bool:
     return of_a_run or not is_file(path / REPORT)
 
 
-def runs_there_are(path: Path, command: Optional[str] = None) -> str:
+def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
     """Returns a hint for a run that does not exist: the runs beside it, or those in ``runs``.
 
     Args:

@@ -125,7 +125,7 @@ def _begin(
     request: InferRequest,
     paths: List[str],
     problems: List[str],
-    told: Progress,
+    progress: Progress,
 ) -> None:
     """Prints inputs that name no image, and warnings.
 
@@ -133,11 +133,11 @@ def _begin(
         DataError: no image is left.
     """
     for problem in problems:
-        told.line(problem)
+        progress.line(problem)
     if request.subset is None and not paths:
         raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
     for warning in trained.warnings:
-        told.line(f"warning: {warning}")
+        progress.line(f"warning: {warning}")
 
 
 def _names_of(paths: Sequence[str]) -> str:
@@ -184,7 +184,7 @@ class Predictions:
     with_truth: bool
 
 
-def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions:
+def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predictions:
     """Predicts the ``top`` most probable classes of each image.
 
     Raises:
@@ -203,12 +203,12 @@ def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions
     else:
         examples = _examples(trained, subset)
         inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
-    _begin(trained, "classify", request, paths, problems, told)
+    _begin(trained, "classify", request, paths, problems, progress)
     session = trained.session(request.verbose, trained.join(split=subset, images=_names_of(paths)))
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
-    told.expect(total)
-    spool, batches = Spool(), _Batches(trained, inputs, total, told)
+    progress.expect(total)
+    spool, batches = Spool(), _Batches(trained, inputs, total, progress)
     with session.together():
         trained.load(session, "infer")
         for _, logits in session.logits(batches.read()):
@@ -216,9 +216,9 @@ def infer_classes(request: InferRequest, told: Progress = SILENT) -> Predictions
             for (position, image, pixels), row in zip(images, np.asarray(logits)):
                 result = _result(image, check_finite(row), names, request.top)
                 spool.append(result)
-                told.image(position, result, pixels)
-            told.update(done, total)
-    told.update(total, total)
+                progress.image(position, result, pixels)
+            progress.update(done, total)
+    progress.update(total, total)
     failed = len(problems) + batches.num_failed
     return Predictions(spool, failed, min(request.top, len(names)), subset is not None)
 
@@ -233,9 +233,9 @@ class _Batches:
     """
 
     def __init__(
-        self, trained: TrainedSetup, inputs: Iterator[ImageInput], total: int, told: Progress
+        self, trained: TrainedSetup, inputs: Iterator[ImageInput], total: int, progress: Progress
     ) -> None:
-        self._trained, self._inputs, self._total, self._told = trained, inputs, total, told
+        self._trained, self._inputs, self._total, self._progress = trained, inputs, total, progress
         self.waiting: Deque[Tuple[List[Tuple[int, ImageInput, np.ndarray]], int]] = deque()
         self.num_failed = 0
 
@@ -248,7 +248,7 @@ class _Batches:
         for position, (image, pixels) in enumerate(decoded(self._inputs, threads, 2 * size)):
             if isinstance(pixels, DataError):
                 self.num_failed += 1
-                self._told.line(" ".join(pixels.message.split()))
+                self._progress.line(" ".join(pixels.message.split()))
             else:
                 images.append((position, image, pixels))
             if len(images) == size or (images and position + 1 == self._total):
@@ -316,7 +316,7 @@ class Masks:
         return self.num_pages / self.wall_s if self.wall_s else 0.0
 
 
-def infer_masks(request: InferRequest, told: Progress = SILENT) -> Masks:
+def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
     """Segments images and volumes.
 
     Raises:
@@ -338,7 +338,7 @@ def infer_masks(request: InferRequest, told: Progress = SILENT) -> Masks:
             "is of the most probable one",
             "drop it",
         )
-    _begin(trained, "segment", request, paths, problems, told)
+    _begin(trained, "segment", request, paths, problems, progress)
     if request.subset is None:
         files = plan_files(paths, folder, request.with_overlay, num_classes)
     else:
@@ -348,16 +348,16 @@ def infer_masks(request: InferRequest, told: Progress = SILENT) -> Masks:
     classes = Classes(names, class_colours(num_classes, trained.source.info.class_colours))
     threshold = request.threshold
     if classes.is_binary and threshold is None:
-        threshold = _recommended(trained, names[1], told)
-    opened, failed = _open_all(trained, request.subset, paths, told)
+        threshold = _recommended(trained, names[1], progress)
+    opened, failed = _open_all(trained, request.subset, paths, progress)
     failed += len(problems)
     if not opened:
         if failed == 1:
             raise DataError("the input could not be read", "the line above says why")
         raise DataError(f"none of the {failed:,} inputs could be read", "the lines above say why")
     sizes = [size for _, source in opened for size in source.sizes]
-    network.warn_of_seams(sizes, told.line)
-    told.expect(len(sizes))
+    network.warn_of_seams(sizes, progress.line)
+    progress.expect(len(sizes))
     shown_name = names[classes.shown] if classes.is_binary else "foreground"
     masks = Masks(shown_name, threshold, failed)
     above = HALF if threshold is None else threshold
@@ -372,9 +372,9 @@ def infer_masks(request: InferRequest, told: Progress = SILENT) -> Masks:
             started = time.perf_counter()
             probabilities = class_probabilities(logits)
             masks.wall_s += time.perf_counter() - started
-            told.image(segmented.add(page, image, probabilities, network.is_writer))
+            progress.image(segmented.add(page, image, probabilities, network.is_writer))
             masks.num_pages += 1
-            told.update(masks.num_pages, len(sizes))
+            progress.update(masks.num_pages, len(sizes))
             if page + 1 == len(segmented.source.sizes):
                 masks.results.append(segmented.finish(network.is_writer))
     masks.wall_s += network.busy_s
@@ -442,12 +442,12 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
             )
 
 
-def _recommended(trained: TrainedSetup, name: str, told: Progress) -> float:
+def _recommended(trained: TrainedSetup, name: str, progress: Progress) -> float:
     """Returns the threshold that the run stores for this checkpoint and reports it; 0.5 if there is none."""
     kept = {} if trained.folder is None else trained.folder.thresholds()
     threshold = kept.get(str(trained.summary["weight_updates"]), HALF)
     if threshold != HALF:
-        told.line(
+        progress.line(
             f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "
             "checkpoint; --threshold 0.5 takes the more probable class"
         )
@@ -455,7 +455,7 @@ def _recommended(trained: TrainedSetup, name: str, told: Progress) -> float:
 
 
 def _open_all(
-    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], told: Progress
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], progress: Progress
 ) -> Tuple[List[Tuple[int, PageSource]], int]:
     """Returns (number, input) of all readable inputs, and the number of unreadable ones.
 
@@ -472,5 +472,5 @@ def _open_all(
             check_pages(source.sizes, source.name)
             readable.append((number, source))
         except DataError as error:
-            told.line(" ".join(error.message.split()))
+            progress.line(" ".join(error.message.split()))
     return readable, len(paths) - len(readable)

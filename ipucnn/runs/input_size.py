@@ -11,8 +11,8 @@ from ipucnn.config.values import image_size_to_yaml
 from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
 from ipucnn.datasets.images import opened
 from ipucnn.errors import DataError, UserError
-from ipucnn.filesystem import expand, is_file, is_folder
-from ipucnn.runs.folder import BEST, LAST, RunFolder
+from ipucnn.filesystem import expand, is_folder
+from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.setup import Setup
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import read_meta
@@ -72,13 +72,11 @@ def _size_of_run(path: Path) -> Optional[Tuple[int, int]]:
     """
     with contextlib.suppress(UserError):
         if is_folder(path):
-            folder = RunFolder(path, RunFolder(path).read_config().checkpoint_dir)
-            path = next(
-                (file for file in (folder.checkpoints / LAST, folder.checkpoints / BEST) if is_file(file)),
-                path,
-            )
-        height, width, _ = read_meta(path)["input_shape"]
-        return int(height), int(width)
+            facts = RunFolder(path, RunFolder(path).read_config().checkpoint_dir).checkpoint_facts()
+        else:
+            facts = read_meta(path)
+        height, width, _ = facts.get("input_shape") or (0, 0, 0)
+        return (int(height), int(width)) if height else None
     return None
 
 

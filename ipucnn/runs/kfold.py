@@ -35,7 +35,7 @@ from ipucnn.filesystem import (
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import open_run
+from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, claim_default, default_run_dir
 from ipucnn.runs.recorder import RunEvent
@@ -167,15 +167,17 @@ class CrossValidation:
 
     def _are_folds_of_this_data(self) -> bool:
         """Whether all checkpoints were trained on the data that their folds have here, for a missing ``folds.json``."""
-        for fold in self._present():
-            try:
-                meta = open_run(fold_path(self.root, fold)).checkpoint.meta
-            except UserError:
-                continue  # there is nothing to continue
+        for fold, trained in self._readable():
             run = self.first if fold == self.folds[0] else self._make_run(fold)
-            if meta.get("data_sha256") != run.context.data_sha256:
+            if trained.meta.get("data_sha256") != run.context.data_sha256:
                 return False
         return True
+
+    def _readable(self) -> Iterator[Tuple[int, TrainedRun]]:
+        """Yields the folds that have a readable checkpoint, with it."""
+        for fold in self._present():
+            with contextlib.suppress(UserError):  # there is nothing to continue
+                yield fold, open_run(fold_path(self.root, fold))
 
     def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         """Yields FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
@@ -280,15 +282,11 @@ class CrossValidation:
             merged = self._with_own_network(merged, resolved)
         return replace(merged, config=replace(merged.config, resume=True, overwrite=False, fold=config.fold))
 
-    def _with_own_network(self, merged: Resolved, asked: Resolved) -> Resolved:
+    def _with_own_network(self, merged: Resolved, given: Resolved) -> Resolved:
         """Adds the record of a user's own network: from the command line, else from the first readable checkpoint."""
-        meta, what, name = None, "", merged.config.model_name
-        for fold in self._present():
-            with contextlib.suppress(UserError):
-                run = open_run(fold_path(self.root, fold))
-                meta, what = run.checkpoint.meta, f"checkpoint {run.path}"
-                break
-        record = network_to_continue(asked, name, meta, what, self.root)
+        _, trained = next(self._readable(), (0, None))
+        meta, what = (None, "") if trained is None else (trained.meta, f"checkpoint {trained.path}")
+        record = network_to_continue(given, merged.config.model_name, meta, what, self.root)
         # The network counts as typed in each fold.
         return replace(merged, record=record, typed={**merged.typed, "model_name": record.name})
 

@@ -1,11 +1,11 @@
 """Shared by ``evaluate``, ``infer`` and ``export``: reports of progress, and errors of predictions."""
 
 import contextlib
-from typing import Iterator
+from typing import Iterable, Iterator, Tuple
 
 import numpy as np
 
-from ipucnn.errors import DataError, InfeasibleError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 
 
 class Progress:
@@ -28,6 +28,23 @@ class Progress:
 
 
 SILENT = Progress()
+
+
+def check_task(segments: bool, network: str, options: Iterable[Tuple[str, bool, bool]]) -> None:
+    """Refuses options for the other kind of network.
+
+    Args:
+        segments: whether the network makes masks.
+        network: the name of the network or run, for the error.
+        options: (option, whether it is given, whether it is for masks).
+
+    Raises:
+        ConfigurationError: such an option is given.
+    """
+    makes = "segments images, it has no labels" if segments else "classifies images, it makes no masks"
+    for option, is_given, is_for_masks in options:
+        if is_given and is_for_masks != segments:
+            raise ConfigurationError(f"{option}: {network} {makes}", "drop it")
 
 
 @contextlib.contextmanager

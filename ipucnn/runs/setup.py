@@ -156,6 +156,46 @@ def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
     return limit_source(fold, config.limit_train, config.limit_eval, seed)
 
 
+def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputShape]) -> DataSource:
+    """Opens the chosen data set, or a fold of it."""
+    from ipucnn.datasets.registry import DATASETS, Opening, check_divides, known_as, open_dataset
+
+    config, record = resolved.config, resolved.record
+    if resolved.origins["validation_fraction"] == FLAG:
+        check_divides(resolved.choice, config.validation_fraction)
+    folded = config.kfold is not None and config.fold is not None
+    if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
+        # The folds belong to the data set that the network was trained on; another data set is used whole.
+        folded = False
+    known = DATASETS.get(known_as(resolved.choice.like or "") or "")
+    source = open_dataset(
+        resolved.choice,
+        Opening(
+            seed=seed,
+            image_shape=requested_shape or (known and known.image_shape) or record.input_shape,
+            num_classes=(known and known.num_classes) or record.num_classes,
+            max_image_pixels=config.max_image_pixels,
+            # Noise for at least one weight update, however large the batch is.
+            least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
+            validation_fraction=config.validation_fraction,
+            allow_partial=config.allow_partial,
+        ),
+        download=config.download,
+        limit_train=None if folded else config.limit_train,
+        limit_eval=None if folded else config.limit_eval,
+        skip_damaged=config.skip_damaged,
+    )
+    if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
+        raise ConfigurationError(
+            f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
+        )
+    if not config.skip_damaged and isinstance(source.train, FileExamples):
+        from ipucnn.datasets.damaged import refuse_damaged
+
+        refuse_damaged(source)
+    return _fold(source, config, seed) if folded else source
+
+
 def prepare(
     resolved: Resolved,
     seed: int,
@@ -174,7 +214,6 @@ def prepare(
         ConfigurationError: the network cannot take the image size.
         DataError: files are absent or damaged.
     """
-    from ipucnn.datasets.registry import DATASETS, Opening, check_divides, known_as, open_dataset
     from ipucnn.models.registry import output_shape, validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -185,41 +224,7 @@ def prepare(
             record.own is None
         ):  # the data decide the channels of a user's own network, so its shape is checked below
             validate_input_shape(record, requested_shape)
-    if source is None:
-        if resolved.origins["validation_fraction"] == FLAG:
-            check_divides(resolved.choice, config.validation_fraction)
-        folded = config.kfold is not None and config.fold is not None
-        if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
-            # The folds belong to the data set that the network was trained on; another data set is used whole.
-            folded = False
-        known = DATASETS.get(known_as(resolved.choice.like or "") or "")
-        source = open_dataset(
-            resolved.choice,
-            Opening(
-                seed=seed,
-                image_shape=requested_shape or (known and known.image_shape) or record.input_shape,
-                num_classes=(known and known.num_classes) or record.num_classes,
-                max_image_pixels=config.max_image_pixels,
-                # Noise for at least one weight update, however large the batch is.
-                least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
-                validation_fraction=config.validation_fraction,
-                allow_partial=config.allow_partial,
-            ),
-            download=config.download,
-            limit_train=None if folded else config.limit_train,
-            limit_eval=None if folded else config.limit_eval,
-            skip_damaged=config.skip_damaged,
-        )
-        if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
-            raise ConfigurationError(
-                f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
-            )
-        if not config.skip_damaged and isinstance(source.train, FileExamples):
-            from ipucnn.datasets.damaged import refuse_damaged
-
-            refuse_damaged(source)
-        if folded:
-            source = _fold(source, config, seed)
+    source = source or _open_source(resolved, seed, requested_shape)
     if requested_shape is not None:
         shape = requested_shape
         if record.own is not None and trained_shape is None:

@@ -328,7 +328,7 @@ def _continue(resolved: Resolved, path: Path) -> Start:
     return _with_own_network(replace(start, notes=(note,)), resolved)
 
 
-def _with_own_network(start: Start, asked: Resolved) -> Start:
+def _with_own_network(start: Start, given: Resolved) -> Start:
     """Adds the record of a user's own network to a start: from the command line, else from the checkpoint.
 
     Raises:
@@ -340,17 +340,17 @@ def _with_own_network(start: Start, asked: Resolved) -> Start:
         return start
     meta = None if start.checkpoint is None else start.checkpoint.meta
     what = f"checkpoint {start.checkpoint_path}"
-    record = network_to_continue(asked, resolved.config.model_name, meta, what, start.folder.path)
+    record = network_to_continue(given, resolved.config.model_name, meta, what, start.folder.path)
     return replace(start, resolved=replace(resolved, record=record))
 
 
 def network_to_continue(
-    asked: Resolved, name: str, meta: Optional[Mapping[str, PlainValue]], what: str, folder: Path
+    given: Resolved, name: str, meta: Optional[Mapping[str, PlainValue]], what: str, folder: Path
 ) -> ModelRecord:
     """Returns the record of a user's own network to continue with: from the command line, else from a checkpoint.
 
     Args:
-        asked: the configuration of the command line.
+        given: the configuration of the command line.
         name: the network's name in the run.
         meta: the checkpoint's facts; None if there is no checkpoint.
         what: the checkpoint, for messages.
@@ -360,8 +360,8 @@ def network_to_continue(
         ConfigurationError: neither names the network.
         DataError: the checkpoint's record is damaged.
     """
-    if "model_name" in asked.typed:
-        return asked.record
+    if "model_name" in given.typed:
+        return given.record
     hint = name_it("--model-name", name, folder)
     if meta is None:
         raise ConfigurationError(

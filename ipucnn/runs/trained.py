@@ -93,7 +93,7 @@ class TrainedSetup(Setup):
 
     Attributes:
         summary: ``model``, ``checkpoint`` and ``weight_updates`` (None if that is not known), for reports.
-        fill: a function that copies the weights into the built network.
+        fill: a function that copies the weights into the built network; None for an exported file.
         names: a function that returns the names of the classes.  It may access the network, and import TensorFlow.
         runtime: a function that makes the session of an exported file, which has its own weights; None: the session
             of the device is used.
@@ -102,7 +102,7 @@ class TrainedSetup(Setup):
     """
 
     summary: Dict[str, Any]
-    fill: Callable[["KerasModel"], None]
+    fill: Optional[Callable[["KerasModel"], None]]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
     runtime: Optional[Callable[[], Session]] = None
@@ -123,13 +123,13 @@ class TrainedSetup(Setup):
         import_tensorflow(verbose)
         return self.runtime()
 
-    def join(self, **asked: object) -> Optional[Cluster]:
+    def join(self, **arguments: object) -> Optional[Cluster]:
         """Connects to the other workers; returns None for a single worker.
 
         Call it before :meth:`session`, and before anything else imports TensorFlow.
 
         Args:
-            asked: arguments of the command line, besides the options of runs, that must be the same in all workers.
+            arguments: arguments of the command line, besides the options of runs, that must be the same in all workers.
 
         Raises:
             UserError: a worker did not connect, or has other weights, data or options.
@@ -140,7 +140,7 @@ class TrainedSetup(Setup):
         compared = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
         compared["evaluation samples"] = len(self.source.eval)
         compared["data"] = fingerprint(self.source)
-        compared.update({f"--{name.replace('_', '-')}": value for name, value in asked.items()})
+        compared.update({f"--{name.replace('_', '-')}": value for name, value in arguments.items()})
         if self.record.own is not None:
             compared["the network's file"] = self.record.own.sha256
         cluster, threads = join(
@@ -165,8 +165,8 @@ class TrainedSetup(Setup):
 
     def build(self) -> "KerasModel":
         """Builds the network with its weights (imports TensorFlow)."""
-        if self.runtime is not None and self.record.own is not None:
-            return None  # an exported file runs without its network, whose Python file was not named
+        if self.fill is None:
+            return None  # an exported file runs without Keras's network
         model = run_setup.build(self)
         self.fill(model)
         return model
@@ -216,11 +216,12 @@ class _Weights:
         seed: the seed of the run.
         input_shape: the input shape of the trained network; None if the data set or an option determines it.
         names: see :class:`TrainedSetup`; None for the names of the data set.
+        takes_pixels: whether an exported file takes pixels of 0..255 and normalises them itself.
     """
 
     resolved: Resolved
     summary: Dict[str, Any]
-    fill: Callable[["KerasModel"], None]
+    fill: Optional[Callable[["KerasModel"], None]]
     facts: Optional[DatasetInfo] = None
     what: str = ""
     hint: str = ""
@@ -335,7 +336,7 @@ def task_of(named: Named) -> Optional[str]:
         if is_keras_file(path):
             return get_model(str(named.flags["model_name"])).task
         if is_exported(path):
-            return read_exported(path).facts.task
+            return get_model(read_exported(path).record.model).task
         if is_file(path):
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
@@ -405,7 +406,7 @@ def _of_run(named: Named, reads_data: bool) -> _Weights:
     return _Weights(
         resolved,
         summary={"checkpoint": str(run.path), **{key: meta[key] for key in ("model", "weight_updates")}},
-        fill=run.fill,
+        fill=run.fill if isinstance(run, TrainedRun) else None,
         facts=facts,
         what=str(run.path),
         hint=f"take {facts.name}, which it was trained on",

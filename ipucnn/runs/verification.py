@@ -72,7 +72,7 @@ class Samples:
     files: Tuple[bytes, ...] = ()
 
 
-def exact_network(model: KerasModel, told: Progress) -> Optional[KerasModel]:
+def exact_network(model: KerasModel, progress: Progress) -> Optional[KerasModel]:
     """Returns the network in 64 bits; None, and reports a note, if some layers compute only in another type."""
     from ipucnn.models.editing import in_64_bits
 
@@ -81,7 +81,7 @@ def exact_network(model: KerasModel, told: Progress) -> Optional[KerasModel]:
         double(np.zeros((1, *model.inputs[0].shape[1:])), training=False)
     except Exception as error:  # layers of a user's own network may raise anything
         reason = shown_value(" ".join(str(error).split()))
-        told.line(
+        progress.line(
             f"note: the network cannot be computed in 64 bits ({reason}); the file may differ by {LIMITS[False][0]:g}"
         )
         return None

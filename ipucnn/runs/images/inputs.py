@@ -9,13 +9,11 @@ import glob
 import itertools
 import os
 import re
-import threading
 from collections import deque
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from queue import SimpleQueue
 from typing import (
     TYPE_CHECKING,
     Callable,
@@ -51,7 +49,6 @@ POLL_S = 0.2
 VOLUME_ENDINGS = (".tif", ".tiff")
 Decoded = Union[np.ndarray, DataError]
 """An image's pixels, or the reason why it cannot be read."""
-_Task = Optional[Tuple["ImageInput", "Future[Decoded]"]]
 
 
 @dataclass(frozen=True)
@@ -184,43 +181,27 @@ def decoded(
         num_parallel: threads.
         ahead: the most images to decode ahead of the caller; bounds the memory.
     """
-    waiting: Deque[Tuple[ImageInput, Future[Decoded]]] = deque()
-    tasks: SimpleQueue[_Task] = SimpleQueue()
-    threads = max(1, num_parallel)
+    waiting: Deque[Tuple[ImageInput, AsyncResult[Decoded]]] = deque()
+    remaining = iter(inputs)
     # No ThreadPoolExecutor: the interpreter waits for its threads, but an interrupt must not wait for a disk.
-    for _ in range(threads):
-        threading.Thread(target=_work, args=(tasks,), daemon=True).start()
-    left = iter(inputs)
-    try:
+    with ThreadPool(max(1, num_parallel)) as pool:
         while True:
-            for image in itertools.islice(left, max(1, ahead) - len(waiting)):
-                waiting.append((image, Future()))
-                tasks.put(waiting[-1])
+            for image in itertools.islice(remaining, max(1, ahead) - len(waiting)):
+                waiting.append((image, pool.apply_async(_pixels_or_error, (image,))))
             if not waiting:
                 return
-            first, future = waiting.popleft()
+            first, result = waiting.popleft()
             # Waits in short intervals: a signal just before an endless wait would go unnoticed.
-            while not wait([future], timeout=POLL_S).done:
-                pass
-            yield first, future.result()
-    finally:
-        for _, future in waiting:
-            future.cancel()
-        for _ in range(threads):
-            tasks.put(None)
+            while not result.ready():
+                result.wait(POLL_S)
+            yield first, result.get()
 
 
-def _work(tasks: "SimpleQueue[_Task]") -> None:
-    """Decodes images in a thread until the queue returns None."""
-    for image, future in iter(tasks.get, None):
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(np.asarray(image.read()))
-        except DataError as error:
-            future.set_result(error)
-        except BaseException as error:
-            future.set_exception(error)
+def _pixels_or_error(image: ImageInput) -> Decoded:
+    try:
+        return np.asarray(image.read())
+    except DataError as error:
+        return error
 
 
 @dataclass(frozen=True)

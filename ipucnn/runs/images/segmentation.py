@@ -180,13 +180,13 @@ class TiledNetwork:
         return self._cluster.rank == 0
 
     @contextlib.contextmanager
-    def together(self, **asked: object) -> Iterator[None]:
+    def together(self, **arguments: object) -> Iterator[None]:
         """Connects the workers, if there are several, around :meth:`each`; an error ends them together.
 
         Args:
-            asked: values on which all workers must agree, see :meth:`TrainedSetup.join`.
+            arguments: values on which all workers must agree, see :meth:`TrainedSetup.join`.
         """
-        joined = self._trained.join(tile_size=self._tile_size, views=self.views, **asked)
+        joined = self._trained.join(tile_size=self._tile_size, views=self.views, **arguments)
         if joined is None:
             yield
             return
