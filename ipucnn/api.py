@@ -444,7 +444,7 @@ class Training:
         with _as_the_command_line():
             for event in self._run.events():
                 if isinstance(event, Predicted):
-                    draw_predictions(self._run, event.pictures)
+                    draw_predictions(self._run, event.images)
                 yield event
             write_page_of(self._run)
 
