@@ -233,7 +233,10 @@ class RuntimeFailed(Exception):
 
 
 def outputs_of(
-    run: Callable[[np.ndarray], np.ndarray], images: np.ndarray, batch: Optional[int], shape: Sequence[int]
+    run: Callable[[np.ndarray], np.ndarray],
+    images: np.ndarray,
+    batch: Optional[int],
+    shape: Sequence[Optional[int]],
 ) -> np.ndarray:
     """Returns the float32 outputs [images, *shape] of a file for images, in batches of one size.
 
