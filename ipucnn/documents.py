@@ -120,7 +120,7 @@ def _check_events(events: Iterator[YamlEvent]) -> None:
     # Per open list or mapping: its line, its anchor, the number of its values so far, and their depth.
     collections: List[List[Any]] = [[1, None, 0, 0]]
     # Anchor -> the number of values and the depth of what it names; None while that is open.
-    extents: Dict[str, Optional[Tuple[int, int]]] = {}
+    extents: Dict[Optional[str], Optional[Tuple[int, int]]] = {}
     for event in events:
         line, anchor, tag = (
             event.start_mark.line + 1,

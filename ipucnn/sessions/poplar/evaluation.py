@@ -54,8 +54,9 @@ class Predictor:
         self._parts, self._part = (device.instances.count, device.instances.index) if shares else (1, 0)
         self._gives_zeros = gives_zeros
         # An execution is a multiple of so many micro-batches.
-        in_turn = pipeline is None or pipeline.pipeline_schedule == "Sequential"
-        self._depth = 1 if in_turn else pipeline.num_stages
+        self._depth = 1
+        if pipeline is not None and pipeline.pipeline_schedule != "Sequential":
+            self._depth = pipeline.num_stages
         self._steps = 0
         with device.scope():
             self._made = build()

@@ -281,7 +281,7 @@ class _Builder:
         common = {"name": step.name, "dtype": _policy(self.shape.precision)}
         if not step.config["trainable"]:
             common["trainable"] = False
-        kind = step.layer_class
+        kind: Any = step.layer_class
         if kind is micro_batches.BatchNormalization:
             return self._normalised(step, inputs, common)
         if kind is micro_batches.GroupNormalization:

@@ -1,0 +1,92 @@
+"""The figures in the README and the pages are those of results/*.csv."""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def rows(name, **values):
+    """Returns the rows of a CSV file that have these values."""
+    with open(ROOT / "results" / f"{name}.csv", newline="", encoding="utf-8") as handle:
+        return [row for row in csv.DictReader(handle) if all(row[k] == str(v) for k, v in values.items())]
+
+
+def session(side, network="efficientnet-b0", micro_batch=8, column="images_per_s"):
+    (row,) = rows("host_session", network=network, micro_batch=micro_batch, side=side)
+    return float(row[column])
+
+
+def preset(name):
+    """Returns mean and standard deviation, in per cent, and the number of seeds."""
+    (row,) = rows("presets", preset=name)
+    return 100 * float(row["mean"]), 100 * float(row["std"] or 0), len(row["seeds"].split())
+
+
+def errors():
+    """Returns by how much predictions are off, as logarithms, each by constants fitted without its network."""
+    return [abs(math.log(float(row["ratio_without_this_network"]))) for row in rows("throughput")]
+
+
+def mean_factor():
+    return math.exp(sum(errors()) / len(errors()))
+
+
+def worst_factor():
+    return math.exp(max(errors()))
+
+
+# Page, the words around the figures, and the figures.
+FIGURES = [
+    ("README.md", r"trained at ([\d,]+) images/s with micro-batches of 8", lambda: [session("session")]),
+    ("README.md", r"Keras `fit` reached\s([\d,]+)", lambda: [session("keras")]),
+    ("README.md", r"factor of ([\d.]+) on average", lambda: [mean_factor()]),
+    ("docs/planner.md", r"and by ([\d.]+) \(at most ([\d.]+)\)", lambda: [mean_factor(), worst_factor()]),
+    ("README.md", r"geometric mean over (\d+) published", lambda: [len(rows("throughput"))]),
+    ("README.md", r"accuracy was ([\d.]+) ± ([\d.]+) %", lambda: preset("efficientnet-b0@digits")[:2]),
+]
+TABLE = {
+    "efficientnet-b0 | embedded digits": "efficientnet-b0@digits",
+    "cifar_resnet8 | embedded digits": "cifar_resnet8@digits",
+    "lenet | embedded digits": "lenet@digits",
+    "mnist_cnn | embedded digits": "mnist_cnn@digits",
+    "mnist_cnn | MNIST": "mnist_cnn@mnist",
+    "cifar_resnet8 | CIFAR-10": "cifar_resnet8@cifar10",
+}
+
+
+def equals(text, value):
+    """Says whether a printed number is the value, rounded to the digits it shows."""
+    digits = len(text.partition(".")[2])
+    return f"{value:,.{digits}f}" == text
+
+
+@pytest.mark.parametrize("page, words, figures", FIGURES, ids=[words for _, words, _ in FIGURES])
+def test_figures_of_a_page_are_the_measured_ones(page, words, figures):
+    (printed,) = re.findall(words, (ROOT / page).read_text(encoding="utf-8"))
+    printed = [printed] if isinstance(printed, str) else printed
+    for text, value in zip(printed, figures()):
+        assert equals(text, value), (text, value)
+
+
+@pytest.mark.parametrize("start, name", TABLE.items())
+def test_table_of_the_readme_has_the_measured_accuracies(start, name):
+    (line,) = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {start}")
+    ]
+    seeds, mean, deviation = re.search(r"\| (\d+) \| accuracy ([\d.]+) ± ([\d.]+) %", line).groups()
+    measured = preset(name)
+    assert equals(mean, measured[0]) and equals(deviation, measured[1]) and int(seeds) == measured[2]
+
+
+def test_every_row_says_how_it_was_measured():
+    for path in (ROOT / "results").glob("*.csv"):
+        if path.stem != "published":
+            for row in rows(path.stem):
+                assert (
+                    row["command"].startswith("python benchmarks/") and row["revision"] and row["conditions"]
+                )
