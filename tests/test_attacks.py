@@ -337,7 +337,9 @@ def test_every_hostile_value_ends_with_one_error_and_one_hint(group, at_least):
 def test_every_numeric_option_is_in_the_campaign():
     flags = {flag for _, flag in NUMERIC}
     assert {spec.flag for spec in SPECS if is_number(spec)} <= flags
-    of_commands = "--stages --classes --executions --min-time --max-time --top --tile-size --views"
+    of_commands = (
+        "--stages --classes --executions --min-time --max-time --top --patch-size --test-time-augmentation"
+    )
     assert set(of_commands.split()) <= flags
 
 

@@ -82,11 +82,17 @@ def test_all_ways_to_type_a_list_are_equal(items):
     [
         (
             "evaluate run",
-            {"run": "run", "views": 1, "checkpoint": None, "report": False, "json_output": False},
+            {
+                "run": "run",
+                "test_time_augmentation": 1,
+                "checkpoint": None,
+                "report": False,
+                "json_output": False,
+            },
         ),
         (
-            "evaluate run --views 4 --checkpoint best --json",
-            {"views": 4, "checkpoint": "best", "json_output": True},
+            "evaluate run --test-time-augmentation 4 --checkpoint best --json",
+            {"test_time_augmentation": 4, "checkpoint": "best", "json_output": True},
         ),
         ("infer run a.png b.png --top 3", {"images": ["a.png", "b.png"], "top": 3, "threshold": None}),
         ("infer run --threshold=.25 -- -a.png", {"images": ["-a.png"], "threshold": 0.25}),

@@ -10,6 +10,7 @@ import pytest
 
 from ipucnn.cli import run
 from ipucnn.command_table import COMMANDS
+from ipucnn.config.help_page import FORMER_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "configuration.md"
@@ -31,6 +32,17 @@ def test_generated_parts_of_the_documentation_are_current():
     text = pages["commands.md"]
     for command in COMMANDS:
         assert f"| `ipucnn {command}` |" in text
+
+
+@pytest.mark.parametrize(
+    "former, name", [("--tile-size", "--patch-size"), ("--views", "--test-time-augmentation")]
+)
+def test_a_former_name_of_an_option_works_and_is_not_shown(former, name, capsys):
+    assert former in FORMER_OPTIONS and run(["evaluate", "RUN", former, "x"]) == 2
+    assert f"error: {name} x: " in capsys.readouterr().err
+    assert run(["evaluate", "--help-all"]) == 0
+    page = capsys.readouterr().out
+    assert name in page and former not in page
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

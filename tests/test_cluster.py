@@ -246,16 +246,25 @@ def test_workers_exchange_arrays_of_any_size(monkeypatch):
 @pytest.mark.parametrize("pages", [1, 2, 5])
 def test_workers_share_the_images_of_a_segmentation(pages):
     """Workers compute the images in turn; a logit that is not finite raises an error on all of them."""
-    from ipucnn.runs.images.segmentation import TiledNetwork
+    from ipucnn.runs.images.segmentation import PatchwiseNetwork
 
     def network(one, computed):
-        tiled = TiledNetwork.__new__(TiledNetwork)
-        tiled.views, tiled.busy_s, tiled._margin, tiled._outputs, tiled._tile_size = 1, 0.0, 4, (8, 16), None
-        tiled._cluster = cluster.Cluster()
-        tiled._trained = SimpleNamespace(join=lambda **asked: one)
-        tiled.prepare = lambda shape: computed.append(("prepared", shape))
-        tiled._logits = lambda image: (computed.append(int(image[0, 0, 0])), image.astype(np.float32) / 7)[1]
-        return tiled
+        patchwise = PatchwiseNetwork.__new__(PatchwiseNetwork)
+        (
+            patchwise.test_time_augmentation,
+            patchwise.busy_s,
+            patchwise._margin,
+            patchwise._outputs,
+            patchwise._patch_size,
+        ) = 1, 0.0, 4, (8, 16), None
+        patchwise._cluster = cluster.Cluster()
+        patchwise._trained = SimpleNamespace(join=lambda **asked: one)
+        patchwise.prepare = lambda shape: computed.append(("prepared", shape))
+        patchwise._logits = lambda image: (
+            computed.append(int(image[0, 0, 0])),
+            image.astype(np.float32) / 7,
+        )[1]
+        return patchwise
 
     images = [np.full((number + 1, 2, 2), number, np.uint8) for number in range(pages)]
 

@@ -59,7 +59,7 @@ def test_one_bit_is_black_and_white(tmp_path):
 def test_the_last_fifth_is_held_out(folder):
     source = open_isbi2012(folder)
     images, masks = make_slices()
-    assert (len(source.train), len(source.eval)) == (4, 1) and source.info.tiled
+    assert (len(source.train), len(source.eval)) == (4, 1) and source.info.patchwise
     np.testing.assert_array_equal(source.train.images[..., 0], images[:4])
     np.testing.assert_array_equal(source.eval.labels, masks[4:] // 255)
     assert source.info.mean[0] == pytest.approx(images[:4].mean(), abs=1e-5)

@@ -104,7 +104,7 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
     """Each patch of a grey volume has its mirrored border, at the places that evaluation uses."""
     pages = np.stack([scene(50, 61, 1, k) for k in range(2)])
     labels = np.zeros(pages.shape[:3], np.uint8)
-    setup = setup_of((50, 61, 1), (44, 36, 1), "standard", tiled=True)
+    setup = setup_of((50, 61, 1), (44, 36, 1), "standard", patchwise=True)
     setup.output_shape, setup.record = (20, 12), get_model("unet")
     described = describe_input(setup, "images", "float32", None, False)
     assert described["patch"]["margin"] == [12, 12] and described["patch"]["overlap"] == [24, 24]
@@ -115,7 +115,7 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
     batches = eval_batches(
         ArrayExamples(pages, labels),
         setup.source.info,
-        batch_size=1, input_shape=(44, 36, 1), input_range="standard", output_shape=(20, 12), tile_step=4,
+        batch_size=1, input_shape=(44, 36, 1), input_range="standard", output_shape=(20, 12), patch_step=4,
     )  # fmt: skip
     expected = [np.asarray(images)[0] for images, _, _ in batches]
     places = [(row, column) for row in (0, 20, 40) for column in (0, 12, 24, 36, 48, 60)]

@@ -398,7 +398,12 @@ def test_contradictory_requests_are_refused(trained, run, images, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [["--output", "masks", "--overlay"], ["--output", "masks"], ["--views", "8"], ["--only-mistakes"]],
+    [
+        ["--output", "masks", "--overlay"],
+        ["--output", "masks"],
+        ["--test-time-augmentation", "8"],
+        ["--only-mistakes"],
+    ],
 )
 def test_missing_run_is_reported_before_options_are_checked(trained, run, images, options):
     missing = trained.parent / "lenett"

@@ -19,7 +19,7 @@ from ipucnn.reports.evaluate import print_evaluation
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
-from ipucnn.runs.images.segmentation import TiledNetwork, class_probabilities, foreground_probability
+from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.metrics import SCORES, SegmentScores
@@ -34,7 +34,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def network(trained):
-    return TiledNetwork(open_trained(Named("infer", str(trained), {}), reads_data=False))
+    return PatchwiseNetwork(open_trained(Named("infer", str(trained), {}), reads_data=False))
 
 
 def tissue(i, height=40, width=30):
@@ -177,8 +177,8 @@ def test_evaluation_lists_classes_in_order(names, capsys):
             "scores": None,
             "threshold": None,
             "network_s": 1.0,
-            "tile_sizes": [204],
-            "views": 1,
+            "patch_sizes": [204],
+            "test_time_augmentation": 1,
             "images": [{"image": "0.png", "dice": scores}],
         },
     }
@@ -347,7 +347,7 @@ def test_masks_are_not_written_into_training_data(trained, run, tmp_path, output
         (["x.png", "--output", "no/such"], 3, "does not exist"),
         (["x.png", "--output", "o", "--top", "2"], 2, "--top 2"),
         (["x.png", "--output", "o", "--format", "csv"], 2, "--format csv"),
-        (["x.png", "--output", "o", "--tile-size", "188"], 2, "204 pixels and more"),
+        (["x.png", "--output", "o", "--patch-size", "188"], 2, "204 pixels and more"),
         (["x.png", "--output", "o", "--split", "eval"], 2, "both given"),
         (["--output", "o", "--split", "test"], 2, "must be one of"),
         (["x.png", "--output", "o", "--contact-sheet", "s.jpg"], 2, ".png"),
@@ -366,7 +366,7 @@ def test_options_of_the_other_kind_of_network_are_refused(trained, run, tmp_path
     evaluate = ["evaluate", "lenet", "--weights", "w.h5", "--dataset", "digits"]
     for words, reason in (
         ([*classify, "--overlay"], "makes no masks"),
-        ([*classify, "--tile-size", "204"], "makes no masks"),
+        ([*classify, "--patch-size", "204"], "makes no masks"),
         ([*classify, "--threshold", "0.3"], "makes no masks"),
         ([*evaluate, "--contact-sheet", "s.png"], "makes no masks"),
         (["evaluate", trained, "--predictions", "p.csv"], "has no labels"),
@@ -392,7 +392,7 @@ def test_a_split_becomes_a_volume(trained, run, tmp_path):
 def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
-    predict = TiledNetwork._outcome
+    predict = PatchwiseNetwork._outcome
     calls = []
 
     def interrupted(self, image):
@@ -401,7 +401,7 @@ def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return predict(self, image)
 
-    monkeypatch.setattr(TiledNetwork, "_outcome", interrupted)
+    monkeypatch.setattr(PatchwiseNetwork, "_outcome", interrupted)
     assert run("infer", trained, "in", "--output", "out")[0] == 130
     assert not left_over(tmp_path)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0-mask.tif", "0-probability.tif"]
@@ -516,8 +516,8 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run
 
 
 def test_evaluation_table(trained, run):
-    code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--tile-size", "316", columns=80)
-    assert code == 0 and "tiles of 316x316" in " ".join(out.split())
+    code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--patch-size", "316", columns=80)
+    assert code == 0 and "patches of 316x316" in " ".join(out.split())
     for words in ("every pixel cell", "Dice, cell", "Dice, membrane", "IoU, membrane", "V^Rand at 0.5", "V^Info, best",
                   "V^Rand, thinned at 0.5", "V^Info, thinned, best", "worst 1 of 1"):  # fmt: skip
         assert words in out
@@ -627,14 +627,14 @@ def test_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
     file = f"out/model.{form}"
     code, out, err = run("evaluate", file, "--json")
     assert code == 0, err
-    mine, runs = json.loads(out), json.loads(run("evaluate", trained, "--tile-size", "204", "--json")[1])
+    mine, runs = json.loads(out), json.loads(run("evaluate", trained, "--patch-size", "204", "--json")[1])
     for name in ("accuracy", "dice", "iou"):
         assert mine["measured"][name] == pytest.approx(runs["measured"][name], abs=2e-4), name
     Image.fromarray(tissue(3, 90, 230)).save("one.png")
     for target, folder in ((file, "by-file"), (trained, "by-run")):
-        code, _, err = run("infer", target, "one.png", "--tile-size", "204", "--output", f"{folder}/")
+        code, _, err = run("infer", target, "one.png", "--patch-size", "204", "--output", f"{folder}/")
         assert code == 0, err
     masks = [np.asarray(Image.open(next(Path(d).glob("*.png")))) for d in ("by-file", "by-run")]
     assert masks[0].shape == (90, 230) and np.mean(masks[0] == masks[1]) > 0.999
-    code, _, err = run("infer", file, "one.png", "--tile-size", "220", "--output", "other/")
-    assert code == 2 and "takes images of 204x204" in err and "drop --tile-size" in err
+    code, _, err = run("infer", file, "one.png", "--patch-size", "220", "--output", "other/")
+    assert code == 2 and "takes images of 204x204" in err and "drop --patch-size" in err

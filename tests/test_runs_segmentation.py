@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.images.segmentation import OUTPUTS, TiledNetwork, check_tile_size, choose_tile
+from ipucnn.runs.images.segmentation import OUTPUTS, PatchwiseNetwork, check_patch_size, choose_patch
 from ipucnn.runs.trained import TrainedSetup, facts_only
 
 MARGIN, STEP = 184, 16
@@ -79,7 +79,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def networks(trained):
-    return {tile: TiledNetwork(trained, tile) for tile in (204, 236, None)}
+    return {patch: PatchwiseNetwork(trained, patch) for patch in (204, 236, None)}
 
 
 @pytest.mark.slow_cases("size0", "size2")
@@ -90,18 +90,18 @@ def test_patches_equal_one_pass_over_the_whole_image(trained, networks, size):
     assert whole.std() > 0.01 or size == (1, 1)
     for network in networks.values():
         np.testing.assert_allclose(network.logits(image), whole, rtol=1e-5, atol=1e-5)
-    assert network.device == "cpu" and all(tile - MARGIN in OUTPUTS for tile in network.tile_sizes)
+    assert network.device == "cpu" and all(patch - MARGIN in OUTPUTS for patch in network.patch_sizes)
 
 
 def test_batch_norm_uses_its_moving_statistics(networks):
     normed, image = make_trained("batch_norm"), draw(45, 50)
     whole = one_pass(normed, image)
     assert np.abs(whole - networks[204].logits(image)).max() > 0.1
-    np.testing.assert_allclose(TiledNetwork(normed, 220).logits(image), whole, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(PatchwiseNetwork(normed, 220).logits(image), whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("norm", "size", "tile", "told"),
+    ("norm", "size", "patch", "told"),
     [
         ("group_norm", (20, 20), 204, None),
         ("group_norm", (21, 9), 252, None),
@@ -111,23 +111,25 @@ def test_batch_norm_uses_its_moving_statistics(networks):
         ("batch_norm", (2117, 400), 700, None),
     ],
 )
-def test_group_norm_takes_an_image_as_one_patch_or_suggests_a_size(norm, size, tile, told):
+def test_group_norm_takes_an_image_as_one_patch_or_suggests_a_size(norm, size, patch, told):
     warnings, trained = [], make_trained(norm)
-    network = TiledNetwork(trained)
-    assert network._output(size) + MARGIN == tile
+    network = PatchwiseNetwork(trained)
+    assert network._output(size) + MARGIN == patch
     network.warn_of_seams([(1, 1), size], warnings.append)
     assert len(warnings) == (told is not None)
     if told is not None:
-        assert f"--tile-size {told} takes the largest image, {size[0]}x{size[1]}, as one tile" in warnings[0]
-        TiledNetwork(trained, told).warn_of_seams([size], warnings.append)
+        assert (
+            f"--patch-size {told} takes the largest image, {size[0]}x{size[1]}, as one patch" in warnings[0]
+        )
+        PatchwiseNetwork(trained, told).warn_of_seams([size], warnings.append)
         assert len(warnings) == 1
 
 
 def test_group_norm_images_have_no_seams():
     trained, image = make_trained("group_norm"), draw(60, 50)
-    whole = TiledNetwork(trained)
-    np.testing.assert_array_equal(whole.logits(image), TiledNetwork(trained, 252).logits(image))
-    assert np.abs(TiledNetwork(trained, 204).logits(image) - whole.logits(image)).max() > 0.01
+    whole = PatchwiseNetwork(trained)
+    np.testing.assert_array_equal(whole.logits(image), PatchwiseNetwork(trained, 252).logits(image))
+    assert np.abs(PatchwiseNetwork(trained, 204).logits(image) - whole.logits(image)).max() > 0.01
 
 
 def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
@@ -148,7 +150,7 @@ def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
 def test_non_finite_outputs_are_refused(trained):
     broken = replace(trained, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
     with pytest.raises(DataError, match="not finite"):
-        TiledNetwork(broken, 204).logits(draw(5, 5))
+        PatchwiseNetwork(broken, 204).logits(draw(5, 5))
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))
@@ -158,7 +160,7 @@ def test_chosen_patch_size_computes_the_fewest_pixels(height, width):
         counts = [1 if output >= n else 1 + -(-(n - output) // stride) for n in (height, width)]
         return counts[0] * counts[1] * (output + MARGIN) ** 2
 
-    chosen = choose_tile(height, width, OUTPUTS, MARGIN, STEP)
+    chosen = choose_patch(height, width, OUTPUTS, MARGIN, STEP)
     assert pixels(chosen) == min(map(pixels, OUTPUTS))
 
 
@@ -167,36 +169,38 @@ def test_chosen_patch_size_computes_the_fewest_pixels(height, width):
 )
 def test_impossible_patch_sizes_are_refused(size, hint):
     with pytest.raises(ConfigurationError) as error:
-        check_tile_size(get_model("unet"), size)
-    assert error.value.hint == f"--tile-size {hint}"
-    check_tile_size(get_model("unet"), 572)
-    check_tile_size(get_model("unet"), None)
+        check_patch_size(get_model("unet"), size)
+    assert error.value.hint == f"--patch-size {hint}"
+    check_patch_size(get_model("unet"), 572)
+    check_patch_size(get_model("unet"), None)
 
 
-@pytest.mark.parametrize("views", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
-def test_views_are_averaged_as_probabilities(trained, views):
+@pytest.mark.parametrize(
+    "test_time_augmentation", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))]
+)
+def test_probabilities_of_test_time_augmentation_are_averaged(trained, versions):
     image = draw(37, 24)
     every = [(flip, turns) for turns in (0, 2, 1, 3) for flip in (False, True)]
-    chosen = every[:views]
+    chosen = every[:versions]
     expected = []
     for flip, turns in chosen:
         seen = np.rot90(np.fliplr(image) if flip else image, turns)
-        logits = TiledNetwork(trained, 204).logits(np.ascontiguousarray(seen)).astype(np.float64)
+        logits = PatchwiseNetwork(trained, 204).logits(np.ascontiguousarray(seen)).astype(np.float64)
         exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
         back = np.rot90(exponentials / exponentials.sum(axis=-1, keepdims=True), -turns)
         expected.append(np.fliplr(back) if flip else back)
-    assert len({turns for _, turns in chosen}) == {2: 1, 4: 2, 8: 4}[views]
-    network = TiledNetwork(trained, 204, views=views)
+    assert len({turns for _, turns in chosen}) == {2: 1, 4: 2, 8: 4}[versions]
+    network = PatchwiseNetwork(trained, 204, test_time_augmentation=versions)
     probabilities = np.exp(network.logits(image))
     np.testing.assert_allclose(probabilities, np.mean(expected, axis=0), atol=1e-6)
     assert np.abs(probabilities - expected[0]).max() > 1e-4
 
 
-def test_other_numbers_of_views_are_refused(trained):
-    for views, near in ((0, 1), (3, 2), (7, 8), (9, 8)):
-        with pytest.raises(ConfigurationError, match=f"--views {views}") as raised:
-            TiledNetwork(trained, views=views)
-        assert f"--views {near}" in raised.value.hint
+def test_other_numbers_of_test_time_augmentation_are_refused(trained):
+    for versions, near in ((0, 1), (3, 2), (7, 8), (9, 8)):
+        with pytest.raises(ConfigurationError, match=f"--test-time-augmentation {versions}") as raised:
+            PatchwiseNetwork(trained, test_time_augmentation=versions)
+        assert f"--test-time-augmentation {near}" in raised.value.hint
 
 
 def test_evaluation_batches_count_patches_and_not_images(tmp_path):
@@ -209,7 +213,7 @@ def test_evaluation_batches_count_patches_and_not_images(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (1, 192, 192, 1)).astype(np.uint8)
     examples = ArrayExamples(images, (images[..., 0] > 128).astype(np.int32))
-    info = replace(setup.source.info, tiled=True)
+    info = replace(setup.source.info, patchwise=True)
     setup = replace(setup, source=replace(setup.source, eval=examples, info=info))
     batches = list(run_setup.evaluation_batches(setup, 1))
     assert [len(images) for images, _, _ in batches] == [12] * 12

@@ -128,7 +128,7 @@ def numpy_segmentation(logits, labels):
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.floats(0, 0.6), st.sampled_from([0.0, 0.3, 1.0]))
-def test_segmentation_metrics_over_tiles(seed, n, ignored, foreground):
+def test_segmentation_metrics_over_patches(seed, n, ignored, foreground):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, 6, 5, 2)).astype(np.float32)
     labels = (rng.random((n, 6, 5)) < foreground).astype(np.int32)

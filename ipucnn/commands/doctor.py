@@ -9,13 +9,15 @@ from ipucnn.aliases import PlainValue
 from ipucnn.config.signature import with_run_options
 
 FULL = typer.Option(
-    False, "--full", help="Also import TensorFlow in a separate process, to find errors that occur only then."
+    False,
+    "--full",
+    "--deep",
+    help="Also import TensorFlow in a separate process, to find errors that occur only then.",
 )
-DEEP = typer.Option(False, "--deep", hidden=True)  # the name of --full in an earlier version
 
 
 @with_run_options("doctor")
-def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL, deep: bool = DEEP) -> None:
+def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL) -> None:
     """Show what this machine has, what commands would run on, and what to do next.
 
     It looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device
@@ -30,7 +32,6 @@ def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL
     from ipucnn.reports.doctor import print_diagnosis
 
     given = convert_flags(flags)
-    full = full or deep
     if full and not json_output:
         note("importing TensorFlow in another process")
     diagnosis = diagnose(

@@ -6,9 +6,9 @@ import typer
 
 from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import (
+    PATCH_SIZE,
     RUN,
-    TILE_SIZE,
-    VIEWS,
+    TEST_TIME_AUGMENTATION,
     WEIGHTS,
     WHICH,
     in_instances,
@@ -44,8 +44,8 @@ def evaluate(
     plot: Optional[str] = PLOT,
     predictions: Optional[str] = PREDICTIONS,
     contact_sheet: Optional[str] = SHEET,
-    tile_size: Optional[int] = TILE_SIZE,
-    views: int = VIEWS,
+    patch_size: Optional[int] = PATCH_SIZE,
+    test_time_augmentation: int = TEST_TIME_AUGMENTATION,
     report: bool = REPORT,
 ) -> None:
     """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; for masks also Dice and IoU.
@@ -79,8 +79,8 @@ def evaluate(
         plot=plot_to,
         predictions=predictions_to,
         contact_sheet=sheet_to,
-        tile_size=tile_size,
-        views=views,
+        patch_size=patch_size,
+        test_time_augmentation=test_time_augmentation,
         verbose=verbose,
     )
     with indexing_progress(), SheetProgress("evaluating", LOADING, sheet) as progress:

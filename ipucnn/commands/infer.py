@@ -8,10 +8,10 @@ import typer
 
 from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import (
+    PATCH_SIZE,
     RUN,
+    TEST_TIME_AUGMENTATION,
     THRESHOLD,
-    TILE_SIZE,
-    VIEWS,
     WEIGHTS,
     WHICH,
     in_instances,
@@ -73,8 +73,8 @@ def infer(
     output: Optional[str] = OUTPUT,
     form: Optional[str] = FORMAT,
     contact_sheet: Optional[str] = SHEET,
-    tile_size: Optional[int] = TILE_SIZE,
-    views: int = VIEWS,
+    patch_size: Optional[int] = PATCH_SIZE,
+    test_time_augmentation: int = TEST_TIME_AUGMENTATION,
     threshold: Optional[float] = THRESHOLD,
     overlay: bool = OVERLAY,
     only_mistakes: bool = MISTAKES,
@@ -107,8 +107,8 @@ def infer(
         (f"--top {top}", top is not None, False),
         (f"--format {form}", form is not None, False),
         ("--overlay", overlay, True),
-        (f"--views {views}", views != 1, True),
-        (f"--tile-size {tile_size}", tile_size is not None, True),
+        (f"--test-time-augmentation {test_time_augmentation}", test_time_augmentation != 1, True),
+        (f"--patch-size {patch_size}", patch_size is not None, True),
         (f"--threshold {threshold}", threshold is not None, True),
     )
     check_task(segments, run, options)
@@ -130,8 +130,8 @@ def infer(
         contact_sheet=sheet_to,
         verbose=verbose,
         top=5 if top is None else top,
-        tile_size=tile_size,
-        views=views,
+        patch_size=patch_size,
+        test_time_augmentation=test_time_augmentation,
         threshold=threshold,
         with_overlay=overlay,
     )

@@ -27,6 +27,7 @@ def value_option(
     panel: Optional[str] = None,
     number: Optional[spec.Number] = None,
     shown: Union[bool, str] = False,
+    former: Optional[str] = None,
 ) -> Any:
     """Returns an option of a command that takes a value; it is None if it was not typed.
 
@@ -37,10 +38,11 @@ def value_option(
         panel: the title of the panel in the help.
         number: the range of legal numbers; None for a text.
         shown: the default as the help shows it.
+        former: the option's name in an earlier version, one of ``help_page.FORMER_OPTIONS``.
     """
     return typer.Option(
         None,
-        name,
+        *filter(None, (name, former)),
         parser=None if number is None else number.flag(name),
         metavar=metavar,
         help=help,
@@ -106,12 +108,13 @@ WEIGHTS = value_option(
     "Weights for the network whose name is given as RUN: imagenet (those of Keras Applications, downloaded once), or a "
     "weight file of Keras.",
 )
-TILE_SIZE = value_option(
-    "--tile-size",
+PATCH_SIZE = value_option(
+    "--patch-size",
     "N",
-    "Segmentation: height and width of the tiles that the network sees.",
-    number=spec.TILE_SIDE,
+    "Segmentation: height and width of the patches that the network sees.",
+    number=spec.PATCH_SIDE,
     shown="by the image's size",
+    former="--tile-size",
 )
 THRESHOLD = value_option(
     "--threshold",
@@ -121,10 +124,11 @@ THRESHOLD = value_option(
     number=spec.THRESHOLD,
     shown="as evaluate recommends, else 0.5",
 )
-VIEWS = typer.Option(
+TEST_TIME_AUGMENTATION = typer.Option(
     1,
+    "--test-time-augmentation",
     "--views",
-    parser=spec.VIEWS.flag("--views"),
+    parser=spec.TEST_TIME_AUGMENTATION.flag("--test-time-augmentation"),
     metavar="1|2|4|8",
     help="Segmentation: average the probabilities over this many rotated and mirrored versions of each image.",
 )

@@ -288,11 +288,11 @@ CLASSES = Number(int, Range(1, bounds.MAX_CLASSES))
 """Classes to plan a network for."""
 TOP = Number(int, Range(1, bounds.MAX_CLASSES))
 """Most probable classes to show."""
-TILE_SIDE = Number(int, Range(1, bounds.MAX_IMAGE_SIDE))
+PATCH_SIDE = Number(int, Range(1, bounds.MAX_IMAGE_SIDE))
 """Height and width of an input patch."""
 THRESHOLD = Number(float, Range(0, 0.99))
 """Probability of class 1 above which a pixel is of class 1."""
-VIEWS = Number(int, Range(1, 8))
+TEST_TIME_AUGMENTATION = Number(int, Range(1, 8))
 """Rotated and mirrored versions of an image; ``runs.images.segmentation`` defines the legal numbers."""
 OPSET = Number(int, Range(9, 99))
 """Version of the operations of an ONNX file; the installed packages determine which can be written."""

@@ -45,7 +45,7 @@ class DatasetInfo:
         warnings: messages for the user (a partial set, skipped files), one line each.
         training_warnings: messages that matter only for training, one line each.
         augmentation: the training augmentation that fits, one of ``AUGMENTATION_NAMES``.
-        tiled: whether networks see patches of the images at their own scale, with mirrored borders (see ``tiles``).
+        patchwise: whether networks see patches of the images at their own scale, with mirrored borders.
         own_split: whether ipucnn chose the evaluation examples, and not the publisher of the set.
         max_image_pixels: the most pixels of an image file; larger ones are not decoded.
         crops: the data set whose crops of photographs are used; see ``images.crops_of``.
@@ -66,7 +66,7 @@ class DatasetInfo:
     warnings: Tuple[str, ...] = ()
     training_warnings: Tuple[str, ...] = ()
     augmentation: str = "none"
-    tiled: bool = False
+    patchwise: bool = False
     own_split: bool = False
     max_image_pixels: int = MAX_IMAGE_PIXELS
     crops: str = ""
@@ -353,7 +353,7 @@ def data_source(
     augmentation: str = "none",
     warnings: Sequence[str] = (),
     training_warnings: Sequence[str] = (),
-    tiled: bool = False,
+    patchwise: bool = False,
     own_split: bool = False,
     crops: str = "",
     class_colours: Sequence[Tuple[int, int, int]] = (),
@@ -385,7 +385,7 @@ def data_source(
         warnings=tuple(warnings),
         training_warnings=tuple(training_warnings),
         augmentation=augmentation,
-        tiled=tiled,
+        patchwise=patchwise,
         own_split=own_split,
         crops=crops,
         class_colours=tuple(class_colours),

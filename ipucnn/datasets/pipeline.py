@@ -20,8 +20,8 @@ from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, FileExamples, ImageFiles
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
-from ipucnn.datasets.segmentation.tiles import IGNORED, counted, seen, tile_places
-from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_tiles
+from ipucnn.datasets.segmentation.patches import IGNORED, counted, patch_places, seen
+from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_patches
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
@@ -68,7 +68,7 @@ class Stream:
             them, and "batch" does the rest.  For files, stages before "batch" return single samples: "read" the bytes,
             "decode" the centre of the image, and "augment" a random crop instead.
         shard: (count, index) to take every ``count``-th batch from number ``index`` on; the others are not read.
-        mixing: erasing and mixing of images, not for tiled sets; batches are then whole micro-batches.
+        mixing: erasing and mixing of images, not for patchwise sets; batches are then whole micro-batches.
     """
 
     batch_size: int
@@ -127,7 +127,7 @@ def train_batches(source: DataSource, stream: Stream) -> tf.data.Dataset:
     if not isinstance(examples, ArrayExamples):
         batches = _file_batches(examples, source.info, stream, order)
     else:
-        make = _tiles if source.info.tiled else _arrays
+        make = _patches if source.info.patchwise else _arrays
         rounds = stream.rounds(len(examples))
         batches = _grouped(make(examples, source.info, stream), stream, order, rounds)
     if stream.until != "batch":
@@ -160,7 +160,7 @@ def _arrays(
     return prepare
 
 
-def _tiles(
+def _patches(
     examples: ArrayExamples, info: DatasetInfo, stream: Stream
 ) -> Callable[[Tickets], Tuple[Tensor, ...]]:
     """Returns the function that makes batches of patches of images in memory."""
@@ -169,7 +169,7 @@ def _tiles(
 
     def prepare(tickets: Tickets) -> Tuple[Tensor, ...]:
         random = draws(stream.seed, *tickets, ELASTIC_DRAWS)
-        images, labels = training_tiles(
+        images, labels = training_patches(
             stored_images,
             stored_labels,
             tickets[2],
@@ -276,7 +276,7 @@ def eval_batches(
     input_range: str,
     output_shape: Optional[Tuple[int, int]] = None,
     num_parallel: Optional[int] = None,
-    tile_step: int = 1,
+    patch_step: int = 1,
     shard: Tuple[int, int] = (1, 0),
     part: Tuple[int, int] = (1, 0),
 ) -> tf.data.Dataset:
@@ -285,8 +285,8 @@ def eval_batches(
     Images and labels are those of :func:`train_batches` without augmentation.  The last batch is padded with zeros of
     weight 0, so that all batches have one static shape.
 
-    The samples of a tiled set are the patches that cover each image, at multiples of ``tile_step``.  Every pixel counts
-    in one patch and has the label IGNORED in others; the weight of a patch is the number of pixels that count in it.
+    The samples of a patchwise set are the patches that cover each image, at multiples of ``patch_step``.  Every pixel
+    counts in one patch and has the label IGNORED in others; the weight of a patch is its number of pixels that count.
 
     Args:
         shard: (count, index) to take every ``count``-th batch from number ``index`` on; the others are not read.
@@ -296,10 +296,10 @@ def eval_batches(
     _require_examples(examples, info)
     part_size = at_once = _part_size(batch_size, part)
     count = len(examples)
-    if info.tiled:
+    if info.patchwise:
         assert isinstance(examples, ArrayExamples)
         size = (input_shape[0], input_shape[1])
-        count, read = evaluation_tiles(examples, part_size, size, output_shape or size, tile_step)
+        count, read = evaluation_patches(examples, part_size, size, output_shape or size, patch_step)
 
         def finish(images: Tensor, labels: Tensor, weights: Tensor) -> Tuple[Tensor, ...]:
             return prepare_range(images, input_shape, input_range, info), labels, weights
@@ -566,22 +566,22 @@ def split_ticket(tickets: Tensor, rounds: int) -> Tuple[Tensor, Tensor, Tensor]:
     return turn // rounds, turn % rounds, tickets & (2**32 - 1)
 
 
-# Batches of evaluation patches: the arithmetic of :mod:`ipucnn.datasets.segmentation.tiles` with TensorFlow's gathers.
+# Batches of evaluation patches: the arithmetic of ``segmentation.patches`` with TensorFlow's gathers.
 
 
 def num_evaluation_samples(examples: Examples, info: DatasetInfo, output: Tuple[int, ...], step: int) -> int:
-    """Returns the number of images, or, for a tiled set, of the patches that cover them.
+    """Returns the number of images, or, for a patchwise set, of the patches that cover them.
 
-    ``output`` is the size that a network predicts of a patch, and ``step`` is that of :func:`evaluation_tiles`.
+    ``output`` is the size that a network predicts of a patch, and ``step`` is that of :func:`evaluation_patches`.
     """
-    if not info.tiled:
+    if not info.patchwise:
         return len(examples)
     assert isinstance(examples, ArrayExamples)
     height, width = examples.images.shape[1:3]
-    return len(examples) * len(tile_places((height, width), (output[0], output[1]), step))
+    return len(examples) * len(patch_places((height, width), (output[0], output[1]), step))
 
 
-def evaluation_tiles(
+def evaluation_patches(
     examples: ArrayExamples, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
 ) -> Tuple[int, Callable[[Tensor], Tuple[Tensor, Tensor, Tensor]]]:
     """Returns the patches that cover all images; each pixel counts once.
@@ -611,19 +611,19 @@ def evaluation_tiles(
 
     def cut(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         is_real = numbers < num * len(places)
-        tile = numbers % len(places)
+        patch = numbers % len(places)
         first = tf.where(is_real, numbers // len(places), 0) * (height * width)
         pixels = (
             first[:, tf.newaxis, tf.newaxis]
-            + tf.gather(rows, tile)[:, :, tf.newaxis] * width
-            + tf.gather(columns, tile)[:, tf.newaxis, :]
+            + tf.gather(rows, patch)[:, :, tf.newaxis] * width
+            + tf.gather(columns, patch)[:, tf.newaxis, :]
         )
         inner = pixels[:, top : top + output[0], left : left + output[1]]
         real = is_real[:, tf.newaxis, tf.newaxis]
         images = tf.cast(tf.gather(stored, pixels), tf.float32) * tf.cast(real[..., tf.newaxis], tf.float32)
         labels = tf.cast(tf.gather(classes, inner), tf.int32)
-        labels = tf.where(tf.gather(counts, tile) & real, labels, IGNORED)
-        weights = tf.gather(sizes, tile) * tf.cast(is_real, tf.float32)
+        labels = tf.where(tf.gather(counts, patch) & real, labels, IGNORED)
+        weights = tf.gather(sizes, patch) * tf.cast(is_real, tf.float32)
         images.set_shape((batch_size, *size, channels))
         labels.set_shape((batch_size, *output))
         return images, labels, weights

@@ -277,9 +277,9 @@ def _class_order(num_classes: int) -> List[int]:
 
 def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
     measured, segmentation = result["measured"], result["segmentation"]
-    tiles = ", ".join(f"{size}x{size}" for size in segmentation["tile_sizes"])
-    views = segmentation["views"]
-    averaged = f", {views} views of each averaged" if views > 1 else ""
+    patches = ", ".join(f"{size}x{size}" for size in segmentation["patch_sizes"])
+    versions = segmentation["test_time_augmentation"]
+    averaged = f", {versions} versions of each averaged" if versions > 1 else ""
     time = f"{units.duration(measured['wall_s'])}: network {units.duration(segmentation['network_s'])}"
     if segmentation["scores"] is not None:
         time += f", V^Rand and V^Info {units.duration(segmentation['scores_s'])}"
@@ -291,7 +291,7 @@ def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
         *threshold,
         ("loss", f"{measured['loss']:.4f}"),
         ("calibration error", f"{measured['calibration_error']:.4f}"),
-        ("images", f"{_samples_seen(result)}, whole, by tiles of {tiles}{averaged}"),
+        ("images", f"{_samples_seen(result)}, whole, by patches of {patches}{averaged}"),
         ("time", f"{time}, measured on {result['device'].upper()}"),
         _weights(result),
     ]

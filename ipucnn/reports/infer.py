@@ -99,7 +99,7 @@ def masks_json(done: Masks) -> str:
         "wall_s": done.wall_s,
         "images_per_s": done.images_per_s,
         "device": done.device,
-        "tile_sizes": done.tile_sizes,
+        "patch_sizes": done.patch_sizes,
     }
     result = {"results": rows, "share_of": done.shown_name, "threshold": done.threshold, "measured": measured}
     return json.dumps(result, indent=2)
@@ -120,10 +120,10 @@ def print_masks(done: Masks) -> None:
 
 def speed_line(done: Masks) -> str:
     """Returns a line with the speed and the patch sizes."""
-    tiles = ", ".join(f"{size}x{size}" for size in done.tile_sizes)
+    patches = ", ".join(f"{size}x{size}" for size in done.patch_sizes)
     return (
         f"{counted(done.num_pages, 'image')} in {units.duration(done.wall_s)}: {units.rate(done.images_per_s)} "
-        f"images/s, measured on {done.device.upper()}, tiles of {tiles}"
+        f"images/s, measured on {done.device.upper()}, patches of {patches}"
     )
 
 

@@ -17,7 +17,7 @@ from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import Classes, Spool, check_outputs, class_colours, write_csv
-from ipucnn.runs.images.segmentation import SegmentedImage, TiledNetwork, foreground_probability
+from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, foreground_probability
 from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
@@ -38,8 +38,8 @@ class EvaluateRequest:
         plot: figure that the caller writes.
         predictions: CSV file with a row per sample.
         contact_sheet: picture of segmented images that the caller writes.
-        tile_size: height and width of the input patches of a segmentation network; None chooses.
-        views: number of test-time augmentations of each image whose probabilities are averaged (segmentation only).
+        patch_size: height and width of the input patches of a segmentation network; None chooses.
+        test_time_augmentation: number of versions of each image whose probabilities are averaged (segmentation only).
         verbose: whether to show TensorFlow's messages.
     """
 
@@ -47,8 +47,8 @@ class EvaluateRequest:
     plot: Optional[Path] = None
     predictions: Optional[Path] = None
     contact_sheet: Optional[Path] = None
-    tile_size: Optional[int] = None
-    views: int = 1
+    patch_size: Optional[int] = None
+    test_time_augmentation: int = 1
     verbose: bool = False
 
 
@@ -75,12 +75,18 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Plain
     options = (
         ("--predictions", request.predictions is not None, False),
         ("--contact-sheet", request.contact_sheet is not None, True),
-        (f"--tile-size {request.tile_size}", request.tile_size is not None, True),
-        (f"--views {request.views}", request.views != 1, True),
+        (f"--patch-size {request.patch_size}", request.patch_size is not None, True),
+        (
+            f"--test-time-augmentation {request.test_time_augmentation}",
+            request.test_time_augmentation != 1,
+            True,
+        ),
     )
     check_task(segments, trained.record.name, options)
     if segments:
-        network = TiledNetwork(trained, request.tile_size, request.verbose, request.views, command="evaluate")
+        network = PatchwiseNetwork(
+            trained, request.patch_size, request.verbose, request.test_time_augmentation, command="evaluate"
+        )
     loss = run_setup.loss_name(trained.config, trained.record.task)
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
     if trained.summary["weight_updates"] is None:
@@ -190,7 +196,7 @@ def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s
 
 
 def _evaluate_masks(
-    trained: TrainedSetup, totals: EvaluationTotals, network: TiledNetwork, progress: Progress
+    trained: TrainedSetup, totals: EvaluationTotals, network: PatchwiseNetwork, progress: Progress
 ) -> Tuple[PlainDict, float]:
     """Adds all pixels to the totals and stores the recommended threshold in the run folder.
 
@@ -227,7 +233,7 @@ class MaskEvaluation:
         totals: the sums that losses and pixels are added to.
     """
 
-    def __init__(self, trained: TrainedSetup, network: TiledNetwork, totals: EvaluationTotals) -> None:
+    def __init__(self, trained: TrainedSetup, network: PatchwiseNetwork, totals: EvaluationTotals) -> None:
         info, examples = trained.source.info, trained.source.eval
         if not isinstance(examples, ArrayExamples):
             raise DataError(f"data set {info.name} has no masks", "take one with masks")
@@ -282,7 +288,7 @@ class MaskEvaluation:
             without membranes); the recommended ``threshold`` (None for more than two classes); ``baseline``, the
             figures of predicting the most frequent class everywhere; ``images``, a row for each image; ``network_s``
             and ``scores_s``, the seconds taken by the network, once it was built, and by the challenge's scores;
-            ``tile_sizes`` and ``views``.
+            ``patch_sizes`` and ``test_time_augmentation``.
         """
         confusion = self._totals.confusion
         commonest = int(confusion.sum(axis=1).argmax())
@@ -304,8 +310,8 @@ class MaskEvaluation:
             "images": self.rows,
             "network_s": self._network.busy_s,
             "scores_s": self._scores_s,
-            "tile_sizes": self._network.tile_sizes,
-            "views": self._network.views,
+            "patch_sizes": self._network.patch_sizes,
+            "test_time_augmentation": self._network.test_time_augmentation,
         }
 
     def _threshold(self, scores: Optional[PlainDict]) -> Optional[PlainDict]:

@@ -370,7 +370,7 @@ class RuntimeSession(Session):
             raise ConfigurationError(
                 f"{self._network.path} takes images of {height}x{width}, and these have "
                 f"{images.shape[1]}x{images.shape[2]}",
-                "drop --tile-size, or export the network again for another size",
+                "drop --patch-size, or export the network again for another size",
             )
         if self._network.takes_pixels:
             images = np.clip(np.rint(images), 0, 255).astype(np.uint8)

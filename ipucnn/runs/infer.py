@@ -44,7 +44,7 @@ from ipucnn.runs.images.outputs import (
     plan_files,
     predicted_classes,
 )
-from ipucnn.runs.images.segmentation import SegmentedImage, TiledNetwork, class_probabilities
+from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, class_probabilities
 from ipucnn.runs.predicting import SILENT, Progress, check_finite
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import printable, shown_value
@@ -69,8 +69,8 @@ class InferRequest:
         contact_sheet: the file that the caller writes; for masks None stands for a file in ``output``.
         verbose: whether to show TensorFlow's messages.
         top: classes per image, at most the network's.
-        tile_size: height and width of the input patches; None chooses.
-        views: number of test-time augmentations of each image whose probabilities are averaged.
+        patch_size: height and width of the input patches; None chooses.
+        test_time_augmentation: number of versions of each image whose probabilities are averaged.
         threshold: for two classes the probability of class 1 above which a pixel is class 1; None: the one that
             ``ipucnn evaluate`` recommends for the checkpoint, or 0.5.
         with_overlay: whether to write overlays.
@@ -83,8 +83,8 @@ class InferRequest:
     contact_sheet: Optional[Path] = None
     verbose: bool = False
     top: int = 5
-    tile_size: Optional[int] = None
-    views: int = 1
+    patch_size: Optional[int] = None
+    test_time_augmentation: int = 1
     threshold: Optional[float] = None
     with_overlay: bool = False
 
@@ -298,7 +298,7 @@ class Masks:
         shown_name: for two classes, the class that reports count and colour; for more, "foreground": all but class 0.
         num_failed: inputs that could not be read.
         num_pages, wall_s: segmented pages, and the seconds taken without building the network and writing files.
-        tile_sizes: patch sizes used.
+        patch_sizes: patch sizes used.
         threshold: for two classes the probability of class 1 above which a pixel is class 1; None for more.
     """
 
@@ -308,7 +308,7 @@ class Masks:
     results: List[Dict[str, Any]] = field(default_factory=list)
     num_pages: int = 0
     wall_s: float = 0.0
-    tile_sizes: List[int] = field(default_factory=list)
+    patch_sizes: List[int] = field(default_factory=list)
     device: str = ""
 
     @property
@@ -330,7 +330,7 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
         request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),)
     )
     _check_no_training_folder(trained.config, folder)
-    network = TiledNetwork(trained, request.tile_size, request.verbose, request.views)
+    network = PatchwiseNetwork(trained, request.patch_size, request.verbose, request.test_time_augmentation)
     num_classes = trained.source.info.num_classes
     if request.threshold is not None and num_classes > 2:
         raise ConfigurationError(
@@ -378,7 +378,7 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
             if page + 1 == len(segmented.source.sizes):
                 masks.results.append(segmented.finish(network.is_writer))
     masks.wall_s += network.busy_s
-    masks.tile_sizes, masks.device = network.tile_sizes, network.device
+    masks.patch_sizes, masks.device = network.patch_sizes, network.device
     return masks
 
 

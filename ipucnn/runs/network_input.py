@@ -37,8 +37,8 @@ def describe_input(
         "axes": ["batch", "height", "width", "channels"],
         "decode": {
             "mode": "L" if stored == 1 else "RGB",
-            "exif_orientation": not info.tiled,
-            "transparent": "refused" if info.tiled else "white",
+            "exif_orientation": not info.patchwise,
+            "transparent": "refused" if info.patchwise else "white",
             "more_than_8_bits": {"kind": "stretched", "cut_share": CUT_THOUSANDTHS / 1000},
         },
         "crop": None,
@@ -57,7 +57,7 @@ def describe_input(
             "offsets": list(affine.offsets),
             "factors": list(affine.factors),
         }
-    if info.tiled:
+    if info.patchwise:
         output = setup.output_shape or (height, width)
         described["patch"] = {
             "output": list(output),

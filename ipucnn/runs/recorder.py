@@ -687,13 +687,13 @@ def _num_images(weight: float, info: DatasetInfo) -> int:
     """Returns the number of images in a validation.
 
     Args:
-        weight: the sum of the validation's weights: pixels if images are split into patches (``info.tiled``), else
+        weight: the sum of the validation's weights: pixels if images are split into patches (``info.patchwise``), else
             samples.
         info: the facts of the data set.
     """
     height, width = info.image_shape[:2]
     pixels = (height or 1) * (width or 1)
-    count, rest = divmod(weight, pixels) if info.tiled else (weight, 0)
+    count, rest = divmod(weight, pixels) if info.patchwise else (weight, 0)
     if rest or count != int(count):
         raise RuntimeError(
             f"the validation's weights add up to {weight:g}, which is no whole number of images"
@@ -707,7 +707,7 @@ def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
     It is smaller than the input if an unpadded network sees each image once, and predicts its centre.  The result is
     None if all pixels are validated, or if the network does not predict pixels.
     """
-    if setup.output_shape is None or setup.source.info.tiled:
+    if setup.output_shape is None or setup.source.info.patchwise:
         return None
     inner, whole = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
     return None if inner == whole else {"inner": inner, "of": whole}

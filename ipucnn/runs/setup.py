@@ -102,12 +102,12 @@ def input_range(normalise: str, record: ModelRecord) -> str:
         return record.input_range
     if record.task == "segmentation":
         raise ConfigurationError(
-            f"--normalise {normalise}: {record.name} sees tiles, not whole images", "drop it"
+            f"--normalise {normalise}: {record.name} sees patches, not whole images", "drop it"
         )
     return normalise
 
 
-def _largest_tile(record: ModelRecord, side: int) -> int:
+def _largest_patch(record: ModelRecord, side: int) -> int:
     """Returns the largest legal input size whose output is at most ``side`` pixels; else the smallest legal one."""
     margin = int(record.builder_args.get("margin", 0))
     largest = record.min_size
@@ -117,19 +117,21 @@ def _largest_tile(record: ModelRecord, side: int) -> int:
     return largest
 
 
-def tile_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
+def patch_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
     """Returns the input shape of a network that sees patches of images, without ``--image-size``.
 
     The size is the network's default, or less for small images; the channels are those of the images.
     """
     sides = [
-        min(usual, _largest_tile(record, int(side or 0)))
+        min(usual, _largest_patch(record, int(side or 0)))
         for usual, side in zip(record.input_shape, image_shape[:2])
     ]
     return sides[0], sides[1], image_shape[2] or record.input_shape[2]
 
 
-def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]) -> None:
+def _check_patch(
+    record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]
+) -> None:
     """Refuses images smaller than the output that the network predicts for a patch.
 
     Raises:
@@ -137,7 +139,7 @@ def _check_tile(record: ModelRecord, info: DatasetInfo, shape: Sequence[int], ou
     """
     for axis, image, inner, full in zip(("high", "wide"), info.image_shape, outputs, shape):
         if image is not None and image < inner:
-            smaller = _largest_tile(record, image)
+            smaller = _largest_patch(record, image)
             raise DataError(
                 f"the images of {info.name} are {image} pixels {axis}, and the network predicts the inner {inner} "
                 f"of its {full}",
@@ -229,13 +231,13 @@ def prepare(
         shape = requested_shape
         if record.own is not None and trained_shape is None:
             shape = (*requested_shape[:2], input_shape_for(record, source.info.image_shape)[2])
-    elif source.info.tiled and resolved.choice.name != record.home_dataset:
-        shape = tile_shape_for(record, source.info.image_shape)
+    elif source.info.patchwise and resolved.choice.name != record.home_dataset:
+        shape = patch_shape_for(record, source.info.image_shape)
     elif resolved.choice.name == record.home_dataset:
         shape = record.input_shape
     else:
         shape = input_shape_for(record, source.info.image_shape)
-    if source.info.tiled:
+    if source.info.patchwise:
         channels = source.info.image_shape[2]
         if trained_shape is not None and trained_shape[2] != channels:
             kinds = ["grey" if n == 1 else "colour" for n in (channels, trained_shape[2])]
@@ -246,8 +248,8 @@ def prepare(
         shape = (*shape[:2], channels)
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
-    if source.info.tiled and outputs is not None:
-        _check_tile(record, source.info, shape, outputs)
+    if source.info.patchwise and outputs is not None:
+        _check_patch(record, source.info, shape, outputs)
     return Setup(resolved, source, shape, outputs, seed, input_range(config.normalise, record))
 
 
@@ -412,7 +414,7 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
         input_range=setup.input_range,
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
-        tile_step=setup.record.size_step,
+        patch_step=setup.record.size_step,
         shard=(1, 0) if session is None else session.evaluation_shard,
         part=(1, 0) if session is None else session.evaluation_part,
     )

@@ -120,7 +120,7 @@ def take_samples(
             taken += len(images)
             if taken == left:
                 break
-        files += [] if source.info.tiled else [_image_file(examples, number) for number in range(taken)]
+        files += [] if source.info.patchwise else [_image_file(examples, number) for number in range(taken)]
         origin.append(f"{taken:,} of {name}")
     images, expected = (np.concatenate([row[k] for row in rows]) for k in (0, 1))
     exact = None if double is None else np.concatenate([row[2] for row in rows])

@@ -11,7 +11,7 @@ from ipucnn.aliases import Tensor
 LossFunction = Callable[..., "Tensor"]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
 
-Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.tiles.IGNORED``)."""
+Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.patches.IGNORED``)."""
 
 
 def class_numbers(labels: "Tensor") -> "Tensor":

@@ -312,7 +312,7 @@ def open_imagemasks(
             for part, alone in ((part, pairs[subset].alone) for subset, part in parts.items())
             if alone
         ],
-        tiled=True,
+        patchwise=True,
         own_split=is_undivided,
         class_colours=class_colours(classes, every[0][1], max_pixels),
     )

@@ -81,7 +81,7 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
         class_names=CLASS_NAMES,
         location=str(folder),
         augmentation="elastic",
-        tiled=True,
+        patchwise=True,
         own_split=True,
     )
 

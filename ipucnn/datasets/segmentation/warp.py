@@ -100,14 +100,14 @@ def _sample(images: Tensor, which: Tensor, rows: Tensor, columns: Tensor) -> Ten
     return upper * (1 - down) + lower * down
 
 
-def _starts(random: Tensor, size: int, tile: int) -> Tensor:
-    """Returns random starts, int64 [b], of patches of ``tile`` pixels in ``size``; larger patches are centred."""
-    if tile >= size:
-        return tf.fill(tf.shape(random), tf.constant(-((tile - size) // 2), tf.int64))
-    return below(random, size - tile + 1)
+def _starts(random: Tensor, size: int, patch: int) -> Tensor:
+    """Returns random starts, int64 [b], of patches of ``patch`` pixels in ``size``; larger patches are centred."""
+    if patch >= size:
+        return tf.fill(tf.shape(random), tf.constant(-((patch - size) // 2), tf.int64))
+    return below(random, size - patch + 1)
 
 
-def training_tiles(
+def training_patches(
     images: Tensor,
     masks: Tensor,
     which: Tensor,
@@ -141,17 +141,17 @@ def training_tiles(
         rows = tf.cast(starts[0], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[0])[:, tf.newaxis]
         columns = tf.cast(starts[1], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[1])
         flat = tf.reshape(images, [-1, images.shape[-1]])
-        tiles = tf.cast(tf.gather(flat, _flat(rows, columns, which, images.shape)), tf.float32)
+        patches = tf.cast(tf.gather(flat, _flat(rows, columns, which, images.shape)), tf.float32)
         classes = tf.gather(tf.reshape(masks, [-1]), _flat(rows, columns, which, images.shape)[window])
-        return _shaped(tiles, classes, images, size, output)
+        return _shaped(patches, classes, images, size, output)
     rows, columns = _bent_places(random[:, TILE_DRAWS:], starts, size)
-    tiles = _sample(images, which, rows, columns)
+    patches = _sample(images, which, rows, columns)
     near_rows, near_columns = (tf.cast(tf.floor(p[window] + 0.5), tf.int32) for p in (rows, columns))
     classes = tf.gather(tf.reshape(masks, [-1]), _flat(near_rows, near_columns, which, images.shape))
     light = _signed(random[:, TILE_DRAWS + 3 : TILE_DRAWS + 5])[:, :, tf.newaxis, tf.newaxis, tf.newaxis]
     contrast, brightness = 1.0 + MAX_CONTRAST * light[:, 0], (255.0 * MAX_BRIGHTNESS) * light[:, 1]
-    tiles = (tiles - 127.5) * contrast + (127.5 + brightness)
-    return _shaped(tiles, classes, images, size, output)
+    patches = (patches - 127.5) * contrast + (127.5 + brightness)
+    return _shaped(patches, classes, images, size, output)
 
 
 def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple[Tensor, Tensor]:
@@ -177,8 +177,8 @@ def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple
 
 
 def _shaped(
-    tiles: Tensor, masks: Tensor, images: Tensor, size: Tuple[int, int], output: Tuple[int, int]
+    patches: Tensor, masks: Tensor, images: Tensor, size: Tuple[int, int], output: Tuple[int, int]
 ) -> Tuple[Tensor, Tensor]:
-    tiles.set_shape([None, *size, images.shape[-1]])
+    patches.set_shape([None, *size, images.shape[-1]])
     masks.set_shape([None, *output])
-    return tiles, masks
+    return patches, masks

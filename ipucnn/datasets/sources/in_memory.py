@@ -225,9 +225,9 @@ def _checked(made: DataSource, location: str) -> DataSource:
             len(values) == channels and np.isfinite(values).all() and (key == "mean" or min(values) > 0)
         )
         need(is_right, f"has {key} = {shown_value(repr(values))} for {channels} channels")
-    shown = f"augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for tiled images"
+    shown = f"augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for patchwise images"
     need(
-        info.augmentation in AUGMENTATION_NAMES and (info.tiled or info.augmentation != "elastic"),
+        info.augmentation in AUGMENTATION_NAMES and (info.patchwise or info.augmentation != "elastic"),
         f"has {shown}",
     )
     parts: List[Examples] = []

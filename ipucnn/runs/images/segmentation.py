@@ -1,6 +1,6 @@
 """Segments whole images: overlapping patches of images of any size, and pictures of a few images of a data set.
 
-The patches implement the overlap-tile strategy of Ronneberger et al. 2015 (section 2 and figure 2).
+The patches implement the overlap-patch strategy of Ronneberger et al. 2015 (section 2 and figure 2).
 
 An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs cover the
 image without gaps. The input of each is the output's area with its surroundings; beyond the border, the image is
@@ -26,7 +26,7 @@ from scipy import special
 
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import ArrayExamples
-from ipucnn.datasets.segmentation.tiles import mirror, tile_starts
+from ipucnn.datasets.segmentation.patches import mirror, patch_starts
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
@@ -36,15 +36,15 @@ from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.session import Session
 
-VIEWS = (1, 2, 4, 8)
-"""Legal numbers of views: the first of an image's eight rotated and mirrored versions are averaged."""
+TEST_TIME_AUGMENTATIONS = (1, 2, 4, 8)
+"""Legal numbers of versions: the first of an image's eight rotated and mirrored versions are averaged."""
 
 OUTPUTS = (68, 132, 260, 516)
 """Heights and widths of patches' outputs to choose from: only a few, because a network is built and traced for each."""
 WHOLE_STEP, MOST_WHOLE = 64, 2116
 """Step and maximum, in pixels, of the outputs of patches that hold a whole image.
 
-The step lets images of many sizes share a few networks.  The maximum holds without ``--tile-size``.
+The step lets images of many sizes share a few networks.  The maximum holds without ``--patch-size``.
 """
 # Pixels of a batch's input: one patch of 700 x 700, or several small ones.
 BATCH_PIXELS = 700 * 700
@@ -53,17 +53,17 @@ NUM_PICTURES = 3
 _Key = TypeVar("_Key")
 
 
-def choose_tile(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
+def choose_patch(height: int, width: int, outputs: Sequence[int], margin: int, step: int) -> int:
     """Returns the output size with which an image takes the fewest input pixels; the smallest of equal ones."""
 
     def cost(output: int) -> int:
-        count = len(tile_starts(height, output, step)) * len(tile_starts(width, output, step))
+        count = len(patch_starts(height, output, step)) * len(patch_starts(width, output, step))
         return count * (output + margin) ** 2
 
     return min(sorted(outputs), key=cost)
 
 
-def check_tile_size(record: ModelRecord, size: Optional[int]) -> None:
+def check_patch_size(record: ModelRecord, size: Optional[int]) -> None:
     """Refuses an input size that the network cannot take, or whose outputs leave gaps.
 
     Raises:
@@ -76,52 +76,54 @@ def check_tile_size(record: ModelRecord, size: Optional[int]) -> None:
     legal = nearest_legal_sizes(record, max(size, smallest))
     if legal != [size]:
         raise ConfigurationError(
-            f"--tile-size {size}: {record.name} takes tiles of {smallest} pixels and more, "
+            f"--patch-size {size}: {record.name} takes patches of {smallest} pixels and more, "
             f"{record.size_offset} above a multiple of {step}",
-            f"--tile-size {' or '.join(map(str, legal))}",
+            f"--patch-size {' or '.join(map(str, legal))}",
         )
 
 
-def check_views(views: int) -> None:
-    """Refuses numbers of views that are not in ``VIEWS``.
+def check_test_time_augmentation(versions: int) -> None:
+    """Refuses numbers of versions that are not in ``TEST_TIME_AUGMENTATIONS``.
 
     Raises:
         ConfigurationError: the number is not legal; the hint has the nearest legal one.
     """
-    if views not in VIEWS:
-        near = min(VIEWS, key=lambda number: abs(number - views))
+    if versions not in TEST_TIME_AUGMENTATIONS:
+        near = min(TEST_TIME_AUGMENTATIONS, key=lambda number: abs(number - versions))
         raise ConfigurationError(
-            f"--views {views}: an image has {', '.join(map(str, VIEWS))} views", f"use --views {near}"
+            f"--test-time-augmentation {versions}: it averages {', '.join(map(str, TEST_TIME_AUGMENTATIONS))} versions",
+            f"use --test-time-augmentation {near}",
         )
 
 
-def _view(image: np.ndarray, number: int) -> np.ndarray:
+def _version(image: np.ndarray, number: int) -> np.ndarray:
     """Returns a version of [h, w, ...]: 0 as it is, 1 mirrored, 2 and 3 these turned by 180 degrees, 4 to 7 by 90."""
     mirrored = image[:, ::-1] if number & 1 else image
     return np.rot90(mirrored, 2 * (number >> 1 & 1) + (number >> 2 & 1))
 
 
-def _unview(image: np.ndarray, number: int) -> np.ndarray:
-    """Inverts :func:`_view`."""
+def _restored(image: np.ndarray, number: int) -> np.ndarray:
+    """Inverts :func:`_version`."""
     turned = np.rot90(image, -(2 * (number >> 1 & 1) + (number >> 2 & 1)))
     return turned[:, ::-1] if number & 1 else turned
 
 
-class TiledNetwork:
+class PatchwiseNetwork:
     """A segmentation network for images of any size; it is built for each patch size when that is first needed.
 
     Args:
         trained: the network and its weights.
-        tile_size: height and width of a patch's input; None chooses by the image.  Networks with group norm normalise
+        patch_size: height and width of a patch's input; None chooses by the image.  Networks with group norm normalise
             each patch by its own statistics; they then take images up to ``MOST_WHOLE`` pixels as one patch, and larger
             ones in patches of their training size.
         verbose: whether to show TensorFlow's messages.
-        views: one of ``VIEWS``; the paper averages the probabilities of 7 rotated versions of its input (section 4).
+        test_time_augmentation: one of ``TEST_TIME_AUGMENTATIONS``; the paper averages the probabilities of 7 rotated
+            versions of its input (section 4).
         command: the command that predicts.
 
     Attributes:
         device: kind of the device it runs on, known after the first image.
-        tile_sizes: the input sizes used so far.
+        patch_sizes: the input sizes used so far.
         busy_s: seconds that :meth:`each` took for logits, without building the network; including the logits of other
             workers.
     """
@@ -129,30 +131,30 @@ class TiledNetwork:
     def __init__(
         self,
         trained: TrainedSetup,
-        tile_size: Optional[int] = None,
+        patch_size: Optional[int] = None,
         verbose: bool = False,
-        views: int = 1,
+        test_time_augmentation: int = 1,
         command: str = "infer",
     ) -> None:
-        check_views(views)
+        check_test_time_augmentation(test_time_augmentation)
         self._command = command
-        self.views = views
+        self.test_time_augmentation = test_time_augmentation
         self._trained, self._verbose = trained, verbose
         record = trained.record
-        check_tile_size(record, tile_size)
+        check_patch_size(record, patch_size)
         self._margin, self._step = int(record.builder_args["margin"]), record.size_step
         if trained.runtime is not None:
             # An exported network takes patches of one size.
-            tile_size = tile_size or trained.input_shape[0]
-        self._tile_size = tile_size
-        self._is_tile_normalised = norm_of(trained.config.norm_layer) == "group"
+            patch_size = patch_size or trained.input_shape[0]
+        self._patch_size = patch_size
+        self._is_patch_normalised = norm_of(trained.config.norm_layer) == "group"
         self._sessions: Dict[int, Session] = {}
         self._cluster = Cluster()
         self.device = ""
         self.busy_s = 0.0
 
     @property
-    def tile_sizes(self) -> List[int]:
+    def patch_sizes(self) -> List[int]:
         return sorted(output + self._margin for output in self._sessions)
 
     def warn_of_seams(self, sizes: Iterable[Sequence[int]], say: Callable[[str], None]) -> None:
@@ -161,17 +163,17 @@ class TiledNetwork:
         Group norm computes its statistics for each patch, so that two patches normalise the same surroundings
         differently.
         """
-        cut = [size for size in sizes if self._is_tile_normalised and max(size) > self._output(size)]
+        cut = [size for size in sizes if self._is_patch_normalised and max(size) > self._output(size)]
         if not cut:
             return
         height, width = max(size[0] for size in cut), max(size[1] for size in cut)
         whole = nearest_legal_sizes(self._trained.record, max(height, width) + self._margin)[-1]
-        remedy = f"--tile-size {whole} takes the largest image, {height}x{width}, as one tile"
+        remedy = f"--patch-size {whole} takes the largest image, {height}x{width}, as one patch"
         if self._trained.runtime is not None:
-            remedy = "the run that was exported takes an image as one tile"
+            remedy = "the run that was exported takes an image as one patch"
         say(
-            f"warning: group norm takes its statistics of each tile of {self._output((height, width)) + self._margin} "
-            f"pixels, so that a seam may be seen where tiles meet; {remedy}"
+            f"warning: group norm takes its statistics of each patch of {self._output((height, width)) + self._margin} "
+            f"pixels, so that a seam may be seen where patches meet; {remedy}"
         )
 
     @property
@@ -186,7 +188,9 @@ class TiledNetwork:
         Args:
             arguments: values on which all workers must agree, see :meth:`TrainedSetup.join`.
         """
-        joined = self._trained.join(tile_size=self._tile_size, views=self.views, **arguments)
+        joined = self._trained.join(
+            patch_size=self._patch_size, test_time_augmentation=self.test_time_augmentation, **arguments
+        )
         if joined is None:
             yield
             return
@@ -233,10 +237,10 @@ class TiledNetwork:
 
     def _output(self, image_shape: Sequence[int]) -> int:
         height, width = image_shape[:2]
-        if self._tile_size is not None:
-            return self._tile_size - self._margin
-        if not self._is_tile_normalised:
-            return choose_tile(height, width, OUTPUTS, self._margin, self._step)
+        if self._patch_size is not None:
+            return self._patch_size - self._margin
+        if not self._is_patch_normalised:
+            return choose_patch(height, width, OUTPUTS, self._margin, self._step)
         smallest = nearest_legal_sizes(self._trained.record, self._margin + self._step)[-1]
         trained = max(*self._trained.input_shape[:2], smallest) - self._margin
         offset = OUTPUTS[0] % WHOLE_STEP
@@ -248,7 +252,7 @@ class TiledNetwork:
     def logits(self, image: np.ndarray) -> np.ndarray:
         """Returns float32 [h, w, classes] of uint8 [h, w, channels].
 
-        For several views, they are the logarithm of the mean probability.
+        With test-time augmentation, they are the logarithm of the mean probability.
 
         Raises:
             DataError: the network's outputs are not finite.
@@ -258,36 +262,36 @@ class TiledNetwork:
 
     def _outcome(self, image: np.ndarray) -> np.ndarray:
         """Returns the result of :meth:`logits`, finite or not."""
-        if self.views == 1:
+        if self.test_time_augmentation == 1:
             return self._logits(image)
         mean: Union[float, np.ndarray] = 0.0
-        for view in range(self.views):
-            logits = self._logits(_view(image, view))
+        for number in range(self.test_time_augmentation):
+            logits = self._logits(_version(image, number))
             if not np.isfinite(logits).all():
                 return np.full((*image.shape[:2], logits.shape[-1]), np.nan, np.float32)
             probabilities = special.softmax(logits, axis=-1)
-            mean = mean + _unview(probabilities, view) / self.views
+            mean = mean + _restored(probabilities, number) / self.test_time_augmentation
         return np.log(np.maximum(mean, np.finfo(np.float32).tiny)).astype(np.float32)
 
     def _logits(self, image: np.ndarray) -> np.ndarray:
         height, width = image.shape[:2]
         output = self._output(image.shape)
         session = self._session(output)
-        rows, columns = (tile_starts(length, output, self._step) for length in (height, width))
+        rows, columns = (patch_starts(length, output, self._step) for length in (height, width))
         corners = [(row, column) for row in rows for column in columns]
         batch = min(len(corners), max(1, BATCH_PIXELS // (output + self._margin) ** 2))
         result: Any = None
         for first in range(0, len(corners), batch):
             group = corners[first : first + batch]
-            tiles = self._predict(session, [self._tile(image, corner, output) for corner in group], batch)
+            patches = self._predict(session, [self._patch(image, corner, output) for corner in group], batch)
             if result is None:
-                result = np.empty((height, width, tiles.shape[-1]), np.float32)
-            for (row, column), tile in zip(group, tiles):
+                result = np.empty((height, width, patches.shape[-1]), np.float32)
+            for (row, column), patch in zip(group, patches):
                 region = result[row : row + output, column : column + output]
-                region[...] = tile[: region.shape[0], : region.shape[1]]
+                region[...] = patch[: region.shape[0], : region.shape[1]]
         return result
 
-    def _tile(self, image: np.ndarray, corner: Tuple[int, int], output: int) -> np.ndarray:
+    def _patch(self, image: np.ndarray, corner: Tuple[int, int], output: int) -> np.ndarray:
         """Returns uint8 [input, input, channels]: the area of a patch's output with its surroundings."""
         rows, columns = (
             mirror(np.arange(output + self._margin) + first - self._margin // 2, length)
@@ -295,17 +299,17 @@ class TiledNetwork:
         )
         return image[rows[:, None], columns]
 
-    def _predict(self, session: Session, tiles: List[np.ndarray], batch: int) -> np.ndarray:
+    def _predict(self, session: Session, patches: List[np.ndarray], batch: int) -> np.ndarray:
         """Returns the logits of patches, in a batch of one fixed shape."""
         from ipucnn.datasets.preprocessing import prepare_range
 
         trained = self._trained
-        stacked = np.zeros((batch, *tiles[0].shape), np.float32)
-        stacked[: len(tiles)] = tiles
-        shape = (*tiles[0].shape[:2], trained.input_shape[2])
+        stacked = np.zeros((batch, *patches[0].shape), np.float32)
+        stacked[: len(patches)] = patches
+        shape = (*patches[0].shape[:2], trained.input_shape[2])
         images = prepare_range(stacked, shape, trained.input_range, trained.source.info)
-        with memory_errors(f"tiles of {shape[0]} pixels", f"--tile-size {OUTPUTS[0] + self._margin}"):
-            return session.predict([images])[0][: len(tiles)]
+        with memory_errors(f"patches of {shape[0]} pixels", f"--patch-size {OUTPUTS[0] + self._margin}"):
+            return session.predict([images])[0][: len(patches)]
 
     def _session(self, output: int) -> Session:
         """Returns a session with the network built for patches of that output size."""
@@ -377,7 +381,7 @@ def _predicted(
     """Returns an image, cut to the pixels that are predicted."""
     from ipucnn.datasets.pipeline import eval_batches
     from ipucnn.datasets.preprocessing import crop_centre, prepare_size
-    from ipucnn.datasets.segmentation.tiles import stitch
+    from ipucnn.datasets.segmentation.patches import stitch
 
     one, name = examples.subset([number]), f"evaluation image {number}"
     batches = eval_batches(
@@ -387,18 +391,18 @@ def _predicted(
         input_shape=setup.input_shape,
         input_range=setup.record.input_range,
         output_shape=setup.output_shape,
-        tile_step=setup.record.size_step,
+        patch_step=setup.record.size_step,
     )
-    tiles, truths = [], []
+    patches, truths = [], []
     for images, labels, _ in batches:
-        tiles.append(session.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
+        patches.append(session.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
         truths.append(labels.numpy()[0])
-    if setup.source.info.tiled:
-        predicted = stitch(tiles, one.images.shape[1:3], setup.record.size_step)
+    if setup.source.info.patchwise:
+        predicted = stitch(patches, one.images.shape[1:3], setup.record.size_step)
         return SegmentedImage(name, one.images[0], predicted, classes, one.labels[0])
     sized = np.clip(np.round(prepare_size(one.images, setup.input_shape).numpy()), 0, 255).astype(np.uint8)
     assert setup.output_shape is not None  # set in segmentation networks
     inner, whole = ("x".join(map(str, size)) for size in (setup.output_shape, setup.input_shape[:2]))
     name += "" if inner == whole else f", the inner {inner} of {whole} pixels"
     image = crop_centre(sized, *setup.output_shape)[0]
-    return SegmentedImage(name, image, tiles[0], classes, truths[0].astype(np.uint8))
+    return SegmentedImage(name, image, patches[0], classes, truths[0].astype(np.uint8))

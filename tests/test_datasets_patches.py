@@ -11,14 +11,14 @@ from ipucnn.datasets.augmentation import draws
 from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.segmentation import warp
-from ipucnn.datasets.segmentation.tiles import (
+from ipucnn.datasets.segmentation.patches import (
     IGNORED,
     counted,
     mirror,
+    patch_places,
+    patch_starts,
     seen,
     stitch,
-    tile_places,
-    tile_starts,
 )
 
 
@@ -33,7 +33,7 @@ def make_source(num=3, height=60, width=52, channels=1, seed=0, threshold=128):
     images = np.repeat(images[..., None], channels, -1)
     return data_source(
         ArrayExamples(images, masks), ArrayExamples(images, masks), name="test", task="segmentation",
-        class_names=("a", "b"), location="test", augmentation="elastic", tiled=True,
+        class_names=("a", "b"), location="test", augmentation="elastic", patchwise=True,
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_every_pixel_counts_in_one_patch(height, width, side, step):
     output = (max(side, step), max(side, step))
     counts = counted((height, width), output, step)
     total = np.zeros((height + 200, width + 200), int)
-    places = tile_places((height, width), output, step)
+    places = patch_places((height, width), output, step)
     assert all(row % step == 0 and column % step == 0 for row, column in places)
     for (row, column), part in zip(places, counts):
         total[row : row + output[0], column : column + output[1]] += part
@@ -70,9 +70,9 @@ def test_every_pixel_counts_in_one_patch(height, width, side, step):
 
 
 def test_places_of_patches_equal_the_paper():
-    assert tile_starts(512, 388, 16) == [0, 384] and tile_starts(512, 516, 16) == [0]
+    assert patch_starts(512, 388, 16) == [0, 384] and patch_starts(512, 516, 16) == [0]
     # Patches smaller than the grid are side by side: 2209 patches of 4x4 pixels, not 34225.
-    assert tile_starts(188, 4, 16) == list(range(0, 188, 4))
+    assert patch_starts(188, 4, 16) == list(range(0, 188, 4))
 
 
 @settings(max_examples=20)
@@ -81,10 +81,10 @@ def test_stitched_patches_equal_the_image(height, width, side, margin):
     image = np.arange(height * width).reshape(height, width)
     output, size = (side, side), (side + 2 * margin,) * 2
     rows, columns = seen((height, width), output, size)
-    tiles = [
+    patches = [
         image[r[:, None], c][margin : margin + side, margin : margin + side] for r, c in zip(rows, columns)
     ]
-    np.testing.assert_array_equal(stitch(tiles, (height, width)), image)
+    np.testing.assert_array_equal(stitch(patches, (height, width)), image)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -92,11 +92,11 @@ def test_evaluation_covers_every_image_once(batch_size):
     source = make_source()
     counts = [np.zeros((60, 52), int) for _ in range(3)]
     padded = [np.pad(image[..., 0], 80, mode="reflect") for image in source.eval.images]
-    places = tile_places((60, 52), (32, 32), 16)
+    places = patch_places((60, 52), (32, 32), 16)
     number, weight = 0, 0.0
     for images, labels, weights in eval_batches(
         source.eval, source.info, batch_size=batch_size, input_shape=(48, 48, 1), input_range="raw",
-        output_shape=(32, 32), tile_step=16,
+        output_shape=(32, 32), patch_step=16,
     ):  # fmt: skip
         assert images.shape == (batch_size, 48, 48, 1) and labels.shape == (batch_size, 32, 32)
         weight += float(tf.reduce_sum(weights))
@@ -121,7 +121,7 @@ def test_evaluation_covers_every_image_once(batch_size):
 def test_parts_of_batches_of_patches_form_the_whole():
     """Two parts of three patches: the patch that the second part lacks has no weight."""
     source = make_source()
-    options = dict(input_shape=(48, 48, 1), input_range="raw", output_shape=(32, 32), tile_step=16)
+    options = dict(input_shape=(48, 48, 1), input_range="raw", output_shape=(32, 32), patch_step=16)
     columns = []
     for part in ((1, 0), (2, 0), (2, 1)):
         batches = eval_batches(source.eval, source.info, batch_size=3, part=part, **options)
@@ -157,7 +157,7 @@ def test_patches_without_augmentation_are_cut_from_the_mirrored_image():
     assert len(places) > 6
 
 
-def naive_tile(image, mask, random, size, output):
+def naive_patch(image, mask, random, size, output):
     """Returns one patch by the formulas, in float64, with SciPy's interpolation."""
     height, width = mask.shape
     unit = ((random >> 8) * 2.0**-23 - 1.0).astype(float)
@@ -175,11 +175,11 @@ def naive_tile(image, mask, random, size, output):
     y, x = np.mgrid[0:size, 0:size] - (size - 1) / 2
     rows = zoom * (np.cos(angle) * y - np.sin(angle) * x) + start[0] + (size - 1) / 2 + bends[0]
     columns = flip * zoom * (np.sin(angle) * y + np.cos(angle) * x) + start[1] + (size - 1) / 2 + bends[1]
-    tile = map_coordinates(image.astype(float), [rows, columns], order=1, mode="mirror")
-    tile = (tile - 127.5) * (1 + 0.2 * unit[5]) + 127.5 + 25.5 * unit[6]
+    patch = map_coordinates(image.astype(float), [rows, columns], order=1, mode="mirror")
+    patch = (patch - 127.5) * (1 + 0.2 * unit[5]) + 127.5 + 25.5 * unit[6]
     inner = slice(margin, margin + output)
     labels = map_coordinates(mask, [rows[inner, inner], columns[inner, inner]], order=0, mode="mirror")
-    return tile, labels
+    return patch, labels
 
 
 def test_elastic_patches_follow_the_formulas():
@@ -188,15 +188,15 @@ def test_elastic_patches_follow_the_formulas():
         random = draws(
             seed, *(tf.constant([0] * 6, tf.int64),) * 2, tf.range(6, dtype=tf.int64), warp.ELASTIC_DRAWS
         )
-        tiles, masks = warp.training_tiles(
+        patches, masks = warp.training_patches(
             tf.constant(source.train.images), tf.constant(source.train.labels), tf.range(6, dtype=tf.int64), random,
             (48, 48), (32, 32), True,
         )  # fmt: skip
         for i in range(6):
-            tile, mask = naive_tile(
+            patch, mask = naive_patch(
                 source.train.images[i, ..., 0], source.train.labels[i], random.numpy()[i], 48, 32
             )
-            np.testing.assert_allclose(tiles[i, ..., 0], tile, atol=0.05)
+            np.testing.assert_allclose(patches[i, ..., 0], patch, atol=0.05)
             assert (masks[i].numpy() != mask).mean() < 0.002  # in float32, halves round to other pixels
 
 

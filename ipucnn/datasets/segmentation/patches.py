@@ -1,4 +1,4 @@
-"""Patches of images that are too large, or have the wrong size, for a network: the overlap-tile strategy.
+"""Patches of images that are too large, or have the wrong size, for a network: the overlap-patch strategy.
 
 A network without padding predicts the centre of its input.  Patches are placed so that these centres cover an image;
 pixels beyond the image's border are mirrored (Ronneberger et al. 2015, section 2).  This module does not import
@@ -23,25 +23,25 @@ def mirror(indices: np.ndarray, size: int) -> np.ndarray:
     return np.minimum(inside, period - inside)
 
 
-def tile_starts(size: int, tile: int, step: int = 1) -> List[int]:
+def patch_starts(size: int, patch: int, step: int = 1) -> List[int]:
     """Returns the starts of patches that cover ``size`` pixels without gaps, at multiples of ``step``.
 
     A network that halves its images works on a grid that begins at the patch's corner.  If the corners are multiples of
     that grid, its prediction for a pixel does not depend on the patch.  Patches smaller than ``step`` cannot lie on the
     grid without gaps, and are placed side by side.
     """
-    if tile >= size:
+    if patch >= size:
         return [0]
-    stride = tile // step * step or tile
-    return list(range(0, size - tile + stride, stride))
+    stride = patch // step * step or patch
+    return list(range(0, size - patch + stride, stride))
 
 
-def tile_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[int, int]]:
+def patch_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[int, int]]:
     """Returns (row, column) of the upper left predicted pixel of each patch, row by row."""
     return [
         (row, column)
-        for row in tile_starts(image_size[0], output[0], step)
-        for column in tile_starts(image_size[1], output[1], step)
+        for row in patch_starts(image_size[0], output[0], step)
+        for column in patch_starts(image_size[1], output[1], step)
     ]
 
 
@@ -52,13 +52,13 @@ def counted(image_size: Size, output: Size, step: int = 1) -> np.ndarray:
     count.
     """
     sides = []
-    for size, tile in zip(image_size, output):
+    for size, patch in zip(image_size, output):
         masks = []
         end = 0
-        for start in tile_starts(size, tile, step):
-            pixels = np.arange(start, start + tile)
+        for start in patch_starts(size, patch, step):
+            pixels = np.arange(start, start + patch)
             masks.append((pixels >= end) & (pixels < size))
-            end = start + tile
+            end = start + patch
         sides.append(masks)
     return np.stack([row[:, np.newaxis] & column for row in sides[0] for column in sides[1]])
 
@@ -74,18 +74,18 @@ def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[np.
     """
     sides = []
     for axis in (0, 1):
-        first = np.array([place[axis] for place in tile_places(image_size, output, step)], np.int64)
+        first = np.array([place[axis] for place in patch_places(image_size, output, step)], np.int64)
         first = first - (size[axis] - output[axis]) // 2
         sides.append(mirror(first[:, np.newaxis] + np.arange(size[axis]), image_size[axis]))
     return sides[0], sides[1]
 
 
-def stitch(tiles: Sequence[np.ndarray], image_size: Size, step: int = 1) -> np.ndarray:
+def stitch(patches: Sequence[np.ndarray], image_size: Size, step: int = 1) -> np.ndarray:
     """Joins a network's predictions for the patches, [output height, output width, ...] in order, to [h, w, ...]."""
-    output = tiles[0].shape[:2]
-    whole = np.zeros((*image_size, *tiles[0].shape[2:]), tiles[0].dtype)
-    places = tile_places(image_size, output, step)
-    for tile, place, counts in zip(tiles, places, counted(image_size, output, step)):
+    output = patches[0].shape[:2]
+    whole = np.zeros((*image_size, *patches[0].shape[2:]), patches[0].dtype)
+    places = patch_places(image_size, output, step)
+    for patch, place, counts in zip(patches, places, counted(image_size, output, step)):
         rows, columns = np.nonzero(counts)
-        whole[rows + place[0], columns + place[1]] = tile[rows, columns]
+        whole[rows + place[0], columns + place[1]] = patch[rows, columns]
     return whole
