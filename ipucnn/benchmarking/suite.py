@@ -13,6 +13,7 @@ rows:
 
 import contextlib
 import itertools
+import math
 import platform
 import re
 import shlex
@@ -44,6 +45,7 @@ COMMANDS = {"benchmark": "benchmark", "train": "train", "fit": "train"}
 """The command whose options a command of a suite has."""
 SEED = 1
 """The default seed of rows, fixed so that a continued suite uses the same."""
+MAX_ROWS = 10_000
 _BRACES = re.compile(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}")
 # Options of ``benchmark`` that runs do not have, and the functions that read their values.
 _MEASURING: Dict[str, Callable[[str], PlainValue]] = {
@@ -263,6 +265,12 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
 def _expanded(line: str, options: Options) -> Iterator[CommandLine]:
     """Yields the command lines that a line with braces and wildcards stands for."""
     choices = [part.split(",") if k % 2 else [part] for k, part in enumerate(_BRACES.split(line))]
+    count = math.prod(map(len, choices))
+    if count > MAX_ROWS:
+        raise ConfigurationError(
+            f"the line stands for {count} command lines, and a suite has at most {MAX_ROWS:,}",
+            "write fewer alternatives in braces",
+        )
     for combination in itertools.product(*choices):
         words = _split("".join(combination))
         words = words[1:] if words[:1] == ["ipucnn"] else words

@@ -272,7 +272,7 @@ def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
     """
     # Pillow keeps only the upper bytes of 16-bit colour, which are nearly black for a 12-bit camera.  The depth is
     # known only before it loads the image.
-    is_16_bit = any(";16" in str(patch) for patch in page.patch)
+    is_16_bit = any(";16" in str(part) for part in page.tile)
     page.load()
     if page.mode in ("RGBA", "LA"):
         page = _opaque(page, origin)
