@@ -2,7 +2,8 @@
 
 The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors,
 that of findings in verify-dataset.md from verify-dataset, the reference of options in configuration.md from their
-declarations, presets and tests; the pictures of terminals in images/ from what they print.
+declarations, presets and tests, the tables of results.md from ../results; the pictures of terminals in images/ from
+what they print.
 """
 
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+import result_tables  # noqa: E402
 
 from ipucnn import documents, errors  # noqa: E402
 from ipucnn.command_table import COMMANDS, ROOT_OPTIONS  # noqa: E402
@@ -177,6 +180,7 @@ PARTS = {
     "configuration.md": {"options": options},
     "commands.md": {"commands": commands, "exit codes": exit_codes},
     "verify-dataset.md": {"findings": findings},
+    "results.md": result_tables.PARTS,
 }
 
 
@@ -199,3 +203,4 @@ if __name__ == "__main__":
         path = DOCS / page
         path.write_text(insert(page, path.read_text(encoding="utf-8")), encoding="utf-8")
     pictures.draw_terminals()
+    result_tables.draw_sizes()

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,12 @@ def screenshot(page: Path, picture: Path, size: Tuple[int, int]) -> None:
     )
 
 
+def memory_and_pipeline(page: str) -> str:
+    """The page of a plan with nothing but its title and the figures of memory and pipeline."""
+    parts = r"(<main>.*?</h1>).*?(<h2>Memory</h2>.*?)<h2>Layers</h2>.*(</main>)"
+    return re.sub(parts, r"\1\2\3", page, flags=re.DOTALL)
+
+
 def terminal(name: str) -> str:
     """A command's output as SVG."""
     from rich.console import Console
@@ -163,6 +170,9 @@ def main(args: List[str]) -> None:
         page = Path(folder) / "plan.html"
         printed([*PLAN, "--html", str(page)])
         screenshot(page, IMAGES / "plan-resnet50.png", (1140, 1900))
+        short, top = Path(folder) / "short.html", IMAGES / "first-screen.png"
+        short.write_text(memory_and_pipeline(page.read_text(encoding="utf-8")), encoding="utf-8")
+        screenshot(short, top, (1140, 790))
         sheet = Path(folder) / "worst.png"
         printed(["evaluate", str(run), "--contact-sheet", str(sheet)])
         whole = Image.open(sheet).convert("RGB")
@@ -177,16 +187,15 @@ def main(args: List[str]) -> None:
         for r in range(SHEET_ROWS)
     ]
     few_colours(labelled(panels)).save(IMAGES / "unet-membranes.png", optimize=True)
-    # The head, memory and pipeline of the plan, and beside them image, prediction and errors.
-    left = plan.crop((0, 0, plan.width, 1400)).resize((850, round(1400 * 850 / plan.width)), Image.LANCZOS)
-    third = left.height // 3
-    right = Image.new("RGB", (third, left.height), "white")
+    # Memory and pipeline of the plan, and below them image, prediction and errors: wide enough for a telephone.
+    first, gap = Image.open(top).convert("RGB"), 12
+    third = (first.width - 2 * gap) // 3
+    height = round(0.62 * third)
+    both = Image.new("RGB", (first.width, first.height + height), "white")
+    both.paste(first, (0, 0))
     for place, panel in enumerate((0, 2, 3)):
-        picture = panels[1][panel].resize((third - 8, third - 8), Image.LANCZOS)
-        right.paste(picture, (0, place * third))
-    both = Image.new("RGB", (left.width + right.width + 12, left.height), "white")
-    both.paste(left, (0, 0))
-    both.paste(right, (left.width + 12, 0))
+        picture = panels[1][panel].resize((third, third), Image.LANCZOS).crop((0, 0, third, height))
+        both.paste(picture, (place * (third + gap), first.height))
     few_colours(both).save(IMAGES / "first-screen.png", optimize=True)
     few_colours(plan).save(IMAGES / "plan-resnet50.png", optimize=True)
     draw_terminals()

@@ -84,8 +84,8 @@ def test_launch_reports_errors_of_workers(monkeypatch, capfd, workers, code, exp
 
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
     waits = any(seconds for *_, seconds in workers)
-    monkeypatch.setattr(launching, "_TOLD_S", 0.2 if waits else 100.0)
-    monkeypatch.setattr(launching, "_PATIENCE_S", 100.0)
+    monkeypatch.setattr(launching, "_UNTIL_SIGTERM_S", 0.2 if waits else 100.0)
+    monkeypatch.setattr(launching, "_UNTIL_SIGKILL_S", 100.0)
     command = ["train", "as", json.dumps(workers)]
     ended = launching._Processes(command, len(workers), [{}] * len(workers)).run()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "detail" not in line]

@@ -55,7 +55,7 @@ def test_old_plan_is_trained_and_compared(old, run):
 def test_old_suite_and_result_are_refused_with_their_replacement(old, run):
     code, _, err = run("benchmark", "--suite", "old/suite.yml")
     error, hint = err.splitlines()[-2:]
-    assert code == 2 and "unknown key 'defaults'" in error and "options: --flag value" in hint
+    assert code == 2 and "unknown field `defaults`" in error and "options: --flag value" in hint
     (old / "new.yml").write_text("title: small\nrows:\n  - benchmark toy_model --host-generated-data\n")
     code, _, err = run("benchmark", "--suite", "old/new.yml", "--versus", "old/suite.json")
     error, hint = err.splitlines()[-2:]

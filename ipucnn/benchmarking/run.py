@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from msgspec import convert, structs
@@ -120,7 +120,7 @@ def first_report(benchmark: Benchmark, device: DeviceInfo, environment: PlainDic
         settings=settings.limits,
         options=compared_options(benchmark.config),
         program=benchmark.program.to_dict(),
-        device=convert(device, DeviceFacts, from_attributes=True),
+        device=DeviceFacts(**asdict(device)),
         environment=environment,
         notes=notes,
     )
@@ -154,7 +154,7 @@ def _steps(
     if work.compilation is not None:
         report = structs.replace(
             report,
-            device=convert(session.device, DeviceFacts, from_attributes=True),
+            device=DeviceFacts(**asdict(session.device)),
             program=work.program.to_dict(),
             # Whether it came from a cache is known once it has run.
             compilation=structs.replace(
