@@ -5,8 +5,8 @@ merges are expanded.  Its values are text, numbers, true and false, null, lists,
 refused.  Dates stay text.
 
 Depth and values are counted on the events of PyYAML's parser before PyYAML's composer runs, because the composer
-recurses for each level, and 100,000 brackets would crash the process.  The values that aliases repeat are counted on
-the composed nodes, where a repeated value is a single node.
+recurses for each level, and 100,000 brackets would crash the process.  JSON is counted after it was read, because
+Python's own limit of recursion bounds its reader.  Files that ipucnn wrote may be longer and have more values.
 """
 
 import contextlib
@@ -314,6 +314,32 @@ def _json_object(items: List[Tuple[str, PlainValue]]) -> Dict[str, Any]:
     return mapping
 
 
+def load_json(text: str) -> Any:
+    """Reads the value of a JSON text that a person wrote.
+
+    Raises:
+        NotJson, BadDocument: as :func:`load_record`; or it has too many values.
+    """
+    value = load_record(text, MAX_BYTES)
+    if _num_values(value) > MAX_NODES:
+        raise _too_many()
+    return value
+
+
+def _num_values(value: PlainValue) -> int:
+    """The number of keys and values of a JSON value.  Raises BadDocument if it is too deep."""
+    count, level = 0, [value]
+    for _ in range(MAX_DEPTH + 1):
+        count += len(level)
+        mappings = [item for item in level if isinstance(item, dict)]
+        count += sum(map(len, mappings))
+        level = [part for item in level if isinstance(item, list) for part in item]
+        level += [part for item in mappings for part in item.values()]
+    if level:
+        raise _too_deep()
+    return count
+
+
 def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
     """Reads the value of a JSON text; ``NaN`` and ``Infinity`` are numbers, as in Python's ``json``.
 
@@ -327,7 +353,9 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
     try:
-        return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
+        value = json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
+        _num_values(value)
+        return value
     except BadDocument:
         raise
     except RecursionError:

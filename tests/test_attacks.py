@@ -399,7 +399,7 @@ TEXTS = [
     (
         "--norm-layer",
         '{"name": "batch_norm", "momentum": NaN}',
-        "momentum must be a number that is finite",
+        "momentum must be a number, not NaN",
     ),
     ("--matmul-options", '{"a": Infinity}', "a must be at most"),
     ("--pipeline-splits", ",".join(f"l{n}" for n in range(100_000)), "has 100,000 values"),

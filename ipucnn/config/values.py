@@ -105,7 +105,7 @@ def parse_float(value: object, what: str = "a number") -> float:
     except ValueError:
         raise BadValue(f"must be {what}") from None
     if math.isnan(number):
-        raise BadValue(f"must be {what} that is finite")
+        raise BadValue(f"must be {what}, not NaN")
     return number
 
 
@@ -158,12 +158,10 @@ def parse_fraction(value: object) -> float:
     """Returns a number or a fraction such as ``1/3``: events per epoch, or epochs between events."""
     what = "a number or a fraction such as 1/4"
     if isinstance(value, str) and "/" in value:
-        try:
-            above, below = map(parse_int, value.split("/", 1))
-        except BadValue:
-            below = 0
-        if below < 1:
+        parts = [part.strip() for part in value.split("/", 1)]
+        if not all(map(_DIGITS.fullmatch, parts)) or parse_int(parts[1]) < 1:
             raise BadValue(f"must be {what}")
+        above, below = map(parse_int, parts)
         number = above / below
     else:
         number = parse_float(value, what)
@@ -438,7 +436,7 @@ def _load_text(text: str) -> Any:
     try:
         # JSON comes first: it needs no YAML library, and {"a":1} without a space after the colon is not YAML.
         with contextlib.suppress(documents.NotJson):
-            return documents.load_record(text, documents.MAX_BYTES)
+            return documents.load_json(text)
         return documents.load(text)
     except documents.BadDocument as bad:
         if bad.reason.startswith(documents.UNREADABLE):
