@@ -580,6 +580,19 @@ def test_class_names_may_be_any_text():
     assert json.loads(text) == result and "    [1, 2],\n    [3, 4]\n" in text
 
 
+def test_titles_of_numbers_wrap_so_that_no_column_is_lost(capsys, monkeypatch):
+    from ipucnn.reports.console import NUMBER, TEXT, console, text_table
+
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("the left lung", "the right lung", "the heart muscle", "the rest of it")
+    columns = {"image": TEXT, **{f"Dice, {name}": NUMBER for name in names}, "V^Rand": NUMBER}
+    row = ["subject-0001.png", *(f"0.123{i}" for i in range(len(names))), "0.9876"]
+    console(sys.stdout).print(text_table(columns, [row]))
+    lines = capsys.readouterr().out.splitlines()
+    # The names of images are wrapped, too.
+    assert any(line.split()[1:] == row[1:] for line in lines), lines
+
+
 def test_rich_markup_in_names_is_shown_as_it_is(capsys):
     from ipucnn.reports.console import NUMBER, TEXT, console, text_table
 

@@ -217,7 +217,7 @@ def _layer_row(layer: PlainDict) -> List[str]:
 def _print_table(columns: Mapping[str, Side], rows: List[List[str]], left_out: Sequence[str] = ()) -> None:
     """Prints a table on stdout; in a pipe, every line and column is whole, and there are no rules."""
     out = console(sys.stdout)
-    table = text_table(columns, rows, padding=(0, 1, 0, 0))
+    table = text_table(columns, rows, whole_numbers=True, padding=(0, 1, 0, 0))
     if sys.stdout.isatty():
         print_table(out, table, left_out=left_out)
     else:

@@ -120,6 +120,7 @@ def plain_table(**details: PlainValue) -> Table:
 def text_table(
     columns: Mapping[str, Side],
     rows: Iterable[Sequence[Union[str, Text]]],
+    whole_numbers: bool = False,
     **details: PlainValue,
 ) -> Table:
     """Returns a table of texts without markup; columns of text are wrapped if they are too wide.
@@ -127,6 +128,8 @@ def text_table(
     Args:
         columns: titles, each with TEXT or NUMBER.
         rows: cells of each row.
+        whole_numbers: whether the titles of numbers are not wrapped either; for :func:`print_table`, because Rich
+            drops columns for such titles.
         details: Rich's own.
     """
     from rich.text import Text
@@ -137,7 +140,7 @@ def text_table(
             Text(title),
             justify=side,
             overflow="fold" if side == TEXT else "ellipsis",
-            no_wrap=side == NUMBER,
+            no_wrap=whole_numbers and side == NUMBER,
         )
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

@@ -54,7 +54,9 @@ _LEFT_OUT = ("age", "size", "time", "network", "updates", "data set")
 
 def print_runs(rows: List[Dict[str, PlainValue]]) -> None:
     """Prints runs as a table on stdout, with as many columns as fit without cutting the names of folders."""
-    print_table(console(sys.stdout), text_table(_LIST, map(_cells, rows)), left_out=_LEFT_OUT)
+    print_table(
+        console(sys.stdout), text_table(_LIST, map(_cells, rows), whole_numbers=True), left_out=_LEFT_OUT
+    )
 
 
 def _cells(row: Dict[str, PlainValue]) -> List[str]:
