@@ -454,12 +454,19 @@ def append_text(path: Path, text: str) -> None:
     Raises:
         DataError: the file cannot be written, or is a link or not a regular file, which no run creates.
     """
+    hint = f"remove it: rm {shown(path)}"
     with errors_about(path, _WRITTEN):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _SAFELY
-        with os.fdopen(os.open(path, flags, 0o666), "ab") as file:
+        try:
+            handle = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise DataError(f"{shown(path)} is a link or a FIFO, not a file", hint) from None
+            raise
+        with os.fdopen(handle, "ab") as file:
             kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
             if kind is not Kind.FILE:
-                raise DataError(f"{shown(path)} is {kind.value}, not a file", f"remove it: rm {shown(path)}")
+                raise DataError(f"{shown(path)} is {kind.value}, not a file", hint)
             file.write(text.encode("utf-8"))
 
 
@@ -584,13 +591,25 @@ def check_output(path: Path) -> None:
     """Refuses, before anything is computed, a path that :func:`write_output` could not write.
 
     Raises:
-        DataError: the path is a folder or a file that is not writable, or its folder is absent or not writable.
+        DataError: the path is a folder, a socket, a disk or a file that is not writable; or its folder is absent or not
+            writable; or it is a stream that is closed or open for reading only.
     """
-    if _stream_of(path) is not None:
+    stream = _stream_of(path)
+    if stream is not None:
+        import fcntl
+
+        with errors_about(path):
+            mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == os.O_RDONLY:
+            raise DataError(
+                f"{shown(path)} is open for reading only", "give the name of a file, or /dev/stdout"
+            )
         return
     kind = kind_of(path)
     if kind is Kind.FOLDER:
         raise DataError(f"{shown(path)} is a folder", "give the name of a file")
+    if kind is Kind.OTHER and stat.S_IFMT(os.stat(path).st_mode) in (stat.S_IFBLK, stat.S_IFSOCK):
+        raise DataError(f"{shown(path)} is a disk or a socket", "give the name of a file")
     if kind is not Kind.ABSENT:
         check_writable(path)
     if kind is not Kind.OTHER:

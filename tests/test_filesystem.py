@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import socket
 import stat
 import sys
 import threading
@@ -366,6 +367,8 @@ def test_streams_of_this_process_are_recognised_by_name(here):
     for number in (reading, 1000000):
         with pytest.raises(DataError, match="/dev/fd/"):
             filesystem.write_output_text(Path(f"/dev/fd/{number}"), "a")
+        with pytest.raises(DataError, match="/dev/fd/"):
+            filesystem.check_output(Path(f"/dev/fd/{number}"))
     os.close(reading)
 
 
@@ -381,6 +384,24 @@ def test_stdout_keeps_the_order_of_writes(here):
     with open(here / "out", "wb") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True, env=variables)
     assert (here / "out").read_text() == "first\nsecond\nthird\n"
+
+
+def test_sockets_and_disks_are_refused_as_outputs(here):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        paths = [here / "socket", *(path for path in Path("/dev").iterdir() if path.is_block_device())]
+        for path in paths:
+            with pytest.raises(DataError, match="is a disk or a socket"):
+                filesystem.check_output(path)
+
+
+def test_a_link_or_a_fifo_in_place_of_a_file_of_a_run_is_removed_by_the_hint(here):
+    os.mkfifo(here / "fifo")
+    (here / "link").symlink_to("file")
+    for name in ("fifo", "link"):
+        with pytest.raises(DataError, match=f"{name} is a link or a FIFO, not a file") as caught:
+            filesystem.append_text(here / name, "x")
+        assert caught.value.hint == f"remove it: rm {here / name}"
 
 
 def test_an_absent_folder_is_named_as_typed(here):
