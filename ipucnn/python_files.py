@@ -160,7 +160,8 @@ def find_function(name: str, example: str) -> OwnFunction:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = printable(getattr(error, "msg", None) or str(error))[:200] or type(error).__name__
         raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "fix the file") from None
-    if function not in code.co_names:
+    # Not only among the names of the code: it may set names by text, such as in globals() or __all__.
+    if not re.search(rf"\b{re.escape(function)}\b", data.decode("utf-8", "replace")):
         raise ConfigurationError(
             f"{shown(path)} has no function {shown_value(function)}",
             did_you_mean(function, code.co_names) or f"define it: def {example}(...)",

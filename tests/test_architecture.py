@@ -157,18 +157,18 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2780, 2112),
+    "benchmarking": (2805, 2122),
     "commands": (1770, 1055),
     "config": (2505, 1340),
     "datasets": (5564, 4351),
     "diagnosis": (517, 402),
-    "models": (2660, 2110),
+    "models": (2680, 2124),
     "planning": (5120, 4025),
     "reports": (3645, 2915),
-    "runs": (5950, 4510),
+    "runs": (5955, 4510),
     "sessions": (5105, 4055),
     "training": (1460, 1116),
-    "modules at the top": (2280, 1805),
+    "modules at the top": (2310, 1835),
 }
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -17,10 +18,9 @@ from ipucnn import cli
 from ipucnn.benchmarking import contenders, input_pipeline, machine
 from ipucnn.benchmarking import run as running
 from ipucnn.benchmarking.benchmark import prepare
-from ipucnn.benchmarking.measure import Limits
 from ipucnn.benchmarking.records import BenchmarkReport, from_plain
 from ipucnn.benchmarking.report import read_report
-from ipucnn.benchmarking.settings import BenchmarkSettings, make_settings
+from ipucnn.benchmarking.settings import DEFAULTS, BenchmarkSettings, make_settings
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.sessions.session import DeviceInfo
@@ -28,7 +28,9 @@ from ipucnn.sessions.session import DeviceInfo
 ROOT = Path(__file__).parents[1]
 QUICK = ["--min-time", "0", "--executions", "3", "--seed", "1"]
 SMALL = ["benchmark", "lenet", "--host-generated-data", "--micro-batch-size", "4"]
-LIMITS = Limits(min_executions=3, min_time_s=0.0, max_warmup_s=0.0, execution_s=0.01)
+LIMITS = msgspec.structs.replace(
+    DEFAULTS, min_executions=3, min_time_s=0.0, max_warmup_s=0.0, execution_s=0.01
+)
 
 
 @pytest.fixture(autouse=True)
@@ -351,6 +353,14 @@ def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
     report = json.loads(whole_baseline)
     report["execution"]["samples"] = 20
     with pytest.raises(DataError, match="20 samples are no multiple of 8"):
+        against(report)
+
+
+@pytest.mark.parametrize("key", ["min_executions", "max_warmup_s", "compare_with"])
+def test_a_baseline_must_have_all_settings(whole_baseline, key):
+    report = json.loads(whole_baseline)
+    del report["settings"][key]
+    with pytest.raises(DataError, match=f"required field `{key}`"):
         against(report)
 
 

@@ -1,8 +1,14 @@
 """Phases, rounds and limits of a measurement, with test doubles of the contenders and of the clock."""
 
 import pytest
+from msgspec.structs import replace
 
-from ipucnn.benchmarking.measure import Contender, Limits, Reference, measure, shortfall
+from ipucnn.benchmarking.measure import Contender, Reference, measure, shortfall
+from ipucnn.benchmarking.settings import DEFAULTS
+
+
+def limited(**limits):
+    return replace(DEFAULTS, **limits)
 
 
 class Clock:
@@ -50,7 +56,7 @@ def test_compiling_and_warm_up_are_not_measured():
     clock = Clock()
     contender = Fake(clock, compiling)
     result = measure(
-        [contender], Limits(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
+        [contender], limited(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
     ).measurements[0]
     assert result.first_s == pytest.approx(5.01)
     assert result.steady and result.warmup_executions >= 6
@@ -63,7 +69,7 @@ def test_compiling_and_warm_up_are_not_measured():
 
 
 def test_warm_up_continues_until_steady():
-    limits = Limits(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9)
+    limits = limited(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9)
     result = alone(lambda call, units: 1.0 * (1 + 8 * 0.7**call), limits)[0].measurements[0]
     assert result.steady and result.warmup_executions > 8
     times = [e.wall_s for e in result.executions]
@@ -72,7 +78,7 @@ def test_warm_up_continues_until_steady():
 
 @pytest.mark.parametrize("seconds, warm", [(30.0, 1), (4.0, None)])
 def test_warm_up_has_a_cap(seconds, warm):
-    limits = Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=10.0, execution_s=0)
+    limits = limited(min_time_s=0, max_time_s=1e9, max_warmup_s=10.0, execution_s=0)
     result = alone(lambda call, units: seconds * 0.8**call, limits)[0].measurements[0]
     assert not result.steady and (warm is None or result.warmup_executions == warm)
     assert result.warmup_s <= 10.0 or result.warmup_executions == 1
@@ -83,7 +89,7 @@ def test_prescribed_executions_and_granules():
     fixed = Fake(clock, compiling, fixed=7)
     grained = Fake(clock, compiling, granule=16)
     for contender in (fixed, grained):
-        measure([contender], Limits(min_time_s=0, max_time_s=1e9), clock=clock)
+        measure([contender], limited(min_time_s=0, max_time_s=1e9), clock=clock)
     assert {units for _, units in fixed.log} == {7}
     assert all(units % 16 == 0 for _, units in grained.log)
 
@@ -91,7 +97,7 @@ def test_prescribed_executions_and_granules():
 def test_an_execution_must_hold_whole_granules():
     contender = Fake(Clock(), compiling, granule=64, fixed=100)
     with pytest.raises(ValueError, match="100 units are no multiple of 64"):
-        measure([contender], Limits(min_time_s=0))
+        measure([contender], limited(min_time_s=0))
     assert contender.calls == 0
 
 
@@ -105,7 +111,7 @@ def test_min_time_counts_the_first_contender_only():
             return 50.0, 50.0
 
     contenders = [Fake(clock, lambda c, u: 1.0, "a"), Fake(clock, lambda c, u: 9.0, "b")]
-    limits = Limits(min_executions=3, min_time_s=7.0, max_time_s=1e9)
+    limits = limited(min_executions=3, min_time_s=7.0, max_time_s=1e9)
     result = measure(contenders, limits, reference=Slow(), clock=clock)
     assert [len(m.executions) for m in result.measurements] == [7, 7]
 
@@ -113,7 +119,7 @@ def test_min_time_counts_the_first_contender_only():
 def test_contenders_take_turns_in_alternating_order():
     clock, log = Clock(), []
     contenders = [Fake(clock, lambda c, u: 1.0, "a", log=log), Fake(clock, lambda c, u: 2.0, "b", log=log)]
-    result = measure(contenders, Limits(min_executions=4, min_time_s=0, max_time_s=1e9), clock=clock)
+    result = measure(contenders, limited(min_executions=4, min_time_s=0, max_time_s=1e9), clock=clock)
     assert [name for name, _ in log][-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert [[e.wall_s for e in m.executions] for m in result.measurements] == [[1.0] * 4, [2.0] * 4]
 
@@ -121,24 +127,24 @@ def test_contenders_take_turns_in_alternating_order():
 @pytest.mark.parametrize(
     ("cost", "limits", "counts", "out_of_time", "note"),
     [
-        (lambda c, u: 1.0, Limits(min_executions=3, min_time_s=30.0), (30, 30), False, None),
+        (lambda c, u: 1.0, limited(min_executions=3, min_time_s=30.0), (30, 30), False, None),
         (
             lambda c, u: 20.0,
-            Limits(max_time_s=100.0),
+            limited(max_time_s=100.0),
             (3, 9),
             True,
             " instead of 10, because --max-time 100 s was over",
         ),
         (
             lambda c, u: 2.0,
-            Limits(min_executions=3, min_time_s=60.0, max_time_s=30.0),
+            limited(min_executions=3, min_time_s=60.0, max_time_s=30.0),
             (3, 15),
             True,
             " s were measured instead of the 60 s of --min-time, because --max-time 30 s was over",
         ),
         # Compiling leaves the executions a third of the time; three are made however long they take.
-        (lambda c, u: 500.0 if c == 1 else 5.0, Limits(max_time_s=90.0), (6, 6), True, ""),
-        (lambda c, u: 200.0, Limits(max_time_s=100.0), (3, 3), True, ""),
+        (lambda c, u: 500.0 if c == 1 else 5.0, limited(max_time_s=90.0), (6, 6), True, ""),
+        (lambda c, u: 200.0, limited(max_time_s=100.0), (3, 3), True, ""),
     ],
 )
 def test_min_time_and_max_time(cost, limits, counts, out_of_time, note):
@@ -166,7 +172,7 @@ def test_the_reference_is_timed_around_each_round():
             return spent, 10 * spent
 
     contender, reference = Fake(clock, lambda c, u: 1.0), Counting()
-    limits = Limits(min_executions=3, min_time_s=0, max_time_s=1e9)
+    limits = limited(min_executions=3, min_time_s=0, max_time_s=1e9)
     result = measure(
         [contender], limits, reference=reference, clock=clock, cpu_clock=lambda: 2 * clock.now
     )  # fmt: skip
@@ -187,14 +193,14 @@ def test_preparation_of_a_contender_is_not_timed():
         prepared.append(units)
 
     contender.prepare = prepare
-    result = measure([contender], Limits(min_time_s=0, max_time_s=1e9, max_warmup_s=1e9), clock=clock)
+    result = measure([contender], limited(min_time_s=0, max_time_s=1e9, max_warmup_s=1e9), clock=clock)
     assert {e.wall_s for e in result.measurements[0].executions} == {1.0}
     assert len(prepared) == contender.calls and prepared == [units for _, units in contender.log]
 
 
 def test_warm_up_leaves_time_for_the_executions():
     """Executions of 12 s within 150 s: one warms up and ten are measured, without six to test for steady times."""
-    result, now = alone(lambda c, u: 16.0 if c == 1 else 12.0, Limits(max_warmup_s=1e9))
+    result, now = alone(lambda c, u: 16.0 if c == 1 else 12.0, limited(max_warmup_s=1e9))
     first = result.measurements[0]
     assert first.warmup_executions == 1 and len(first.executions) == 10 and now <= 150.0
     assert not first.steady
@@ -208,7 +214,7 @@ def test_measuring_continues_until_decided_or_out_of_time(decides_at, count):
         checked.append(len(measurements[0].executions))
         return checked[-1] >= decides_at
 
-    limits = Limits(min_time_s=0, max_time_s=90.0, max_warmup_s=8.0)
+    limits = limited(min_time_s=0, max_time_s=90.0, max_warmup_s=8.0)
     result, now = alone(lambda c, u: 1.0, limits, is_decided=is_decided)
     assert abs(len(result.measurements[0].executions) - count) <= 5 * (count == 80)
     assert checked[0] == 10 and now <= 90.0 and not result.out_of_time
@@ -220,7 +226,7 @@ def test_an_interrupt_keeps_whole_rounds(call, finished):
     first = Fake(clock, lambda c, u: 1.0, "a")
     second = Fake(clock, lambda c, u: 1.0, "b", raises={call: KeyboardInterrupt()})
     second.check = first.check = lambda: None
-    result = measure([first, second], Limits(min_time_s=0), clock=clock)
+    result = measure([first, second], limited(min_time_s=0), clock=clock)
     assert result.interrupted
     counts = [len(m.executions) for m in result.measurements]
     assert counts[0] == counts[1]
@@ -231,14 +237,14 @@ def test_exceptions_of_a_contender_are_raised():
     clock = Clock()
     contender = Fake(clock, lambda c, u: 1.0, raises={3: ValueError("broken")})
     with pytest.raises(ValueError, match="broken"):
-        measure([contender], Limits(), clock=clock)
+        measure([contender], limited(), clock=clock)
 
 
 def test_progress_is_reported():
     clock, events = Clock(), []
     contender = Fake(clock, lambda c, u: 1.0)
     measure(
-        [contender], Limits(min_time_s=0, max_time_s=1e9), lambda *event: events.append(event), clock=clock
+        [contender], limited(min_time_s=0, max_time_s=1e9), lambda *event: events.append(event), clock=clock
     )
     phases = [phase for phase, done, of, _ in events if done == of]
     assert phases == ["session: first execution", "session: warm-up", "measured"]

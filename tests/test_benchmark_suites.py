@@ -130,6 +130,12 @@ def test_typed_options_replace_those_of_rows():
         plan("rows: [train lenet]", typed="--compare-with keras")
 
 
+def test_a_title_may_be_a_number_or_empty():
+    result = plan("title: 2024\nabout: 5\noptions:\nrows: [benchmark lenet]")
+    assert (result.title, result.about) == ("2024", "5")
+    assert plan("title:\nabout:\nrows: [benchmark lenet]").title == ""
+
+
 def test_an_image_size_is_adapted_to_the_network():
     (row,) = plan("rows: [benchmark inceptionv3 --host-generated-data --image-size 32]").rows
     assert "--image-size 75x75" in row.command and "75x75 instead of 32x32" in row.notes[0]
@@ -162,6 +168,7 @@ def test_an_image_size_is_adapted_to_the_network():
         ("defaults: {model: lenet}\nrows: [benchmark lenet]\n", "unknown field `defaults`", "options: --flag"),
         ("epoch-images: many\nrows: [benchmark lenet]\n", "`$.epoch-images`", "epoch-images: 50000"),
         ("epoch-images: yes\nrows: [benchmark lenet]\n", "got `bool` - at `$.epoch-images`", ""),
+        ("rows: [benchmark lenet, benchmark unet --precision 8.8]\n", "s.yml, row 2 (unet): ", ""),
         ("rows: [benchmark lenet\n", "not readable as YAML", ""),
     ],
 )  # fmt: skip

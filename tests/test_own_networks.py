@@ -61,7 +61,7 @@ def test_run_folder_name_is_short():
     "text, name, said",
     [
         (None, "absent.py:build", "there is no such file"),
-        ("def other(a, b): pass", "net.py:build", "no function build"),
+        ("def other(a, b): rebuild = 1", "net.py:build", "no function build"),
         ("def build(a, b): pass", "net.py:biuld", "did you mean 'build'"),
         ("def build(a, b): pass", "net.py", "net.py:build"),
         ("def build(a, b):\n  retrun 1 2", "net.py:build", "line 2 is not Python"),
@@ -450,6 +450,11 @@ def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
     layers = [["dense", "Dense", {"units": 3, **plain}, ["input"]]]
     layer = from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0]
     assert layer.config == {"units": 3, **plain}
+
+
+@pytest.mark.parametrize("text", ["for name in ['build']: globals()[name] = f", "build: 'type' = f"])
+def test_a_function_may_be_named_by_text_in_its_file(text):
+    assert find_function(write(f"def f(*a): return 7\n{text}"), "build")() == 7
 
 
 # --- .keras files

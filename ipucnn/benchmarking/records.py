@@ -130,12 +130,12 @@ class Limits(Record, frozen=True, kw_only=True):
         compare_with: "keras", or None.
     """
 
-    min_executions: Positive = 10
-    min_time_s: float = 10.0
-    max_time_s: float = 150.0
-    max_warmup_s: float = 15.0
-    execution_s: float = 0.1
-    compare_with: Optional[str] = None
+    min_executions: Positive
+    min_time_s: float
+    max_time_s: float
+    max_warmup_s: float
+    execution_s: float
+    compare_with: Optional[str]
 
 
 class DeviceFacts(Record, frozen=True, kw_only=True):

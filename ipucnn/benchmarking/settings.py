@@ -1,6 +1,6 @@
 """The settings of a benchmark besides the options of a run, and the checks that need no TensorFlow."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
@@ -21,7 +21,14 @@ MODES = (TRAINING, INFERENCE, DATA, END_TO_END)
 KERAS = "keras"
 # A call of Keras' fit takes some 50 ms whatever its work: executions are long enough to make this negligible.
 COMPARED_EXECUTION_S = 2.0
-DEFAULTS = Limits()
+DEFAULTS = Limits(
+    min_executions=10,
+    min_time_s=10.0,
+    max_time_s=150.0,
+    max_warmup_s=15.0,
+    execution_s=0.1,
+    compare_with=None,
+)
 HOST_GENERATED, DEVICE_GENERATED, REAL = "host-generated", "device-generated", "real"
 DATA_KINDS = {
     HOST_GENERATED: "random images, generated once on the host and fed through the input pipeline",
@@ -47,7 +54,7 @@ class BenchmarkSettings:
 
     mode: str = INFERENCE
     scope: str = SESSION
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = DEFAULTS
     system: Optional[str] = None
     profile: Optional["SystemProfile"] = None
     baseline: Optional[Path] = None
@@ -144,6 +151,7 @@ def _limits(
         min_executions=executions,
         min_time_s=min_time_s,
         max_time_s=max_time_s,
+        max_warmup_s=DEFAULTS.max_warmup_s,
         execution_s=COMPARED_EXECUTION_S if compare_with is not None else DEFAULTS.execution_s,
         compare_with=compare_with,
     )

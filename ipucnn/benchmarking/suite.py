@@ -18,7 +18,7 @@ import platform
 import re
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -65,15 +65,19 @@ Options = Dict[str, List[str]]
 """The words of each option by its key, starting with the option itself."""
 
 
+_Text = Union[None, str, int, float]
+"""A text in YAML, where 2024 is a number and an empty text is null."""
+
+
 class _File(Struct, forbid_unknown_fields=True, rename="kebab"):
     """The contents of a suite's file; a row may have a name."""
 
     rows: Annotated[
         List[Union[str, Annotated[Dict[str, str], Meta(min_length=1, max_length=1)]]], Meta(min_length=1)
     ]
-    title: str = ""
-    about: str = ""
-    options: str = ""
+    title: _Text = ""
+    about: _Text = ""
+    options: _Text = ""
     epoch_images: Optional[documents.Positive] = None
 
 
@@ -139,12 +143,14 @@ class CommandLine:
         model: the name of a network.
         options: the options by key.
         name: the name in the suite; "" for a name derived from the command line.
+        where: the place in the suite, for messages.
     """
 
     command: str
     model: str
     options: Options
     name: str = ""
+    where: str = field(default="MODEL", compare=False)
 
     @property
     def text(self) -> str:
@@ -253,13 +259,15 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
         raise ConfigurationError(f"{source}: {problem}", _HINT)
     file = msgspec.convert(data, _File)
     with _naming(f"{source}: options"):
-        options = parse_options(_split(file.options))
+        options = parse_options(_split(str(file.options or "")))
     rows: List[CommandLine] = []
     for number, row in enumerate(file.rows, 1):
         ((row_name, line),) = row.items() if isinstance(row, dict) else (("", row),)
-        with _naming(f"{source}, row {number}"):
-            rows += (replace(each, name=row_name) for each in _expanded(line, options))
-    return Suite(name, tuple(rows), file.title, " ".join(file.about.split()), file.epoch_images)
+        where = f"{source}, row {number}"
+        with _naming(where):
+            rows += (replace(each, name=row_name, where=where) for each in _expanded(line, options))
+    title, about = str(file.title or ""), " ".join(str(file.about or "").split())
+    return Suite(name, tuple(rows), title, about, file.epoch_images)
 
 
 def _expanded(line: str, options: Options) -> Iterator[CommandLine]:
@@ -360,7 +368,7 @@ def _ids(rows: List[CommandLine]) -> List[str]:
 
 def _pending(row: CommandLine, row_id: str) -> Row:
     """Checks a row; an image size that its network does not accept becomes the next legal one, noted."""
-    with _naming(f"row {row_id}"):
+    with _naming(f"{row.where} ({row_id})"):
         resolved = row.resolve()
     size, notes = resolved.config.image_size, []
     if size is not None and "image-size" in row.options:
