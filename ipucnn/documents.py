@@ -32,6 +32,8 @@ MAX_DEPTH = 50
 """Most levels of nested lists and mappings."""
 MAX_NODES = 100_000
 """Most keys and values of a document; the values of an alias count at each use."""
+MAX_TAGS = 1000
+"""Most ``%TAG`` directives of a document; LibYAML compares each with all earlier ones."""
 MAX_RECORD_BYTES = 64_000_000
 """Largest file that ipucnn wrote and reads again, such as the report of a long benchmark."""
 MAX_NUMBER_CHARACTERS = 308
@@ -251,9 +253,11 @@ def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
 
 
 def _check_text(text: str) -> None:
-    """Refuses texts that are too long or contain characters that YAML forbids."""
+    """Refuses texts that are too long, contain characters that YAML forbids, or have many ``%TAG``."""
     if len(text) > MAX_BYTES:
         raise BadDocument(f"it is longer than {MAX_BYTES:,} characters", _SPLIT_HINT)
+    if text.count("%TAG") > MAX_TAGS:
+        raise BadDocument(f"it has more than {MAX_TAGS:,} times %TAG", "remove them: tags are not read")
     match = _NOT_TEXT.search(text)
     if match is not None:
         raise BadDocument(
