@@ -91,41 +91,45 @@ def test_three_axes_are_a_stack_of_grey_images_only_if_unambiguous(channels, sha
 
 
 REFUSED = [
-    (lambda run: ipucnn.load("absent"), "run folder absent does not exist", ""),
-    (lambda run: ipucnn.load(run, checkpoint="better"), "has no better", ""),
-    (lambda run: ipucnn.load(5), "run is of type int", ""),
-    (lambda run: ipucnn.load(None), "run is of type NoneType", ""),
-    (lambda run: ipucnn.load(run, checkpoint=5), "checkpoint is of type int", ""),
-    (lambda run: ipucnn.read_history(b"x"), "run is of type bytes", ""),
-    (lambda run: ipucnn.evaluate(run, checkpoint=[]), "checkpoint is of type list", ""),
-    (lambda run: ipucnn.export(run, 5), "format is of type int", ""),
-    (lambda run: ipucnn.export(run, "exe"), "--format exe", ""),
-    (lambda run: ipucnn.export(run, "onnx", output=[]), "output is of type list", ""),
-    (lambda run: ipucnn.export(run, "onnx", batch=0), "batch 0", ""),
-    (lambda run: ipucnn.export(run, "onnx", opset="x"), "opset x", ""),
-    (lambda run: ipucnn.plan("lennet"), "unknown model", "lenet"),
-    (lambda run: ipucnn.plan("resnet18", stages=-1), "stages -1", ""),
-    (lambda run: ipucnn.plan("resnet18", stages="x"), "stages x", ""),
-    (lambda run: ipucnn.plan("resnet18", stages=2.5), "stages 2.5", ""),
-    (lambda run: ipucnn.plan("resnet18", system=5), "system is of type int", ""),
-    (lambda run: ipucnn.plan("resnet18", micro_batch_size=[4]), "must be a whole number", ""),
-    (lambda run: ipucnn.plan("resnet50", stage=4), "`ipucnn plan-splits` has no option stage", "did you mean 'stages'"),
-    (lambda run: ipucnn.plan("resnet50", sistem=4), "has no option sistem", "did you mean 'system'"),
-    (lambda run: ipucnn.plan("lenet", micro_batchsize=4), "option micro_batchsize", "did you mean 'micro_batch_size'"),
-    (lambda run: ipucnn.train(np.zeros(3)), "model is of type ndarray", ""),
-    (lambda run: ipucnn.train("lenet", dataset=(5, 6)), "no two pairs of arrays", ""),
-    (lambda run: ipucnn.train("lenet", num_epoch=3), "`ipucnn train` has no option num_epoch", "'num_epochs'"),
-    (lambda run: ipucnn.train("lenet", batch_size=3), "option batch_size", "'micro_batch_size' or 'global_batch_size'"),
-    (lambda run: ipucnn.train("toy_model", dataset="digits", kfold=3), "a cross-validation is several", ""),
-    (lambda run: ipucnn.train("toy_model", dataset="digits", dry_run=True), "dry_run: ", ""),
+    (3, lambda run: ipucnn.load("absent"), "run folder absent does not exist", ""),
+    (3, lambda run: ipucnn.load(run, checkpoint="better"), "has no better", ""),
+    (2, lambda run: ipucnn.load(5), "run is of type int", ""),
+    (2, lambda run: ipucnn.load(None), "run is of type NoneType", ""),
+    (2, lambda run: ipucnn.load(run, checkpoint=5), "checkpoint is of type int", ""),
+    (2, lambda run: ipucnn.read_history(b"x"), "run is of type bytes", ""),
+    (2, lambda run: ipucnn.evaluate(run, checkpoint=[]), "checkpoint is of type list", ""),
+    (2, lambda run: ipucnn.export(run, 5), "format is of type int", ""),
+    (2, lambda run: ipucnn.export(run, "exe"), "--format exe", ""),
+    (2, lambda run: ipucnn.export(run, "onnx", output=[]), "output is of type list", ""),
+    (2, lambda run: ipucnn.export(run, "onnx", batch=0), "batch 0", ""),
+    (2, lambda run: ipucnn.export(run, "onnx", opset="x"), "opset x", ""),
+    (2, lambda run: ipucnn.plan("lennet"), "unknown model", "lenet"),
+    (2, lambda run: ipucnn.plan("resnet18", stages=-1), "stages -1", ""),
+    (2, lambda run: ipucnn.plan("resnet18", stages="x"), "stages x", ""),
+    (2, lambda run: ipucnn.plan("resnet18", stages=2.5), "stages 2.5", ""),
+    (2, lambda run: ipucnn.plan("resnet18", system=5), "system is of type int", ""),
+    (2, lambda run: ipucnn.plan("resnet18", micro_batch_size=[4]), "must be a whole number", ""),
+    (2, lambda run: ipucnn.plan("resnet50", stage=4), "`ipucnn plan-splits` has no option stage",
+     "did you mean 'stages'"),
+    (2, lambda run: ipucnn.plan("resnet50", sistem=4), "has no option sistem", "did you mean 'system'"),
+    (2, lambda run: ipucnn.plan("lenet", micro_batchsize=4), "option micro_batchsize",
+     "did you mean 'micro_batch_size'"),
+    (2, lambda run: ipucnn.train(np.zeros(3)), "model is of type ndarray", ""),
+    (3, lambda run: ipucnn.train("lenet", dataset=(5, 6)), "no two pairs of arrays", ""),
+    (2, lambda run: ipucnn.train("lenet", num_epoch=3), "`ipucnn train` has no option num_epoch", "'num_epochs'"),
+    (2, lambda run: ipucnn.train("lenet", batch_size=3), "option batch_size",
+     "'micro_batch_size' or 'global_batch_size'"),
+    (2, lambda run: ipucnn.train("toy_model", dataset="digits", kfold=3), "a cross-validation is several", ""),
+    (2, lambda run: ipucnn.train("toy_model", dataset="digits", dry_run=True), "dry_run: ", ""),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "message", "hint"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_wrong_arguments_are_errors_with_a_hint(folder, call, message, hint):
+@pytest.mark.parametrize(("code", "call", "message", "hint"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_wrong_arguments_are_errors_with_a_hint(folder, code, call, message, hint):
     with pytest.raises(UserError) as caught:
         call(str(folder / "runs" / "mine"))
     assert message in caught.value.message and caught.value.hint and hint in caught.value.hint
+    assert caught.value.exit_code == code
     # Python prints only the text of an exception, so the text contains the hint as well.
     assert str(caught.value) == f"{caught.value.message}\nhint: {caught.value.hint}"
 

@@ -35,11 +35,12 @@ from ipucnn import cli, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
+from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
 from ipucnn.runs import folder as folder_module
 from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
-from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.trackers import MlperfLog
 from ipucnn.runs.train import TrainingRun
@@ -557,6 +558,20 @@ def test_a_missing_secret_is_noted(monkeypatch, secret):
     assert any("IPUCNN_SECRET is not set" in note for note in notes) == (not secret)
     # The user chose the groups of fused micro-batches.
     assert not any("groups of fused micro-batches are those" in note for note in notes)
+
+
+def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
+    """Workers gather statistics together: worker 0 would wait for ever for one that ended before."""
+    measured = []
+    recorder = Recorder.__new__(Recorder)
+    recorder._guard = SimpleNamespace(exit_code=130)
+    recorder._program = SimpleNamespace(num_weight_updates=2)
+    recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
+    recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
+    recorder._measure_statistics = lambda: measured.append(True)
+    with pytest.raises(Interrupted, match="the first worker saves it"):
+        recorder._interrupt()
+    assert measured
 
 
 # -- writing the run folder -------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_only_the_chosen_preset_is_checked():
         ("resnet_fats", "mine.yml", ConfigurationError, "no such preset", "did you mean 'resnet_fast'?"),
         (None, "mine.yml", ConfigurationError, "no preset named", "resnet_fast"),
         ("a", "absent.yml", DataError, "no such file", "YAML file"),
-        ("a", "bytes.yml", DataError, "is not UTF-8 text", ""),
+        ("a", "bytes.yml", DataError, "is not UTF-8 text", "YAML file"),
         ("cifar_resnet9", None, ConfigurationError, "no built-in preset", "did you mean 'cifar_resnet"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_preset_that_is_not_there_is_refused(tmp_path, name, file, error, mess
     (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(error, match=message) as caught:
         presets.load_preset(name, file and str(tmp_path / file))
-    assert hint in (caught.value.hint or "")
+    assert hint in caught.value.hint
 
 
 def test_a_saved_config_is_a_preset(tmp_path):

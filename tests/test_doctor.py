@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +168,21 @@ def test_a_machine_without_ipus(capsys):
     assert "no IPU is used: runs compute on the CPU with the IPU's semantics" in words(out)
     assert "figures of IPUs are predicted" in words(out)
     assert "train, evaluate, infer" in out
+
+
+@pytest.mark.parametrize("value", ["fifo", "loop", "", "~nouser", "x" * 300, None])
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR", "IPUCNN_CUSTOM_OPS"])
+def test_hostile_variables_end_in_no_traceback(capsys, tmp_path, monkeypatch, name, value):
+    """Nothing waits for the other end of a FIFO."""
+    os.mkfifo("fifo")
+    Path("loop").symlink_to("loop")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    code, _, err = doctor(capsys)
+    assert code in (0, 2, 3, 6) and "Traceback" not in err
+    assert code == 0 or re.search(r"^hint: \S", err, re.MULTILINE), err
 
 
 def test_json_has_the_same_keys_on_every_machine(capsys, tool, request):

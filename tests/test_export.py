@@ -354,8 +354,8 @@ def test_a_corrupted_file_is_refused(exported, prepared, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("answer", ["another size in each batch", "no batch", "float64"])
-def test_outputs_that_do_not_fit_together_are_refused(exported, prepared, answer):
-    """The file's process answers with arrays that NumPy cannot join, or with another type."""
+def test_outputs_of_another_shape_or_type_are_refused(exported, prepared, answer):
+    """The file's process answers with arrays of another shape or type."""
 
     def run(images):
         size = len(images) + (answer == "another size in each batch")

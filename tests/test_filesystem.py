@@ -124,11 +124,15 @@ def test_an_unsearchable_folder_is_an_error(here):
     ("name", "hint"),
     [
         ("EACCES", "permissions"),
+        ("EPERM", "permissions"),
         ("EROFS", "permissions"),
         ("ELOOP", "without links"),
         ("ENAMETOOLONG", "a shorter path"),
+        ("ENOENT", "check the path"),
         ("ENOTDIR", "check the path"),
         ("ENOSPC", "free some space"),
+        ("EDQUOT", "free some space"),
+        ("EFBIG", "free some space"),
         ("EMFILE", "ulimit -n"),
         ("EIO", "another path"),
     ],
@@ -336,6 +340,18 @@ def test_a_fifo_is_written_to_and_stays_a_fifo(here):
         reader.join(60)
         assert reader.data[:num_read] == b"x" * num_read and stat.S_ISFIFO(fifo.lstat().st_mode)
     assert [p.name for p in here.iterdir()] == ["fifo"]
+
+
+def test_a_terminal_is_written_to_and_stays_a_device(here):
+    leader, follower = os.openpty()
+    terminal = Path(os.ttyname(follower))
+    (here / "link").symlink_to(terminal)
+    for path in (terminal, here / "link"):
+        filesystem.check_output(path)
+        filesystem.write_output_text(path, "plan\n")
+        assert os.read(leader, 100).replace(b"\r", b"") == b"plan\n"
+        assert stat.S_ISCHR(os.stat(terminal).st_mode) and (here / "link").is_symlink()
+    os.close(leader), os.close(follower)
 
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from few_examples import tries
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
 
@@ -182,13 +182,23 @@ def depthwise_results(samples, height, width, kernel, stride, padding, channels=
 
 @compiled
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
-       st.sampled_from(["SAME", "VALID"]), st.integers(1, 20))  # fmt: skip
+       st.sampled_from(["SAME", "VALID"]), st.integers(1, 20), st.sampled_from([3, 6]))  # fmt: skip
+@example(4, 4, 5, 2, "SAME", 3, 6)
+@example(5, 5, 5, 2, "VALID", 3, 6)
+@example(7, 7, 5, 2, "VALID", 3, 6)
+@example(3, 3, 3, 1, "SAME", 3, 6)
+@example(1, 1, 5, 1, "SAME", 3, 6)
+@example(2, 2, 5, 1, "SAME", 3, 6)
+@example(4, 4, 3, 2, "SAME", 3, 6)
+@example(5, 5, 3, 2, "SAME", 3, 6)
+@example(9, 9, 3, 2, "VALID", 3, 6)
+@example(6, 6, 3, 3, "SAME", 3, 6)
 @tries(20, slow=60)
-def test_depthwise_convolutions_equal_tensorflow(height, width, kernel, stride, padding, samples):
+def test_depthwise_convolutions_equal_tensorflow(height, width, kernel, stride, padding, samples, channels):
     if padding == "VALID" and kernel > min(height, width):
         return
     tolerance = 1e-5 if samples <= 3 else 1e-4
-    for native, ours in zip(*depthwise_results(samples, height, width, kernel, stride, padding)):
+    for native, ours in zip(*depthwise_results(samples, height, width, kernel, stride, padding, channels)):
         np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=tolerance, atol=tolerance)
 
 

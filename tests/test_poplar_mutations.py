@@ -81,7 +81,7 @@ def test_every_option_that_only_an_ipu_acts_on_changes_its_leaves():
         def leaves(layout=Layout(4), **options):
             return make_ipu_config(ipu, dataclasses.replace(RunConfig(), **options), layout).to_dict()
 
-        default = leaves()
+        default, bounded = leaves(), set()
         for name, value, changed in CHANGES:
             configured = leaves(**{name: value})
             assert {leaf for leaf in default if configured[leaf] != default[leaf]} == set(changed.split()), (
@@ -89,8 +89,12 @@ def test_every_option_that_only_an_ipu_acts_on_changes_its_leaves():
             )
             bits = FACTS["leaves"][changed.split()[0]].get("bits")
             # int64 for bytes, int32 for devices; larger values are refused before TensorFlow is imported.
-            assert bits is None or specs[name].within.maximum == 2 ** (bits - 1) - 1, name
+            if bits is not None:
+                bounded.add(name)
+                assert specs[name].within.maximum == 2 ** (bits - 1) - 1, name
             layout = leaves(Layout(8, 0.25, True, 2))
+    sizes = {"max_cross_replica_buffer_size", "max_reduce_many_buffer_size", "min_remote_tensor_size"}
+    assert bounded == {"select_ipu", *sizes}
     changed = {leaf for *_, names in CHANGES for leaf in names.split()}
     assert changed | {leaf for leaf in default if layout[leaf] != default[leaf]} == set(LEAVES)
     assert layout["auto_select_ipus"] == 8 and layout["allow_recompute"]

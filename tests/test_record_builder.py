@@ -262,6 +262,8 @@ def test_invalid_builds_are_refused(folder, run, line, code, words):
     (folder.parent / "empty").mkdir()
     ended, out, err = run("build-records", *line.split())
     assert (ended, out) == (code, "") and "hint:" in err and all(word in err for word in words)
+    # What was built before an image is refused is kept for the next build.
+    assert Path("new").exists() == ("--max-image-pixels" in line)
 
 
 def examples(out, code):

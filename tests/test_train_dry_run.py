@@ -127,6 +127,7 @@ def test_dry_run_prints_the_program_and_leaves_no_files(capsys, here, words, row
     assert "nothing was trained or written" in err and f"global batch {shown['global batch']}" in " ".join(
         err.split()
     )
+    assert shown["executions"].replace(", each of", " executions of") in " ".join(err.split())
     assert list(here.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import struct
 import time
 from pathlib import Path
@@ -443,7 +444,7 @@ MASKS = {
     "truncated": ("truncated", rewritten(IMAGE_3, lambda d: d[:-200])),
     "truncated mask": ("truncated", rewritten(MASK_3, lambda d: d[:-20])),
     "an empty file": ("empty-file", written(MASK_3, b"")),
-    "two of a name": ("unreadable", written("images/3.bmp", b"x")),
+    "two of a name": ("unreadable", saved("images/3.bmp", photo("L").resize((32, 24)), "BMP")),
     "a copy": ("duplicate", copied("images/4.png", IMAGE_3, "masks/4.png", MASK_3)),
     "other masks": ("conflict", copied("images/4.png", IMAGE_3)),
     "a leak": ("leakage", copied("images/4.png", "images/9.png")),
@@ -586,8 +587,22 @@ NOT_READ |= {"wrong-mode", "mask-values", "label-range", "unpaired", "missing-su
 DAMAGES = {"idx": IDX, "cifar": CIFAR, "folders": FOLDERS, "masks": MASKS, "volumes": VOLUMES}
 
 
+REASONS = {
+    ("idx", "truncated"): "train-images.*truncated",
+    ("idx", "bytes at the end"): "labels.*trailing",
+    ("idx", "swapped"): "not an idx file",
+    ("idx", "a label too many"): "images but",
+    ("idx", "a wrong label"): "label 10",
+    ("masks", "two of a name"): "both called 3",
+    ("masks", "colour"): "3.png is colour",
+    ("masks", "a mask of another size"): "20x20",
+    ("volumes", "fewer labels"): "slices",
+}
+"""Words of the error that ends training."""
+
+
 @pytest.mark.parametrize("kind, what", [(kind, what) for kind, table in DAMAGES.items() for what in table])
-def test_damage_is_found_and_ends_training(made, kind, what):
+def test_damage_is_found_and_ends_training_if_nothing_can_be_trained_on(made, kind, what):
     code, damage = DAMAGES[kind][what]
     name, folder = made(kind)
     damage(folder)
@@ -600,6 +615,9 @@ def test_damage_is_found_and_ends_training(made, kind, what):
         with pytest.raises(DataError) as refused:
             OPENING[kind](folder)
         assert refused.value.hint and str(folder) in refused.value.message
+        assert re.search(REASONS.get((kind, what), ""), refused.value.message)
+    elif not errors:
+        OPENING[kind](folder)
 
 
 def test_every_code_is_found_by_a_test():
