@@ -177,10 +177,11 @@ def test_hostile_variables_end_in_no_traceback(capsys, tmp_path, monkeypatch, na
     os.mkfifo("fifo")
     Path("loop").symlink_to("loop")
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv(name, raising=False)
     if value is not None:
         monkeypatch.setenv(name, value)
-    code, _, err = doctor(capsys)
+    code, _, err = doctor(capsys, "--dataset-path", "~/data")
     assert code in (0, 2, 3, 6) and "Traceback" not in err
     assert code == 0 or re.search(r"^hint: \S", err, re.MULTILINE), err
 
