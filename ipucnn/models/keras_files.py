@@ -16,6 +16,7 @@ Weights have one of three layouts:
 from __future__ import annotations
 
 import io
+import math
 import re
 import zipfile
 from collections import Counter
@@ -41,6 +42,10 @@ EXTENSIONS = (".h5", ".hdf5", ".keras")
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _FILTERS = (1, 2, 3)
 """HDF5's filters for deflate, shuffle and checksums; for any other filter HDF5 loads a library."""
+_MOST_NAMES, _MOST_TEXTS = 100_000, 4096
+"""Most names in an attribute, and most of them if their length is variable."""
+_SMALL_CHUNK = 2**16
+"""Numbers in a chunk that any tensor may have."""
 # Layers of preprocessing and random numbers; their values are not weights of the network.
 _NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
 
@@ -127,7 +132,11 @@ def _zip_member(path: Path, name: str, hint: str, at_most: Optional[int] = None)
         if at_most is not None and members[0].file_size > at_most:
             raise DataError(f"{shown(path)}: its {name} is too large for a network's", hint)
         check_memory(members[0].file_size, f"{name} in {shown(path)}")
-        return archive.read(members[0])  # no more bytes than the header says
+        with archive.open(members[0]) as member:
+            data = member.read(members[0].file_size + 1)
+    if len(data) > members[0].file_size:
+        raise DataError(f"{shown(path)} is damaged: its {name} is longer than it says", hint)
+    return data
 
 
 def read_configuration(path: Path, hint: str) -> Any:
@@ -176,11 +185,28 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
 
 def _names(group: HdfItem, attribute: str) -> List[str]:
     """The list of names in an attribute; Keras splits long lists into ``<attribute>0``, ``<attribute>1``, ..."""
-    names, part = list(group.attrs.get(attribute, ())), 0
+    names, part = _attribute(group, attribute) if attribute in group.attrs else [], 0
     while f"{attribute}{part}" in group.attrs:
-        names += list(group.attrs[f"{attribute}{part}"])
+        names += _attribute(group, f"{attribute}{part}")
         part += 1
     return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in names]
+
+
+def _attribute(group: HdfItem, name: str) -> List[Any]:
+    """The entries of an attribute.
+
+    Raises:
+        ValueError: there are more entries than a network can have layers, or they are too long.
+    """
+    attribute = group.attrs.get_id(name)
+    length = math.prod(map(int, attribute.shape))
+    # Many entries of variable length can refer to one large text, and HDF5 does not give its length beforehand.
+    most = _MOST_TEXTS if attribute.dtype.kind == "O" else _MOST_NAMES
+    if len(attribute.shape) != 1 or length > most or length * attribute.dtype.itemsize > _MOST_NAMES * 256:
+        raise ValueError(
+            f"its attribute {name} has the shape {attribute.shape}, and at most {most:,} names are read"
+        )
+    return list(group.attrs[name])
 
 
 def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[LayerWeights]:
@@ -235,7 +261,9 @@ def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
     is_stored = isinstance(tensor, h5py.Dataset) and not (tensor.is_virtual or tensor.external)
     if is_stored and tensor.dtype.kind == "f":
         plist = tensor.id.get_create_plist()
-        if all(plist.get_filter(i)[0] in _FILTERS for i in range(plist.get_nfilters())):
+        has_filters = all(plist.get_filter(i)[0] in _FILTERS for i in range(plist.get_nfilters()))
+        # HDF5 reads whole chunks, and a small tensor may have huge ones.
+        if has_filters and math.prod(map(int, tensor.chunks or ())) <= max(int(tensor.size), _SMALL_CHUNK):
             return tensor
     raise DataError(f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT)
 
