@@ -162,7 +162,7 @@ BUDGET = {
     "config": (2505, 1340),
     "datasets": (5564, 4351),
     "diagnosis": (517, 402),
-    "models": (2660, 2110),
+    "models": (2680, 2124),
     "planning": (5120, 4025),
     "reports": (3645, 2915),
     "runs": (5955, 4510),
