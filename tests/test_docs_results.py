@@ -47,18 +47,9 @@ FIGURES = [
     ("README.md", r"factor of ([\d.]+) on average", lambda: [mean_factor()]),
     ("docs/planner.md", r"and by ([\d.]+) \(at most ([\d.]+)\)", lambda: [mean_factor(), worst_factor()]),
     ("README.md", r"geometric mean over (\d+) published", lambda: [len(rows("throughput"))]),
+    ("README.md", r"such as (\d+) % on 20,000 images", lambda: preset("cifar_resnet8@cifar10")[:1]),
     ("README.md", r"accuracy was ([\d.]+) ± ([\d.]+) %", lambda: preset("efficientnet-b0@digits")[:2]),
 ]
-TABLE = {
-    "efficientnet-b0 | embedded digits": "efficientnet-b0@digits",
-    "cifar_resnet8 | embedded digits": "cifar_resnet8@digits",
-    "lenet | embedded digits": "lenet@digits",
-    "mnist_cnn | embedded digits": "mnist_cnn@digits",
-    "mnist_cnn | MNIST": "mnist_cnn@mnist",
-    "cifar_resnet8 | CIFAR-10": "cifar_resnet8@cifar10",
-}
-
-
 def equals(text, value):
     """Says whether a printed number is the value, rounded to the digits it shows."""
     digits = len(text.partition(".")[2])
@@ -69,22 +60,16 @@ def equals(text, value):
 def test_figures_of_a_page_are_the_measured_ones(page, words, figures):
     (printed,) = re.findall(words, (ROOT / page).read_text(encoding="utf-8"))
     printed = [printed] if isinstance(printed, str) else printed
-    for text, value in zip(printed, figures()):
+    values = figures()
+    assert len(printed) == len(values)
+    for text, value in zip(printed, values):
         assert equals(text, value), (text, value)
 
 
-@pytest.mark.parametrize("start, name", TABLE.items())
-def test_table_of_the_readme_has_the_measured_accuracies(start, name):
-    (line,) = [
-        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {start}")
-    ]
-    seeds, mean, deviation = re.search(r"\| (\d+) \| accuracy ([\d.]+) ± ([\d.]+) %", line).groups()
-    measured = preset(name)
-    assert equals(mean, measured[0]) and equals(deviation, measured[1]) and int(seeds) == measured[2]
-
-
 def test_every_row_says_how_it_was_measured():
-    for path in (ROOT / "results").glob("*.csv"):
+    files = list((ROOT / "results").glob("*.csv"))
+    assert len(files) >= 6
+    for path in files:
         if path.stem != "published":
             for row in rows(path.stem):
                 assert (
