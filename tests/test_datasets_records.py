@@ -227,7 +227,7 @@ def test_the_index_is_rebuilt_only_if_a_file_changed(folder, tmp_path, monkeypat
     assert len(open_folder(folder).train) == 8
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "pickle", "empty", "folder"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "pickle", "empty", "folder", "foreign"])
 def test_a_damaged_index_is_rebuilt(folder, tmp_path, monkeypatch, damage):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
     whole = fingerprint(open_folder(folder))
@@ -238,6 +238,14 @@ def test_a_damaged_index_is_rebuilt(folder, tmp_path, monkeypatch, damage):
     elif damage == "folder":
         path.unlink()
         path.mkdir()
+    elif damage == "foreign":
+        # An intact file whose records lie in more shards than there are.
+        with np.load(path) as stored:
+            columns = {
+                name: stored[name] + ("shards" in name) * stored[name].dtype.type(9) for name in stored
+            }
+        np.savez(path, **columns)
+        data = path.read_bytes()
     else:
         data = {"cut": data[:-7], "pickle": b"x" * 64 + b"\ncos\nsystem\n", "empty": b""}[damage]
     if damage != "folder":

@@ -50,6 +50,8 @@ FIGURES = [
     ("README.md", r"such as (\d+) % on 20,000 images", lambda: preset("cifar_resnet8@cifar10")[:1]),
     ("README.md", r"accuracy was ([\d.]+) ± ([\d.]+) %", lambda: preset("efficientnet-b0@digits")[:2]),
 ]
+
+
 def equals(text, value):
     """Says whether a printed number is the value, rounded to the digits it shows."""
     digits = len(text.partition(".")[2])

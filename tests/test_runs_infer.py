@@ -610,3 +610,11 @@ def test_stars_within_a_name_are_one_star(tmp_path, monkeypatch, pattern):
     place = tmp_path / ("folder" if "/" in pattern else "") / "cat.png"
     place.write_bytes(b"")
     assert [Path(found).name for found in find_images([pattern])[0]] == ["cat.png"]
+
+
+def test_an_image_that_ends_the_process_ends_the_decoding():
+    def read():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        list(decoded([ImageInput("a", read)], 2, 4))

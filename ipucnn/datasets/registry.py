@@ -460,11 +460,12 @@ def choose_dataset(
     path = expand(str(path))
     if name is None:
         return _choose_default(path, home, task, download)
-    if is_python_name(name):
+    is_tfds = name.lower().startswith(TFDS_PREFIX)
+    if is_python_name(name) and not is_tfds:
         function = find_function(name, "load")
         return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     known = canonical(name)
-    if name.lower().startswith(TFDS_PREFIX):
+    if is_tfds:
         known = TFDS_PREFIX + name[len(TFDS_PREFIX) :]
         if any(part in ("", ".", "..") for part in name[len(TFDS_PREFIX) :].split("/")):
             raise ConfigurationError(f"'{known}' names no data set", "for example tfds:svhn_cropped")

@@ -163,8 +163,8 @@ class TrainedSetup(Setup):
         session.would_fit = prediction_would_fit(model, self.record.name, self.config, command)
         session.prepare_evaluation(model, None)
 
-    def build(self) -> "KerasModel":
-        """Builds the network with its weights (imports TensorFlow)."""
+    def build(self) -> Optional["KerasModel"]:
+        """Builds the network with its weights (imports TensorFlow); None for an exported file."""
         if self.fill is None:
             return None  # an exported file runs without Keras's network
         model = run_setup.build(self)

@@ -226,19 +226,18 @@ def _read_images(
     folder: Path, files: Sequence[Tuple[Path, Path]], masks: Sequence[np.ndarray], max_pixels: int
 ) -> np.ndarray:
     """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
-    images: List[np.ndarray] = []
-    for (path, mask_path), mask in zip(files, masks):
+    for i, ((path, mask_path), mask) in enumerate(zip(files, masks)):
         image = read_image(path, max_pixels)
         _check_size(image, path, mask, mask_path, "an image and its mask have one size")
-        if not images:
-            # All images have this size; they are in memory twice while they are stacked into one array.
-            needed = 2 * len(files) * (image.size + mask.size)
+        if i == 0:
+            # All images have this size; masks are in memory twice while they are stacked into one array.
+            needed = len(files) * (image.size + 2 * mask.size)
             check_memory(needed, f"{printable(str(folder))} with {len(files)} such images")
+            images = np.empty((len(files), *image.shape), np.uint8)
         else:
             _check_alike(image, path, images[0], files[0][0])
-        images.append(image)
-    stacked = np.stack(images)
-    return stacked[..., np.newaxis] if stacked.ndim == 3 else stacked
+        images[i] = image
+    return images[..., np.newaxis] if images.ndim == 3 else images
 
 
 def _check_size(one: np.ndarray, path: Path, other: np.ndarray, other_path: Path, hint: str) -> None:

@@ -1,4 +1,4 @@
-"""Patches of images that are too large, or have the wrong size, for a network: the overlap-patch strategy.
+"""Patches of images that are too large, or have the wrong size, for a network: the overlap-tile strategy.
 
 A network without padding predicts the centre of its input.  Patches are placed so that these centres cover an image;
 pixels beyond the image's border are mirrored (Ronneberger et al. 2015, section 2).  This module does not import

@@ -14,7 +14,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -180,15 +180,29 @@ def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -
     return cache_folder("records") / f"{key[:32]}.npz"
 
 
-def _read_cached(path: Path, subsets: Iterable[str]) -> Optional[Dict[str, _Columns]]:
-    """Reads the columns of both subsets; returns None if the file is absent or damaged."""
+def _read_cached(
+    path: Path, shards: Dict[str, List[Path]], num_classes: int
+) -> Optional[Dict[str, _Columns]]:
+    """Reads the columns of both subsets; returns None if the file is absent, damaged or no index of these shards."""
     with contextlib.suppress(Exception):  # NumPy and zipfile raise many types for damaged files
         packed = io.BytesIO(read_bytes(path, _MOST_INDEX_BYTES))
         if zipfile.ZipFile(packed).testzip() is None:  # NumPy 1.19 prints an error for a file that is none
             packed.seek(0)
             stored = np.load(packed, allow_pickle=False)
-            return {subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in subsets}
+            subsets = {subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in shards}
+            if all(_fits(subsets[subset], len(shards[subset]), num_classes) for subset in shards):
+                return subsets
     return None
+
+
+def _fits(columns: _Columns, num_shards: int, num_classes: int) -> bool:
+    """Whether columns have the declared types, one length, and numbers of shards and classes that exist."""
+    size = len(columns["labels"])
+    types = {name: column.dtype.type for name, column in columns.items()}
+    if types != _COLUMNS or any(column.shape != (size,) for column in columns.values()) or not size:
+        return False
+    limits = ((columns["shards"], num_shards), (columns["labels"], num_classes))
+    return all(column.min() >= 0 and column.max() < limit for column, limit in limits)
 
 
 def _write_cached(path: Path, subsets: Dict[str, _Columns]) -> None:
@@ -222,7 +236,7 @@ def open_records(folder: Path) -> DataSource:
                 )
     names = class_names(folder)
     cached = _cache_path(folder, shards, len(names))
-    subsets = _read_cached(cached, shards)
+    subsets = _read_cached(cached, shards, len(names))
     if subsets is None:
         done, total, listener = 0, sum(map(len, shards.values())), _progress.get()
 

@@ -181,7 +181,7 @@ def decoded(
         num_parallel: threads.
         ahead: the most images to decode ahead of the caller; bounds the memory.
     """
-    waiting: Deque[Tuple[ImageInput, AsyncResult[Decoded]]] = deque()
+    waiting: Deque[Tuple[ImageInput, AsyncResult[Union[np.ndarray, BaseException]]]] = deque()
     remaining = iter(inputs)
     # No ThreadPoolExecutor: the interpreter waits for its threads, but an interrupt must not wait for a disk.
     with ThreadPool(max(1, num_parallel)) as pool:
@@ -194,13 +194,16 @@ def decoded(
             # Waits in short intervals: a signal just before an endless wait would go unnoticed.
             while not result.ready():
                 result.wait(POLL_S)
-            yield first, result.get()
+            pixels = result.get()
+            if isinstance(pixels, BaseException) and not isinstance(pixels, DataError):
+                raise pixels
+            yield first, pixels
 
 
-def _pixels_or_error(image: ImageInput) -> Decoded:
+def _pixels_or_error(image: ImageInput) -> Union[np.ndarray, BaseException]:
     try:
         return np.asarray(image.read())
-    except DataError as error:
+    except BaseException as error:  # the pool's thread would end with some of them, and never give a result
         return error
 
 

@@ -1,6 +1,6 @@
 """Segments whole images: overlapping patches of images of any size, and pictures of a few images of a data set.
 
-The patches implement the overlap-patch strategy of Ronneberger et al. 2015 (section 2 and figure 2).
+The patches implement the overlap-tile strategy of Ronneberger et al. 2015 (section 2 and figure 2).
 
 An unpadded network's output is ``margin`` pixels smaller than its input, half of it on each side.  Outputs cover the
 image without gaps. The input of each is the output's area with its surroundings; beyond the border, the image is
