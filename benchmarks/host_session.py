@@ -466,7 +466,8 @@ def main() -> None:
         against.remove("torch")
         print("PyTorch or timm is not installed: left out")
     packages = ["tensorflow", "keras", *(("torch", "timm") if "torch" in against else ())]
-    how = results.Measurement(f"python benchmarks/host_session.py --against {' '.join(against)}", packages)
+    command = f"python benchmarks/host_session.py --against {' '.join(against)} --rounds {arguments.rounds}"
+    how = results.Measurement(command, packages)
     notes = how.columns()
     print(f"{notes['conditions']}; revision {notes['revision']}")
     print(f"training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time")

@@ -175,7 +175,11 @@ def _optimizer_slots(name: Optional[str]) -> int:
 
 
 def throughput_program(row: Dict[str, str]) -> Program:
-    """Turns a row of results/published.csv into a program."""
+    """Turns a row of results/published.csv into a program.
+
+    Raises:
+        Skipped: the splits of the network are not known.
+    """
     name, training = row["network"], row["task"] == "train"
     record, size = get_model(name), int(row["image_size"])
     graph = layer_graph(record, BuildOptions((size, size, record.input_shape[2]), record.num_classes))
@@ -208,7 +212,7 @@ def throughput_program(row: Dict[str, str]) -> Program:
         settings.update(available_memory_proportion=uniform(0.4), optimizer_slots=2)
     elif name == "resnext101_32x4d":
         splits = ("conv4_block4_out",)
-    else:
+    elif name == "unet":
         splits = tuple(
             graph.layers[graph.index(last) + 1].name
             for last in (
@@ -220,6 +224,8 @@ def throughput_program(row: Dict[str, str]) -> Program:
         settings.update(available_memory_proportion=by_stage((0.7, 0.3, 0.45, 0.7), 4))
         # Its pipeline keeps the SDK's default for the optimizer state: offloaded.
         settings.update(optimizer_state_offloading=True)
+    else:
+        raise Skipped(f"splits of {name} are not known")
     prefix = {"mk2": "", "bow": "bow-"}[row["ipu"]]
     small = {"mk2": "m2000", "bow": "bow-2000"}[row["ipu"]]
     system = get_system(small if num_ipus <= 4 else f"{prefix}pod{num_ipus}")

@@ -119,12 +119,13 @@ def write_rows(
     """Writes rows to a CSV file, with what ``how`` says behind them.
 
     Args:
-        keys: columns that identify a row; the rows of the file with other values in them stay, in front.
+        keys: columns that identify a row; rows of the file with other values in them stay, each at its place.
     """
     rows = [{**row, **how.columns()} for row in rows]
     if keys and path.exists():
-        new = {tuple(str(row[key]) for key in keys) for row in rows}
-        rows = [row for row in read_rows(path) if tuple(row[key] for key in keys) not in new] + list(rows)
+        merged = {tuple(row[key] for key in keys): row for row in read_rows(path)}
+        merged.update({tuple(str(row[key]) for key in keys): row for row in rows})
+        rows = list(merged.values())
     text = io.StringIO()
     writer = csv.DictWriter(
         text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
@@ -214,7 +215,11 @@ def main() -> None:
             continue
         new_row = row(name, options)
         if not options.choose:
-            how = Measurement("python benchmarks/results.py")
+            seeds = " ".join(map(str, options.seeds))
+            data = " --data DATA" if needs else ""
+            how = Measurement(
+                f"python benchmarks/results.py --only {shlex.quote(name)} --seeds {seeds}{data}"
+            )
             write_rows(options.output, [new_row], how, ("preset",))
 
 

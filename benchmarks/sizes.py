@@ -28,7 +28,7 @@ from host_session import Case, Side
 import results
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 
-IMAGE_SIZES, MICRO_BATCHES, GLOBAL_BATCH = (32, 64, 96, 128), (1, 4, 16, 64), 64
+IMAGE_SIZES, MICRO_BATCHES, GLOBAL_BATCH = (32, 64, 128), (1, 4, 16, 64), 64
 NUM_LAYERS, STAGES = (10, 30, 100, 300, 1000, 2000), (2, 4, 8, 16, 32, 64)
 NUM_IMAGES, NUM_CLASSES, IMAGE_SIZE = (1000, 5000, 20000), 10, 64
 

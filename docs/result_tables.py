@@ -27,6 +27,8 @@ def conditions(rows: Sequence[Row]) -> str:
     loads = sorted({float(row["load"]) for row in rows if row["load"]})
     load = f"load at the start {loads[0]}" + (f" to {loads[-1]}" if len(loads) > 1 else "") if loads else ""
     shown = "`, `".join(commands)
+    if len(commands) > 3:
+        shown = commands[0].partition(" --")[0] + " ..."
     parts = [*machines, load, f"revision {', '.join(revisions)}"]
     return f"`{shown}`<br>{'; '.join(part for part in parts if part)}"
 
