@@ -92,20 +92,21 @@ class Measurement:
 
     def columns(self) -> Dict[str, str]:
         """Returns the columns: command, revision of the working tree, conditions, and the load at the start."""
-        head = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=8", "--dirty", "--exclude=*"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
+        revision = _git("rev-parse", "--short=8", "HEAD") or "unknown"
+        if _git("status", "--porcelain", "--", "ipucnn", "benchmarks"):
+            revision += "-changed"
         versions = ", ".join(f"{name} {version(name)}" for name in self.packages)
         conditions = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
         return {
             "command": self.command,
-            "revision": head.stdout.strip() or "unknown",
+            "revision": revision,
             "conditions": conditions,
             "load": f"{self.load:.1f}",
         }
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def read_rows(path: Path) -> List[Dict[str, str]]:

@@ -1,6 +1,7 @@
 """Several workers of the host session: configuration, communication, and training that equals one worker's."""
 
 import filecmp
+import importlib.util
 import itertools
 import json
 import os
@@ -933,11 +934,14 @@ def test_a_signal_to_one_worker_ends_all(tmp_path, capfd, number, code, more):
     assert all(np.array_equal(one.slots[name], two.slots[name]) for name in one.slots)
 
 
-def test_a_paused_worker_does_not_report_others_as_lost(monkeypatch):
+def test_a_paused_worker_does_not_report_others_as_lost():
     """A process that did not run for a while has not yet read the messages sent meanwhile."""
-    monkeypatch.setattr(cluster, "SILENCE_S", 0.2)
-    monkeypatch.setattr(cluster, "HEARTBEAT_S", 0.0)
-    one, left = cluster.Cluster(), []
+    # A copy of the module: with this clock, threads of clusters of other tests would end the process.
+    spec = importlib.util.find_spec("ipucnn.sessions.host.cluster")
+    copied = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    copied.SILENCE_S, copied.HEARTBEAT_S = 0.2, 0.0
+    one, left = copied.Cluster(), []
     one._leave = left.append
     link = SimpleNamespace(rank=1, ended=None, heard=0.0, send_bytes=lambda data: None)
     one._links = {1: link}
@@ -949,7 +953,7 @@ def test_a_paused_worker_does_not_report_others_as_lost(monkeypatch):
             one._is_closed = True
         return 5.0 if value is None else value
 
-    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None))
+    copied.time = SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
     one._watch()
     assert not left and link.heard == 5.0
     # A process that ran all the time reports the silent worker.
