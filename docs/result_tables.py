@@ -123,6 +123,8 @@ def plans() -> str:
 
 def kills() -> str:
     """A table of the kill campaigns."""
+    if not read("kills"):
+        return "Not repeated since revision 0688500."
     return table(
         read("kills"),
         {

@@ -40,12 +40,32 @@ def worst_factor():
     return math.exp(max(errors()))
 
 
+def planned(model, column):
+    """Returns a figure of plan-splits for 4 and for 16 stages."""
+    return [float(rows("plan_search", model=model, stages=stages)[0][column]) for stages in (4, 16)]
+
+
+def most_planned(column):
+    return max(float(row[column]) for row in rows("plan_search") if row["tick_ms"])
+
+
 # Page, the words around the figures, and the figures.
 FIGURES = [
     ("README.md", r"trained at ([\d,]+) images/s with micro-batches of 8", lambda: [session("session")]),
     ("README.md", r"Keras `fit` reached\s([\d,]+)", lambda: [session("keras")]),
     ("README.md", r"factor of ([\d.]+) on average", lambda: [mean_factor()]),
     ("docs/planner.md", r"and by ([\d.]+) \(at most ([\d.]+)\)", lambda: [mean_factor(), worst_factor()]),
+    (
+        "docs/planner.md",
+        r"took ([\d.]+) s in 4 stages and ([\d.]+) s in 16",
+        lambda: planned("resnet50", "processor_s"),
+    ),
+    (
+        "docs/planner.md",
+        r"The slowest, densenet201 in 16 stages, took ([\d.]+) s",
+        lambda: [most_planned("processor_s")],
+    ),
+    ("docs/planner.md", r"efficientnetv2-l in 4\sstages, took (\d+) MB", lambda: [most_planned("memory_mb")]),
     ("README.md", r"geometric mean over (\d+) published", lambda: [len(rows("throughput"))]),
     ("README.md", r"such as (\d+) % on 20,000 images", lambda: preset("cifar_resnet8@cifar10")[:1]),
     ("README.md", r"accuracy was ([\d.]+) ± ([\d.]+) %", lambda: preset("efficientnet-b0@digits")[:2]),
@@ -70,7 +90,7 @@ def test_figures_of_a_page_are_the_measured_ones(page, words, figures):
 
 def test_every_row_says_how_it_was_measured():
     files = list((ROOT / "results").glob("*.csv"))
-    assert len(files) >= 4
+    assert len(files) >= 8
     for path in files:
         if path.stem != "published":
             for row in rows(path.stem):
