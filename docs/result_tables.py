@@ -147,12 +147,10 @@ def _lines(axes: Any, rows: Sequence[Row], x: str, y: str, group: str, label: st
 
 def draw_sizes() -> None:
     """Draws time and memory against size: weight updates, plans, verification."""
-    import matplotlib
+    from ipucnn.reports.figures import new_figure, save_figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.4), constrained_layout=True)
+    figure = new_figure(12, 6.4)
+    axes = figure.subplots(2, 3)
     updates, plans_, checks = (read(name) for name in ("update_sizes", "plan_sizes", "verification_sizes"))
     _lines(axes[0][0], updates, "size", "update_s", "micro_batch", "micro-batch {}")
     _lines(axes[1][0], updates, "size", "memory_mib", "micro_batch", "micro-batch {}")
@@ -174,8 +172,7 @@ def draw_sizes() -> None:
     axes[0][2].set_ylabel("processor time, s")
     for part in axes[1]:
         part.set_ylabel("peak memory, MiB")
-    figure.savefig(IMAGES / "cost-against-size.svg", metadata={"Date": None})
-    pyplot.close(figure)
+    save_figure(figure, IMAGES / "cost-against-size.svg", ".svg")
 
 
 def sizes() -> str:

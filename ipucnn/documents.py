@@ -324,8 +324,8 @@ def load_json(text: str) -> Any:
     Raises:
         NotJson, BadDocument: as :func:`load_record`; or it has too many values.
     """
-    value = load_record(text, MAX_BYTES)
-    if _num_values(value) > MAX_NODES:
+    value, num_values = _load_json(text, MAX_BYTES)
+    if num_values > MAX_NODES:
         raise _too_many()
     return value
 
@@ -354,12 +354,16 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
         NotJson: it is not JSON.
         BadDocument: it is too long or too deep, repeats a key, or has a number that is too long.
     """
+    return _load_json(text, at_most)[0]
+
+
+def _load_json(text: str, at_most: int) -> Tuple[Any, int]:
+    """Returns the value of a JSON text, and its number of keys and values."""
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
     try:
         value = json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
-        _num_values(value)
-        return value
+        return value, _num_values(value)
     except BadDocument:
         raise
     except RecursionError:

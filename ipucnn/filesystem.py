@@ -41,7 +41,7 @@ _HINTS = {
 }
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
-_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/self)/fd/(\d{1,9})")
+_STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/(?:self|thread-self))/fd/(\d{1,9})")
 _STANDARD = ("stdin", "stdout", "stderr")
 _UNMEASURED_BYTES = 2**20  # read at least this from files of /proc, which report a size of 0
 # Without O_NONBLOCK, opening would wait for the other end of a FIFO that meanwhile replaced a file.

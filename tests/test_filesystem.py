@@ -354,7 +354,7 @@ def test_a_terminal_is_written_to_and_stays_a_device(here):
     os.close(leader), os.close(follower)
 
 
-@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "/proc/thread-self/fd/{}"])
 @pytest.mark.parametrize("to", ["file", "pipe"])
 def test_an_open_file_is_written_to_at_its_position(here, name, to):
     """A shell's ``> file`` and ``>(cat)`` give such paths to a process."""
@@ -374,7 +374,7 @@ def test_an_open_file_is_written_to_at_its_position(here, name, to):
 
 
 def test_streams_of_this_process_are_recognised_by_name(here):
-    for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "/proc/self/fd/1"):
+    for name in ("/dev/stdout", "/dev/stderr", "/dev//fd/1", "/proc/self/fd/1", "/proc/thread-self/fd/1"):
         assert filesystem.is_written_to(Path(name))
     (here / "file").write_text("a")
     for name in ("file", "none", "/dev/stdoutx", "/proc/self/fdinfo/1"):
