@@ -160,7 +160,7 @@ def draw_sizes() -> None:
         line[2].plot([float(r["images"]) for r in checks], [float(r[column]) for r in checks], "o-")
         line[1].set_xscale("log")
         for part in line:
-            part.set_ylim(bottom=0)
+            part.set_ylim(0, 1.06 * part.dataLim.y1)
             part.grid(alpha=0.3)
     titles = ("weight update of EfficientNet-B0", "plan-splits", "verify-dataset")
     for part, title in zip(axes[0], titles):
