@@ -2,10 +2,14 @@
 
 Usage: python benchmarks/results.py [--data DIR] [--seeds 1 2 3] [--only NAME ...] [--output results/presets.csv]
            [--choose] [--also="--num-epochs 40"]
+       python benchmarks/results.py --suite keras-tutorial --data DIR
 
 One row per preset: mean and standard deviation (n - 1) of the held-out figure after the last epoch (not the
 best one), wall and processor time of the whole command, and the conditions.  A row is written when its seeds
 are done; rows of other presets in the file stay.  Presets whose data are not in --data are left out, with a message.
+A cross-validation has one value for each fold: the soft Dice that `ipucnn evaluate` prints for it.
+
+With --suite a built-in suite of `ipucnn benchmark` runs, and its table is written to results/SUITE.csv.
 
 With --choose nothing is written, and the evaluation images are not used: seed s trains on four fifths of the training
 images and is evaluated on fifth number (s - 1) % 5 + 1.  This compares values for a preset; --also tries others.
@@ -34,6 +38,12 @@ from ipucnn.machine import cpu_name
 ROOT = Path(__file__).resolve().parents[1]
 
 
+# What is kept of the table of a suite.
+SUITE_COLUMNS = (
+    *("id", "model", "measured_with", "mode", "data", "image_height", "micro_batch_size"),
+    *("gradient_accumulation_count", "num_replicas", "num_stages", "wall_s", "images_per_s", "step_s"),
+    *("peak_memory_bytes", "training_accuracy", "accuracy", "predicted_images_per_s", "predicted_num_ipus"),
+)
 NUM_FOLDS = 5
 # The code of a process with --choose: it takes one fold of the training images, whose number is the first argument.
 CHOOSING = f"""
@@ -64,6 +74,7 @@ PRESETS: Dict[str, Preset] = {
     "cifar_resnet8@digits": Preset("cifar_resnet8 --dataset digits", None),
     "efficientnet-b0@digits": Preset("efficientnet-b0 --dataset digits --replicas 4", None),
     "unet@membranes": Preset("unet --dataset membranes", None),
+    "unet@isbi2012 in 5 folds": Preset("unet --dataset isbi2012 --kfold 5", "isbi2012"),
     "unet@isbi2012": Preset("unet --dataset isbi2012", "isbi2012"),
     "lenet@mnist": Preset("lenet --dataset mnist", "mnist"),
     "mnist_cnn@mnist": Preset("mnist_cnn --dataset mnist", "mnist"),
@@ -139,17 +150,13 @@ def write_rows(
     temporary.replace(path)
 
 
-def train(arguments: List[str], seed: int, chooses: bool = False) -> Dict[str, Any]:
-    """Trains one run; returns its report, and the wall and processor seconds of the process."""
-    program = ["-m", "ipucnn"]
-    if chooses:
-        program = ["-c", CHOOSING, str((seed - 1) % NUM_FOLDS + 1)]
+def run_ipucnn(words: Sequence[str], program: Sequence[str] = ("-m", "ipucnn")) -> Dict[str, Any]:
+    """Runs ipucnn; returns what it prints with --json, and the wall and processor seconds of the process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["train", *arguments, "--seed", str(seed), "--run-dir", f"{folder}/run", "--json"]
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        done = subprocess.run([sys.executable, *program, *words], env=env, capture_output=True, text=True)
-        wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    words = [*words, "--json"]
+    done = subprocess.run([sys.executable, *program, *words], env=env, capture_output=True, text=True)
+    wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
         raise SystemExit(f"ipucnn {shlex.join(words)} failed:\n{done.stderr[-2000:]}")
     report: Dict[str, Any] = json.loads(done.stdout)
@@ -157,13 +164,62 @@ def train(arguments: List[str], seed: int, chooses: bool = False) -> Dict[str, A
     return {**report, "wall_s": wall_s, "cpu_s": cpu_s}
 
 
+def train(arguments: Sequence[str], seed: int, chooses: bool = False) -> Dict[str, Any]:
+    """Trains one run; returns its report, and the wall and processor seconds of the process."""
+    program = ["-c", CHOOSING, str((seed - 1) % NUM_FOLDS + 1)] if chooses else ["-m", "ipucnn"]
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", *arguments, "--seed", str(seed), "--run-dir", f"{folder}/run"]
+        return run_ipucnn(words, program)
+
+
+def cross_validation(name: str, arguments: Sequence[str], seed: int) -> Dict[str, Any]:
+    """Returns the CSV row of a cross-validation: the soft Dice of each fold's held-out images."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_ipucnn(["train", *arguments, "--seed", str(seed), "--run-dir", f"{folder}/run"])
+        folds = [Path(folder, "run", f"fold-{row['fold']}") for row in done["folds"]]
+        programs = [json.loads((fold / "program.json").read_text(encoding="utf-8")) for fold in folds]
+        evaluations = [run_ipucnn(["evaluate", str(fold)]) for fold in folds]
+    values = [evaluation["segmentation"]["soft_dice"] for evaluation in evaluations]
+    print(f"{name}: {' '.join(f'{value:.4f}' for value in values)}", file=sys.stderr, flush=True)
+    return {
+        "preset": name,
+        "trained_with": f"ipucnn train {PRESETS[name].arguments} --dataset-path DATA",
+        "figure": "soft dice",
+        "mean": f"{statistics.mean(values):.4f}",
+        "std": f"{statistics.stdev(values):.4f}",
+        "seeds": str(seed),
+        "values": " ".join(f"{value:.4f}" for value in values),
+        "epochs": programs[0]["num_epochs"],
+        "evaluation_samples": sum(int(evaluation["samples"]) for evaluation in evaluations),
+        "wall_s": f"{done['wall_s']:.0f}",
+        "cpu_s": f"{done['cpu_s']:.0f}",
+        "images_per_s": "",
+    }
+
+
+def run_suite(name: str, data: Optional[Path]) -> None:
+    """Runs a built-in suite of ``ipucnn benchmark``, and writes its table with command, revision and conditions."""
+    how = Measurement(f"python benchmarks/results.py --suite {name}" + (" --data DATA" if data else ""))
+    where = ["--dataset-path", str(data)] if data else []
+    with tempfile.TemporaryDirectory() as folder:
+        run_ipucnn(["benchmark", "--suite", name, *where, "--run-dir", f"{folder}/run"])
+        rows = read_rows(Path(folder, "run", "suite.csv"))
+    for row in rows:
+        row["measured_with"] = f"ipucnn {row['command']}".replace(str(data), "DATA")
+    write_rows(
+        ROOT / "results" / f"{name}.csv", [{key: row[key] for key in SUITE_COLUMNS} for row in rows], how
+    )
+
+
 def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     """Returns the CSV row of a preset, trained once per seed."""
     preset, seeds = PRESETS[name], options.seeds
     arguments = [*shlex.split(preset.arguments), *shlex.split(options.also)]
+    where = ["--dataset-path", str(options.data)] if preset.needs else []
+    if "--kfold" in arguments:
+        return cross_validation(name, [*arguments, *where], seeds[0])
     runs = []
     for seed in seeds:
-        where = ["--dataset-path", str(options.data)] if preset.needs else []
         runs.append(train([*arguments, *where], seed, options.choose))
         figure = "dice" if "dice" in runs[-1]["validation"] else "accuracy"
         value, spent = runs[-1]["validation"][figure], runs[-1]["wall_s"]
@@ -200,6 +256,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "presets.csv")
+    parser.add_argument("--suite", help="a built-in suite of `ipucnn benchmark` in place of presets")
     parser.add_argument(
         "--choose", action="store_true", help="judge on parts of the training images; write nothing"
     )
@@ -209,6 +266,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.also and not options.choose:
         parser.error("--also goes with --choose: rows are of presets as they are")
+    if options.suite:
+        run_suite(options.suite, options.data)
+        return
     for name in options.only:
         needs = PRESETS[name].needs
         if needs is not None and not (options.data and (options.data / needs).exists()):
