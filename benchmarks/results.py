@@ -61,10 +61,11 @@ main()
 
 
 class Preset(NamedTuple):
-    """A command line of `ipucnn train` and the data it needs."""
+    """A command line of `ipucnn train`, the data it needs, and the figure of its training that others published."""
 
     arguments: str
     needs: Optional[str]
+    figure: Optional[str] = None
 
 
 PRESETS: Dict[str, Preset] = {
@@ -80,6 +81,10 @@ PRESETS: Dict[str, Preset] = {
     "mnist_cnn@mnist": Preset("mnist_cnn --dataset mnist", "mnist"),
     "cifar_resnet8@cifar10": Preset("cifar_resnet8 --dataset cifar10", "cifar-10-batches-py"),
     "efficientnet-b0@cifar10": Preset("efficientnet-b0 --dataset cifar10", "cifar-10-batches-py"),
+    "keras_mnist": Preset("--config keras_mnist", "mnist", "training accuracy"),
+    "keras_mnist_replicas": Preset("--config keras_mnist_replicas", "mnist", "training accuracy"),
+    "keras_mnist_pipeline": Preset("--config keras_mnist_pipeline", "mnist", "training accuracy"),
+    "ulhpc_resnet50": Preset("--config ulhpc_resnet50", "cifar-10-batches-py", "training loss"),
     "cifar_resnet8@cifar10 in 16.16": Preset(
         "cifar_resnet8 --dataset cifar10 --precision 16.16 --stochastic-rounding ON --loss-scaling 128",
         "cifar-10-batches-py",
@@ -169,7 +174,11 @@ def train(arguments: Sequence[str], seed: int, chooses: bool = False) -> Dict[st
     program = ["-c", CHOOSING, str((seed - 1) % NUM_FOLDS + 1)] if chooses else ["-m", "ipucnn"]
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", *arguments, "--seed", str(seed), "--run-dir", f"{folder}/run"]
-        return run_ipucnn(words, program)
+        report = run_ipucnn(words, program)
+        lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    last = [row for row in map(json.loads, lines) if row["event"] == "execution"][-1]
+    figures = {f"training {name}": last[name] for name in ("loss", "accuracy") if name in last}
+    return {**report, "figures": {**report["validation"], **figures}}
 
 
 def cross_validation(name: str, arguments: Sequence[str], seed: int) -> Dict[str, Any]:
@@ -221,10 +230,10 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     runs = []
     for seed in seeds:
         runs.append(train([*arguments, *where], seed, options.choose))
-        figure = "dice" if "dice" in runs[-1]["validation"] else "accuracy"
-        value, spent = runs[-1]["validation"][figure], runs[-1]["wall_s"]
+        figure = preset.figure or ("dice" if "dice" in runs[-1]["figures"] else "accuracy")
+        value, spent = runs[-1]["figures"][figure], runs[-1]["wall_s"]
         print(f"{name} seed {seed}: {figure} {value:.4f} in {spent:.0f} s", file=sys.stderr, flush=True)
-    values = [run["validation"][figure] for run in runs]
+    values = [run["figures"][figure] for run in runs]
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     print(
         f"{name}: mean {statistics.mean(values):.4f}, standard deviation {deviation:.4f}, least {min(values):.4f}, "
