@@ -158,16 +158,16 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
     "benchmarking": (2805, 2122),
-    "commands": (1770, 1055),
-    "config": (2510, 1340),
+    "commands": (1769, 1049),
+    "config": (2533, 1326),
     "datasets": (5575, 4365),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
     "planning": (5120, 4025),
-    "reports": (3645, 2915),
-    "runs": (5960, 4515),
+    "reports": (3604, 2875),
+    "runs": (5941, 4494),
     "sessions": (5105, 4055),
-    "training": (1460, 1116),
+    "training": (1439, 1103),
     "modules at the top": (2315, 1837),
 }
 

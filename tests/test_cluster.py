@@ -73,59 +73,59 @@ def slurm(**values):
 
 
 def test_one_worker_by_default():
-    assert find_workers(RunConfig(), {}) is None
-    assert find_workers(RunConfig(), tf_config(["10.0.0.1:5000"])) is None
-    assert find_workers(RunConfig(), {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert find_workers({}) is None
+    assert find_workers(tf_config(["10.0.0.1:5000"])) is None
+    assert find_workers({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     # The process of the batch script is not a task of a step.
-    assert find_workers(RunConfig(), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+    assert find_workers({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
 
 
 def test_tf_config_and_slurm_name_the_same_workers():
     addresses = ("127.0.0.1:20017", "127.0.0.1:20018", "127.0.0.2:20017", "127.0.0.2:20018")
-    by_tf_config = find_workers(RunConfig(), tf_config(list(addresses), 2))
-    by_slurm = find_workers(RunConfig(), slurm())
+    by_tf_config = find_workers(tf_config(list(addresses), 2))
+    by_slurm = find_workers(slurm())
     for workers in (by_tf_config, by_slurm):
         assert (workers.addresses, workers.index, workers.count) == (addresses, 2, 4)
         assert not workers.is_writer and not workers.is_distributed and workers.num_shares == 1
-    chief = find_workers(RunConfig(), tf_config(["127.0.0.1:2"], 0, chief=["127.0.0.1:1"]))
+    chief = find_workers(tf_config(["127.0.0.1:2"], 0, chief=["127.0.0.1:1"]))
     assert (chief.addresses, chief.index) == (("127.0.0.1:1", "127.0.0.1:2"), 1)
 
 
 @pytest.mark.parametrize(
-    ("environment", "options", "named"),
+    ("environment", "named"),
     [
-        ({"TF_CONFIG": "{"}, {}, "TF_CONFIG cannot be used"),
-        ({"TF_CONFIG": "[1]"}, {}, "TF_CONFIG cannot be used"),
-        ({"TF_CONFIG": '{"task": {"index": 1e999}}'}, {}, "TF_CONFIG cannot be used"),
-        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 2), {}, "no task 2"),
-        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 0, "ps"), {}, "no task 0 of the type ps"),
-        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], ps=["10.0.0.3:1"]), {}, "tasks of the type ps"),
-        (tf_config(["10.0.0.1:1", "10.0.0.1:1"]), {}, "twice"),
-        (tf_config(["10.0.0.1", "10.0.0.2:1"]), {}, "no address"),
-        (tf_config(["10.0.0.1:1", "8.8.8.8:1"]), {}, "public address"),
-        (tf_config(["10.0.0.1:1", "10.0.0.2:99999"]), {}, "no address"),
-        ({**tf_config(["10.0.0.1:1", "10.0.0.2:1"]), **slurm()}, {}, "both name"),
-        (slurm(SLURM_STEP_NODELIST="a[1-2"), {}, "Slurm's variables"),
-        (slurm(SLURM_STEP_TASKS_PER_NODE="2(x3)"), {}, "Slurm's variables"),
-        (slurm(SLURM_PROCID="x"), {}, "Slurm's variables"),
-        (slurm(SLURM_STEP_NODELIST="a[1-65536][1-65536]"), {}, "is too long"),
-        (slurm(SLURM_STEP_NODELIST="a[3-1],b,c"), {}, "3-1 is no range of nodes"),
-        (slurm(SLURM_STEP_NODELIST=f"a[{'0' * 99}1-65536]"), {}, "is no range of nodes"),
-        (slurm(SLURM_STEP_NODELIST="b" * 254), {}, "is no node list"),
-        (slurm(SLURM_STEP_TASKS_PER_NODE="1(x999999)"), {}, "has more than 65,536 nodes"),
-        (slurm(SLURM_STEP_NUM_TASKS=999_999_999), {}, "1,024 workers are the most"),
-        (tf_config([f"10.0.{n // 250}.{n % 250}:1" for n in range(1025)]), {}, "1,024 are the most"),
-        (slurm(SLURM_DISTRIBUTION="cyclic"), {}, "order 'cyclic'"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG cannot be used"),
+        ({"TF_CONFIG": "[1]"}, "TF_CONFIG cannot be used"),
+        ({"TF_CONFIG": '{"task": {"index": 1e999}}'}, "TF_CONFIG cannot be used"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 2), "no task 2"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], 0, "ps"), "no task 0 of the type ps"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:1"], ps=["10.0.0.3:1"]), "tasks of the type ps"),
+        (tf_config(["10.0.0.1:1", "10.0.0.1:1"]), "twice"),
+        (tf_config(["10.0.0.1", "10.0.0.2:1"]), "no address"),
+        (tf_config(["10.0.0.1:1", "8.8.8.8:1"]), "public address"),
+        (tf_config(["10.0.0.1:1", "10.0.0.2:99999"]), "no address"),
+        ({**tf_config(["10.0.0.1:1", "10.0.0.2:1"]), **slurm()}, "both name"),
+        (slurm(SLURM_STEP_NODELIST="a[1-2"), "Slurm's variables"),
+        (slurm(SLURM_STEP_TASKS_PER_NODE="2(x3)"), "Slurm's variables"),
+        (slurm(SLURM_PROCID="x"), "Slurm's variables"),
+        (slurm(SLURM_STEP_NODELIST="a[1-65536][1-65536]"), "is too long"),
+        (slurm(SLURM_STEP_NODELIST="a[3-1],b,c"), "3-1 is no range of nodes"),
+        (slurm(SLURM_STEP_NODELIST=f"a[{'0' * 99}1-65536]"), "is no range of nodes"),
+        (slurm(SLURM_STEP_NODELIST="b" * 254), "is no node list"),
+        (slurm(SLURM_STEP_TASKS_PER_NODE="1(x999999)"), "has more than 65,536 nodes"),
+        (slurm(SLURM_STEP_NUM_TASKS=999_999_999), "1,024 workers are the most"),
+        (tf_config([f"10.0.{n // 250}.{n % 250}:1" for n in range(1025)]), "1,024 are the most"),
+        (slurm(SLURM_DISTRIBUTION="cyclic"), "order 'cyclic'"),
     ],
 )
-def test_invalid_worker_settings_are_refused(environment, options, named):
+def test_invalid_worker_settings_are_refused(environment, named):
     with pytest.raises(ConfigurationError) as refused:
-        find_workers(RunConfig(**options), environment)
+        find_workers(environment)
     assert named in refused.value.message and refused.value.hint
 
 
 def test_a_trusted_network_allows_public_addresses():
-    workers = find_workers(RunConfig(trusted_network=True), tf_config(["8.8.8.8:1", "10.0.0.1:1"]))
+    workers = find_workers(tf_config(["8.8.8.8:1", "10.0.0.1:1"]), trusted_network=True)
     assert workers.count == 2
 
 
@@ -507,30 +507,28 @@ def test_nonsense_answers_do_not_extend_the_start_timeout():
 
 
 @pytest.mark.parametrize(
-    "cores, program, config, workers, threads",
+    "cores, program, sharing, threads",
     [
-        (8, {}, {}, 1, 4),  # 12 micro-batches: two groups of six
-        (7, {}, {}, 1, 7),  # two groups cannot share 7 cores evenly
-        (1, {}, {}, 1, 1),
-        (8, {"num_micro_batches": 9}, {}, 1, 8),
-        (8, {"num_micro_batches": 1}, {}, 1, 8),
-        (8, {"dbn_replica_group_size": 4}, {}, 1, 8),  # three groups
-        (8, {"dbn_replica_group_size": 2}, {}, 1, 4),
-        (8, {"fused_micro_batches": 12}, {}, 1, 8),  # one group
-        (8, {"fused_micro_batches": 3}, {}, 1, 4),
-        (8, {}, {}, 3, 4),
-        (8, {}, {}, 4, 8),  # each worker has 3 groups, an odd number
-        (8, {}, {"max_workers": 6}, 1, 4),
-        (8, {}, {"max_workers": 4}, 1, 8),
-        (8, {"fused_micro_batches": 3}, {"max_workers": 2}, 1, 4),
-        (8, {"fused_micro_batches": 3}, {"max_workers": 4}, 1, 8),  # one group for each of four workers
-        (8, {}, {"devices": 2}, 1, 4),
+        (8, {}, 1, 4),  # 12 micro-batches: two groups of six
+        (7, {}, 1, 7),  # two groups cannot share 7 cores evenly
+        (1, {}, 1, 1),
+        (8, {"num_micro_batches": 9}, 1, 8),
+        (8, {"num_micro_batches": 1}, 1, 8),
+        (8, {"dbn_replica_group_size": 4}, 1, 8),  # three groups
+        (8, {"dbn_replica_group_size": 2}, 1, 4),
+        (8, {"fused_micro_batches": 12}, 1, 8),  # one group
+        (8, {"fused_micro_batches": 3}, 1, 4),
+        (8, {}, 3, 4),
+        (8, {}, 4, 8),  # each worker has 3 groups, an odd number
+        (8, {}, 6, 4),
+        (8, {"fused_micro_batches": 3}, 2, 4),
+        (8, {"fused_micro_batches": 3}, 4, 8),  # one group for each of four workers
     ],
 )
-def test_threads_of_training(monkeypatch, cores, program, config, workers, threads):
+def test_threads_of_training(monkeypatch, cores, program, sharing, threads):
     monkeypatch.setattr(host_workers, "num_cores", lambda: cores)
     known = {"num_micro_batches": 12, "dbn_replica_group_size": 1, "fused_micro_batches": 0, **program}
-    assert host_workers.threads_of_training(RunConfig(**config), SimpleNamespace(**known), workers) == threads
+    assert host_workers.threads_of_training(SimpleNamespace(**known), sharing) == threads
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ def test_every_value_has_an_origin(preset_file):
     origins = {"num_epochs": "flag", "global_batch_size": "preset mine", "seed": "default"}
     assert {name: resolved.origins[name] for name in origins} == origins
     assert (resolved.record.name, resolved.preset, resolved.config.dataset) == ("resnet50", "mine", "digits")
-    assert resolved.without_effect == ("stable-norm",) and "stable-norm" in resolved.host_note()
+    assert resolved.notes(on_ipus=False)[-1].endswith("without effect on the host: stable-norm")
+    assert not any("stable-norm" in note for note in resolved.notes(on_ipus=True))
 
 
 def test_options_without_effect_in_32_bits_are_noted(tmp_path):
@@ -71,7 +72,7 @@ def test_options_without_effect_in_32_bits_are_noted(tmp_path):
         path.write_text(f"{text}precision: {precision}\n", encoding="utf-8")
         resolved = resolve("train", {}, model="lenet", config_path=str(path))
         expected = [f"{key} (in 32.32)" for key in ("nanoo", "auto-loss-scaling", "stochastic-rounding")]
-        note = resolved.host_note() or ""
+        note = resolved.notes(on_ipus=False)[-1]
         assert all((key in note) == (precision == "32.32") for key in expected)
 
 
@@ -88,7 +89,7 @@ def test_the_preset_is_that_of_the_model_and_data_set(model, flags, preset, micr
     assert (resolved.preset, resolved.config.micro_batch_size) == (preset, micro_batch_size)
     assert resolved.config.model_name == preset.partition("@")[0]
     assert resolved.origins["micro_batch_size"] == f"preset {preset}"
-    assert resolved.host_note() is None
+    assert resolved.notes(on_ipus=False) == [resolved.choice.message]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def test_the_same_command_line_resumes_a_run(tmp_path, preset_file, flags):
         ({"optimizer": "adamm"}, None, "--optimizer adamm: must be one of", "adam"),
         ({"model_name": "lenet"}, "toy_model", "two models", "one of them"),
         ({}, "cifar_resnet9", "unknown model", "cifar_resnet"),
+        ({"pad_dataset": True, "weight_updates_per_epoch": "3"}, None, "both given", "drop one"),
         (
             {"learning_rate": "0.1", "lr_schedule_params": '{"initial_learning_rate": 0.1}'},
             None,

@@ -187,12 +187,11 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
 def test_epoch_counts_each_sample_once(samples, size, count, replicas, updates, pads):
     """Compares with a walk over the data set; at its end another permutation begins, or padding."""
     values = dict(micro_batch_size=size, gradient_accumulation_count=count, num_replicas=replicas)
+    pads = pads and updates in (None, -1)
     values.update(weight_updates_per_epoch=updates, pad_dataset=pads)
     batch = size * count * replicas
-    if (samples < batch and not pads and updates in (None, -1)) or (pads and updates not in (None, -1)):
-        with pytest.raises(
-            ConfigurationError, match="both given" if pads else "larger than the training set"
-        ):
+    if samples < batch and not pads and updates in (None, -1):
+        with pytest.raises(ConfigurationError, match="larger than the training set"):
             program_of(samples, **values)
         return
     program = program_of(samples, **values)
@@ -395,7 +394,6 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
         ({"steps_per_execution": 5, "gradient_accumulation_count": 2}, "not a multiple", "4 or 6"),
         ({"global_batch_size": 2048}, "larger than the training set", "use --"),
         ({"num_epochs": 5, "logs_per_epoch": 0.5}, "log 2 epochs at a time for 5 epochs", "1/5"),
-        ({"pad_dataset": True, "weight_updates_per_epoch": 3}, "both given", "drop one"),
     ],
 )
 def test_illegal_combinations_are_refused(values, message, hint):
@@ -434,7 +432,10 @@ def test_validation_has_the_ipus_of_training(values, instances, replicas):
     program = make_program(config, 64, seed=0, num_instances=instances)
     assert program.validation_num_replicas == replicas
     if "validation_num_replicas" not in values:
-        assert validation_replicas(config, 2, program.ipus_per_replica, instances) == replicas
+        assert (
+            validation_replicas(config.pipeline_validation_model, 2, program.ipus_per_replica, instances)
+            == replicas
+        )
 
 
 # --- the Program as a value

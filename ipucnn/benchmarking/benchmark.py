@@ -88,7 +88,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     instances = find_instances()
     require_one(
         "`ipucnn benchmark`",
-        resolved.config,
+        resolved.config.trusted_network,
         "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
     )
     check_group(instances, resolved.config)

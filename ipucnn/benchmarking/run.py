@@ -71,7 +71,7 @@ def run(benchmark: Benchmark, progress: Report = ignore_progress, verbose: bool 
     if settings.training and not runs_on_ipus(config.device):
         # As in training; but a comparison runs one operation at a time, with all cores for each.
         is_alone = settings.compare_with is None
-        threads = threads_of_training(config, benchmark.program) if is_alone else num_cores()
+        threads = threads_of_training(benchmark.program, config.max_workers) if is_alone else num_cores()
         fix_threads(threads, required=False)
     session = create_session(config.device, verbose=verbose, config=config)
     benchmark = replace(benchmark, setup=run_setup.move_preprocessing(benchmark.setup, session))

@@ -230,9 +230,11 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
 def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Optional[Path]) -> None:
     """Prints notes and warnings on stderr before the benchmark begins."""
-    from ipucnn.reports.console import note, opening_notes
+    from ipucnn.reports.console import note
+    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
-    for line in opening_notes(resolved):
+    device = resolved.config.device
+    for line in (*resolved.notes(runs_on_ipus(device)), *(f"warning: {w}" for w in device_warnings(device))):
         note(line)
     if baseline is not None:
         from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
@@ -356,7 +358,6 @@ def benchmark_suite(
 
 def _check_one_process() -> None:
     """Refuses a suite under ``poprun`` and on several workers."""
-    from ipucnn.config.options import RunConfig
     from ipucnn.errors import ConfigurationError
     from ipucnn.sessions.host.workers import require_one
     from ipucnn.sessions.poplar.popdist import find_instances
@@ -366,7 +367,7 @@ def _check_one_process() -> None:
             "suites run each row in a process of its own, and poprun started this one",
             "type it without poprun, or benchmark one network under it",
         )
-    require_one("`ipucnn benchmark`", RunConfig(trusted_network=True))
+    require_one("`ipucnn benchmark`", trusted_network=True)
 
 
 def _draw(compared: Speedups, folder: Path) -> None:

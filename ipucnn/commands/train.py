@@ -28,7 +28,7 @@ def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
     if is_cross_validation(resolved):
         from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
 
-        with first_process_prints(find_group(resolved.config)):
+        with first_process_prints(find_group(resolved.config.trusted_network)):
             validation = CrossValidation(resolved, verbose)
             if resolved.config.dry_run:
                 show_dry_run(validation.first, json_output, validation.folds)

@@ -55,6 +55,11 @@ class RunConfig(
     Do not change its dictionaries: use :func:`dataclasses.replace`.
     """
 
+    @property
+    def named_splits(self) -> Tuple[str, ...]:
+        """The pipeline splits; none if the planner chooses them."""
+        return () if self.pipeline_splits == (AUTO,) else tuple(self.pipeline_splits)
+
     def to_yaml(self) -> str:
         """Returns ``config.yml``: every key that a YAML file may hold, under a comment per panel."""
         import yaml

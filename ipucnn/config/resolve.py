@@ -24,7 +24,7 @@ from typing import (
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
-from ipucnn.config.rules import DEFAULT, RUN_ORIGIN, check, check_paths
+from ipucnn.config.rules import DEFAULT, RUN_ORIGIN, check
 from ipucnn.config.rules import FLAG as FLAG
 from ipucnn.config.spec import convert_value
 from ipucnn.config.values import norm_layer_of
@@ -139,41 +139,38 @@ class Resolved:
             )
         return self.data
 
-    @property
-    def without_effect(self) -> Tuple[str, ...]:
-        """Keys that the user gave and that act only on an IPU or only in 16 bits, in order of declaration."""
-        idle = OF_16_BITS if self.config.precision == "32.32" else ()
-        return tuple(
-            spec.key
-            for spec in SPECS
-            if (not spec.host_effect or spec.name in idle)
-            and spec.name in self.typed
-            and getattr(self.config, spec.name) != spec.default
-        )
-
     def given(self, name: str) -> bool:
         """Whether a preset or flag gave the field ``name``."""
         return self.origins[name] != DEFAULT
 
-    def public_note(self) -> Optional[str]:
-        """Returns the line to print before a run with defaults of the public application, or None."""
-        names = [spec for spec in SPECS if self.origins[spec.name] == PUBLIC_ORIGIN]
-        if not names:
-            return None
-        values = ", ".join(
-            f"{spec.key} {shown_value(spec.yaml_value(getattr(self.config, spec.name)))}" for spec in names
-        )
-        source = self.config_path or f"preset {self.preset}"
-        return (
-            f"note: {source} does not name these options, so they are Graphcore's public defaults: {values}"
-        )
+    def notes(self, on_ipus: bool) -> List[str]:
+        """Returns the lines to print before the work: the data set, public defaults, options without effect on a host.
 
-    def host_note(self) -> Optional[str]:
-        """Returns the line to print before a host run about options without effect on the host, or None."""
-        if not self.without_effect:
-            return None
-        keys = [key + " (in 32.32)" * BY_KEY[key].host_effect for key in self.without_effect]
-        return "note: recorded, but without effect on the host: " + ", ".join(keys)
+        Options without effect are those that the user gave and that act only on an IPU, or only in 16 bits.
+        """
+        lines = [] if self.data is None else [self.data.message]
+        public = [
+            f"{spec.key} {shown_value(spec.yaml_value(getattr(self.config, spec.name)))}"
+            for spec in SPECS
+            if self.origins[spec.name] == PUBLIC_ORIGIN
+        ]
+        if public:
+            source = self.config_path or f"preset {self.preset}"
+            lines.append(
+                f"note: {source} does not name these options, so they are Graphcore's public defaults: "
+                + ", ".join(public)
+            )
+        idle = OF_16_BITS if self.config.precision == "32.32" else ()
+        without_effect = [
+            spec.key + " (in 32.32)" * spec.host_effect
+            for spec in SPECS
+            if (not spec.host_effect or spec.name in idle)
+            and spec.name in self.typed
+            and getattr(self.config, spec.name) != spec.default
+        ]
+        if without_effect and not on_ipus:
+            lines.append("note: recorded, but without effect on the host: " + ", ".join(without_effect))
+        return lines
 
 
 def resolve(
@@ -257,7 +254,6 @@ def resolve(
     for name, value, origin in _implied(command, record, settings, origins, chosen is None, config_path):
         settings[name], origins[name] = value, origin
     config = RunConfig(**settings)
-    check_paths(config)
     # Leaves out options that another one replaced: a continued run cannot contradict them.
     by_user = {
         name: settings[name]

@@ -33,23 +33,15 @@ class Contradiction(NamedTuple):
     hint: str
 
 
-def _is_noise_twice(name: str) -> Callable[[RunConfig, Origins], bool]:
-    """Returns a check that ``--synthetic-data`` and another source of generated images are both given.
-
-    Values of a saved run do not count as given.
-    """
-
-    def applies(config: RunConfig, origins: Origins) -> bool:
-        is_given = config.synthetic_data is not None and getattr(config, name)
-        return is_given and RUN_ORIGIN not in (origins[name], origins["synthetic_data"])
-
-    return applies
-
-
 CONTRADICTIONS: Tuple[Contradiction, ...] = (
     *(
         Contradiction(
-            _is_noise_twice(name),
+            lambda config, origins, name=name: (  # type: ignore[misc]
+                config.synthetic_data is not None
+                and getattr(config, name)
+                # Values of a saved run do not count as given.
+                and RUN_ORIGIN not in (origins[name], origins["synthetic_data"])
+            ),
             f"synthetic-data {{synthetic_data}} and {name.replace('_', '-')} are two sources of the same data",
             f"drop --{name.replace('_', '-')}: with --synthetic-data nothing is read",
         )
@@ -97,6 +89,35 @@ CONTRADICTIONS: Tuple[Contradiction, ...] = (
         "drop one of the two flags",
     ),
     Contradiction(
+        lambda config, _: config.resume and config.overwrite,
+        "--resume and --overwrite are both given",
+        "drop one of them",
+    ),
+    Contradiction(
+        lambda config, origins: config.resume and not config.training and origins["resume"] == FLAG,
+        "--resume without training has nothing to continue",
+        "validate with: ipucnn evaluate RUN",
+    ),
+    Contradiction(
+        lambda config, _: config.kfold is not None and not config.training,
+        "--kfold without training has nothing to do",
+        "drop --no-training",
+    ),
+    Contradiction(
+        lambda config, _: (
+            config.kfold is not None
+            and (config.checkpoint_dir is not None or config.checkpoint_input_dir is not None)
+        ),
+        "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
+        "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
+    ),
+    Contradiction(
+        lambda config, _: config.pad_dataset and config.weight_updates_per_epoch not in (None, -1),
+        "--pad-dataset and --weight-updates-per-epoch {weight_updates_per_epoch} are both given, and each says where "
+        "an epoch ends",
+        "drop one of them",
+    ),
+    Contradiction(
         lambda config, _: config.fold is not None and config.kfold is None,
         "--fold {fold} without --kfold",
         "for example --kfold 5 --fold 5",
@@ -125,29 +146,23 @@ def _repeated(splits: Sequence[str]) -> Optional[str]:
 
 
 def check(config: RunConfig, origins: Origins) -> None:
-    """Refuses options that exclude each other.
+    """Refuses options that exclude each other, and texts that cannot be paths.
+
+    Paths need not exist.  Those of a saved run are not checked, because they may belong to another machine.
 
     Raises:
-        ConfigurationError: the message names both options, and the hint the remedy.
+        ConfigurationError: the message names both options, and the hint the remedy; or an empty path, or ``~`` with an
+            unknown user.
+        DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
     """
     for rule in CONTRADICTIONS:
         if rule.applies(config, origins):
             values = {**vars(config), "origins": origins, "repeated": _repeated(config.pipeline_splits)}
             raise ConfigurationError(rule.message.format(**values), rule.hint.format(**values))
 
-
-def check_paths(config: RunConfig) -> None:
-    """Refuses texts that cannot be paths, in every option that takes a path; the path need not exist.
-
-    Saved configurations are not checked: their paths may belong to another machine.
-
-    Raises:
-        ConfigurationError: an empty path, or ``~`` with an unknown user.
-        DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
-    """
     for spec in SPECS:
         path = getattr(config, spec.name)
-        if path is not None and spec.kind.is_path:
+        if path is not None and spec.kind.is_path and origins[spec.name] != RUN_ORIGIN:
             try:
                 expand(path)
             except UserError as error:

@@ -40,7 +40,7 @@ from ipucnn.training.batching import (
     next_power_of_two,
     overlap_length,
 )
-from ipucnn.training.program import Program, make_layout, named_splits
+from ipucnn.training.program import Program, make_layout
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
@@ -106,7 +106,7 @@ class PlanRequest:
     @property
     def preset_splits(self) -> Dict[str, Tuple[str, ...]]:
         """Returns name and splits of a preset, to compare with."""
-        splits = named_splits(self.config)
+        splits = self.config.named_splits
         return {self.resolved.origins["pipeline_splits"]: splits} if splits and self.splits is None else {}
 
     def is_flag(self, name: str) -> bool:
@@ -193,7 +193,7 @@ def make_request(
         options = network_options(resolved.record, config, shape, num_classes)
     assumed += [assumed_input] if assumed_input is not None else []
     are_typed = resolved.origins["pipeline_splits"] == FLAG
-    splits = (named_splits(config) or None) if are_typed else None
+    splits = (config.named_splits or None) if are_typed else None
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
@@ -377,7 +377,7 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
                 f"--stages {stages}, but {option} says {counted(count, 'stage')}",
                 f"use --stages {count}, or drop one of them",
             )
-    preset_splits = named_splits(config)
+    preset_splits = config.named_splits
     of_preset = len(preset_splits) + 1 if preset_splits else None
     return of_splits or stages or config.ipus_per_replica or of_mapping or of_preset
 
@@ -411,7 +411,7 @@ def _with_legal_proportions(
         )
     # A preset's values are for the stages of its own splits.  Their count alone is ambiguous: four values may be one
     # for each of four stages, or two (convolutions and matrix products) for each of two.
-    splits = () if is_typed or resolved.origins["pipeline_splits"] == FLAG else named_splits(config)
+    splits = () if is_typed or resolved.origins["pipeline_splits"] == FLAG else config.named_splits
     if count is not None and (not splits or len(splits) + 1 == count):
         given_proportions(config, count)
         return config

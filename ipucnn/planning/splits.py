@@ -17,7 +17,7 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.network import network_options
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.text import counted, shown_value
-from ipucnn.training.program import Program, named_splits
+from ipucnn.training.program import Program
 
 
 def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str = "MODEL") -> None:
@@ -219,7 +219,7 @@ def check_named_splits(resolved: Resolved) -> None:
     Raises:
         ConfigurationError: an unknown layer, or splits out of order.
     """
-    splits = named_splits(resolved.config)
+    splits = resolved.config.named_splits
     graph = _known_graph(resolved) if splits else None
     if graph is not None:
         check_splits(splits, [layer.name for layer in graph.layers], resolved.record.name)

@@ -20,7 +20,6 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
-    List,
     Literal,
     Mapping,
     Optional,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
     from rich.text import Text
 
-    from ipucnn.config.resolve import Resolved
 
 PIPE_WIDTH = 120
 _Bar = TypeVar("_Bar", bound="ItemProgress")
@@ -82,16 +80,6 @@ def console(stream: TextIO) -> Console:
 def note(message: str) -> None:
     """Prints a line on stderr; on a terminal it is wrapped between words."""
     print(_for_stderr(message), file=sys.stderr, flush=True)
-
-
-def opening_notes(resolved: Resolved) -> List[str]:
-    """Returns the lines to print before the work: the data set, public defaults, options without effect, warnings."""
-    from ipucnn.sessions.factory import device_warnings, runs_on_ipus
-
-    device = resolved.config.device
-    host_note = None if runs_on_ipus(device) else resolved.host_note()
-    lines = [resolved.choice.message, resolved.public_note(), host_note]
-    return [*filter(None, lines), *(f"warning: {line}" for line in device_warnings(device))]
 
 
 def _for_stderr(message: str) -> str:

@@ -25,12 +25,12 @@ from ipucnn.reports.console import (
     console,
     fact_table,
     note,
-    opening_notes,
     print_lines,
     text_table,
     waiting,
 )
 from ipucnn.reports.dry_run import batch_text, draw_schedule, print_plan_of_run, stages_text
+from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 
@@ -150,7 +150,8 @@ class RunDisplay(ProgressBar):
         lines = list(start.notes)
         if start.report is not None:
             lines.append(f"{context.folder.path} is finished: nothing to continue")
-        lines += [*opening_notes(resolved), *(f"warning: {line}" for line in context.warnings)]
+        lines += resolved.notes(runs_on_ipus(resolved.config.device))
+        lines += [f"warning: {line}" for line in context.warnings]
         preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
         if start.in_place:
             preset = "the run's configuration"

@@ -107,10 +107,10 @@ def make_context(resolved: Resolved) -> RunContext:
     Raises:
         UserError: the configuration, the data or the run folder is wrong.
     """
-    from ipucnn.sessions.factory import check_device, runs_on_ipus
+    from ipucnn.sessions.factory import check_device, device_warnings, runs_on_ipus
     from ipucnn.sessions.poplar.checks import check_program
 
-    instances = find_group(resolved.config)
+    instances = find_group(resolved.config.trusted_network)
     if not instances.is_writer:
         # The writer may have made the folder already; this process does not touch it.
         resolved = replace(resolved, config=replace(resolved.config, overwrite=not resolved.config.resume))
@@ -165,7 +165,8 @@ def make_context(resolved: Resolved) -> RunContext:
     context = replace(context, program=program)
     if start.checkpoint is not None:
         check_same_run(start, config, program, context.info, context.data_sha256)
-    return replace(context, warnings=tuple(_warnings(context, runs_on_ipus(config.device))))
+    warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
+    return replace(context, warnings=tuple(warnings))
 
 
 def _check_files(weights: Optional[str], picture: Optional[str]) -> None:

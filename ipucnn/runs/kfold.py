@@ -108,7 +108,7 @@ class CrossValidation:
 
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         config = resolved.config
-        self._instances = find_group(config)
+        self._instances = find_group(config.trusted_network)
         # The connected workers; None until those of the first fold have connected.
         self._cluster: Optional[Cluster] = None
         if self._instances.count > 1 and config.run_dir is None:
@@ -117,13 +117,6 @@ class CrossValidation:
                 f"--kfold in {self._instances.count} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
-        if config.checkpoint_dir is not None or config.checkpoint_input_dir is not None:
-            raise ConfigurationError(
-                "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
-                "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
-            )
-        if not config.training:
-            raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
         self.root = self._find_root(resolved)
         self._verbose = verbose
         try:
@@ -267,8 +260,6 @@ class CrossValidation:
     def _continued(self, resolved: Resolved) -> Resolved:
         """Returns the configuration of the cross-validation to continue; without one, the given configuration."""
         config = resolved.config
-        if config.resume and config.overwrite:
-            raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
         if not config.resume or not is_file(self.root / CONFIG):
             return resolved
         saved = RunFolder(self.root).read_config()

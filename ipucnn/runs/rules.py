@@ -146,7 +146,7 @@ _CHECKPOINT_DIR = Obstacle(
     lambda c, f: not c.checkpoint_dir, "without a folder for them", "add --checkpoint-dir DIR"
 )
 _WORKERS = Obstacle(
-    lambda c, f: find_workers(c, os.environ) is None,
+    lambda c, f: find_workers(os.environ, c.trusted_network) is None,
     "for one worker",
     "start several: with `ipucnn launch`, srun or TF_CONFIG",
 )

@@ -232,25 +232,36 @@ def find_start(resolved: Resolved) -> Start:
         ConfigurationError: the folder is taken, or options contradict those of the run.
         DataError: there is nothing readable to continue from.
     """
-    config = resolved.config
-    if config.resume and config.overwrite:
-        raise ConfigurationError("--resume and --overwrite are both given", "drop one of them")
-    if config.resume and not config.training:
-        raise ConfigurationError(
-            "--resume without training has nothing to continue", "validate with: ipucnn evaluate RUN"
-        )
+    config, notes = resolved.config, []
     names = config.model_name, resolved.choice.name
-    given = None if config.run_dir is None else expand(config.run_dir)
-    if config.resume:
-        path = given or latest_run_dir(*names) or default_run_dir(*names)
-        if is_file(path / CONFIG):
-            return _continue(resolved, path)
-        if not is_unfinished(path):
-            check_new(path, overwrite=False)
-        return _fresh(resolved, path, f"nothing to resume in {path}: the run begins")
-    path = given or default_run_dir(*names)
+    path = None if config.run_dir is None else expand(config.run_dir)
+    takes_default = path is None and not config.resume
+    if path is None and config.resume:
+        path = latest_run_dir(*names)
+    path = path or default_run_dir(*names)
+    if config.resume and is_file(path / CONFIG):
+        return _continue(resolved, path)
     check_new(path, config.overwrite)
-    return replace(_fresh(resolved, path), takes_default=given is None)
+    if config.resume:
+        notes.append(f"nothing to resume in {path}: the run begins")
+    checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
+    if checkpoint_dir is not None:
+        _check_checkpoint_dir(path, Path(checkpoint_dir), config.overwrite)
+    start = Start(resolved, RunFolder(path, checkpoint_dir), notes=tuple(notes), takes_default=takes_default)
+    if config.checkpoint_input_dir is None:
+        return start
+    folder = expand(config.checkpoint_input_dir)
+    if not config.training and keras_checkpoints(folder):
+        return start
+    newest, skipped = _read(folder)
+    if not config.training:
+        return start  # every checkpoint of the folder is validated
+    start = _going_on(start, newest, skipped)
+    if config.seed is None and start.checkpoint is not None:
+        # Without the seed of the continued run, data order and dropout would be different.
+        seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
+        start = replace(start, resolved=replace(resolved, config=seeded))
+    return start
 
 
 def continued(resolved: Resolved) -> Resolved:
@@ -268,29 +279,6 @@ def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     if directory is None:
         return None
     return str(absolute(expand(directory)))
-
-
-def _fresh(resolved: Resolved, path: Path, *notes: str) -> Start:
-    """Returns the start of a run in a new folder, from a checkpoint of ``--checkpoint-input-dir`` if that is given."""
-    config = resolved.config
-    checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
-    if checkpoint_dir is not None:
-        _check_checkpoint_dir(path, Path(checkpoint_dir), config.overwrite)
-    start = Start(resolved, RunFolder(path, checkpoint_dir), notes=notes)
-    if config.checkpoint_input_dir is None:
-        return start
-    folder = expand(config.checkpoint_input_dir)
-    if not config.training and keras_checkpoints(folder):
-        return start
-    newest, skipped = _read(folder)
-    if not config.training:
-        return start  # every checkpoint of the folder is validated
-    start = _going_on(start, newest, skipped)
-    if config.seed is None and start.checkpoint is not None:
-        # Without the seed of the continued run, data order and dropout would be different.
-        seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
-        start = replace(start, resolved=replace(resolved, config=seeded))
-    return start
 
 
 def _continue(resolved: Resolved, path: Path) -> Start:

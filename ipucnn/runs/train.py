@@ -188,7 +188,7 @@ class TrainingRun:
             return threads, True
         if runs_on_ipus(config.device):
             return num_cores(), False
-        return threads_of_training(config, context.program, context.num_workers), False
+        return threads_of_training(context.program, max(context.num_workers, config.max_workers)), False
 
     def _join(self) -> Optional[Cluster]:
         """Connects to the other workers of the run; returns None for a single worker.

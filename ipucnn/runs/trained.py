@@ -195,10 +195,11 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     """
     trained = _open(named, reads_data)
     if named.command == "export":
-        require_one("`ipucnn export`", trained.config)
+        require_one("`ipucnn export`", trained.config.trusted_network)
     elif trained.runtime is not None:
         require_one(
-            f"`ipucnn {named.command}` of an exported file, which its own runtime computes,", trained.config
+            f"`ipucnn {named.command}` of an exported file, which its own runtime computes,",
+            trained.config.trusted_network,
         )
     check_group(find_instances(), trained.config, draws=False)
     return trained

@@ -154,23 +154,17 @@ class Program:
         return cls(**fields)
 
 
-def named_splits(config: RunConfig) -> Tuple[str, ...]:
-    """Returns the pipeline splits of a configuration; none if the planner chooses them."""
-    return () if config.pipeline_splits == (AUTO,) else tuple(config.pipeline_splits)
-
-
-def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
+def _device_mapping(
+    pipeline_splits: Sequence[str], device_mapping: Sequence[int], ipus: Optional[int]
+) -> Tuple[int, ...]:
     """Returns the IPU of each pipeline stage, counted from 0 within a replica.
 
     Raises:
         ConfigurationError: splits, mapping and IPUs imply different numbers of stages.
     """
-    splits, ipus, mapping = (
-        len(named_splits(config)),
-        config.ipus_per_replica,
-        tuple(config.device_mapping or ()),
-    )
-    if config.pipeline_splits == (AUTO,) and ipus is None and not mapping:
+    is_auto, mapping = tuple(pipeline_splits) == (AUTO,), tuple(device_mapping)
+    splits = 0 if is_auto else len(pipeline_splits)
+    if is_auto and ipus is None and not mapping:
         raise ConfigurationError(
             "--pipeline-splits auto, but nothing says how many stages there are",
             "add --ipus-per-replica K; `ipucnn plan-splits MODEL --ipus N` finds the best number",
@@ -185,7 +179,7 @@ def _device_mapping(config: RunConfig) -> Tuple[int, ...]:
     used = max(mapping) + 1
     if ipus not in (None, used):
         what, instead = f"--device-mapping, which uses {counted(used, 'IPU')}", "it"
-        if not config.device_mapping:
+        if not device_mapping:
             what = f"{used} stages, opened by {counted(splits, 'pipeline split')}"
             instead = "--pipeline-splits to have them chosen"
         raise ConfigurationError(
@@ -328,19 +322,19 @@ def _accumulation(config: RunConfig, num_stages: int, num_replicas: int, warn: W
 
 
 def validation_replicas(
-    config: RunConfig, num_replicas: int, ipus_per_replica: int, num_instances: int = 1
+    in_pipeline: bool, num_replicas: int, ipus_per_replica: int, num_instances: int = 1
 ) -> int:
     """Returns the number of replicas of the validation model on the IPUs of training, in one process.
 
     The model has a pipeline as in training, or each IPU has the whole model.
 
     Args:
-        config: the options, with ``pipeline_validation_model``.
+        in_pipeline: whether the model has a pipeline (``--pipeline-validation-model``).
         num_replicas: the number of replicas in training, over all processes.
         ipus_per_replica: the number of IPUs of a replica in training.
         num_instances: the number of processes of ``poprun``, which share the samples; each has its own IPUs.
     """
-    whole = 1 if config.pipeline_validation_model else ipus_per_replica
+    whole = 1 if in_pipeline else ipus_per_replica
     return num_replicas * whole // num_instances
 
 
@@ -361,7 +355,7 @@ def make_layout(config: RunConfig) -> Program:
     warnings: List[str] = []
     if config.auto_loss_scaling and config.precision != "32.32":  # in 32 bits a typed option is refused
         _check_auto_loss_scaling(config, warnings.append)
-    mapping = _device_mapping(config)
+    mapping = _device_mapping(config.pipeline_splits, config.device_mapping or (), config.ipus_per_replica)
     stages, used = len(mapping), max(mapping) + 1
     if stages == 1 and config.recomputation:
         raise ConfigurationError(
@@ -388,7 +382,7 @@ def make_layout(config: RunConfig) -> Program:
         validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
         validation_num_replicas=config.validation_num_replicas or 0,
         num_stages=stages,
-        pipeline_splits=named_splits(config),
+        pipeline_splits=config.named_splits,
         device_mapping=mapping,
         pipeline_schedule=config.pipeline_schedule,
         recomputation=config.recomputation,
@@ -429,7 +423,18 @@ def make_program(
     """
     layout = layout or make_layout(config)
     warnings, size = list(layout.warnings), layout.global_batch_size
-    per_epoch = _weight_updates_per_epoch(config, layout, num_samples)
+    per_epoch = config.weight_updates_per_epoch
+    if per_epoch in (None, -1):
+        # Whole weight updates: remaining samples are discarded, or padded to one more.  A prescribed number may exceed
+        # the data set: another permutation of it then starts within the epoch.
+        if num_samples < size and not config.pad_dataset:
+            raise ConfigurationError(
+                f"the global batch of {size:,} samples ({layout.micro_batch_size:,} x "
+                f"{layout.gradient_accumulation_count:,} x {layout.num_replicas:,}) is larger than the training set of "
+                f"{num_samples:,}",
+                _smaller_batch(config, layout, num_samples),
+            )
+        per_epoch = max(1, -(-num_samples // size)) if config.pad_dataset else num_samples // size
     if per_epoch * config.num_epochs > MAX_COUNT:
         raise ConfigurationError(
             f"{config.num_epochs} epochs of {per_epoch} weight updates are {per_epoch * config.num_epochs}, and a run "
@@ -437,7 +442,7 @@ def make_program(
             f"use --num-epochs {MAX_COUNT // per_epoch} or less",
         )
     samples = num_samples if config.pad_dataset else per_epoch * size
-    updates, executions_per_log = _execution_length(config, layout, per_epoch, warnings.append)
+    updates, per_log, per_checkpoint = _periods(config, layout, per_epoch, warnings.append)
     validation = 0
     if config.validation and config.validation_freq > 0:
         validation = max(1, round(Fraction(per_epoch, updates) * config.validation_freq))
@@ -449,48 +454,18 @@ def make_program(
         samples_discarded_per_epoch=max(0, num_samples - samples),
         samples_padded_per_epoch=per_epoch * size - samples,
         weight_updates_per_execution=updates,
-        executions_per_log=executions_per_log,
+        executions_per_log=per_log,
         steps_per_execution=updates * layout.gradient_accumulation_count,
         num_executions=per_epoch * config.num_epochs // updates,
-        executions_per_checkpoint=_executions_per_checkpoint(
-            config, per_epoch, updates, executions_per_log, warnings.append
-        ),
+        executions_per_checkpoint=per_checkpoint,
         first_checkpoint_execution=int(-(-(config.first_ckpt_epoch * per_epoch) // updates)),
         executions_per_validation=validation,
         validation_num_replicas=layout.validation_num_replicas
-        or validation_replicas(config, layout.num_replicas, layout.ipus_per_replica, num_instances),
+        or validation_replicas(
+            config.pipeline_validation_model, layout.num_replicas, layout.ipus_per_replica, num_instances
+        ),
         warnings=tuple(warnings),
     )
-
-
-def _weight_updates_per_epoch(config: RunConfig, layout: Program, num_samples: int) -> int:
-    """Returns the whole weight updates per epoch: remaining samples are discarded, or padded to one more weight update.
-
-    A prescribed number may exceed the data set: another permutation of it then starts within the epoch.
-
-    Raises:
-        ConfigurationError: the data set is smaller than one global batch and is not padded, or the number is
-            prescribed and the data set padded.
-    """
-    prescribed, size = config.weight_updates_per_epoch, layout.global_batch_size
-    if prescribed not in (None, -1):
-        if config.pad_dataset:
-            raise ConfigurationError(
-                f"--pad-dataset and --weight-updates-per-epoch {prescribed} are both given, and each says where an "
-                "epoch ends",
-                "drop one of them",
-            )
-        return prescribed
-    if config.pad_dataset:
-        return max(1, -(-num_samples // size))
-    if num_samples < size:
-        raise ConfigurationError(
-            f"the global batch of {size:,} samples ({layout.micro_batch_size:,} x "
-            f"{layout.gradient_accumulation_count:,} x {layout.num_replicas:,}) is larger than the training set of "
-            f"{num_samples:,}",
-            _smaller_batch(config, layout, num_samples),
-        )
-    return num_samples // size
 
 
 def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
@@ -517,73 +492,61 @@ def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
     return f"use {' '.join(options)}, or less"
 
 
-def _checkpoint_frequency(config: RunConfig) -> Fraction:
-    """Returns the checkpoints per epoch; 0 for none."""
-    if not config.checkpoints:
-        return Fraction(0)
-    return parse_frequency(1 if config.ckpts_per_epoch is None else config.ckpts_per_epoch)
-
-
-def _executions_per_checkpoint(
-    config: RunConfig, per_epoch: int, per_execution: int, executions_per_log: int, warn: Warn
-) -> int:
-    """Returns the number of executions from one checkpoint to the next; 0 without checkpoints."""
-    frequency, executions_per_epoch = _checkpoint_frequency(config), Fraction(per_epoch, per_execution)
-    if not frequency:
-        return 0
-    exact = executions_per_epoch / frequency
-    executions = max(1, round(exact))
-    if executions_per_log > 1:  # executions are then as short as checkpoints require
-        executions = updates_per_event(per_epoch, config.num_epochs, frequency) // per_execution
-    if executions != exact and config.ckpts_per_epoch is not None:
-        warn(
-            f"{float(frequency):g} checkpoints per epoch do not fall on the end of an execution: "
-            f"writing {float(executions_per_epoch / executions):.4g} per epoch"
-        )
-    return executions
-
-
-def _execution_length(config: RunConfig, layout: Program, per_epoch: int, warn: Warn) -> Tuple[int, int]:
-    """Returns the weight updates of an execution, and the number of executions from one log to the next.
+def _periods(config: RunConfig, layout: Program, per_epoch: int, warn: Warn) -> Tuple[int, int, int]:
+    """Returns the weight updates of an execution, and the executions from one log, and one checkpoint, to the next.
 
     An execution normally ends with a log.  If checkpoints are requested more often than logs, its length is the
-    greatest common divisor of both periods, as in the public application (``program_steps.py``).
+    greatest common divisor of both periods, as in the public application (``program_steps.py``).  Without checkpoints
+    their period is 0.
 
     Raises:
         ConfigurationError: a prescribed length, or the period of less than one log per epoch, does not divide the
             epochs evenly.
     """
     epochs, steps, total = config.num_epochs, config.steps_per_execution, per_epoch * config.num_epochs
+    saves = Fraction(0)
+    if config.checkpoints:
+        saves = parse_frequency(1 if config.ckpts_per_epoch is None else config.ckpts_per_epoch)
+    per_checkpoint = updates_per_event(per_epoch, epochs, saves) if saves else 0
     if steps is not None:
-        return updates_from_steps_per_execution(
-            steps, layout.gradient_accumulation_count, per_epoch, epochs
-        ), 1
-    frequency = parse_frequency(config.logs_per_epoch)
-    if 0 < frequency < 1 and (frequency * epochs).denominator != 1:
-        possible = "".join(f" or 1/{d}" for d in divisors(epochs)[1:])
-        raise ConfigurationError(
-            f"it is not possible to log {_shown(1 / frequency)} epochs at a time for {epochs} epochs",
-            f"use --logs-per-epoch 1{possible}, or another --num-epochs",
-        )
-    per_log = updates = updates_per_event(per_epoch, epochs, frequency) if frequency else total
-    checkpoints = _checkpoint_frequency(config)
-    if config.ckpts_per_epoch is not None and checkpoints:
-        updates = math.gcd(per_log, min(per_log, updates_per_event(per_epoch, epochs, checkpoints)))
-    if not frequency and updates == per_log:
-        warn(
-            f"--logs-per-epoch 0: the entire training run of {counted(total, 'weight update')} is one execution"
-        )
-    elif frequency >= 1 and per_epoch != frequency * per_log:
-        warn(
-            f"{_shown(frequency)} logs per epoch are not possible with {counted(per_epoch, 'weight update')} per "
-            f"epoch: logging {counted(per_epoch // per_log, 'time')} per epoch"
-        )
-    elif 0 < frequency < 1 and total != frequency * epochs * per_log:
-        warn(
-            f"{_shown(frequency)} logs per epoch are not possible with {counted(total, 'weight update')} in "
-            f"{counted(epochs, 'epoch')}: logging {counted(total // per_log, 'time')} in the run"
-        )
-    return updates, per_log // updates
+        count = layout.gradient_accumulation_count
+        per_log = updates = updates_from_steps_per_execution(steps, count, per_epoch, epochs)
+    else:
+        logs = parse_frequency(config.logs_per_epoch)
+        if 0 < logs < 1 and (logs * epochs).denominator != 1:
+            possible = "".join(f" or 1/{d}" for d in divisors(epochs)[1:])
+            raise ConfigurationError(
+                f"it is not possible to log {_shown(1 / logs)} epochs at a time for {epochs} epochs",
+                f"use --logs-per-epoch 1{possible}, or another --num-epochs",
+            )
+        per_log = updates = updates_per_event(per_epoch, epochs, logs) if logs else total
+        if config.ckpts_per_epoch is not None and saves:
+            updates = math.gcd(per_log, min(per_log, per_checkpoint))
+        if not logs and updates == per_log:
+            warn(
+                f"--logs-per-epoch 0: the entire training run of {counted(total, 'weight update')} is one execution"
+            )
+        elif logs >= 1 and per_epoch != logs * per_log:
+            warn(
+                f"{_shown(logs)} logs per epoch are not possible with {counted(per_epoch, 'weight update')} per "
+                f"epoch: logging {counted(per_epoch // per_log, 'time')} per epoch"
+            )
+        elif 0 < logs < 1 and total != logs * epochs * per_log:
+            warn(
+                f"{_shown(logs)} logs per epoch are not possible with {counted(total, 'weight update')} in "
+                f"{counted(epochs, 'epoch')}: logging {counted(total // per_log, 'time')} in the run"
+            )
+    executions = 0
+    if saves:
+        exact = Fraction(per_epoch, updates) / saves
+        # Executions that are shorter than logs are as short as checkpoints require.
+        executions = per_checkpoint // updates if updates < per_log else max(1, round(exact))
+        if executions != exact and config.ckpts_per_epoch is not None:
+            warn(
+                f"{float(saves):g} checkpoints per epoch do not fall on the end of an execution: "
+                f"writing {float(Fraction(per_epoch, updates) / executions):.4g} per epoch"
+            )
+    return updates, per_log // updates, executions
 
 
 def _shown(value: Fraction) -> str:

@@ -56,14 +56,17 @@ class Workers(Instances):
     source: str = ""
 
 
-def find_group(config: RunConfig) -> Instances:
+def find_group(trusted_network: bool) -> Instances:
     """Returns the group of processes of this one: instances under ``poprun``, else workers, else this process alone.
+
+    Args:
+        trusted_network: whether addresses of workers may be public.
 
     Raises:
         ConfigurationError: the variables that name the group are not valid.
     """
     instances = find_instances(os.environ)
-    workers = find_workers(config, os.environ)
+    workers = find_workers(os.environ, trusted_network)
     if instances.is_distributed and workers is not None:
         raise ConfigurationError(
             f"poprun started this process, and {workers.source} names workers of the host session",
@@ -80,7 +83,7 @@ def group_of_environment() -> Instances:
     Raises:
         ConfigurationError: the variables that name the group are not valid.
     """
-    return find_group(RunConfig(trusted_network=True))
+    return find_group(trusted_network=True)
 
 
 def compared_options(config: RunConfig) -> Dict[str, Any]:
@@ -91,7 +94,7 @@ def compared_options(config: RunConfig) -> Dict[str, Any]:
     return {spec.flag: spec.yaml_value(getattr(config, spec.name)) for spec in compared}
 
 
-def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]:
+def find_workers(env: Mapping[str, str], trusted_network: bool = False) -> Optional[Workers]:
     """Reads the workers from ``TF_CONFIG`` or Slurm's variables; returns None for one worker.
 
     Raises:
@@ -119,7 +122,7 @@ def find_workers(config: RunConfig, env: Mapping[str, str]) -> Optional[Workers]
             f"{workers.source} has the address {shown_value(twice)} twice",
             "give each worker a port of its own",
         )
-    if not config.trusted_network:
+    if not trusted_network:
         for address in workers.addresses:
             _require_private(address)
     return workers
@@ -395,7 +398,7 @@ def _legal(shares: int, devices: int = 1) -> str:
     return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
 
 
-def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -> int:
+def threads_of_training(program: Program, sharing: int) -> int:
     """Returns the default number of threads per operation of a new run: half of the cores, or all of them.
 
     It is half of them if every worker can compute two groups of fused micro-batches in parallel.  Operations on small
@@ -404,27 +407,26 @@ def threads_of_training(config: RunConfig, program: Program, workers: int = 1) -
     and devices.
 
     Args:
-        config: the options of the run.
         program: the Program, with the number of fused micro-batches if it is known.
-        workers: the number of workers that share the run.
+        sharing: the number of workers that share the run, or ``--max-workers`` if that is larger.
     """
     cores = num_cores()
-    is_shared = cores % 2 == 0 and num_chunks(program) % (2 * max(workers, config.max_workers)) == 0
+    is_shared = cores % 2 == 0 and num_chunks(program) % (2 * sharing) == 0
     return cores // 2 if is_shared else cores
 
 
-def require_one(what: str, config: RunConfig, hint: str = "") -> None:
+def require_one(what: str, trusted_network: bool, hint: str = "") -> None:
     """Refuses several workers for work that runs in one process.
 
     Args:
         what: the name of the work, for the message.
-        config: the options, with ``trusted_network``.
+        trusted_network: see :func:`find_group`.
         hint: an addition to the hint of the message.
 
     Raises:
         ConfigurationError: there are several workers.
     """
-    workers = find_workers(config, os.environ)
+    workers = find_workers(os.environ, trusted_network)
     if workers is not None:
         raise ConfigurationError(
             f"{workers.source} names {workers.count} workers, and {what} is one process",

@@ -57,7 +57,7 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
     p, mapping, count = program, program.device_mapping, instances.count
     mode, schedule = config.recomputation_mode, program.pipeline_schedule
     shares_state = config.replicated_optimizer_state_sharding
-    on_ipus = validation_replicas(config, p.num_replicas, p.ipus_per_replica, count)
+    on_ipus = validation_replicas(config.pipeline_validation_model, p.num_replicas, p.ipus_per_replica, count)
     validated = config.validation_num_replicas
     _raise_first(
         _power_of_two(

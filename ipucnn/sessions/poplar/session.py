@@ -375,7 +375,10 @@ class PoplarSession(Session):
                 lambda: self._build(PREDICTION, size, "validation", pipeline),
                 size,
                 validation_replicas(
-                    self._config, p.num_replicas, p.ipus_per_replica, self._device.instances.count
+                    self._config.pipeline_validation_model,
+                    p.num_replicas,
+                    p.ipus_per_replica,
+                    self._device.instances.count,
                 ),
                 self._gives_zeros(),
                 pipeline,
