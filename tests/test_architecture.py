@@ -111,6 +111,7 @@ ANY_PARAMETERS = {
     "config.help_page.__init__(details)",
     "config.spec.option(details)",
     "config.spec.specs_of(panel)",
+    "datasets.base.data_source(facts)",
     "datasets.sources.tfds.refuse_foreign_features(connector)",
     "planning.settings.restaged(changes)",
 }
@@ -160,7 +161,7 @@ BUDGET = {
     "benchmarking": (2805, 2122),
     "commands": (1769, 1049),
     "config": (2533, 1326),
-    "datasets": (5575, 4365),
+    "datasets": (5520, 4328),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
     "planning": (5120, 4025),

@@ -770,7 +770,7 @@ def test_duplicates_equal_those_of_a_naive_search(labels, pixels, cut):
 
 
 @given(
-    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4])),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3])),
     seed=st.integers(0, 99),
     flat=st.booleans(),
 )

@@ -209,7 +209,7 @@ def test_a_grey_image_among_colour_ones(tmp_path):
     path.write_bytes(record_file(contents))
     errors, warnings, report = verified(folder, ".")
     assert (errors, warnings) == (set(), {"odd-mode"}) and report.subsets[0].readable == 21
-    assert "record 4: grey, not colour" in report.findings[0].examples[0]
+    assert "record 4: grey, not colour (RGB)" in report.findings[0].examples[0]
 
 
 def test_a_set_without_evaluation(tmp_path):

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -345,20 +345,12 @@ def data_source(
     train: Examples,
     evaluation: Examples,
     *,
-    name: str,
     class_names: Sequence[str],
-    location: str,
     task: str = "classification",
     channels: int = 3,
-    augmentation: str = "none",
-    warnings: Sequence[str] = (),
-    training_warnings: Sequence[str] = (),
-    patchwise: bool = False,
-    own_split: bool = False,
-    crops: str = "",
-    class_colours: Sequence[Tuple[int, int, int]] = (),
+    **facts: Any,
 ) -> DataSource:
-    """Returns a source of examples; the arguments are facts of :class:`DatasetInfo`.
+    """Returns a source of examples; ``facts`` are further attributes of :class:`DatasetInfo`.
 
     Shape, mean and standard deviation are those of training images in memory.  Encoded images have any size,
     ``channels`` channels, and ImageNet's statistics: measuring them would mean decoding every photograph.
@@ -372,23 +364,15 @@ def data_source(
         shape = tuple(int(n) for n in train.images.shape[1:])  # type: ignore[assignment]
         mean, std = channel_statistics(train.images)
     info = DatasetInfo(
-        name=name,
         task=task,
         num_classes=len(class_names),
         image_shape=shape,
         num_train=len(train),
         num_eval=len(evaluation),
         class_names=tuple(class_names),
-        location=location,
         mean=mean,
         std=std,
-        warnings=tuple(warnings),
-        training_warnings=tuple(training_warnings),
-        augmentation=augmentation,
-        patchwise=patchwise,
-        own_split=own_split,
-        crops=crops,
-        class_colours=tuple(class_colours),
+        **facts,
     )
     return DataSource(info, train, evaluation)
 

@@ -1,16 +1,15 @@
 """Image files that cannot be decoded: rejected before a run computes anything, or left out with ``--skip-damaged``."""
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 from ipucnn.datasets.base import DataSource, FileExamples
 from ipucnn.datasets.images import open_image
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size
-from ipucnn.machine import num_cores
+from ipucnn.machine import num_cores, side_by_side
 from ipucnn.text import counted, printable
 
 CHECKED_BYTES = 256 * 2**20
@@ -76,8 +75,7 @@ def _unreadable(examples: FileExamples, source: DataSource) -> Dict[str, str]:
             return error.message
         return ""
 
-    with ThreadPoolExecutor(num_cores()) as pool:
-        reasons: Tuple[str, ...] = tuple(pool.map(reason, range(len(examples))))
+    reasons = side_by_side(reason, ((index,) for index in range(len(examples))), num_cores())
     return {path: why for path, why in zip(examples.paths, reasons) if why}
 
 

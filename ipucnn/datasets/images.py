@@ -125,7 +125,7 @@ def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IM
         DataError: as :func:`opened`.
     """
     with opened(data, origin, max_pixels) as image:
-        return _converted(image, origin, channels)
+        return upright(image, origin, channels)
 
 
 def _is_turned(image: PillowImage) -> bool:
@@ -137,8 +137,8 @@ def _is_turned(image: PillowImage) -> bool:
     return False
 
 
-def _converted(image: PillowImage, origin: str, channels: int) -> PillowImage:
-    """Returns the result of :func:`open_image` for a Pillow image that is already open."""
+def upright(image: PillowImage, origin: str, channels: int) -> PillowImage:
+    """Returns the result of :func:`open_image` for a Pillow image that :func:`opened` has opened."""
     from PIL import Image, ImageOps
 
     image.load()
@@ -331,7 +331,7 @@ def pixels_for_evaluation(
         picture = open_image(image, origin, channels, info.max_image_pixels)
     elif not isinstance(image, np.ndarray):
         check_pixels(image.width, image.height, info.max_image_pixels, origin)
-        picture = _converted(image, origin, channels)
+        picture = upright(image, origin, channels)
     else:
         check_pixels(image.shape[1], image.shape[0], info.max_image_pixels, origin)
         picture = pillow().fromarray(image[..., 0] if image.shape[2] == 1 else image)
@@ -367,7 +367,7 @@ def decode_for_training(
             data, image.size, boxes.box(image.width, image.height, size, state), mirrored, out
         ):
             return
-        image = _converted(image, origin, channels)
+        image = upright(image, origin, channels)
         array = _resample(image, size, boxes.box(image.width, image.height, size, state))
         out[:] = array[:, ::-1] if mirrored else array
 

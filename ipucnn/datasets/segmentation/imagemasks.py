@@ -306,11 +306,11 @@ def open_imagemasks(
         class_names=classes.names,
         location=str(folder),
         augmentation="elastic",
-        warnings=[
+        warnings=tuple(
             f"{part}: left out {counted(len(alone), 'file')} without a partner: {_some(alone)}"
             for part, alone in ((part, pairs[subset].alone) for subset, part in parts.items())
             if alone
-        ],
+        ),
         patchwise=True,
         own_split=is_undivided,
         class_colours=class_colours(classes, every[0][1], max_pixels),

@@ -243,6 +243,7 @@ def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.nda
 
 IMAGE_HINT = "save it as grey of 8 or 16 bits, or as 8-bit colour (RGB): TIFF, PNG or JPEG"
 _PIXELS = {
+    "1": "black and white",
     "RGB": "colour (RGB)",
     "RGBA": "colour with transparent pixels (RGBA)",
     "CMYK": "colour (CMYK)",

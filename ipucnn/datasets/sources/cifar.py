@@ -277,5 +277,5 @@ def open_cifar(name: str, folder: Path) -> DataSource:
         class_names=read_class_names(name, folder, layout),
         location=str(folder),
         augmentation="crop_flip",
-        warnings=warnings,
+        warnings=tuple(warnings),
     )

@@ -179,5 +179,5 @@ def open_idx(name: str, folder: Path) -> DataSource:
         class_names=CLASS_NAMES[name],
         location=str(folder),
         augmentation=AUGMENTATION[name],
-        warnings=warnings,
+        warnings=tuple(warnings),
     )

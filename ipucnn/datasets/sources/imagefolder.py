@@ -6,7 +6,7 @@ Its layout is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*`` with a share of ea
 import hashlib
 import os
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -164,26 +164,18 @@ def _list_images(folder: Path, shown_name: str, subset: str, problems: Problems)
     return images, others
 
 
-def divide(examples: FileExamples, share: float) -> Tuple[FileExamples, FileExamples]:
-    """Splits examples into training and evaluation, with :func:`held_out` for each class."""
-    chosen: List[int] = []
-    for label in np.unique(examples.labels):
-        (members,) = np.nonzero(examples.labels == label)
-        chosen += [
-            int(members[place]) for place in held_out([examples.paths[index] for index in members], share)
-        ]
-    rest = sorted(set(range(len(examples))) - set(chosen))
-    return examples.subset(rest), examples.subset(sorted(chosen))
-
-
-def held_out(paths: Sequence[str], share: float) -> Set[int]:
-    """Returns the indices of one class's images for evaluation: a share of them, at least one, and not all.
+def held_out(labels: np.ndarray, names: Sequence[str], share: float) -> np.ndarray:
+    """Returns whether each image is for evaluation, bool [n]: of each class a share, at least one image, and not all.
 
     The choice depends only on the images' names, so every run on every machine holds out the same images, whatever its
     seed.  Adding or removing n images moves at most n others between the parts.
     """
-    count = min(max(1, round(len(paths) * share)), len(paths) - 1)
-    return set(sorted(range(len(paths)), key=lambda index: _draw(paths[index]))[:count])
+    chosen: np.ndarray = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label).tolist()
+        count = min(max(1, round(len(members) * share)), len(members) - 1)
+        chosen[sorted(members, key=lambda index: _draw(names[index]))[:count]] = True
+    return chosen
 
 
 def division(folder: Path, num_train: int, num_eval: int) -> str:
@@ -199,7 +191,7 @@ def _draw(path: str) -> bytes:
     return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
-def _few(names: Sequence[str], counts: np.ndarray) -> List[str]:
+def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
     """Returns warnings about classes with few training images, and about unbalanced classes."""
     present = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
     (least, rarest), (most, commonest) = min(present), max(present)
@@ -214,7 +206,7 @@ def _few(names: Sequence[str], counts: np.ndarray) -> List[str]:
             f"unbalanced classes: {commonest} has {most} training images, and {rarest} has {least}. The accuracy over "
             f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class"
         )
-    return messages
+    return tuple(messages)
 
 
 def read_parts(
@@ -234,7 +226,8 @@ def read_parts(
     parts: Dict[str, FileExamples] = {}
     if is_undivided(folder):
         whole, skipped = scan(folder, "train", classes, problems, is_undivided=True)
-        parts["train"], parts["eval"] = divide(whole, share)
+        chosen = held_out(whole.labels, whole.paths, share)
+        parts = {"train": whole.subset(np.flatnonzero(~chosen)), "eval": whole.subset(np.flatnonzero(chosen))}
         return parts, tuple(classes), skipped
     skipped = 0
     names = {"train": "train", "eval": " or ".join(EVAL_NAMES)}
@@ -285,7 +278,7 @@ def open_imagefolder(
         name=name,
         class_names=names,
         location=str(folder),
-        warnings=warnings,
+        warnings=tuple(warnings),
         training_warnings=_few(names, np.bincount(train.labels, minlength=len(names))),
         crops=name,
     )

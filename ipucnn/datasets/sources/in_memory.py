@@ -94,12 +94,7 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, 
     if len(images) != len(labels):
         raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _ARRAYS_HINT)
     classes = labels.reshape(len(labels), -1)[:, 0] if labels.ndim < 3 else np.zeros(len(labels), int)
-    chosen: np.ndarray = np.zeros(len(labels), bool)
-    for label in np.unique(classes):
-        (numbers,) = np.nonzero(classes == label)
-        chosen[
-            [numbers[place] for place in held_out([str(number) for number in numbers], HELD_OUT_SHARE)]
-        ] = True
+    chosen = held_out(classes, [str(number) for number in range(len(labels))], HELD_OUT_SHARE)
     if not chosen.any():
         raise DataError("dataset= has no class of two images, of which one could be held out", _ARRAYS_HINT)
     return (images[~chosen], labels[~chosen]), (images[chosen], labels[chosen])

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
@@ -35,7 +34,7 @@ from ipucnn.filesystem import (
     shown,
     write_text,
 )
-from ipucnn.machine import num_cores
+from ipucnn.machine import num_cores, side_by_side
 from ipucnn.text import printable
 
 TRAIN, VALIDATION = "train", "validation"
@@ -153,16 +152,10 @@ def _index_shard(path: Path, num_classes: int) -> np.ndarray:
 
 def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> _Columns:
     """Returns the columns of :class:`RecordExamples` of one subset; several files are read at the same time."""
-    with ThreadPoolExecutor(num_cores()) as pool:
-        futures = [pool.submit(_index_shard, path, num_classes) for path in shards]
-        parts = []
-        try:
-            for future in futures:
-                parts.append(future.result())
-                progress()
-        finally:
-            for future in futures:
-                future.cancel()
+    parts = []
+    for part in side_by_side(_index_shard, ((path, num_classes) for path in shards), num_cores()):
+        parts.append(part)
+        progress()
     numbers, places, labels = np.concatenate(parts, axis=1)
     owners: np.ndarray = np.repeat(np.arange(len(shards)), [part.shape[1] for part in parts])
     columns = {"shards": owners, "numbers": numbers, "places": places, "labels": labels}

@@ -186,7 +186,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         location=str(folder),
         channels=shape[-1],
         augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop") if one_size else "none",
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
 
 

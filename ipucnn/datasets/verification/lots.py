@@ -18,10 +18,18 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, read_file
 from ipucnn.datasets.image_headers import chunks, is_png
-from ipucnn.datasets.images import open_image, opened
+from ipucnn.datasets.images import opened, upright
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
-from ipucnn.datasets.segmentation.masks import BINARY, TABLE, MaskClasses, codes, mask_values, read_table
+from ipucnn.datasets.segmentation.masks import (
+    BINARY,
+    TABLE,
+    MaskClasses,
+    codes,
+    mask_values,
+    pixels_of,
+    read_table,
+)
 from ipucnn.datasets.sources import cifar, idx, imagefolder
 from ipucnn.datasets.sources import records as imagenet
 from ipucnn.datasets.sources.download import REMOTES
@@ -45,19 +53,6 @@ _large_files = threading.Lock()
 
 # -- decoding ---------------------------------------------------------------------------------------------------
 
-_MODES = {
-    "1": "black and white",
-    "L": "grey",
-    "RGB": "colour",
-    "P": "a palette",
-    "CMYK": "CMYK (for print)",
-    "LA": "grey with alpha (transparency)",
-    "PA": "a palette with alpha (transparency)",
-    "RGBA": "colour with alpha (transparency)",
-    "I": "16 or 32 bits",
-    "F": "floating point",
-}
-
 
 def decode_image(
     data: bytes, origin: str, label: int, is_drawn: bool, max_pixels: int, channels: int = 3
@@ -66,17 +61,17 @@ def decode_image(
     check_png(data, origin)
     with opened(data, origin, max_pixels) as image:
         mode, form, frames = str(image.mode), str(image.format), 1
+        if mode == "P" and "transparency" in image.info:
+            mode = "PA"
+        pixels = np.asarray(upright(image, origin, channels))
         if form in ("GIF", "WEBP", "TIFF", "PNG"):
             with contextlib.suppress(Exception):  # training reads only the first frame
                 frames = int(getattr(image, "n_frames", 1))
-        if mode == "P" and "transparency" in image.info:
-            mode = "PA"
-    array = np.asarray(open_image(data, origin, channels, max_pixels))
-    pixels = array.reshape(1, *array.shape[:2], -1)
-    mode = _MODES.get("I" if mode.startswith("I;") else mode, f"mode {mode}")
-    alike = {"mode": mode} if channels == 3 else {}
+    size = (pixels.shape[0], pixels.shape[1])
+    pixels = pixels.reshape(1, *size, -1)
+    alike = {"mode": pixels_of(mode)} if channels == 3 else {}
     kept = pixels if is_drawn else None
-    return Decoded(measure(pixels), array.shape[:2], [label], kept, None, alike, form, frames)
+    return Decoded(measure(pixels), size, [label], kept, None, alike, form, frames)
 
 
 def check_png(data: bytes, origin: str) -> None:

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.problems import Problems
+from ipucnn.datasets.segmentation.masks import pixels_of
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
@@ -47,7 +48,7 @@ ENDINGS = {
 }
 """Endings of file names, by Pillow's name of a format."""
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
-    "mode": ("odd-mode", ("grey", "colour").__contains__),
+    "mode": ("odd-mode", (pixels_of("L"), pixels_of("RGB")).__contains__),
     "size": ("wrong-shape", bool),
     "pixels": ("wrong-mode", bool),
     "mask": ("mask-values", lambda values: "," not in values),
@@ -277,19 +278,23 @@ class Survey(Problems):
                     yield name, numbers, any(map(self.watcher.wants, range(position, end)))
                 position = end
 
-    def take(self, name: str, numbers: Sequence[int], decoded: Optional[Decoded]) -> None:
+    def take(self, name: str, numbers: Sequence[int], decoded: Union[Decoded, DataError, None]) -> None:
         """Records samples of one size, and checks each of them by itself.
 
         Args:
             name: name of the subset.
             numbers: numbers of the samples.
-            decoded: the decoded samples in order; None if they cannot be decoded.
+            decoded: the decoded samples in order; the error if they cannot be decoded, or None if it is already a
+                finding.
         """
         subset, position = self.subsets[name], self._done
         subset.checked += len(numbers)
         self._done += len(numbers)
         self.watcher.on_progress(self._done, self._total)
-        if decoded is None:
+        if isinstance(decoded, DataError):
+            lot, number = subset.lot, numbers[0]
+            self.note_error(name, lot.name(number), decoded, lot.path(number), lot.place(number))
+        if not isinstance(decoded, Decoded):
             return
         masks, labels, num_classes = decoded.masks, decoded.labels, len(self.class_names)
         if masks is not None:

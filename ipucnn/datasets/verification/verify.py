@@ -4,11 +4,9 @@ Files are read with the same readers as in training.  If a reader rejects a file
 recorded and reading continues with the next one.  Nothing in a data set is executed.
 """
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, Union
 
 from ipucnn.datasets.base import IMAGENET_MEAN
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
@@ -35,7 +33,7 @@ from ipucnn.datasets.verification.samples import Decoded, Watcher
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, shown
-from ipucnn.machine import num_cores
+from ipucnn.machine import num_cores, side_by_side
 
 
 def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
@@ -61,6 +59,10 @@ KNOWN: Dict[str, Known] = {
     # larger difference is only a warning.
     "imagenet": replace(_published("imagenet", IMAGENET_MEAN), tolerance=10.0, severity=WARNING),
 }
+
+
+_Result = Tuple[str, List[int], Union[Decoded, DataError, None]]
+"""The subset and the numbers of samples, and what their decoding returned or raised."""
 
 
 def verify(
@@ -113,44 +115,20 @@ def verify(
         max_pixels,
     )
     survey.expect(_lots(survey, choice, location, image_size))
+
+    def decode(name: str, numbers: List[int], is_drawn: bool) -> _Result:
+        try:
+            return name, numbers, survey.subsets[name].lot.decode(numbers, is_drawn)
+        except DataError as error:
+            return name, numbers, error
+
     # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
     is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
-    for (name, numbers, _), decoded in _in_order(survey, 1 if is_in_memory else num_cores()):
-        lot = survey.subsets[name].lot
-        samples = None
-        try:
-            samples = decoded()
-        except DataError as error:
-            number = numbers[0]
-            survey.note_error(name, lot.name(number), error, lot.path(number), lot.place(number))
-        survey.take(name, numbers, samples)
+    for name, numbers, decoded in side_by_side(
+        decode, survey.groups(), 1 if is_in_memory else num_cores() + 1
+    ):
+        survey.take(name, numbers, decoded)
     return survey.finish(allow_partial)
-
-
-_Group = Tuple[str, List[int], bool]
-_Result = Callable[[], Optional[Decoded]]
-
-
-def _in_order(survey: Survey, num_workers: int) -> Iterator[Tuple[_Group, _Result]]:
-    """Yields groups of samples with a function that returns the decoded group, while workers decode the next ones.
-
-    At most twice as many groups as workers are in progress, which bounds the memory of waiting results.
-    """
-    waiting: Deque[Tuple[_Group, Future[Optional[Decoded]]]] = deque()
-    with ThreadPoolExecutor(num_workers) as pool:
-        try:
-            for group in survey.groups():
-                name, numbers, is_drawn = group
-                waiting.append((group, pool.submit(survey.subsets[name].lot.decode, numbers, is_drawn)))
-                if len(waiting) >= 2 * num_workers:
-                    group, future = waiting.popleft()
-                    yield group, future.result
-            while waiting:
-                group, future = waiting.popleft()
-                yield group, future.result
-        finally:
-            for _, future in waiting:
-                future.cancel()
 
 
 def _lots(
