@@ -66,16 +66,41 @@ def sessions() -> str:
     )
 
 
+def seeds() -> str:
+    """A table of what public applications and tutorials say that they reach, and of what ipucnn gives."""
+    lines = ["| document | figure | published | here | only an IPU shows |", "|" + " --- |" * 5]
+    measured = []
+    for row in read("seeds"):
+        key = ("preset",) if row["measured_in"] == "presets" else ("network", "task", "ipus")
+        values = row["measured"].split(",")
+        matching = [r for r in read(row["measured_in"]) if [r[column] for column in key] == values]
+        here = "not measured"
+        if matching and row["measured_in"] == "presets":
+            here = _figure(matching[0])
+            measured += matching[:1]
+        elif matching:
+            here = f"predicted: {number(matching[0]['predicted_without_this_network'])}"
+        cells = (row["document"], row["published"], row["value"] or "none", here, row["only_on_hardware"])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *(["", conditions(measured)] if measured else [])])
+
+
+def _figure(row: Row) -> str:
+    """Returns mean and standard deviation of a measured figure; a loss and soft Dice have no per cent."""
+    is_share = row["figure"] in ("accuracy", "dice", "training accuracy")
+    factor, digits, unit = (100, 2, " %") if is_share else (1, 4, "")
+    mean = f"{factor * float(row['mean']):.{digits}f}{unit}"
+    return mean + (f" ± {factor * float(row['std']):.{digits}f}" if row["std"] else "")
+
+
 def presets() -> str:
-    """A table of what the presets reach."""
+    """A table of what the presets reach on held-out images."""
     return table(
-        read("presets"),
+        [row for row in read("presets") if row["figure"] in ("accuracy", "dice")],
         {
             "preset": lambda r: f"`{r['preset']}`",
             "figure": lambda r: r["figure"],
-            "mean ± standard deviation": lambda r: (
-                f"{100 * float(r['mean']):.2f} %" + (f" ± {100 * float(r['std']):.2f}" if r["std"] else "")
-            ),
+            "mean ± standard deviation": _figure,
             "seeds": lambda r: str(len(r["seeds"].split())),
             "epochs": lambda r: r["epochs"],
             "whole command, s": lambda r: number(r["wall_s"]),
@@ -185,6 +210,7 @@ PARTS: Dict[str, Callable[[], str]] = {
     "sizes": sizes,
     "host session": sessions,
     "presets": presets,
+    "seeds": seeds,
     "throughput": throughput,
     "plans": plans,
     "kills": kills,
