@@ -166,7 +166,7 @@ BUDGET = {
     "models": (2680, 2124),
     "planning": (5120, 4025),
     "reports": (3604, 2875),
-    "runs": (5941, 4494),
+    "runs": (5936, 4493),
     "sessions": (5105, 4055),
     "training": (1439, 1103),
     "modules at the top": (2315, 1837),

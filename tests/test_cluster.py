@@ -1,5 +1,6 @@
 """Several workers of the host session: configuration, communication, and training that equals one worker's."""
 
+import dataclasses
 import filecmp
 import importlib.util
 import itertools
@@ -42,8 +43,8 @@ from ipucnn.runs import folder as folder_module
 from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
 from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
-from ipucnn.runs.trackers import MlperfLog
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import cluster
 from ipucnn.sessions.host import workers as host_workers
@@ -595,7 +596,7 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
     first.add_environment({"started": "1"})
     write(first, 1)
     first.unlock()
-    log = MlperfLog(tmp_path / "run" / "mlperf.log", first.check_writer, run.context.program)
+    log = MlperfLog(dataclasses.replace(run.context, folder=first), started=0.0)
     recorder = Recorder.__new__(Recorder)
     recorder._folder, recorder._trackers = first, []
     recorder._plot(1, {})
@@ -624,7 +625,7 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
         lambda: first.write_report({}),
         lambda: first.clean(["last.npz"]),
         lambda: first.add_environment({"started": "3"}),
-        lambda: log.write("POINT_IN_TIME", "x", 1),
+        lambda: log.write("x", 1),
         lambda: recorder._plot(2, {}),
     )
     for writer in writers:

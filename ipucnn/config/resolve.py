@@ -33,6 +33,7 @@ from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
+    from ipucnn.config.presets import Preset
     from ipucnn.datasets.registry import Choice
     from ipucnn.models.registry import ModelRecord
 
@@ -201,28 +202,19 @@ def resolve(
         DataError: a data set that was requested does not exist.
     """
     from ipucnn.config import presets
-    from ipucnn.models.registry import find_network
 
     given = convert_flags(flags)
     _take_model(command, given, model)
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given, read_plan)
-    network = str(_first("model_name", given, in_file, in_plan))
-    if "model_name" not in given:
-        refuse_unnamed("the network", network, f"add --model-name {shlex.quote(network)}")
-    record = find_network(network, plans=command in PLANS)
-    if plan is not None and plan.model != record.name:
-        raise ConfigurationError(
-            f"--plan {given['plan']} is for {shown_value(plan.model)}, but the network is {record.name}",
-            f"ipucnn plan-splits {record.name} --save FILE, or train {plan.model}",
-        )
     # The user's layers, the highest first.
     typed: List[Layer] = [
         (FLAG, given),
         (f"plan {given.get('plan')}", in_plan),
         ("", in_file),
     ]
+    record = _find_network(command, given, in_file, in_plan)
     choice = None
     if reads_data:
         try:
@@ -232,14 +224,7 @@ def resolve(
                 raise
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    # If no data are read or named, the preset is the network's own, not one for a data set.
-    preset = chosen or presets.find_built_in(
-        *presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
-    )
-    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
-        # The weights were trained on images of the network's size, not on small photographs.
-        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
-        preset = preset._replace(values=kept)
+    preset = chosen or _own_preset(command, record, named, given)
     layers: List[Layer] = list(reversed(typed[:-1]))
     if preset is not None:
         layers.insert(0, (f"preset {preset.name}", preset.values))
@@ -253,7 +238,6 @@ def resolve(
     check(RunConfig(**settings), origins)
     for name, value, origin in _implied(command, record, settings, origins, chosen is None, config_path):
         settings[name], origins[name] = value, origin
-    config = RunConfig(**settings)
     # Leaves out options that another one replaced: a continued run cannot contradict them.
     by_user = {
         name: settings[name]
@@ -263,7 +247,7 @@ def resolve(
     }
     return Resolved(
         command=command,
-        config=config,
+        config=RunConfig(**settings),
         origins=origins,
         record=record,
         data=choice,
@@ -272,6 +256,43 @@ def resolve(
         plan=plan,
         config_path=config_path,
     )
+
+
+def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: PlainDict) -> "ModelRecord":
+    """Returns the record of the network that the flags name, else the file, else the plan.
+
+    Raises:
+        ConfigurationError: a Python file that is not typed, or the plan of another network.
+    """
+    from ipucnn.models.registry import find_network
+
+    network = str(_first("model_name", given, in_file, in_plan))
+    if "model_name" not in given:
+        refuse_unnamed("the network", network, f"add --model-name {shlex.quote(network)}")
+    record = find_network(network, plans=command in PLANS)
+    planned = in_plan.get("model_name", record.name)
+    if planned != record.name:
+        raise ConfigurationError(
+            f"--plan {given['plan']} is for {shown_value(planned)}, but the network is {record.name}",
+            f"ipucnn plan-splits {record.name} --save FILE, or train {planned}",
+        )
+    return record
+
+
+def _own_preset(
+    command: str, record: "ModelRecord", dataset: Optional[str], given: PlainDict
+) -> "Optional[Preset]":
+    """Returns the built-in preset of a network and its data set; without data, the network's own."""
+    from ipucnn.config import presets
+
+    preset = presets.find_built_in(
+        *presets.candidates(record.name, dataset, given.get("ipus_per_replica"), command)
+    )
+    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
+        # The weights were trained on images of the network's size, not on small photographs.
+        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
+        preset = preset._replace(values=kept)
+    return preset
 
 
 def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:

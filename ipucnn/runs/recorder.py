@@ -26,10 +26,11 @@ from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.context import RunContext
-from ipucnn.runs.folder import BEST, LAST, METRICS, MLPERF, TENSORBOARD, TIMINGS, SilentFolder
+from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS, SilentFolder
+from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.trackers import Curves, MlperfLog, Tracker, WeightsAndBiases
+from ipucnn.runs.trackers import Curves, Tracker, WeightsAndBiases
 from ipucnn.sessions.host.workers import resume_command
 from ipucnn.sessions.session import (
     CheckpointDue,
@@ -46,7 +47,6 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.text import counted
 from ipucnn.training.program import Program
-from ipucnn.training.schedules import largest_rate
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import SegmentedImage
@@ -197,31 +197,13 @@ class Recorder:
         if config.wandb and is_writer:
             self._trackers.append(WeightsAndBiases(self._saved, folder, self._processes[0]["started"]))
         if config.mlperf_logging and is_writer:
-            self._trackers.append(self._mlperf_log())
+            started = time.time() - (time.perf_counter() - self._timer.started)
+            self._trackers.append(MlperfLog(self._context, started))
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         for tracker in self._trackers:
             tracker.close(failed=kind is not None)
-
-    def _mlperf_log(self) -> MlperfLog:
-        """Opens MLPerf's log, and writes the lines that come before the first weight update."""
-        context, updates = self._context, self._program.num_weight_updates
-        log = MlperfLog(
-            self._folder.path / MLPERF, self._folder.check_writer, self._program, self._config.target_accuracy
-        )
-        warmup = (self._config.lr_warmup_params or {}).get("warmup_epochs", 0)
-        values: PlainDict = {
-            "seed": context.seed,
-            "train_samples": context.info.num_train,
-            "eval_samples": context.info.num_eval,
-            "opt_base_learning_rate": largest_rate(context.schedule, updates),
-            "opt_end_learning_rate": float(context.schedule(np.array([updates - 1]))[0]),
-            "opt_learning_rate_warmup_epochs": float(warmup),
-        }
-        started = time.time() - (time.perf_counter() - self._timer.started)
-        log.settings(started, context.optimizer, values)
-        return log
 
     @property
     def _has_target(self) -> bool:

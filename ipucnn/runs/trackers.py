@@ -1,24 +1,20 @@
-"""Writes a run's figures for other tools: TensorBoard, Weights & Biases, and the log that MLPerf's rules require.
+"""Writes a run's figures for other tools: TensorBoard, and Weights & Biases.  ``mlperf.py`` is a further tracker.
 
 The :class:`~ipucnn.runs.recorder.Recorder` calls the trackers; none of them changes the run.
 """
 
 import dataclasses
 import hashlib
-import json
 import os
 import socket
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Mapping, Optional
+from typing import Mapping
 
-from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import absolute, append_text, exists, make_folder, make_new_file, remove_file
-from ipucnn.training.optimizers import OptimizerSettings
-from ipucnn.training.program import Program
+from ipucnn.filesystem import absolute, exists, make_folder, make_new_file
 
 
 class Tracker:
@@ -174,113 +170,3 @@ class WeightsAndBiases(Tracker):
 
     def close(self, failed: bool = False) -> None:
         self._run.finish(exit_code=1 if failed else 0)
-
-
-POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
-
-
-class MlperfLog(Tracker):
-    """The log ``mlperf.log``, in the format of MLPerf's logging library: ``:::MLLOG`` and a JSON object per line.
-
-    Keys and their order follow MLPerf's rules for training (github mlcommons/logging, mllog/constants.py and
-    compliance_checker).  The submitter has to add the keys that only they know (organisation, division, status,
-    platform), and the clearing of caches, which this program does not do.
-
-    Args:
-        path: the log's file.  An earlier one is deleted, so a continued run logs only its last part.
-        check: a function called before each line, which raises if another process has continued the run.
-        program: the Program of the run.
-        target: the figure that a validation has to reach; None without a target.
-    """
-
-    def __init__(
-        self, path: Path, check: Callable[[], None], program: Program, target: Optional[float] = None
-    ) -> None:
-        check()
-        remove_file(path)
-        self._path, self._check, self._program = path, check, program
-        self._is_reached, self._target = target is None, target
-        self._is_open = False
-
-    def write(
-        self, event_type: str, key: str, value: object = None, at: Optional[float] = None, **facts: PlainValue
-    ) -> None:
-        """Adds a line.
-
-        Args:
-            event_type: POINT, START or END.
-            key, value: a key of MLPerf's constants, and its value.
-            at: the time in seconds since 1970; None: now.
-            facts: further metadata.
-        """
-        self._check()
-        entry = {
-            "namespace": "",
-            "time_ms": int((time.time() if at is None else at) * 1000),
-            "event_type": event_type,
-            "key": key,
-            "value": value,
-            "metadata": {"file": "ipucnn/runs/trackers.py", "lineno": 0, **facts},
-        }
-        append_text(self._path, f":::MLLOG {json.dumps(entry)}\n")
-
-    def settings(self, started: float, optimizer: OptimizerSettings, values: PlainDict) -> None:
-        """Logs the initialisation and the hyperparameters of the run.
-
-        Args:
-            started: the start of the initialisation, in seconds since 1970.
-            optimizer: the settings of the optimizer.
-            values: further keys of MLPerf; for LARS, keys that begin with ``opt_`` get the prefix ``lars_``.
-        """
-        self.write(START, "init_start", at=started)
-        params, prefix = optimizer.params, "lars_" if optimizer.name == "lars" else ""
-        decay = params.get("weight_decay", optimizer.weight_decay or optimizer.l2_regularization)
-        values = {
-            "global_batch_size": self._program.global_batch_size,
-            "gradient_accumulation_steps": self._program.gradient_accumulation_count,
-            **values,
-            "opt_weight_decay": decay,
-            **({"opt_momentum": params["momentum"]} if "momentum" in params else {}),
-            **({(prefix or "opt_") + "epsilon": params["epsilon"]} if "epsilon" in params else {}),
-        }
-        self.write(POINT, "opt_name", optimizer.name)
-        for key, value in values.items():
-            self.write(POINT, prefix + key if key.startswith("opt_") else key, value)
-        self.write(END, "init_stop")
-
-    def training_begins(self, weight_updates: int) -> None:
-        self._is_open = True
-        self.write(START, "run_start")
-        self._begin_block(weight_updates)
-
-    def _begin_block(self, weight_updates: int) -> None:
-        updates = (self._program.executions_per_validation or 1) * self._program.weight_updates_per_execution
-        epochs = updates / self._program.weight_updates_per_epoch
-        self.write(START, "block_start", first_epoch_num=self._epoch(weight_updates), epoch_count=epochs)
-
-    def _epoch(self, weight_updates: int) -> float:
-        """Returns the number of finished epochs, as an int if it is whole."""
-        done = weight_updates / self._program.weight_updates_per_epoch
-        return int(done) if done == int(done) else done
-
-    def validation_begins(self, weight_updates: int) -> None:
-        if self._is_open:
-            epoch = self._epoch(weight_updates)
-            self.write(END, "block_stop", first_epoch_num=epoch)
-            self.write(START, "eval_start", epoch_num=epoch)
-
-    def validated(self, weight_updates: int, figure: float, is_last: bool) -> None:
-        if not self._is_open:
-            return
-        self._is_reached = self._target is None or figure >= self._target
-        self.write(POINT, "eval_accuracy", figure, epoch_num=self._epoch(weight_updates))
-        self.write(END, "eval_stop", epoch_num=self._epoch(weight_updates))
-        if is_last:
-            self.close()
-        else:
-            self._begin_block(weight_updates)
-
-    def close(self, failed: bool = False) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.write(END, "run_stop", status="success" if self._is_reached and not failed else "aborted")

@@ -33,7 +33,7 @@ from ipucnn.sessions.host.workers import (
     resume_command,
     threads_of_training,
 )
-from ipucnn.sessions.session import Session, TrainState, ValidationDue
+from ipucnn.sessions.session import CompilationReport, Session, TrainState, ValidationDue
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.schedules import largest_rate
@@ -270,21 +270,10 @@ class TrainingRun:
         )
         self.context = run_setup.move_preprocessing(self.context, session)
         from ipucnn.datasets.pipeline import data_errors
-        from ipucnn.training.losses import make_loss
 
         timer = Timer()
-        model = run_setup.build(self.context)
-        self._load_weights(model)
-        self._name_layers(model)
+        model, compilation = self._compile(session)
         context = self.context
-        session.would_fit = would_fit(model, context.record.name, context.program, config)
-        loss = make_loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
-        with data_errors():
-            compilation = session.compile(
-                model, context.program, context.optimizer, loss, context.schedule, self.dataset
-            )
-        assert session.program is not None
-        context = self.context = replace(context, program=session.program)
         if cluster is not None:
             values = {name: v.numpy() for name, v in {**session.state.weights, **session.state.slots}.items()}
             cluster.require_same("weights", digest_of(values, {}))
@@ -327,17 +316,42 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0, 0))
             yield from recorder.save_last()
             self.final_report = recorder.report
-            # Instances of poprun predict together; other workers of the host would only repeat the writer's work.
-            is_drawn = context.record.task == "segmentation" and config.training
-            if is_drawn and (context.instances.is_writer or context.instances.is_distributed):
-                images = context.source.eval
-                if isinstance(images, ArrayExamples) and len(images):
-                    from ipucnn.runs.images.segmentation import predicted_images
-
-                    with session.as_evaluated():
-                        predicted = predicted_images(context, session)
-                    yield Predicted(predicted)
+            yield from self._predictions(session)
             yield from recorder.finish()
+
+    def _compile(self, session: Session) -> Tuple[KerasModel, CompilationReport]:
+        """Builds the network with its first weights, and compiles it, which completes the Program."""
+        from ipucnn.datasets.pipeline import data_errors
+        from ipucnn.training.losses import make_loss
+
+        model = run_setup.build(self.context)
+        self._load_weights(model)
+        self._name_layers(model)
+        context, config = self.context, self.context.config
+        session.would_fit = would_fit(model, context.record.name, context.program, config)
+        loss = make_loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
+        with data_errors():
+            compilation = session.compile(
+                model, context.program, context.optimizer, loss, context.schedule, self.dataset
+            )
+        assert session.program is not None
+        self.context = replace(context, program=session.program)
+        return model, compilation
+
+    def _predictions(self, session: Session) -> Iterator[Predicted]:
+        """Yields masks that a trained segmentation network predicts, if the images are in memory."""
+        context = self.context
+        # Instances of poprun predict together; other workers of the host would only repeat the writer's work.
+        predicts = context.instances.is_writer or context.instances.is_distributed
+        images = context.source.eval
+        if context.record.task != "segmentation" or not context.config.training or not predicts:
+            return
+        if isinstance(images, ArrayExamples) and len(images):
+            from ipucnn.runs.images.segmentation import predicted_images
+
+            with session.as_evaluated():
+                predicted = predicted_images(context, session)
+            yield Predicted(predicted)
 
     def _open_folder(self, session: Session) -> None:
         """Creates or reopens the run folder, and restores the session from the checkpoint."""
