@@ -159,14 +159,14 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
     "benchmarking": (2805, 2122),
-    "commands": (1769, 1049),
-    "config": (2533, 1326),
+    "commands": (1768, 1047),
+    "config": (2531, 1329),
     "datasets": (5520, 4328),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
     "planning": (5120, 4025),
     "reports": (3604, 2875),
-    "runs": (5936, 4493),
+    "runs": (5945, 4502),
     "sessions": (5105, 4055),
     "training": (1439, 1103),
     "modules at the top": (2315, 1837),

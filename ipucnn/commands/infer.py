@@ -85,22 +85,15 @@ def infer(
     probability map of each into --output. Inputs that cannot be read are reported and skipped; the exit code
     is then 3.
     """
-    from ipucnn.reports.infer import FORMATS
     from ipucnn.runs.infer import InferRequest
     from ipucnn.runs.predicting import check_task
     from ipucnn.runs.trained import Named, open_trained, task_of
 
-    output_to, sheet_to = output_of_process(output), output_of_process(contact_sheet)
     named = Named("infer", run, flags, which=checkpoint, weights=weights)
     task = task_of(named)
     if task is None:
         # The options depend on the task.  If the task is unknown, this reports what is wrong with RUN first.
         open_trained(named)
-    if only_mistakes and (split is None or contact_sheet is None):
-        raise ConfigurationError(
-            "--only-mistakes draws images whose true class is known, on a contact sheet",
-            "add --split eval --contact-sheet sheet.png",
-        )
     segments = task == "segmentation"
     options = (
         ("--only-mistakes", only_mistakes, False),
@@ -112,22 +105,12 @@ def infer(
         (f"--threshold {threshold}", threshold is not None, True),
     )
     check_task(segments, run, options)
-    if segments and output_to is None:
-        raise ConfigurationError(
-            f"{run} segments images, and there is no folder for the masks", "add --output masks"
-        )
-    if form is not None and form not in FORMATS:
-        raise ConfigurationError(
-            f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}", "--format csv"
-        )
-    if json_output and form not in (None, "json"):
-        raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
     request = InferRequest(
         named,
         images or [],
         subset=split,
-        output=output_to,
-        contact_sheet=sheet_to,
+        output=output_of_process(output),
+        contact_sheet=output_of_process(contact_sheet),
         verbose=verbose,
         top=5 if top is None else top,
         patch_size=patch_size,
@@ -138,25 +121,38 @@ def infer(
     if segments:
         _segment(request, json_output)
     else:
-        _classify(request, "json" if json_output else form, only_mistakes)
+        _classify(request, json_output, form, only_mistakes)
 
 
-def _classify(request: "InferRequest", form: Optional[str], only_mistakes: bool) -> None:
+def _classify(request: "InferRequest", json_output: bool, form: Optional[str], only_mistakes: bool) -> None:
     """Predicts classes, and prints or writes them.
 
     Args:
         request: the network, the images and the outputs.
+        json_output: whether to print JSON, as with the format json.
         form: the format to print: csv, json or jsonl; None: a table, unless the predictions go to a file.
         only_mistakes: whether the contact sheet has only images that were classified wrongly.
     """
     from ipucnn.filesystem import write_output
     from ipucnn.reports.console import LOADING, indexing_progress, note
-    from ipucnn.reports.infer import SheetProgress, print_predictions, write_results
+    from ipucnn.reports.infer import FORMATS, SheetProgress, print_predictions, write_results
     from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.infer import OUTPUTS, infer_classes
 
     output_to, sheet_to = request.output, request.contact_sheet
+    if only_mistakes and (request.subset is None or sheet_to is None):
+        raise ConfigurationError(
+            "--only-mistakes draws images whose true class is known, on a contact sheet",
+            "add --split eval --contact-sheet sheet.png",
+        )
+    if form is not None and form not in FORMATS:
+        raise ConfigurationError(
+            f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}", "--format csv"
+        )
+    if json_output and form not in (None, "json"):
+        raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
+    form = "json" if json_output else form
     sheet = ContactSheet(f"classified by {request.named.target}", only_mistakes)
     drawn = None if sheet_to is None else sheet
     with indexing_progress(), SheetProgress("classifying", LOADING, drawn) as progress:
@@ -193,10 +189,14 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
     from ipucnn.sessions.host.workers import group_of_environment
 
+    if request.output is None:
+        raise ConfigurationError(
+            f"{request.named.target} segments images, and there is no folder for the masks",
+            "add --output masks",
+        )
     sheet = MaskSheet()
     with SheetProgress("segmenting", LOADING, sheet) as progress:
         masks = infer_masks(request, progress)
-    assert request.output is not None
     path = request.contact_sheet or request.output / CONTACT_SHEET
     if group_of_environment().is_writer:  # only the first of several processes writes
         write = write_atomically if request.contact_sheet is None else write_output

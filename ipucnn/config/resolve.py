@@ -33,7 +33,6 @@ from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.config.presets import Preset
     from ipucnn.datasets.registry import Choice
     from ipucnn.models.registry import ModelRecord
 
@@ -208,29 +207,31 @@ def resolve(
     chosen = presets.load_preset(config_name, config_path)
     in_file = dict(chosen.values) if chosen is not None else {}
     plan, in_plan = _load_plan(given, read_plan)
-    # The user's layers, the highest first.
-    typed: List[Layer] = [
-        (FLAG, given),
-        (f"plan {given.get('plan')}", in_plan),
-        ("", in_file),
-    ]
     record = _find_network(command, given, in_file, in_plan)
     choice = None
     if reads_data:
         try:
-            choice = _choose_dataset(command, record, *(values for _, values in typed))
+            choice = _choose_dataset(command, record, given, in_plan, in_file)
         except DataError:
             if needs_data:
                 raise
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    preset = chosen or _own_preset(command, record, named, given)
-    layers: List[Layer] = list(reversed(typed[:-1]))
-    if preset is not None:
-        layers.insert(0, (f"preset {preset.name}", preset.values))
+    # If no data are read or named, the preset is the network's own, not one for a data set.
+    preset = chosen or presets.find_built_in(
+        *presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
+    )
+    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
+        # The weights were trained on images of the network's size, not on small photographs.
+        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
+        preset = preset._replace(values=kept)
+    layers: List[Layer] = []
     is_public = chosen is not None and (config_path is not None or presets.is_of_application(chosen))
     if is_public and record.task == "classification":
-        layers.insert(0, (PUBLIC_ORIGIN, _public_defaults(record, dataset, in_file)))
+        layers.append((PUBLIC_ORIGIN, _public_defaults(record, dataset, in_file)))
+    if preset is not None:
+        layers.append((f"preset {preset.name}", preset.values))
+    layers += [(f"plan {given.get('plan')}", in_plan), (FLAG, given)]
     settings, origins = overlay(layers)
     settings["model_name"] = record.name
     if not any(settings[name] for name in ("dataset", "host_generated_data", "device_generated_data")):
@@ -241,7 +242,7 @@ def resolve(
     # Leaves out options that another one replaced: a continued run cannot contradict them.
     by_user = {
         name: settings[name]
-        for name in dict.fromkeys(name for _, values in reversed(typed) for name in values)
+        for name in dict.fromkeys((*in_file, *in_plan, *given))
         if origins[name] != ORDER_ORIGIN
         and (origins[name] != DEFAULT or settings[name] != BY_NAME[name].default)
     }
@@ -277,22 +278,6 @@ def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: P
             f"ipucnn plan-splits {record.name} --save FILE, or train {planned}",
         )
     return record
-
-
-def _own_preset(
-    command: str, record: "ModelRecord", dataset: Optional[str], given: PlainDict
-) -> "Optional[Preset]":
-    """Returns the built-in preset of a network and its data set; without data, the network's own."""
-    from ipucnn.config import presets
-
-    preset = presets.find_built_in(
-        *presets.candidates(record.name, dataset, given.get("ipus_per_replica"), command)
-    )
-    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
-        # The weights were trained on images of the network's size, not on small photographs.
-        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
-        preset = preset._replace(values=kept)
-    return preset
 
 
 def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
