@@ -29,10 +29,6 @@ class Remote:
     files: Tuple[Tuple[str, str], ...]
     folder: str
 
-    @property
-    def archive(self) -> bool:
-        return self.files[0][0].endswith(".tar.gz")
-
 
 _IDX_FILES = (
     "train-images-idx3-ubyte.gz",
@@ -115,7 +111,7 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
             fname=file_name,
             path=folder,
             downloader=pooch.HTTPDownloader(progressbar=progress, timeout=TIMEOUT_S),
-            processor=pooch.Untar(members=[remote.folder]) if remote.archive else None,
+            processor=pooch.Untar(members=[remote.folder]) if file_name.endswith(".tar.gz") else None,
         )
     except Exception as error:  # requests and urllib3 raise their own types, and pooch a ValueError
         if isinstance(error, ValueError) and "hash" in str(error).lower():
@@ -126,7 +122,7 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
             f"cannot download {url}: {reason}",
             "check the network, or fetch the file elsewhere and pass --dataset-path",
         ) from error
-    return list(files) if remote.archive else [files]
+    return [files] if isinstance(files, str) else list(files)
 
 
 class _Progress:

@@ -43,7 +43,6 @@ CLASS_NAMES: Dict[str, Tuple[str, ...]] = {
     ),
 }
 AUGMENTATION = {"mnist": "shift", "fashion_mnist": "shift_flip"}
-_PIECE_BYTES = 2**24
 # The third byte of files with other types of numbers than unsigned bytes.
 _OTHER_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 AGAIN = "copy or download the file again"
@@ -107,26 +106,19 @@ def _read_idx(
     size, shown = math.prod(shape), "x".join(map(str, shape))
     if not size:
         raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
-    if num_stored is None or num_stored >= header_bytes + size:
-        check_memory(size, f"{name} of {shown} bytes")
-        data: np.ndarray = np.empty(size, np.uint8)
-        num_stored = header_bytes
-        # In pieces, because gzip unpacks each read into memory of its own.
-        for begin in range(0, size, _PIECE_BYTES):
-            piece = stream.read(min(_PIECE_BYTES, size - begin))
-            data[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
-            num_stored += len(piece)
-    if num_stored < header_bytes + size:
-        text = (
-            f"{name} is truncated: {num_stored} bytes where its header ({shown}) says {header_bytes + size}"
-        )
+    at_most = size if num_stored is None else min(size, num_stored - header_bytes)
+    check_memory(at_most, f"{name} of {shown} bytes")
+    data = stream.read(at_most + 1)
+    if len(data) < size:
+        num_bytes = header_bytes + len(data)
+        text = f"{name} is truncated: {num_bytes} bytes where its header ({shown}) says {header_bytes + size}"
         raise DataError(text, AGAIN, "truncated")
-    if stream.read(1):
+    if len(data) > size:
         raise DataError(
             f"{name} has trailing bytes: more than the {header_bytes + size} that its header ({shown}) says",
             AGAIN,
         )
-    return data.reshape(shape)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_part(
