@@ -131,21 +131,23 @@ def _cannot_read(name: str, folder: Path, error: Exception) -> DataError:
     return DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again")
 
 
-def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, List[str]]:
+def eval_split(builder: TfdsBuilder) -> Optional[str]:
+    """Returns the name of the split for evaluation, or None."""
+    splits = builder.info.splits
+    return next((name for name in EVAL_SPLITS if name in splits and splits[name].num_examples > 0), None)
+
+
+def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, Tuple[str, ...]]:
     """Returns the training and evaluation splits, and a warning if the set has no split for evaluation."""
-    available = builder.info.splits
+    available, split = builder.info.splits, eval_split(builder)
     if "train" not in available:
         raise DataError(
             f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}", _OTHER_HINT
         )
-    for split in EVAL_SPLITS:
-        if split in available and available[split].num_examples > 0:
-            return "train", split, []
-    return (
-        "train[:90%]",
-        "train[90%:]",
-        [f"{name} has no part for evaluation: the last 10 % of train serve as one"],
-    )
+    if split is not None:
+        return "train", split, ()
+    warning = f"{name} has no part for evaluation: the last 10 % of train serve as one"
+    return "train[:90%]", "train[90%:]", (warning,)
 
 
 def open_tfds(name: str, folder: Path) -> DataSource:
@@ -186,7 +188,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         location=str(folder),
         channels=shape[-1],
         augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop") if one_size else "none",
-        warnings=tuple(warnings),
+        warnings=warnings,
     )
 
 

@@ -12,7 +12,7 @@ import zlib
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -67,11 +67,10 @@ def decode_image(
         if form in ("GIF", "WEBP", "TIFF", "PNG"):
             with contextlib.suppress(Exception):  # training reads only the first frame
                 frames = int(getattr(image, "n_frames", 1))
-    size = (pixels.shape[0], pixels.shape[1])
-    pixels = pixels.reshape(1, *size, -1)
+    pixels = pixels.reshape(1, *pixels.shape[:2], -1)
     alike = {"mode": pixels_of(mode)} if channels == 3 else {}
     kept = pixels if is_drawn else None
-    return Decoded(measure(pixels), size, [label], kept, None, alike, form, frames)
+    return Decoded(measure(pixels), np.array([label]), kept, alike, form, frames)
 
 
 def check_png(data: bytes, origin: str) -> None:
@@ -115,10 +114,8 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: O
     def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
         is_run = numbers[-1] + 1 - numbers[0] == len(numbers)
         rows = slice(numbers[0], numbers[-1] + 1) if is_run else numbers  # a slice needs no copy
-        part, size = images[rows], (int(images.shape[1]), int(images.shape[2]))
-        if labels.ndim == 3:
-            return Decoded(measure(part), size, (), part, labels[rows])
-        return Decoded(measure(part), size, labels[rows].tolist(), part)
+        part = images[rows]
+        return Decoded(measure(part), labels[rows], part)
 
     return Lot(starts[-1], name, decode, num_stored=num_stored, at_once=BATCH if labels.ndim == 1 else 1)
 
@@ -280,14 +277,13 @@ def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Dec
         hint = "an image and its mask have one size"
         raise DataError(f"{sizes[0]}, its mask {sizes[1]}", hint, "wrong-shape")
     pixels = image.reshape(1, *image.shape[:2], -1)
-    size = (int(pixels.shape[1]), int(pixels.shape[2]))
     values = [str(value) for value in mask_values(stored) if value]
     alike = {
-        "size": f"{size[0]}x{size[1]}",
+        "size": "x".join(map(str, mask.shape)),
         "pixels": "grey" if image.ndim == 2 else "colour",
         "mask": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
     }
-    return Decoded(measure(pixels), size, (), pixels, mask[np.newaxis].astype(np.uint8), alike)
+    return Decoded(measure(pixels), mask[np.newaxis].astype(np.uint8), pixels, alike)
 
 
 def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
@@ -382,19 +378,16 @@ def tfds_lots(survey: Survey, folder: Path) -> Lots:
     height, width, channels = builder.info.features[image_key].shape
     survey.shape = None if None in (height, width) else (height, width)
     splits = builder.info.splits
-    chosen = {
-        TRAIN: "train" if "train" in splits else None,
-        EVAL: next((s for s in tfds.EVAL_SPLITS if s in splits and splits[s].num_examples > 0), None),
-    }
+    chosen = {TRAIN: "train" if "train" in splits else None, EVAL: tfds.eval_split(builder)}
     if chosen[EVAL] is None:
         survey.find("no-eval-subset", EVAL, f"its parts: {', '.join(splits)}")
-    read = partial(_read_record, survey, (image_key, label_key), 0, None, channels)
+    form = _RecordForm(image_key, label_key, channels)
     lots = {}
     for subset, split in chosen.items():
         if split is not None:
             paths = [Path(str(path)) for path in splits[split].filepaths]
             shards = list(zip(paths, map(int, splits[split].shard_lengths)))
-            lots[subset] = _shards_lot(survey, subset, shards, read)
+            lots[subset] = _shards_lot(survey, subset, shards, form)
     return lots
 
 
@@ -413,24 +406,28 @@ def imagenet_lots(survey: Survey, folder: Path) -> Lots:
             if not is_right:
                 text = f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}"
                 survey.find("checksum", None, text)
-    keys = (imagenet.ENCODED, imagenet.LABEL)
-    read = partial(_read_record, survey, keys, 1, len(survey.class_names), 3)
+    form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, range(1, len(survey.class_names) + 1))
     lots = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
         shards = [(path, -1) for path in shards_of.get(name, [])]
         for path, _ in shards:
             if is_file(path) and file_size(path) == 0:
                 survey.find("empty-file", subset, printable(path.name))
-        lots[subset] = _shards_lot(survey, subset, shards, read)
+        lots[subset] = _shards_lot(survey, subset, shards, form)
     return lots
 
 
-def _shards_lot(
-    survey: Survey,
-    subset: str,
-    files: Sequence[Tuple[Path, int]],
-    read: Callable[[str, int, int, bool], Decoded],
-) -> Lot:
+class _RecordForm(NamedTuple):
+    """The features of records: the names of image and label, the channels of the image, and the labels that are valid;
+    None: the labels are checked as those of other sets."""
+
+    image: str
+    label: str
+    channels: int
+    labels: Optional[range] = None
+
+
+def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], form: _RecordForm) -> Lot:
     """Returns the records of files as samples, and reports problems of the files.
 
     Each file comes with its expected number of records, or -1.  Files of TFDS that are no TFRecord files cannot be
@@ -475,45 +472,30 @@ def _shards_lot(
         path, record, _ = place(number)
         return f"{printable(os.path.basename(path))}, record {record}"
 
+    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
+        return _read_record(survey, form, place(numbers[0]), is_drawn)
+
     return Lot(
-        len(rows),
-        name_of,
-        lambda numbers, is_drawn: read(*place(numbers[0]), is_drawn),
-        place=lambda number: place_of(*place(number)),
-        num_stored=num_stored,
+        len(rows), name_of, decode, place=lambda number: place_of(*place(number)), num_stored=num_stored
     )
 
 
-def _read_record(
-    survey: Survey,
-    keys: Tuple[str, str],
-    first_label: int,
-    num_classes: Optional[int],
-    channels: int,
-    path: str,
-    record: int,
-    at: int,
-    is_drawn: bool,
-) -> Decoded:
-    """Decodes the image of a record.
-
-    ``keys`` are the features of the image and of the class.  Classes count from ``first_label``; with ``num_classes``,
-    other classes raise DataError.
-    """
+def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int], is_drawn: bool) -> Decoded:
+    """Decodes the image of a record; ``place`` is its file, number and first byte.  Raises DataError."""
     try:
-        features = read_example(path, record, at, {keys[0]: bytes, keys[1]: int})
+        features = read_example(*place, {form.image: bytes, form.label: int})
     except DataError as error:
         if error.code != "truncated":  # a truncated record has no checksum to compare
             survey.check(_RECORDS, error.code != "checksum")
         raise
     survey.check(_RECORDS, True)
-    data, label = (features[key] for key in keys)
+    data, label = features[form.image], features[form.label]
     assert isinstance(data, bytes) and isinstance(label, int)
-    if num_classes is not None and not 0 <= label - first_label < num_classes:
-        text = f"label {label}, labels are {first_label} to {first_label + num_classes - 1}"
+    if form.labels is not None and label not in form.labels:
+        text = f"label {label}, labels are {form.labels[0]} to {form.labels[-1]}"
         raise DataError(text, "correct the labels, or remove the samples", "label-range")
-    origin = place_of(path, record, at)
-    return decode_image(data, origin, label - first_label, is_drawn, survey.max_pixels, channels)
+    first = 0 if form.labels is None else form.labels[0]
+    return decode_image(data, place_of(*place), label - first, is_drawn, survey.max_pixels, form.channels)
 
 
 OF_SETS: Mapping[str, Callable[[Survey, Path], Lots]] = {

@@ -22,12 +22,14 @@ class Measured(NamedTuple):
         histogram: int64 [channels, 256] of all images.
         means: float64 [n, channels].
         constant: bool [n], whether all pixels of an image have one colour.
+        size: (height, width).
     """
 
     digests: bytes
     histogram: np.ndarray
     means: np.ndarray
     constant: np.ndarray
+    size: Tuple[int, int]
 
 
 def measure(images: np.ndarray) -> Measured:
@@ -46,10 +48,11 @@ def measure(images: np.ndarray) -> Measured:
     histogram: np.ndarray = np.array(picture.histogram(), np.int64).reshape(channels, 256)
     if num == 1:
         means = (histogram @ np.arange(256)[:, np.newaxis] / max(height * width, 1)).reshape(1, channels)
-        return Measured(digests, histogram, means, ((histogram > 0).sum(axis=1) == 1).all(keepdims=True))
+        constant = ((histogram > 0).sum(axis=1) == 1).all(keepdims=True)
+        return Measured(digests, histogram, means, constant, (height, width))
     pixels = images.reshape(num, height * width, channels)
     constant = (pixels.max(axis=1) == pixels.min(axis=1)).all(axis=1)
-    return Measured(digests, histogram, pixels.mean(axis=1), constant)
+    return Measured(digests, histogram, pixels.mean(axis=1), constant, (height, width))
 
 
 class Decoded(NamedTuple):
@@ -57,20 +60,16 @@ class Decoded(NamedTuple):
 
     Attributes:
         measured: measurements of the pixels that training sees.
-        size: (height, width).
-        labels: one class per sample; empty for samples with masks.
+        labels: classes, integers [n], or masks of classes, uint8 [n, h, w].
         images: uint8 [n, h, w, c]; None if no sample is drawn on the contact sheet and the pixels are not in memory.
-        masks: uint8 [n, h, w] of classes.
         alike: properties that all samples should have in common; see ``survey.ALIKE``.
         format: Pillow's name of an image file's format.
         frames: number of frames of an image file.
     """
 
     measured: Measured
-    size: Tuple[int, int]
-    labels: Sequence[int] = ()
+    labels: np.ndarray
     images: Optional[np.ndarray] = None
-    masks: Optional[np.ndarray] = None
     alike: Mapping[str, str] = {}
     format: str = ""
     frames: int = 1
@@ -195,7 +194,7 @@ class SubsetSurvey:
             self.histogram += measured.histogram
             self._sums = self._sums + measured.means.sum(axis=0)
             self._squares = self._squares + (measured.means**2).sum(axis=0)
-        self.sizes.setdefault(decoded.size, decoded.size[0] * decoded.size[1])
+        self.sizes.setdefault(measured.size, measured.size[0] * measured.size[1])
 
     def standard_error(self) -> float:
         """Returns the standard error of the mean of the images' means, the largest of all channels."""

@@ -296,12 +296,14 @@ class Survey(Problems):
             self.note_error(name, lot.name(number), decoded, lot.path(number), lot.place(number))
         if not isinstance(decoded, Decoded):
             return
-        masks, labels, num_classes = decoded.masks, decoded.labels, len(self.class_names)
+        num_classes = len(self.class_names)
+        masks = decoded.labels if decoded.labels.ndim == 3 else None
         if masks is not None:
             subset.class_unit = "pixels"
             labels = [zlib.crc32(np.ascontiguousarray(mask).data) for mask in masks]
             counts = [np.bincount(mask.reshape(-1), minlength=num_classes) for mask in masks]
         else:
+            labels = decoded.labels.tolist()
             counts = [np.bincount([n for n in labels if 0 <= n < num_classes], minlength=num_classes)]
         subset.class_counts += sum(one[:num_classes] for one in counts)
         subset.record(numbers, labels, decoded)
@@ -320,7 +322,7 @@ class Survey(Problems):
                 self._check_mask(subset, number, counts[k])
             elif not 0 <= labels[k] < num_classes:
                 self._note_label(subset, number, labels[k])
-            if decoded.measured.constant[k] and decoded.size[0] * decoded.size[1] > 1:
+            if decoded.measured.constant[k] and decoded.measured.size != (1, 1):
                 self._note(subset, "constant-image", [number])
 
     def _note(self, subset: SubsetSurvey, code: str, numbers: Sequence[int], text: str = "") -> None:
@@ -337,12 +339,12 @@ class Survey(Problems):
 
     def _check_together(self, subset: SubsetSurvey, numbers: Sequence[int], decoded: Decoded) -> None:
         """Checks the size and the file of samples."""
-        height, width = decoded.size
-        if self.shape is not None and decoded.size != self.shape:
+        height, width = decoded.measured.size
+        if self.shape is not None and (height, width) != self.shape:
             self._note(
                 subset, "wrong-shape", numbers, f"{height}x{width}, not {self.shape[0]}x{self.shape[1]}"
             )
-        least = self.image_size if decoded.masks is None and self.image_size is not None else (0, 0)
+        least = self.image_size if decoded.labels.ndim == 1 and self.image_size is not None else (0, 0)
         if height < least[0] or width < least[1]:
             self._note(subset, "small-image", numbers, f"{height}x{width}")
         path = subset.lot.path(numbers[0])
