@@ -161,7 +161,7 @@ BUDGET = {
     "benchmarking": (2805, 2122),
     "commands": (1768, 1047),
     "config": (2531, 1329),
-    "datasets": (5520, 4328),
+    "datasets": (5492, 4328),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
     "planning": (5120, 4025),

@@ -183,12 +183,15 @@ def leak_idx(folder):
     edit_idx(folder / EVAL_IMAGES, put(0, first))
 
 
-def broken_gzip(folder):
-    path = folder / EVAL_IMAGES
-    packed = bytearray(gzip.compress(path.read_bytes()))
-    packed[-6] ^= 1  # in the CRC
-    path.unlink()
-    (folder / f"{EVAL_IMAGES}.gz").write_bytes(bytes(packed))
+def packed(change):
+    """Replaces the evaluation images by a file called .gz, whose bytes are changed after packing."""
+
+    def damage(folder):
+        path = folder / EVAL_IMAGES
+        (folder / f"{EVAL_IMAGES}.gz").write_bytes(change(gzip.compress(path.read_bytes())))
+        path.unlink()
+
+    return damage
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -206,8 +209,11 @@ IDX = {
     "floats": ("wrong-dtype", edited(IMAGES, change=lambda a: a.astype(">f4"), kind=0x0D)),
     "swapped": ("unreadable", copied(LABELS, IMAGES)),
     "bytes at the end": ("unreadable", rewritten(LABELS, lambda d: d + b"x")),
-    "a wrong gzip checksum": ("checksum", broken_gzip),
-    "another file": ("not-published", broken_gzip),
+    "a wrong gzip checksum": ("checksum", packed(lambda d: d[:-6] + bytes([d[-6] ^ 1]) + d[-5:])),
+    "a damaged gzip file": ("unreadable", packed(lambda d: d[:10] + b"\xff" + d[11:])),
+    "a cut gzip file": ("truncated", packed(lambda d: d[:-9])),
+    "an unpacked file called .gz": ("unreadable", packed(gzip.decompress)),
+    "another file": ("not-published", packed(bytes)),
     "a duplicate": ("duplicate", edited(IMAGES, change=lambda a: put(10, a[0])(a))),
     "a conflict": ("conflict", edited(IMAGES, change=lambda a: put(11, a[0])(a))),
     "a leak": ("leakage", leak_idx),
@@ -234,6 +240,7 @@ CIFAR = {
     "truncated": ("truncated", rewritten(BATCHES[2], lambda d: d[:-1])),
     "a file missing": ("missing-file", removed(BATCHES[4])),
     "no test file": ("missing-subset", removed("test_batch.bin")),
+    "no training file": ("missing-subset", removed(*BATCHES[1:])),
     "a wrong label": ("label-range", rewritten(BATCHES[1], lambda d: b"\xff" + d[1:])),
     "a dark channel": ("statistics", channels_swapped),
     "no class names": ("class-names", removed("batches.meta.txt")),
@@ -593,12 +600,19 @@ REASONS = {
     ("idx", "swapped"): "not an idx file",
     ("idx", "a label too many"): "images but",
     ("idx", "a wrong label"): "label 10",
+    ("idx", "no labels"): "lacks train-labels",
+    ("idx", "an unpacked file called .gz"): "not a gzip file",
+    ("cifar", "no test file"): "no test file.*\n.*--download",
+    ("cifar", "no training file"): "no training file.*\n.*--download",
+    ("folders", "a class of val"): "the class 'wasp'",
+    ("folders", "no val"): "lacks train/ or val/",
+    ("folders", "no images in val"): "no images in class folders",
     ("masks", "two of a name"): "both called 3",
     ("masks", "colour"): "3.png is colour",
     ("masks", "a mask of another size"): "20x20",
     ("volumes", "fewer labels"): "slices",
 }
-"""Words of the error that ends training."""
+"""Words of the error that ends training, and of its hint in the next line."""
 
 
 @pytest.mark.parametrize("kind, what", [(kind, what) for kind, table in DAMAGES.items() for what in table])
@@ -611,11 +625,12 @@ def test_damage_is_found_and_ends_training_if_nothing_can_be_trained_on(made, ki
     texts = [text for finding in report.findings for text in finding.examples]
     names_folder = any(str(folder) in text and "no samples" not in text for text in texts)
     assert kind != "folders" or not names_folder, texts
-    if code in NOT_READ and what != "truncated mask":  # which lacks only its end
+    reason = REASONS.get((kind, what), "")
+    if reason or (code in NOT_READ and what != "truncated mask"):  # which lacks only its end
         with pytest.raises(DataError) as refused:
             OPENING[kind](folder)
         assert refused.value.hint and str(folder) in refused.value.message
-        assert re.search(REASONS.get((kind, what), ""), refused.value.message)
+        assert re.search(reason, f"{refused.value.message}\n{refused.value.hint}")
     elif not errors:
         OPENING[kind](folder)
 
