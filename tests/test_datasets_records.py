@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, noise, smooth
 
-from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
+from ipucnn.datasets.base import INDEXING, RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
 from ipucnn.datasets.images import decode_for_training, distorted_box
 from ipucnn.datasets.registry import choose_dataset, open_dataset
@@ -210,8 +210,9 @@ def test_the_index_is_rebuilt_only_if_a_file_changed(folder, tmp_path, monkeypat
     scanned = count_scans(monkeypatch)
     before = sorted(path.name for path in folder.iterdir())
     heard = []
-    with records.telling_progress(lambda done, total: heard.append((done, total))):
-        first = open_folder(folder)
+    token = INDEXING.set(lambda done, total: heard.append((done, total)))
+    first = open_folder(folder)
+    INDEXING.reset(token)
     assert len(scanned) == 5 and heard == [(k, 5) for k in range(1, 6)]
     assert sorted(path.name for path in folder.iterdir()) == before  # no new file beside the data
     second = open_folder(folder)

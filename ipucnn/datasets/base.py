@@ -6,22 +6,26 @@ This module does not import TensorFlow; :mod:`ipucnn.datasets.pipeline` turns ex
 import hashlib
 import math
 import os
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import FREELY_BYTES, MAX_IMAGE_PIXELS
-from ipucnn.datasets.sources.tfrecord import place_of, read_example
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import open_regular, read_bytes
 from ipucnn.machine import available_bytes
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 _READ_BYTES = 2**20
+
+INDEXING: ContextVar[Optional[Callable[[int, int], None]]] = ContextVar("indexing", default=None)
+"""The function that is called with the number of indexed files, and of all files, while files are indexed."""
+
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 """Per-channel mean of ImageNet's training images in 0..255 units (0.485, 0.456, 0.406 on [0, 1])."""
@@ -183,11 +187,15 @@ class RecordExamples:
 
     def encoded(self, index: int) -> bytes:
         """Returns the bytes of one image.  Raises DataError if the record is damaged or has no image."""
+        from ipucnn.datasets.sources.tfrecord import read_example
+
         data = read_example(*self._place(index), {"image/encoded": bytes})["image/encoded"]
         assert isinstance(data, bytes)
         return data
 
     def describe(self, index: int) -> str:
+        from ipucnn.datasets.sources.tfrecord import place_of
+
         return f"the image in {place_of(*self._place(index))}"
 
     def _place(self, index: int) -> Tuple[str, int, int]:

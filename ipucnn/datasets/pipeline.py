@@ -20,8 +20,6 @@ from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, FileExamples, ImageFiles
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
-from ipucnn.datasets.segmentation.patches import IGNORED, counted, patch_places, seen
-from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_patches
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
@@ -164,6 +162,8 @@ def _patches(
     examples: ArrayExamples, info: DatasetInfo, stream: Stream
 ) -> Callable[[Tickets], Tuple[Tensor, ...]]:
     """Returns the function that makes batches of patches of images in memory."""
+    from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_patches
+
     stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
     size = stream.input_shape[:2]
 
@@ -576,6 +576,8 @@ def num_evaluation_samples(examples: Examples, info: DatasetInfo, output: Tuple[
     """
     if not info.patchwise:
         return len(examples)
+    from ipucnn.datasets.segmentation.patches import patch_places
+
     assert isinstance(examples, ArrayExamples)
     height, width = examples.images.shape[1:3]
     return len(examples) * len(patch_places((height, width), (output[0], output[1]), step))
@@ -599,6 +601,8 @@ def evaluation_patches(
         [batch_size, *output], and float32 weights [batch_size]: the number of pixels that count in each patch, which
         is an integer, so that sums are exact.  For numbers beyond the last patch it returns zeros of weight 0.
     """
+    from ipucnn.datasets.segmentation.patches import IGNORED, counted, seen
+
     num, height, width, channels = examples.images.shape
     places = counted((height, width), output, step)
     rows, columns = seen((height, width), output, size, step)

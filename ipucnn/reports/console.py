@@ -369,7 +369,7 @@ LOADING = "loading TensorFlow and building the network"
 @contextlib.contextmanager
 def indexing_progress() -> Iterator[None]:
     """Shows a bar over the files of records that are indexed within the block, if a data set indexes any."""
-    from ipucnn.datasets.sources.records import telling_progress
+    from ipucnn.datasets.base import INDEXING
 
     with ItemProgress("indexing records", before="opening the data set") as bar:
 
@@ -378,5 +378,8 @@ def indexing_progress() -> Iterator[None]:
             if done == total:
                 bar.__exit__()  # removes the bar before another one begins
 
-        with telling_progress(update):
+        token = INDEXING.set(update)
+        try:
             yield
+        finally:
+            INDEXING.reset(token)

@@ -11,14 +11,13 @@ import json
 import os
 import re
 import zipfile
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import Numbers
-from ipucnn.datasets.base import DataSource, RecordExamples, data_source
+from ipucnn.datasets.base import INDEXING, DataSource, RecordExamples, data_source
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
@@ -107,19 +106,6 @@ def class_names(folder: Path) -> Tuple[str, ...]:
 
 
 # -- the index ------------------------------------------------------------------------------------------------
-
-Progress = Callable[[int, int], None]
-_progress: ContextVar[Optional[Progress]] = ContextVar("records_progress", default=None)
-
-
-@contextlib.contextmanager
-def telling_progress(progress: Progress) -> Iterator[None]:
-    """Calls ``progress`` within the block with the number of indexed files, and of all files, if files are indexed."""
-    token = _progress.set(progress)
-    try:
-        yield
-    finally:
-        _progress.reset(token)
 
 
 def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
@@ -231,7 +217,7 @@ def open_records(folder: Path) -> DataSource:
     cached = _cache_path(folder, shards, len(names))
     subsets = _read_cached(cached, shards, len(names))
     if subsets is None:
-        done, total, listener = 0, sum(map(len, shards.values())), _progress.get()
+        done, total, listener = 0, sum(map(len, shards.values())), INDEXING.get()
 
         def progress() -> None:
             nonlocal done

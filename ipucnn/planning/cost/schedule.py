@@ -8,7 +8,7 @@ in it cost.
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from ipucnn.hardware import IPU, System
 from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts, transfers_s
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.schedules import Ticks
 from ipucnn.planning.settings import PlanSettings
+
+if TYPE_CHECKING:
+    from ipucnn.planning.pipeline_plan import PipelinePlan
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,7 @@ class Timeline:
     end_s: float
 
 
-def timeline(plan: PipelinePlan, shown_ticks: int = _SHOWN_TICKS) -> Timeline:
+def timeline(plan: "PipelinePlan", shown_ticks: int = _SHOWN_TICKS) -> Timeline:
     """Returns the timeline of a plan: the work of each stage from the first micro-batch to the weight update.
 
     Full ticks are all alike.  A few are shown and the rest is left out, so that a timeline stays small whatever the
@@ -313,7 +315,7 @@ def timeline(plan: PipelinePlan, shown_ticks: int = _SHOWN_TICKS) -> Timeline:
 class _Walk:
     """Walks through the ticks of a plan and records the spans of each."""
 
-    def __init__(self, plan: PipelinePlan, ticks: Ticks) -> None:
+    def __init__(self, plan: "PipelinePlan", ticks: Ticks) -> None:
         self.plan, self.ticks = plan, ticks
         self.spans: List[Span] = []
 

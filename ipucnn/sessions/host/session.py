@@ -25,7 +25,6 @@ from ipucnn.config.values import MEASURE
 from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
-from ipucnn.models.architecture import own_layers
 from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
@@ -53,7 +52,6 @@ from ipucnn.sessions.session import (
     TrainState,
 )
 from ipucnn.text import counted, printable
-from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, traced_sums
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
@@ -220,6 +218,8 @@ class HostSession(Session):
         make_dataset: Optional[MakeDataset],
     ) -> int:
         """Returns the number of micro-batches to fuse; 1 if the user's own layers may mix samples."""
+        from ipucnn.models.architecture import own_layers
+
         if own_layers(model):
             return 1
         sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
@@ -405,10 +405,11 @@ class HostSession(Session):
         """Makes the functions of evaluation, which their first call traces, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
-        values = (
-            {name: v.numpy() for name, v in self._weights.kept.items()} if self._cluster.count > 1 else {}
-        )
-        self._cluster.require_same("weights", digest_of(values, {}))
+        if self._cluster.count > 1:
+            from ipucnn.training.checkpoints import digest_of
+
+            values = {name: v.numpy() for name, v in self._weights.kept.items()}
+            self._cluster.require_same("weights", digest_of(values, {}))
         self._make_forward(model, loss)
         self._take_capacity(model)
 
@@ -517,6 +518,8 @@ def _check_own_layers(model: KerasModel, program: Program) -> None:
     Raises:
         ConfigurationError: there is such a layer; the message names it.
     """
+    from ipucnn.models.architecture import own_layers
+
     layers = own_layers(model)
     combined = max(program.fused_micro_batches, program.dbn_replica_group_size)
     if layers and combined > 1:
