@@ -158,16 +158,16 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2805, 2122),
+    "benchmarking": (2801, 2158),
     "commands": (1768, 1047),
     "config": (2531, 1329),
-    "datasets": (5492, 4328),
+    "datasets": (5487, 4324),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
     "planning": (5120, 4025),
-    "reports": (3604, 2875),
+    "reports": (3607, 2877),
     "runs": (5945, 4502),
-    "sessions": (5105, 4055),
+    "sessions": (5103, 4055),
     "training": (1439, 1103),
     "modules at the top": (2315, 1837),
 }

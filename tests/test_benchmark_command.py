@@ -17,9 +17,10 @@ import yaml
 from ipucnn import cli
 from ipucnn.benchmarking import contenders, input_pipeline, machine
 from ipucnn.benchmarking import run as running
+from ipucnn.benchmarking.baseline import read_report
 from ipucnn.benchmarking.benchmark import prepare
 from ipucnn.benchmarking.records import BenchmarkReport, from_plain
-from ipucnn.benchmarking.report import read_report
+from ipucnn.benchmarking.report import first_results, report_of
 from ipucnn.benchmarking.settings import DEFAULTS, BenchmarkSettings, make_settings
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
@@ -144,7 +145,7 @@ def test_the_session_computes_the_same_logits_as_keras():
     session.compile_prediction(model, (2, *work.setup.input_shape))
     from ipucnn.benchmarking.work import dataset, keras_contender
 
-    rival, _ = keras_contender(work, model)
+    rival = keras_contender(work, model)
     batches = input_pipeline.images_only(dataset(work, 2)).take(3)
     logits = np.concatenate(session.predict(batches))
     np.testing.assert_allclose(logits, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
@@ -221,11 +222,11 @@ def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void,
         raise ValueError(text) if error == "ValueError" else getattr(tf.errors, error)(None, None, text)
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    outcome = running.run(prepare(resolved(), measured()))
-    assert (outcome.report.void, outcome.exit_code, outcome.report.hint) == (void, exit_code, hint)
+    report, code = running.run(prepare(resolved(), measured()))
+    assert (report.void, code, report.hint) == (void, exit_code, hint)
     if exit_code == 1:
-        assert "def broken" not in outcome.report.traceback and error in outcome.report.traceback
-    valid(outcome.report.to_dict())
+        assert "def broken" not in report.traceback and error in report.traceback
+    valid(report.to_dict())
 
 
 def test_images_beyond_memory_are_refused_before_they_are_drawn(monkeypatch):
@@ -300,7 +301,7 @@ def baseline_of(work, **changes):
     """Returns a complete benchmark report with made-up figures."""
     speed = {"value": 100.0, "lower": None, "upper": None}
     row = {"samples": 16, "wall_s": 0.1, "cpu_s": 0.1, "reference_s": 0.02, "reference_cpu_s": 0.02}
-    report = running.first_report(work, DeviceInfo("cpu", "CPU", 1, 1), {}).to_dict()
+    report = report_of(first_results(work, DeviceInfo("cpu", "CPU", 1, 1), {})).to_dict()
     report.update(
         executions=[row] * 20,
         execution={
@@ -646,7 +647,7 @@ def test_a_slow_input_pipeline_is_reported(monkeypatch):
     monkeypatch.setattr(pipeline, "train_batches", slow)
     monkeypatch.setattr(pipeline, "buffered_elements", lambda *args: 4)
     settings = measured(mode="training", scope="end-to-end")
-    report = running.run(prepare(resolved(micro_batch_size="2"), settings)).report
+    report = running.run(prepare(resolved(micro_batch_size="2"), settings))[0]
     assert report.void is None, report.traceback
     # An update computes two images in 0.02 s, and waits 0.1 s for them unless it repeats a constant batch.
     assert report.end_to_end.data_share.value == pytest.approx(0.1 / 0.12, rel=0.1)

@@ -87,7 +87,7 @@ def show_export():
 
 
 def show_benchmark():
-    from ipucnn.benchmarking.report import read_report
+    from ipucnn.benchmarking.baseline import read_report
     from ipucnn.reports.benchmark import print_benchmark
 
     print_benchmark(read_report(Path("bench/report.json")))

@@ -13,13 +13,18 @@ too: the two are weighted by their precision.  Processor time alone would not be
 for other things, and threads that poll for work use some while the processors are free.
 """
 
+from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.benchmarking.contenders import REFERENCE
-from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Execution, Interval, Regression
+from ipucnn.benchmarking.records import BenchmarkReport, Execution, Interval, Regression, Request, from_plain
 from ipucnn.benchmarking.statistics import CONFIDENCE, QUIET_SHARE, Ratio, unpaired_ratio
-from ipucnn.errors import ConfigurationError
+from ipucnn.documents import read_record
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import is_folder
+from ipucnn.runs.folder import REPORT
+from ipucnn.sessions.session import DeviceInfo
 from ipucnn.text import shown_value
 
 _DEVICE = ("kind", "name", "num_cores")
@@ -56,6 +61,36 @@ LEAST_EXECUTIONS = 20
 _NEXT_LOOK = 1.3
 
 
+def read_report(path: Path) -> BenchmarkReport:
+    """Reads a baseline: a ``report.json`` of a network's speed, with executions beside the reference workload.
+
+    Raises:
+        ConfigurationError: the report does not contain a network's speed.
+        DataError: the file is absent, damaged, of another kind or version, or void.
+    """
+    path = path / REPORT if is_folder(path) else path
+    data = read_record(path, "give the report.json of a benchmark")
+    if isinstance(data, dict) and (data.get("void") or data.get("measured", True) is None):
+        raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")
+    hint = "give the report.json that `ipucnn benchmark` wrote"
+    report = from_plain(data, BenchmarkReport, f"--baseline {path}", hint)
+    if report.scope != "session":
+        raise ConfigurationError(
+            f"--baseline {path} measured --mode {report.scope}, this run the network's speed",
+            "give the report.json of --mode training or inference",
+        )
+    lacking = [name for name in ("execution", "executions", "measured") if not getattr(report, name)]
+    if lacking:
+        raise DataError(f"--baseline {path} is damaged: it has no {lacking[0]}", "make it again")
+    for index, execution in enumerate(report.executions):
+        if not (execution.cpu_s and execution.reference_s and execution.reference_cpu_s):
+            raise DataError(
+                f"--baseline {path} is damaged: execution {index} lacks its time or that of the reference workload",
+                "make it again",
+            )
+    return report
+
+
 def _compare(where: str, pairs: List[Tuple[str, PlainValue, PlainValue]]) -> None:
     for what, before, now in pairs:
         if before != now:
@@ -69,26 +104,25 @@ def _text(value: object) -> str:
     return "none" if value is None else shown_value(value)
 
 
-def check_same_request(baseline: BenchmarkReport, where: str, now: PlainDict) -> None:
+def check_same_request(baseline: BenchmarkReport, where: str, now: Request) -> None:
     """Compares everything that is known before TensorFlow is imported.
 
     Args:
         baseline: an earlier report.
         where: the baseline's file, for messages.
-        now: ``model``, ``mode``, ``compare_with``, ``data`` (kind, name, num_images), ``input_shape``,
-            ``options`` and ``program`` of this run.
+        now: the request of this run.
 
     Raises:
         ConfigurationError: something differs; the message names the first difference.
     """
-    pairs = [(key, getattr(baseline, key), now[key]) for key in ("model", "mode")]
-    pairs.append(("--compare-with", baseline.settings.compare_with, now["compare_with"]))
-    after = now["data"]
-    pairs += [(f"data {key}".replace("_", " "), getattr(baseline.data, key), after[key]) for key in after]
-    pairs.append(("input shape", baseline.input_shape, list(now["input_shape"])))
-    before, typed = baseline.options, now["options"]
+    pairs = [(key, getattr(baseline, key), getattr(now, key)) for key in ("model", "mode")]
+    pairs.append(("--compare-with", baseline.settings.compare_with, now.settings.compare_with))
+    for key in ("kind", "name", "num_images"):
+        pairs.append((f"data {key}".replace("_", " "), getattr(baseline.data, key), getattr(now.data, key)))
+    pairs.append(("input shape", baseline.input_shape, now.input_shape))
+    before, typed = baseline.options, now.options
     pairs += [(f"--{key}", before.get(key), typed.get(key)) for key in sorted({*before, *typed})]
-    _compare(where, [*pairs, *_program_pairs(baseline.program, now["program"])])
+    _compare(where, [*pairs, *_program_pairs(baseline.program, now.program)])
 
 
 def _program_pairs(before: PlainDict, now: PlainDict) -> List[Tuple[str, Any, Any]]:
@@ -102,7 +136,7 @@ def _plain(value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def check_same_machine(baseline: BenchmarkReport, where: str, device: DeviceFacts) -> None:
+def check_same_machine(baseline: BenchmarkReport, where: str, device: DeviceInfo) -> None:
     """Compares the devices.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.input_pipeline import random_source
-from ipucnn.benchmarking.records import BenchmarkReport
-from ipucnn.benchmarking.report import read_report
+from ipucnn.benchmarking.records import BenchmarkReport, DataFacts, Request
 from ipucnn.benchmarking.settings import (
+    DATA_KINDS,
     REAL,
     BenchmarkSettings,
     check_settings,
@@ -23,7 +24,6 @@ from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.planning.splits import check_named_splits
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import Facts, check_group, check_rules
 from ipucnn.sessions.host.workers import require_one
@@ -76,6 +76,30 @@ class Benchmark:
         """Returns the source of the images, a key of ``DATA_KINDS``."""
         return data_kind(self.config)
 
+    @property
+    def request(self) -> Request:
+        """Returns the part of the report that is known, started now."""
+        info, kind, settings = self.setup.source.info, self.kind, self.settings
+        return Request(
+            model=self.resolved.record.name,
+            preset=self.resolved.preset,
+            mode=settings.mode,
+            scope=settings.scope,
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            seed=self.seed,
+            input_shape=list(self.setup.input_shape),
+            data=DataFacts(
+                kind=kind,
+                description=DATA_KINDS[kind],
+                name=info.name,
+                location=info.location,
+                num_images=info.num_train,
+            ),
+            settings=settings.limits,
+            options=compared_options(self.config),
+            program=self.program.to_dict(),
+        )
+
 
 def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     """Checks everything that can be checked without TensorFlow, and opens the data.
@@ -103,14 +127,21 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
     if settings.training:
         check_rules(Facts(config, resolved.origins, make_layout(config)))
-    check_named_splits(resolved)
+    if config.pipeline_splits:
+        from ipucnn.planning.splits import check_named_splits
+
+        check_named_splits(resolved)
     # A preset's execution length is for another device; here executions are as long as time allows.
     steps: Optional[int] = resolved.typed.get("steps_per_execution")
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
     _check_on_ipus(program, config, settings, instances)
     program = _with_fused(program, config.fused_micro_batches, settings, steps, instances)
-    baseline = read_report(settings.baseline) if settings.baseline is not None else None
+    baseline = None
+    if settings.baseline is not None:
+        from ipucnn.benchmarking.baseline import read_report
+
+        baseline = read_report(settings.baseline)
     optimizer = settings_of_run(config, program.global_batch_size)
     learning_rate = _first_learning_rate(config, program)
     is_real = data_kind(config) == REAL
@@ -217,19 +248,10 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
     """
     from ipucnn.benchmarking.baseline import check_same_request
 
-    info, program, settings = benchmark.setup.source.info, benchmark.program, benchmark.settings
+    program, settings = benchmark.program, benchmark.settings
     where, execution = str(settings.baseline), baseline.execution
     assert execution is not None
-    now = {
-        "model": benchmark.resolved.record.name,
-        "mode": settings.mode,
-        "compare_with": settings.compare_with,
-        "data": {"kind": benchmark.kind, "name": info.name, "num_images": info.num_train},
-        "input_shape": benchmark.setup.input_shape,
-        "options": compared_options(benchmark.config),
-        "program": program.to_dict(),
-    }
-    check_same_request(baseline, where, now)
+    check_same_request(baseline, where, benchmark.request)
     fused, whole = execution.fused_micro_batches, program.global_batch_size
     if settings.training:
         program = program.with_checked_fused(fused)

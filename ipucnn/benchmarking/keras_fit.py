@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import RunConfig
@@ -18,20 +18,14 @@ from ipucnn.training.program import Program, make_program
 
 def main() -> None:
     """Trains as the command line specifies, and prints figures as JSON: the process of a row of a suite."""
+    from ipucnn.benchmarking.suite import CommandLine, parse_options
+
     try:
-        print(json.dumps(fit(_resolved(sys.argv[2:]))))
+        command_line = CommandLine("fit", sys.argv[2], parse_options(sys.argv[3:]))
+        print(json.dumps(fit(command_line.resolve())))
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def _resolved(words: Sequence[str]) -> Resolved:
-    from ipucnn.benchmarking.suite import CommandLine, parse_options
-
-    options = [word for word in words[1:] if word not in ("--json", "--overwrite")]
-    where = options.index("--run-dir")
-    del options[where : where + 2]
-    return CommandLine("fit", words[0], parse_options(options)).resolve()
 
 
 def fit(resolved: Resolved) -> PlainDict:

@@ -32,12 +32,14 @@ class Contender:
 
     Attributes:
         name: "session", "keras" or another name that distinguishes it from the others.
+        description: a description of a contender that the session is compared with.
         samples_per_unit: the samples of one unit of work.
         granule: the number of units of which an execution is a multiple.
         fixed_units: the units of an execution if they are prescribed, else None.
     """
 
     name = ""
+    description = ""
     samples_per_unit = 1
     granule = 1
     fixed_units: Optional[int] = None

@@ -52,7 +52,7 @@ class _Report(NamedTuple):
     config: RunConfig
     program: PlainDict
     device_kind: str
-    images_per_s: Optional[float]
+    images_per_s: float
     input_shape: List[int]
     num_classes: int
     training: bool = True
@@ -79,7 +79,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
     if report.device_kind != "ipu":
         kind = report.device_kind.upper()
         raise ConfigurationError(f"{name} was measured on a {kind}, and a profile is of IPUs", _HINT)
-    if not (report.images_per_s or 0) > 0:
+    if not report.images_per_s > 0:
         raise DataError(f"{name} has no throughput: nothing was timed", _HINT)
     if max(report.input_shape) > _MOST_PIXELS:
         raise DataError(f"{name} has the input {tuple(report.input_shape)}", _HINT)
@@ -103,9 +103,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
         settings = replace(settings, gradient_accumulation_count=report.steps or INFERENCE_STEPS)
     if len(program.pipeline_splits) != settings.num_stages - 1:
         raise DataError(f"{name} does not say which splits ran", "run it again with --pipeline-splits")
-    return Measurement(
-        shown(path), graph, tuple(program.pipeline_splits), settings, report.images_per_s or 0.0
-    )
+    return Measurement(shown(path), graph, tuple(program.pipeline_splits), settings, report.images_per_s)
 
 
 def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Report:
@@ -124,7 +122,7 @@ def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Report:
         config=config,
         program=report.program,
         device_kind=report.device.kind,
-        images_per_s=report.images_per_s,
+        images_per_s=report.measured.images_per_s.value if report.measured is not None else 0.0,
         input_shape=report.input_shape,
         num_classes=(known and known.num_classes) or get_model(report.model).num_classes,
         training=report.mode == "training",
@@ -135,20 +133,22 @@ def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Report:
 def _of_run(path: Path, name: str) -> _Report:
     folder = RunFolder(path.parent)
     report = folder.read_report()
-    try:
-        assert report is not None
-        kind = str(report["compilation"]["device"]["kind"])
-        images_per_s = float(report["measured"]["images_per_s"])
-        program, checkpoints = dict(report["program"]), list(map(str, report["checkpoints"]))
-    except (AssertionError, KeyError, TypeError, ValueError):
-        raise DataError(f"{name} is no report of a run", _HINT) from None
+    if report is None:
+        raise DataError(f"{name} is no report of a run", _HINT)
     config = folder.read_config()
     place = RunFolder(path.parent, config.checkpoint_dir).checkpoints
-    kept = [place / each for each in checkpoints if is_file(place / each)]
+    kept = [place / each for each in report["checkpoints"] if is_file(place / each)]
     if not kept:
         raise DataError(
             f"{name}: the run kept no checkpoint, which knows the size of its images",
             "give the report of a benchmark of it",
         )
     meta = read_meta(kept[-1])
-    return _Report(config, program, kind, images_per_s, meta["input_shape"], meta["num_classes"])
+    return _Report(
+        config=config,
+        program=report["program"],
+        device_kind=report["compilation"]["device"]["kind"],
+        images_per_s=report["measured"]["images_per_s"],
+        input_shape=meta["input_shape"],
+        num_classes=meta["num_classes"],
+    )

@@ -322,11 +322,8 @@ class Regression(Record, frozen=True, kw_only=True):
     method: str
 
 
-class BenchmarkReport(Record, frozen=True, kw_only=True):
-    """One benchmark.
-
-    Everything under predicted comes from a model of the IPU; everything else was measured on the named device.
-    """
+class Request(Record, frozen=True, kw_only=True):
+    """The part of a report that is known before the network is built."""
 
     kind: Literal["ipucnn benchmark"] = "ipucnn benchmark"
     schema_version: Literal[4] = 4
@@ -343,7 +340,15 @@ class BenchmarkReport(Record, frozen=True, kw_only=True):
     settings: Limits
     # options of the run that affect its speed, by key; a baseline must have the same
     options: Dict[str, Any]
-    program: Dict[str, Any]  # the Program, with the measured executions
+    program: Dict[str, Any]  # the Program, in a report with the measured executions
+
+
+class BenchmarkReport(Request, frozen=True, kw_only=True):
+    """One benchmark.
+
+    Everything under predicted comes from a model of the IPU; everything else was measured on the named device.
+    """
+
     device: DeviceFacts
     environment: Dict[str, Any]  # versions, digest of the sources, machine, command line
     compilation: Optional[Compilation] = None
@@ -361,11 +366,6 @@ class BenchmarkReport(Record, frozen=True, kw_only=True):
     hint: Optional[str] = None  # advice about void
     traceback: Optional[str] = None  # traceback of an unexpected error that made the result void
     interrupted: bool = False
-
-    @property
-    def images_per_s(self) -> Optional[float]:
-        """Returns the measured throughput; None if the result is void or nothing was measured."""
-        return self.measured.images_per_s.value if self.measured is not None else None
 
 
 class Row(Record, frozen=True, kw_only=True):

@@ -187,7 +187,8 @@ def run_command(words: Sequence[str], verbose: bool) -> Ran:
 def _finished(row: Row, folder: Path, epoch_images: Optional[int], verbose: bool) -> Row:
     """Runs a row; returns it with its result or error."""
     words = shlex.split(row.command)
-    ran = run_command([*words, "--run-dir", str(folder), "--overwrite", "--json"], verbose)
+    outputs = [] if words[0] == "fit" else ["--run-dir", str(folder), "--overwrite", "--json"]
+    ran = run_command([*words, *outputs], verbose)
     if ran.problem is not None:
         code = ran.exit_code or 1
         return structs.replace(row, status="failed", exit_code=code, error=_why(ran))

@@ -23,7 +23,6 @@ from ipucnn.benchmarking.settings import DATA, DEVICE_GENERATED, END_TO_END
 from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.session import CompilationReport, Session
-from ipucnn.training.program import Program
 
 # Micro-batches per replica from which inference may fuse, if executions are not prescribed.
 _OPEN_STEPS = 64
@@ -36,16 +35,14 @@ class Work:
     """The timed work.
 
     Attributes:
-        program: the program as it was compiled.
+        benchmark: the benchmark with its program as it was compiled.
         compilation: the compilation of the network, None if the input pipeline is measured alone.
         contenders: the work to time; the session, or the whole input pipeline, comes first.
-        rival: (name, description) of the second contender, None if there is no comparison.
     """
 
-    program: Program
+    benchmark: Benchmark
     compilation: Optional[CompilationReport]
     contenders: Tuple[Contender, ...]
-    rival: Optional[Tuple[str, str]] = None
 
 
 def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
@@ -60,21 +57,16 @@ def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> W
     if settings.scope == DATA:
         # The whole pipeline comes first: progress, and how long to measure, follow the first contender.
         parts = _pipeline_parts(benchmark, benchmark.program.micro_batch_size)
-        return Work(benchmark.program, None, tuple(reversed(parts)))
+        return Work(benchmark, None, tuple(reversed(parts)))
     compile_ = _compile_training if settings.training else _compile_inference
     work = compile_(benchmark, session, model)
-    benchmark = replace(benchmark, program=work.program)
-    contenders, rival = list(work.contenders), None
+    benchmark, contenders = work.benchmark, work.contenders
     if settings.compare_with is not None:
-        other, description = keras_contender(benchmark, model)
-        contenders.append(other)
-        rival = (other.name, description)
+        contenders += (keras_contender(benchmark, model),)
     if settings.scope == END_TO_END:
-        contenders += [
-            _on_constant_batch(benchmark, session),
-            _pipeline_parts(benchmark, _element(benchmark))[-1],
-        ]
-    return replace(work, contenders=tuple(contenders), rival=rival)
+        pipeline_alone = _pipeline_parts(benchmark, _element(benchmark))[-1]
+        contenders += (_on_constant_batch(benchmark, session), pipeline_alone)
+    return replace(work, contenders=contenders)
 
 
 def dataset(benchmark: Benchmark, samples_per_element: int, input_range: Optional[str] = None) -> TfDataset:
@@ -155,9 +147,7 @@ def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel)
     if fixed is None and session.device.kind == "ipu":
         fixed = _IPU_UPDATES
     batches = dataset(compiled, _element(compiled))
-    return Work(
-        session.program, compilation, (SessionTraining(session, batches, fixed, lead=_lead(compiled)),)
-    )
+    return Work(compiled, compilation, (SessionTraining(session, batches, fixed, lead=_lead(compiled)),))
 
 
 def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
@@ -174,7 +164,7 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
         lead=_lead(benchmark),
         num_instances=benchmark.instances.count,
     )
-    return Work(p, replace(compilation, fused_micro_batches=p.fused_micro_batches), (contender,))
+    return Work(benchmark, replace(compilation, fused_micro_batches=p.fused_micro_batches), (contender,))
 
 
 def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
@@ -203,8 +193,8 @@ def _on_constant_batch(benchmark: Benchmark, session: Session) -> Contender:
     return contender
 
 
-def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender, str]:
-    """Returns plain Keras with the same work, and a description."""
+def keras_contender(benchmark: Benchmark, model: KerasModel) -> Contender:
+    """Returns plain Keras with the same work."""
     p, config = benchmark.program, benchmark.config
     compiled, accumulated, description = keras_model(
         model,
@@ -214,14 +204,16 @@ def keras_contender(benchmark: Benchmark, model: KerasModel) -> Tuple[Contender,
         config.label_smoothing,
         p.num_micro_batches,
     )
-    batches = dataset(benchmark, p.micro_batch_size, _whole_range(benchmark))
+    # The images' range at the network's input: only the session leaves preprocessing to the device.
+    batches = dataset(
+        benchmark, p.micro_batch_size, run_setup.input_range(config.normalise, benchmark.resolved.record)
+    )
+    contender: Contender
     if benchmark.settings.training:
         micro_batches = p.num_micro_batches if accumulated > 1 else 1
-        return KerasTraining(compiled, batches, micro_batches, p.micro_batch_size), description
-    description = f"Keras {description.split()[1]} predict"
-    return KerasInference(compiled, images_only(batches), p.micro_batch_size), description
-
-
-def _whole_range(benchmark: Benchmark) -> str:
-    """Returns the images' range at the network's input: only the session leaves preprocessing to the device."""
-    return run_setup.input_range(benchmark.config.normalise, benchmark.resolved.record)
+        contender = KerasTraining(compiled, batches, micro_batches, p.micro_batch_size)
+    else:
+        contender = KerasInference(compiled, images_only(batches), p.micro_batch_size)
+        description = f"Keras {description.split()[1]} predict"
+    contender.description = description
+    return contender
