@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.trained_runs import run_of
 
 PLAN = ("plan-splits", "lenet", "--stages", "2")
 
@@ -27,23 +28,9 @@ class Fifo(threading.Thread):
         return self.data
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Trains toy_model on digits for a few weight updates; returns the run."""
-    from ipucnn.config.resolve import resolve
-    from ipucnn.runs.train import TrainingRun
-
-    path = tmp_path_factory.mktemp("trained") / "run"
-    flags = {
-        "dataset": "digits",
-        "limit_train": "5%",
-        "limit_eval": "5%",
-        "num_epochs": "1",
-        "run_dir": str(path),
-    }
-    for _ in TrainingRun(resolve("train", flags, model="toy_model")).events():
-        pass
-    return path
+@pytest.fixture
+def trained():
+    return run_of("lenet")
 
 
 @pytest.fixture

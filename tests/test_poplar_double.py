@@ -2,10 +2,6 @@
 
 import contextlib
 import importlib
-import json
-import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -135,71 +131,6 @@ def test_two_instances_train_as_one_with_all_replicas(monkeypatch):
     assert alone[0] == several[0] == 4
     for a, b in zip(alone[1], several[1]):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-# A replica's batch norm, its metric and its gradients are its own until they are reduced.
-_INSTANCE = """
-import json, os, sys
-import numpy as np
-import tensorflow as tf
-from poplar_double import installed
-from poplar_mutations.setting import plain
-from tensorflow import keras
-
-count, index = int(sys.argv[1]), int(sys.argv[2])
-
-def network():
-    inputs = keras.Input(batch_shape=(2, 4, 4, 1))
-    x = keras.layers.Flatten()(inputs)
-    return keras.Model(inputs, keras.layers.Dense(3, kernel_initializer="ones")(x))
-
-images = np.random.default_rng(0).normal(size=(128, 4, 4, 1)).astype(np.float32)
-labels = (np.arange(128) % 3).astype(np.int32)
-batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(2, drop_remainder=True)
-with installed() as machine:
-    from tensorflow.python import ipu
-    setting = plain(ipu, model=network, data=batches.shard(count, index).repeat(), steps=16 // count)
-    setting.reduction = "sum"
-    setting.before = lambda model: model.set_replication_options("MEAN")
-    setting.config.auto_select_ipus = 4
-    if count > 1:
-        import popdist, popdist.tensorflow
-        from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
-        popdist.init()
-        setting.config.auto_select_ipus = []
-        popdist.tensorflow.set_ipu_config(setting.config, ipus_per_replica=1, configure_device=True)
-        setting.strategy = PopDistStrategy
-    model = setting.fit()
-    # Keras 2 multiplies a sum by the strategy's replicas before it reports it (compile_utils.py).
-    scale = model.distribute_strategy.num_replicas_in_sync if keras.__version__[0] == "2" else 1
-    loss = [value / scale for value in model.history.history["loss"]]
-    print(json.dumps([[w.tolist() for w in model.get_weights()], loss]))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_with_half_of_the_data_each_train_as_one(monkeypatch, tmp_path):
-    """Instances take the micro-batches in turns; a replica of two takes every other one of its instance's."""
-    tests = os.path.dirname(__file__)
-    monkeypatch.setenv("PYTHONPATH", tests)
-
-    def start(count, index):
-        command = [sys.executable, "-c", _INSTANCE, str(count), str(index)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    alone = start(1, 0)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    running = []
-    for index in range(2):
-        poprun(monkeypatch, index)
-        running.append(start(2, index))
-    reports = [
-        json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in [alone, *running]
-    ]
-    for weights, loss in reports[1:]:
-        for a, b in zip(weights, reports[0][0]):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-        assert loss == pytest.approx(reports[0][1], rel=1e-5)
 
 
 # --- popdist and the devices -------------------------------------------------------------------------------

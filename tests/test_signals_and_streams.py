@@ -56,6 +56,7 @@ def work(args):
     for i in range(300):
         note("x" * 200)
         console(sys.stderr).print("y" * 200)
+        console(sys.stdout).print("y" * 200)
         warnings.warn("z%d" % i)
         logging.warning("w")
         try: os.write(2, b"native")
@@ -85,7 +86,12 @@ def terminal_that_is_gone():
 @pytest.mark.parametrize("make", [pipe_without_reader, terminal_that_is_gone])
 @pytest.mark.parametrize(
     "streams, args, code",
-    [(("stderr",), (), 0), (("stdout",), ("fails",), 3), (("stdout", "stderr"), ("fails",), 3)],
+    [
+        (("stderr",), (), 0),
+        (("stdout",), (), 0),
+        (("stdout",), ("fails",), 3),
+        (("stdout", "stderr"), ("fails",), 3),
+    ],
 )
 def test_closed_reader_does_not_change_the_result(tmp_path, make, streams, args, code):
     handle = make()
