@@ -191,13 +191,13 @@ def swallows(kill):
 def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
     from ipucnn.sessions.host.session import UpdateLoop
 
-    real = UpdateLoop._chunk
+    real = UpdateLoop._forward_and_backward
 
-    def chunk(*args):
+    def traced(*args):
         library(lambda: os.kill(os.getpid(), number))
         return real(*args)
 
-    monkeypatch.setattr(UpdateLoop, "_chunk", chunk)
+    monkeypatch.setattr(UpdateLoop, "_forward_and_backward", traced)
     monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
     with pytest.raises(Interrupted) as caught:
         list(training(tmp_path / "r").events())

@@ -43,13 +43,13 @@ def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing
     import tensorflow as tf
 
     logits, labels = tf.cast(logits, tf.float32), tf.convert_to_tensor(labels)
-    if labels.dtype.is_floating:
-        mixed = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-        return (1.0 - label_smoothing) * mixed + label_smoothing * uniform if label_smoothing else mixed
-    pixels = len(labels.shape) > 1
-    known = tf.maximum(labels, 0) if pixels else labels
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=known, logits=logits)
+    is_mixed = labels.dtype.is_floating
+    pixels = not is_mixed and len(labels.shape) > 1
+    if is_mixed:
+        loss = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    else:
+        known = tf.maximum(labels, 0) if pixels else labels
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=known, logits=logits)
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         loss = (1.0 - label_smoothing) * loss + label_smoothing * uniform

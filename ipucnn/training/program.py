@@ -28,6 +28,8 @@ from ipucnn.training.batching import (
 )
 
 Warn = Callable[[str], None]
+SEED_MASK = 0x7FFFFFFF
+"""The bits of seeds and of the numbers of micro-batches that random masks depend on."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,11 @@ class Program:
         """Returns the samples in the first ``weight_updates`` weight updates, without padding."""
         epochs = weight_updates // self.weight_updates_per_epoch
         return weight_updates * self.global_batch_size - epochs * self.samples_padded_per_epoch
+
+    @property
+    def padding_scale(self) -> float:
+        """Returns all samples of a padded weight update divided by those that are not padding."""
+        return self.global_batch_size / max(self.global_batch_size - self.samples_padded_per_epoch, 1)
 
     @property
     def num_micro_batches(self) -> int:

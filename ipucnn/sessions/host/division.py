@@ -1,8 +1,8 @@
 """Divides a weight update over devices, into groups of fused micro-batches, and into groups computed in parallel.
 
-A chunk is a group of fused micro-batches: they are computed as one batch.  A lane computes one chunk at a time, in
-parallel with the other lanes.  The choices change a result only by the order of floating-point sums.  They are the same
-on every machine, except for the number of lanes.
+A fused batch is a group of fused micro-batches: they are computed as one batch.  A lane computes one fused batch at a
+time, in parallel with the other lanes.  The choices change a result only by the order of floating-point sums.  They are
+the same on every machine, except for the number of lanes.
 """
 
 from typing import List, NamedTuple
@@ -54,7 +54,7 @@ class Capacity(NamedTuple):
         return int(self.memory_bytes * MEMORY_FRACTION) // needed
 
 
-def num_chunks(program: Program) -> int:
+def num_fused_batches(program: Program) -> int:
     """Returns the number of groups of fused micro-batches of a weight update.
 
     If their size is not chosen yet, it is the number of the smallest groups that cannot be split: micro-batches, or
@@ -70,7 +70,7 @@ def choose_devices(program: Program, config: RunConfig, workers: int, capacity: 
     """
     if config.devices is not None:
         return capacity.devices
-    totals = [n for n in divisors(num_chunks(program)) if n % workers == 0]
+    totals = [n for n in divisors(num_fused_batches(program)) if n % workers == 0]
     if not program.fused_micro_batches and config.max_workers > 1:
         totals = [n for n in totals if config.max_workers % n == 0]
     return max([n // workers for n in totals if n // workers <= capacity.devices], default=1)
@@ -82,9 +82,11 @@ def choose_lanes(program: Program, workers: int, devices: int, capacity: Capacit
     Each of several devices computes one group at a time.  Otherwise it is the largest number within the capacity with
     which all workers share the groups of a weight update evenly.
     """
-    chunks = num_chunks(program)
+    fused_batches = num_fused_batches(program)
     most = 1 if devices > 1 else capacity.trained(program.fused_micro_batches * program.micro_batch_size)
-    return max(n for n in divisors(chunks) if n <= most and (n == 1 or chunks % (n * workers) == 0))
+    return max(
+        n for n in divisors(fused_batches) if n <= most and (n == 1 or fused_batches % (n * workers) == 0)
+    )
 
 
 def choose_fused(program: Program, capacity: Capacity, num_sharing: int = 1, pairs: bool = False) -> int:

@@ -10,6 +10,9 @@ for each value of a channel.  Rows are added up in blocks: in float32 within a b
 The work is divided into tasks, and each thread takes the next one until none is left.  Tasks are independent, so the
 result does not depend on the number of threads; and a thread that the system wakes late just takes fewer tasks.
 
+``_forward`` and ``_backward`` are long because each is one function for the compiler: divided into inlined functions
+they gave the same bytes in twice the time.
+
 Importing this module imports Numba, and compiles the functions or loads them from Numba's cache, which is next to this
 file (or in the user's cache folder).
 """

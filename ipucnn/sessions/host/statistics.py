@@ -8,7 +8,7 @@ the whole batch, and the moments of the batches are pooled.  In all other respec
 images are not augmented, and there is no dropout, which would make variances larger than they are in evaluation (Li et
 al. 2018, arXiv:1801.05134).
 
-A chunk is a group of fused micro-batches, which are computed as one batch.
+A fused batch is a group of fused micro-batches, which are computed as one batch.
 """
 
 import itertools
@@ -29,11 +29,11 @@ from ipucnn.training.program import Program
 
 
 class Move(NamedTuple):
-    """The contribution of a chunk to moving statistics, and the function that adds it in the chunk's turn.
+    """The contribution of a fused batch to moving statistics, and the function that adds it in its turn.
 
     Attributes:
-        statistic: the float32 contribution of the chunk alone.
-        apply: a function of (statistic, the chunk's number within the weight update), called in the order of chunks.
+        statistic: the float32 contribution of the fused batch alone.
+        apply: a function of (statistic, the fused batch's number within the weight update), called in their order.
     """
 
     statistic: Tensor
@@ -41,7 +41,7 @@ class Move(NamedTuple):
 
 
 class MovingStatistics:
-    """Updates the moving statistics of a model's batch norms, chunk by chunk, in closed form.
+    """Updates the moving statistics of a model's batch norms, fused batch by fused batch, in closed form.
 
     Args:
         model: functional Keras model.
@@ -54,7 +54,7 @@ class MovingStatistics:
 
     def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
         self._program, self._fused = program, program.fused_micro_batches
-        self._chunks = program.num_micro_batches // self._fused
+        self._num_batches = program.num_micro_batches // self._fused
         norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self._moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
@@ -66,7 +66,7 @@ class MovingStatistics:
         }
         self._order = [layer.name for layer in norms if not layer.moves_once]
         self.variables = [variable for name in self._order for variable in self._moving[name][:2]]
-        # For statistics that move once per weight update: sums over its chunks for each group of replicas.
+        # For statistics that move once per weight update: sums over its fused batches for each group of replicas.
         groups = program.num_replicas // program.dbn_replica_group_size
         self._sums = {
             layer.name: tf.Variable(
@@ -77,20 +77,20 @@ class MovingStatistics:
         }
 
     def means(self, context: ExecutionContext) -> List[Tensor]:
-        """Returns the means of a chunk's batch statistics over its micro-batches, in the order of ``variables``."""
+        """Returns the means of the statistics of a fused batch's micro-batches, in the order of ``variables``."""
         pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
         return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
 
-    def moves(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
-        """Returns the contributions of a chunk after its forward pass.
+    def moves(self, context: ExecutionContext, fused_batch: Tensor) -> List[Move]:
+        """Returns the contributions of a fused batch after its forward pass.
 
         Args:
             context: the context of the forward pass.
-            chunk: scalar int64, the chunk's number within the weight update.
+            fused_batch: scalar int64, the fused batch's number within the weight update.
         """
-        return [*self._moves(context, chunk), *self._moves_once(context, chunk)]
+        return [*self._moves(context, fused_batch), *self._moves_once(context, fused_batch)]
 
-    def _moves(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
+    def _moves(self, context: ExecutionContext, fused_batch: Tensor) -> List[Move]:
         """Returns the contributions to statistics that move with every micro-batch, in closed form.
 
         One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
@@ -100,15 +100,15 @@ class MovingStatistics:
         p = self._program
         group = p.dbn_replica_group_size
         groups = self._fused // group
-        position = tf.cast(chunk * self._fused, tf.float32) + tf.range(groups, dtype=tf.float32) * float(
-            group
-        )
+        position = tf.cast(fused_batch * self._fused, tf.float32) + tf.range(
+            groups, dtype=tf.float32
+        ) * float(group)
         step = tf.floor(position / float(p.num_replicas))
         count = float(p.gradient_accumulation_count)
 
         def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Move:
-            def apply(share: Tensor, chunk: Tensor) -> None:
-                decay = tf.where(tf.equal(chunk, 0), tf.constant(momentum**count, tf.float32), 1.0)
+            def apply(share: Tensor, fused_batch: Tensor) -> None:
+                decay = tf.where(tf.equal(fused_batch, 0), tf.constant(momentum**count, tf.float32), 1.0)
                 moving.assign(moving * decay + share)
 
             weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
@@ -123,23 +123,23 @@ class MovingStatistics:
             moves.append(of_variable(moving_variance, momentum, variance))
         return moves
 
-    def _moves_once(self, context: ExecutionContext, chunk: Tensor) -> List[Move]:
-        """Returns the contributions to statistics that move once per weight update, in its last chunk.
+    def _moves_once(self, context: ExecutionContext, fused_batch: Tensor) -> List[Move]:
+        """Returns the contributions to statistics that move once per weight update, in its last fused batch.
 
         The statistics of each replica are averaged over accumulation.  The new mean is the average of the replicas'
         means, and the new variance that of all replicas' numbers around it.  The differences between the means of one
         replica's micro-batches are left out of it, as in the public application (``batch_norm.py``).
         """
         p = self._program
-        in_chunk = self._fused // p.dbn_replica_group_size
+        groups_in_batch = self._fused // p.dbn_replica_group_size
         groups = p.num_replicas // p.dbn_replica_group_size
-        replica = (tf.cast(chunk, tf.int32) * in_chunk + tf.range(in_chunk)) % groups
+        replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
 
         def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
-            def apply(sums: Tensor, chunk: Tensor) -> None:
+            def apply(sums: Tensor, fused_batch: Tensor) -> None:
                 total = self._sums[name]
-                if self._chunks > 1:
-                    sums = tf.where(tf.equal(chunk, 0), sums, total + sums)
+                if self._num_batches > 1:
+                    sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
                     total.assign(sums)
                 means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
                 new_mean = tf.reduce_mean(means, axis=0)
@@ -147,7 +147,7 @@ class MovingStatistics:
                 everywhere = numbers * float(p.num_replicas)
                 new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
                 moving_mean, moving_variance, momentum = self._moving[name]
-                is_last = tf.equal(chunk, self._chunks - 1)
+                is_last = tf.equal(fused_batch, self._num_batches - 1)
                 for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
                     moved = moving * momentum + new * (1.0 - momentum)
                     moving.assign(tf.where(is_last, moved, moving))

@@ -1,9 +1,9 @@
-"""The loop of weight updates inside one TensorFlow function: chunks, their gradients, and moving statistics.
+"""The loop of weight updates inside one TensorFlow function: fused batches, their gradients, and moving statistics.
 
-A chunk is a group of fused micro-batches, which are computed as one batch; ``session.py`` chooses their number.
-Workers share the chunks of a weight update: their results are gathered, and each worker adds them up in the order of
-chunks.  Several GPUs of one process share its chunks in the same way: each computes one at a time, and the first one
-adds them up.  A CPU computes several chunks in parallel, as if it were several devices.
+A fused batch is a group of fused micro-batches, which are computed as one batch; ``session.py`` chooses their number.
+Workers share the fused batches of a weight update: their results are gathered, and each worker adds them up in the
+order of fused batches.  Several GPUs of one process share its fused batches in the same way: each computes one at a
+time, and the first one adds them up.  A CPU computes several in parallel, as if it were several devices.
 """
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar, Union
@@ -20,9 +20,7 @@ from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Move, MovingStatistics
 from ipucnn.training.losses import LossFunction, correct
 from ipucnn.training.optimizers import LossScaler, Optimizer
-from ipucnn.training.program import Program
-
-SEED_MASK = 0x7FFFFFFF
+from ipucnn.training.program import SEED_MASK, Program
 
 
 class Preprocessing:
@@ -61,10 +59,10 @@ class UpdateLoop:
         arithmetic: the session's arithmetic.
         preprocessing: the last step of preprocessing for the images from the iterator.
         on_cpu: whether the loop runs on a CPU.
-        devices: TensorFlow's names of this process' devices, which share its chunks; the first one has the weights.
-            A device that computes N chunks in parallel is listed N times.
-        cluster: the workers that share the chunks of a weight update.
-        is_ordered: whether their gradients are added chunk by chunk.
+        devices: TensorFlow's names of this process' devices, which share its fused batches; the first has the weights.
+            A device that computes N fused batches in parallel is listed N times.
+        cluster: the workers that share the fused batches of a weight update.
+        is_ordered: whether their gradients are added in the order of fused batches.
 
     Attributes:
         scaler: the automatic loss scaler; None if the Program does not use it.
@@ -98,8 +96,8 @@ class UpdateLoop:
         splits = program.pipeline_splits if recomputes else ()
         self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
         self._fused = program.fused_micro_batches
-        self._chunks = program.num_micro_batches // self._fused
-        self._steps = self._chunks // (cluster.count * len(self._devices))
+        self._num_batches = program.num_micro_batches // self._fused
+        self._steps = self._num_batches // (cluster.count * len(self._devices))
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
@@ -147,8 +145,8 @@ class UpdateLoop:
         """
         steps = tf.cast(num_updates, tf.int64) * self._steps
 
-        def means(chunk: Tensor) -> List[Tensor]:
-            images, context = iterator.get_next()[0], self._context(chunk)
+        def means(fused_batch: Tensor) -> List[Tensor]:
+            images, context = iterator.get_next()[0], self._context(fused_batch)
             self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
             return self._statistics.means(context)
 
@@ -164,19 +162,19 @@ class UpdateLoop:
         _, *sums = tf.while_loop(
             lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
         )
-        count = tf.cast(num_updates, tf.int64) * self._chunks
+        count = tf.cast(num_updates, tf.int64) * self._num_batches
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
     def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
-        """Computes one chunk on each of this worker's devices, at the same time, and returns the results.
+        """Computes one fused batch on each of this worker's devices, at the same time, and returns the results.
 
-        A step has one chunk for each device of each worker.  The chunks of the first device of all workers come first,
+        A step has one fused batch for each device of each worker.  Those of the first device of all workers come first,
         in the order of workers, then those of the second device, and so on.
 
         Args:
             step: scalar int64.
-            compute: the function from a chunk's number to its result.
+            compute: the function from a fused batch's number to its result.
         """
         results = []
         for number, device in enumerate(self._devices):
@@ -188,19 +186,19 @@ class UpdateLoop:
     def _in_order(
         self, step: Tensor, results: Sequence[Sequence[Tensor]], sums: Sequence[Tensor], add: AddParts
     ) -> Sequence[Tensor]:
-        """Adds the results of a step's chunks to sums, chunk by chunk, as one device of one worker would.
+        """Adds the results of a step's fused batches to sums, one after the other, as one device of one worker would.
 
         Args:
             step: scalar int64.
-            results: the float32 parts of the chunk of each of this worker's devices.
+            results: the float32 parts of the fused batch of each of this worker's devices.
             sums: the sums to add to.
-            add: (chunk's number, its parts, sums) -> sums.
+            add: (fused batch's number, its parts, sums) -> sums.
         """
         workers, devices = self._cluster.count, len(self._devices)
-        chunks_per_step = workers * devices
+        batches_per_step = workers * devices
         if workers == 1 and len(set(self._devices)) == 1:
             for number, parts in enumerate(results):
-                sums = self._added(step * chunks_per_step + number, number, parts, sums, add)
+                sums = self._added(step * batches_per_step + number, number, parts, sums, add)
             return sums
         shapes = [[int(n) for n in part.shape] for part in results[0]]
         sizes = [int(np.prod(shape)) for shape in shapes]
@@ -215,12 +213,12 @@ class UpdateLoop:
 
         # A loop keeps the order: TensorFlow would merge a sequence of additions, and choose its own order.
         def body(row: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            chunk = gathered[row % workers, row // workers]
-            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(chunk, sizes), shapes)]
-            return (row + 1, *add(step * chunks_per_step + row, pieces, sums))
+            fused_batch = gathered[row % workers, row // workers]
+            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(fused_batch, sizes), shapes)]
+            return (row + 1, *add(step * batches_per_step + row, pieces, sums))
 
         _, *sums = tf.while_loop(
-            lambda row, *_: row < chunks_per_step,
+            lambda row, *_: row < batches_per_step,
             body,
             (tf.constant(0, tf.int64), *sums),
             parallel_iterations=1,
@@ -228,14 +226,14 @@ class UpdateLoop:
         return sums
 
     def _added(
-        self, chunk: Tensor, number: int, parts: Sequence[Tensor], sums: Sequence[Tensor], add: AddParts
+        self, fused_batch: Tensor, number: int, parts: Sequence[Tensor], sums: Sequence[Tensor], add: AddParts
     ) -> Sequence[Tensor]:
-        """Adds the parts of a chunk, the ``number``-th of its step, to sums."""
+        """Adds the parts of a fused batch, the ``number``-th of its step, to sums."""
         if number == 0:
-            return add(chunk, parts, sums)
+            return add(fused_batch, parts, sums)
         # The branch is always taken.  Without it, TensorFlow would merge additions and choose its own order; and it
         # would add large tensors in temporary variables, two of which get the same name (tensorflow/tensorflow#23780).
-        return tf.cond(chunk > 0, lambda: tuple(add(chunk, parts, sums)), lambda: tuple(sums))
+        return tf.cond(fused_batch > 0, lambda: tuple(add(fused_batch, parts, sums)), lambda: tuple(sums))
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
         count = tf.shape(rates)[0]
@@ -257,11 +255,11 @@ class UpdateLoop:
         # All replicas share the weights and the optimizer's state, but each replica has its own gradients.
         rounding = self._rounding_of_update(update, ("ON", "RI"))
         self._weights.copy(rounding)
-        if self._chunks == 1:
-            chunk = tf.constant(0, tf.int64)
-            gradients, loss, hits, moves = self._chunk(iterator, update, chunk)
+        if self._num_batches == 1:
+            fused_batch = tf.constant(0, tf.int64)
+            gradients, loss, hits, moves = self._forward_and_backward(iterator, update, fused_batch)
             for move in moves:
-                move.apply(move.statistic, chunk)
+                move.apply(move.statistic, fused_batch)
         else:
             gradients, loss, hits = self._accumulate(iterator, update)
         if not self._arithmetic.is_plain:
@@ -282,15 +280,17 @@ class UpdateLoop:
         first = count if self._is_ordered else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            results = self._on_devices(step, lambda chunk: self._chunk(iterator, update, chunk))
+            results = self._on_devices(
+                step, lambda fused_batch: self._forward_and_backward(iterator, update, fused_batch)
+            )
             moves = results[0][-1]
             others = [[loss, hits, *(move.statistic for move in moves)] for _, loss, hits, moves in results]
 
-            def add(chunk: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
+            def add(fused_batch: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
                 loss, hits, *statistics = parts[first:]
                 for move, statistic in zip(moves, statistics):
-                    move.apply(statistic, chunk)
-                added_gradients = self._add_gradients(chunk, parts[:first], sums[:first])
+                    move.apply(statistic, fused_batch)
+                added_gradients = self._add_gradients(fused_batch, parts[:first], sums[:first])
                 return [*added_gradients, sums[first] + loss, sums[first + 1] + hits]
 
             if self._is_ordered:
@@ -324,7 +324,7 @@ class UpdateLoop:
     def _add_gradients(
         self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
     ) -> List[Tensor]:
-        """Adds the gradients of one more chunk, the ``number``-th, to sums."""
+        """Adds the gradients of one more fused batch, the ``number``-th, to sums."""
         if self._program.gradient_accumulation_reduction_method != "running_mean":
             return [s + g for s, g in zip(sums, gradients)]
         # acc * n/(n+1) + g/(n+1), as the SDK accumulates: it never exceeds the largest gradient.
@@ -332,7 +332,7 @@ class UpdateLoop:
         return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
 
     def _gradient_weight(self) -> float:
-        """Returns the weight of a micro-batch's loss in the gradient of its chunk."""
+        """Returns the weight of a micro-batch's loss in the gradient of its fused batch."""
         method = self._program.gradient_accumulation_reduction_method
         if method == "sum":  # the sum over accumulation steps of the mean over replicas
             return 1.0 / self._program.num_replicas
@@ -340,10 +340,10 @@ class UpdateLoop:
             return 1.0 / self._fused
         return 1.0 / self._program.num_micro_batches
 
-    def _chunk(
-        self, iterator: TfIterator, update: Tensor, chunk: Tensor
+    def _forward_and_backward(
+        self, iterator: TfIterator, update: Tensor, fused_batch: Tensor
     ) -> Tuple[List[Tensor], Tensor, Tensor, List[Move]]:
-        """Runs the forward and backward pass of a chunk.
+        """Runs the forward and backward pass of a fused batch.
 
         Returns:
             Gradients, sum of losses, number of hits, and contributions to moving statistics.
@@ -353,10 +353,10 @@ class UpdateLoop:
         if weights:
             # Scaling turns means over all samples of the weight update into means over its samples without padding.
             weights = [weights[0] * self._padding_scale(update)]
-        context = self._context(update * self._chunks + chunk)
+        context = self._context(update * self._num_batches + fused_batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
-            logits = self._network(images, True, self._rounding_of_layers(update, chunk), context)
+            logits = self._network(images, True, self._rounding_of_layers(update, fused_batch), context)
             losses = self._loss(logits, labels, self._fused, *weights)
             share = self._gradient_weight()
             # In 16 bits a layer's gradients must have the size of a micro-batch's: a share of them would underflow.
@@ -378,12 +378,12 @@ class UpdateLoop:
             gradients,
             tf.reduce_sum(losses),
             tf.reduce_sum(right) / pixels,
-            self._statistics.moves(context, chunk),
+            self._statistics.moves(context, fused_batch),
         )
 
-    def _rounding_of_layers(self, update: Tensor, chunk: Tensor) -> Rounding:
-        """Returns the rounding of a chunk's activations and their gradients; each micro-batch has its own stream."""
-        micro_batches = chunk * self._fused + tf.range(self._fused, dtype=tf.int64)
+    def _rounding_of_layers(self, update: Tensor, fused_batch: Tensor) -> Rounding:
+        """Returns the rounding of activations and their gradients; each micro-batch has its own stream."""
+        micro_batches = fused_batch * self._fused + tf.range(self._fused, dtype=tf.int64)
         return self._rounding(update, micro_batches, ("ON",))
 
     def _rounding_of_update(self, update: Tensor, modes: Sequence[str]) -> Rounding:
@@ -400,12 +400,11 @@ class UpdateLoop:
         """Returns all samples of weight update number ``update`` divided by those that are not padding."""
         p = self._program
         is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
-        real = p.global_batch_size - p.samples_padded_per_epoch
-        return tf.where(is_last, p.global_batch_size / real, 1.0)
+        return tf.where(is_last, p.padding_scale, 1.0)
 
-    def _context(self, chunk: Tensor) -> ExecutionContext:
-        """Returns the context of the fused micro-batches of the ``chunk``-th chunk of the run (int64)."""
-        number = (chunk * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
+    def _context(self, fused_batch: Tensor) -> ExecutionContext:
+        """Returns the context of the fused micro-batches of the ``fused_batch``-th fused batch of the run (int64)."""
+        number = (fused_batch * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
         seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
         return ExecutionContext(
             num_groups=self._fused // self._program.dbn_replica_group_size,

@@ -20,7 +20,7 @@ from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
-from ipucnn.sessions.host.division import num_chunks
+from ipucnn.sessions.host.division import num_fused_batches
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.batching import divisors
@@ -309,7 +309,7 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
         ConfigurationError: the division is uneven; the message has the numbers that work.
     """
     all_devices, most = workers * devices, config.max_workers
-    who, num_groups = sharers(workers, devices), num_chunks(program)
+    who, num_groups = sharers(workers, devices), num_fused_batches(program)
     if program.fused_micro_batches:
         for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
             if num_groups % sharing:
@@ -360,7 +360,7 @@ def notes_of_sharing(
     """
     fused, (devices, present) = program.fused_micro_batches, num_devices
     count, lines = 1 if workers is None else workers.count, []
-    num_groups, sharing = num_chunks(program), count * devices
+    num_groups, sharing = num_fused_batches(program), count * devices
     if sharing > 1:
         threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
         lines.append(
@@ -411,7 +411,7 @@ def threads_of_training(program: Program, sharing: int) -> int:
         sharing: the number of workers that share the run, or ``--max-workers`` if that is larger.
     """
     cores = num_cores()
-    is_shared = cores % 2 == 0 and num_chunks(program) % (2 * sharing) == 0
+    is_shared = cores % 2 == 0 and num_fused_batches(program) % (2 * sharing) == 0
     return cores // 2 if is_shared else cores
 
 

@@ -30,10 +30,9 @@ from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_t
 from ipucnn.sessions.poplar.popdist import Instances
 from ipucnn.training.losses import LossFunction, correct
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
-from ipucnn.training.program import Program
+from ipucnn.training.program import SEED_MASK, Program
 from ipucnn.training.schedules import Schedule
 
-SEED_MASK = 0x7FFFFFFF
 # Computes the mean of a tensor over replicas.
 _Mean = Callable[[Tensor], Tensor]
 Gradients = List[Tuple[Tensor, TfVariable]]
@@ -77,8 +76,6 @@ def training_batches(
     """
     p, size = program, program.micro_batch_size
     run_seed = tf.constant(p.seed & SEED_MASK, tf.int32)
-    real = p.global_batch_size - p.samples_padded_per_epoch
-    raised = p.global_batch_size / max(real, 1)
 
     def prepare(index: Tensor, element: Tuple[Tensor, ...]) -> Tuple[Any, ...]:
         images, labels, *weights = element
@@ -97,7 +94,7 @@ def training_batches(
         if p.gradient_accumulation_reduction_method != "sum":
             update = number // p.num_micro_batches
             is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
-            counts = counts * tf.where(is_last, tf.constant(raised, tf.float32), 1.0)
+            counts = counts * tf.where(is_last, tf.constant(p.padding_scale, tf.float32), 1.0)
         return inputs, labels, counts
 
     prepared = (
