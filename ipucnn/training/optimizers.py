@@ -203,6 +203,10 @@ class Optimizer:
         variables: the tf.Variables to train.
         names: their canonical names, unique.
         statistics: moving statistics by name, which are averaged if weights are.
+
+    Attributes:
+        variables: the trained variables, in order.
+        slots: the state by ``<name>/<slot>``.
     """
 
     def __init__(
@@ -215,12 +219,12 @@ class Optimizer:
         import tensorflow as tf
 
         self.settings = settings
-        self._variables = list(variables)
+        self.variables = list(variables)
         self._names = list(names)
-        self._adaptive = [v.shape.rank > 1 for v in self._variables]
+        self._adaptive = [v.shape.rank > 1 for v in self.variables]
         self.slots: Dict[str, TfVariable] = {}
         for slot in settings.slots:
-            for variable, name in zip(self._variables, self._names):
+            for variable, name in zip(self.variables, self._names):
                 # In 16 bits an average would not move: the change in one weight update is too small.
                 dtype = tf.float32 if slot == AVERAGE[1:] else variable.dtype
                 self.slots[f"{name}/{slot}"] = tf.Variable(
@@ -271,7 +275,7 @@ class Optimizer:
             ]
         if self.settings.ema_decay:
             with tf.control_dependencies(done):
-                done += [self._average(n, v, count) for n, v in zip(self._names, self._variables)]
+                done += [self._average(n, v, count) for n, v in zip(self._names, self.variables)]
                 done += self.average_statistics(weight_update)
         return done
 
@@ -325,14 +329,9 @@ class Optimizer:
         ]
 
     @property
-    def variables(self) -> "List[TfVariable]":
-        """Returns the trained variables, in order."""
-        return list(self._variables)
-
-    @property
     def num_weights(self) -> int:
         """Returns the number of values in all trained variables."""
-        return sum(int(variable.shape.num_elements()) for variable in self._variables)
+        return sum(int(variable.shape.num_elements()) for variable in self.variables)
 
     def apply_one(
         self, index: int, gradient: "Tensor", learning_rate: "Tensor", weight_update: "Tensor"
@@ -347,7 +346,7 @@ class Optimizer:
         done = self._apply(index, gradient, learning_rate, count)
         if self.settings.ema_decay:
             with tf.control_dependencies(done):
-                done = [*done, self._average(self._names[index], self._variables[index], count)]
+                done = [*done, self._average(self._names[index], self.variables[index], count)]
         return done
 
     def _apply(
@@ -356,7 +355,7 @@ class Optimizer:
         """Updates one weight; ``count`` is the number of the weight update from 1 on."""
         import tensorflow as tf
 
-        s, variable = self.settings, self._variables[index]
+        s, variable = self.settings, self.variables[index]
         if variable.dtype == tf.float16:
             # Values that are too large become the largest number, as on IPUs without --fp-exceptions.
             return [
@@ -376,7 +375,7 @@ class Optimizer:
         """Runs TensorFlow's operation that updates a 32-bit weight and its state in place."""
         import tensorflow as tf
 
-        name, p, variable = self.settings.name, self.settings.params, self._variables[index]
+        name, p, variable = self.settings.name, self.settings.params, self.variables[index]
 
         def slot(which: str) -> "Tensor":
             return self.slots[f"{self._names[index]}/{which}"].handle
@@ -448,7 +447,7 @@ class Optimizer:
         """
         import tensorflow as tf
 
-        s, p, variable = self.settings, self.settings.params, self._variables[index]
+        s, p, variable = self.settings, self.settings.params, self.variables[index]
 
         def wide(value: "Union[Tensor, TfVariable]") -> "Tensor":
             return tf.cast(tf.convert_to_tensor(value), tf.float32)

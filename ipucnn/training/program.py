@@ -28,8 +28,8 @@ from ipucnn.training.batching import (
 )
 
 Warn = Callable[[str], None]
+# The bits of seeds, and of the numbers of micro-batches, on which random masks depend.
 SEED_MASK = 0x7FFFFFFF
-"""The bits of seeds and of the numbers of micro-batches that random masks depend on."""
 
 
 @dataclass(frozen=True)
