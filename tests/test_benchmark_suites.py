@@ -114,7 +114,11 @@ def test_built_in_suites_have_their_rows():
     ids = [row.id for row in plan_suite(steps, None, []).rows]
     assert ids == ["plain", "ipu", "steps-per-execution", "replication", "pipelining"]
     assert [row.command for row in steps.rows] == ["fit", *["train"] * 4]
-    assert steps.rows[4].resolve().config.device_mapping == (0, 1)
+    configs = [row.resolve().config for row in steps.rows]
+    assert configs[4].device_mapping == (0, 1)
+    # The tutorial's SDK adds the gradients of replicas, which are averaged here, and those of accumulated micro-batches.
+    assert [config.learning_rate / config.num_replicas for config in configs] == [0.01] * 5
+    assert configs[4].gradient_accumulation_reduction_method == "sum"
 
 
 def test_typed_options_replace_those_of_rows():

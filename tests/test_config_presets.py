@@ -263,6 +263,16 @@ def test_every_published_configuration_has_a_preset_with_its_source():
         assert config.pipeline_schedule == schedule.capitalize() and config.lr_schedule == "cosine"
 
 
+@pytest.mark.parametrize("name", ["keras_mnist", "keras_mnist_replicas", "keras_mnist_pipeline"])
+def test_every_step_of_the_keras_tutorial_moves_weights_by_its_rate(name):
+    """Keras on IPUs adds the gradients of all micro-batches of a weight update, and 0.01 is the rate of their sum."""
+    config = resolve("train", {}, config_name=name, needs_data=False).config
+    averaged = (
+        1 if config.gradient_accumulation_reduction_method == "sum" else config.gradient_accumulation_count
+    )
+    assert config.learning_rate / (config.num_replicas * averaged) == 0.01
+
+
 @pytest.mark.skipif(not SEEDS.is_dir(), reason="no ../shared/seeds beside the repository")
 def test_no_published_command_is_missing():
     from test_cli_docs import docs_generate
