@@ -164,7 +164,7 @@ BUDGET = {
     "datasets": (5487, 4324),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
-    "planning": (5120, 4025),
+    "planning": (5119, 4019),
     "reports": (3607, 2877),
     "runs": (5945, 4502),
     "sessions": (5103, 4055),

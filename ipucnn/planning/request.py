@@ -185,12 +185,7 @@ def make_request(
     if not resolved.given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
-    graph, assumed_input = _graph_in_file(resolved, classes), None
-    if graph is not None:
-        options = BuildOptions(graph.input_shape, graph.num_classes)
-    else:
-        shape, num_classes, assumed_input = _input(resolved, classes)
-        options = network_options(resolved.record, config, shape, num_classes)
+    graph, options, assumed_input = _network(resolved, config, classes)
     assumed += [assumed_input] if assumed_input is not None else []
     are_typed = resolved.origins["pipeline_splits"] == FLAG
     splits = (config.named_splits or None) if are_typed else None
@@ -303,8 +298,10 @@ def _with_network(
     )
 
 
-def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[LayerGraph]:
-    """Returns the network that MODEL names, if that is the file of a layer graph.
+def _network(
+    resolved: Resolved, config: RunConfig, classes: Optional[int]
+) -> Tuple[Optional[LayerGraph], BuildOptions, Optional[str]]:
+    """Returns the layer graph if MODEL is the file of one, the options of the network, and a note on an assumed input.
 
     Raises:
         ConfigurationError: options that would change the network.
@@ -312,7 +309,8 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
     """
     record = resolved.record
     if record.file is None or record.own is not None:
-        return None
+        shape, num_classes, assumed_input = _input(resolved, classes)
+        return None, network_options(record, config, shape, num_classes), assumed_input
     names = ("image_size", "dataset", "norm_layer", "dropout", "base_filters")
     typed = [BY_NAME[name].flag for name in names if name in resolved.typed]
     if typed or classes is not None:
@@ -320,7 +318,8 @@ def _graph_in_file(resolved: Resolved, classes: Optional[int]) -> Optional[Layer
             f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
             "drop it, and save the network as it is to be",
         )
-    return read_layer_graph(record.file)
+    graph = read_layer_graph(record.file)
+    return graph, BuildOptions(graph.input_shape, graph.num_classes), None
 
 
 def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, int], int, Optional[str]]:
