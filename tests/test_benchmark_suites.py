@@ -116,7 +116,7 @@ def test_built_in_suites_have_their_rows():
     assert [row.command for row in steps.rows] == ["fit", *["train"] * 4]
     configs = [row.resolve().config for row in steps.rows]
     assert configs[4].device_mapping == (0, 1)
-    # The tutorial's SDK adds the gradients of replicas, which are averaged here, and those of accumulated micro-batches.
+    # The SDK of the tutorial adds the gradients of replicas and of micro-batches; those of replicas are averaged here.
     assert [config.learning_rate / config.num_replicas for config in configs] == [0.01] * 5
     assert configs[4].gradient_accumulation_reduction_method == "sum"
 
