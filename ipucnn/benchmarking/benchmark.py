@@ -126,7 +126,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
     if settings.training:
-        check_rules(Facts(config, resolved.origins, make_layout(config)))
+        check_rules(Facts(resolved, make_layout(config)))
     if config.pipeline_splits:
         from ipucnn.planning.splits import check_named_splits
 

@@ -17,18 +17,16 @@ from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, entries, exists, expand, is_file, is_folder, kind_of
+from ipucnn.filesystem import Kind, entries, exists, expand, is_folder, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
     BEST,
     CHECKPOINTS,
-    FOLDS,
     LAST,
     NAMED,
     RunFolder,
-    folds_of,
-    hint_of_runs,
+    check_one_run,
     is_checkpoint_name,
 )
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
@@ -295,14 +293,12 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         checkpoint = load_checkpoint(path)
         folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
         return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
-    if kind is Kind.ABSENT:
-        raise DataError(f"run folder {path} does not exist", hint_of_runs(path, command))
-    folder = RunFolder(path)
-    if is_file(path / FOLDS):
-        raise _is_cross_validation(path, command)
-    config = folder.read_config()
+    check_one_run(path, command)
+    config = RunFolder(path).read_config()
     if config.kfold is not None and config.fold is None:
-        raise _is_cross_validation(path, command)
+        raise DataError(
+            f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"
+        )
     folder = RunFolder(path, config.checkpoint_dir)
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:
@@ -325,19 +321,6 @@ def _nearest(names: List[str], given: str) -> str:
     number = updates(given) if any(map(str.isdigit, given)) else 0.0
     nearest = sorted(names, key=lambda name: abs(updates(name) - number))[:NAMED]
     return f"there are {len(names)}, the nearest are {', '.join(sorted(nearest))}; also {LAST[:-4]} and {BEST[:-4]}"
-
-
-def _is_cross_validation(path: Path, command: str) -> DataError:
-    """Returns the error for a command that takes one run, but was given a cross-validation."""
-    folds = folds_of(path)
-    if not folds:
-        return DataError(
-            f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"
-        )
-    return DataError(
-        f"{path} is a cross-validation, with a network for each fold; name a fold",
-        f"ipucnn {command} {folds[0]}",
-    )
 
 
 def _why_none(folder: RunFolder, config: RunConfig) -> str:

@@ -30,7 +30,6 @@ from ipucnn.documents import (
 from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     entries,
-    exists,
     is_file,
     is_folder,
     is_link,
@@ -46,14 +45,13 @@ from ipucnn.runs.folder import (
     PROGRAM,
     TIMINGS,
     RunFolder,
+    check_one_run,
     folds_of,
-    hint_of_runs,
     is_run,
 )
 from ipucnn.text import counted, printable
 
 SORTS = ("name", "age", "accuracy", "time", "size")
-STATES = ("finished", "ended early", "running", "stopped")
 FIGURES = ("dice", "accuracy")
 """Figures by which the best validation is chosen: the first of them that the validations have."""
 # Versions and hardware, as ``provenance.environment`` notes them.
@@ -110,7 +108,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """One of ``STATES``."""
+        """One of finished, ended early, running and stopped."""
         if self.report is not None:
             return "ended early" if self.report.get("ended_early") else "finished"
         return "running" if self.is_locked else "stopped"
@@ -160,15 +158,7 @@ def read_run(path: Path) -> RunRecord:
     Raises:
         DataError: the folder is not a run, or it is a cross-validation, whose folds are runs.
     """
-    if not is_folder(path):
-        if exists(path):
-            raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
-        raise DataError(f"run folder {path} does not exist", hint_of_runs(path))
-    folds = folds_of(path)
-    if folds:
-        raise DataError(
-            f"{path} is a cross-validation of {counted(len(folds), 'fold')}", f"name a fold: {folds[0]}"
-        )
+    check_one_run(path)
     folder = RunFolder(path)
     lines = _lines(path / METRICS)
     history = [row for row in map(_object, lines) if _is_row(row)]

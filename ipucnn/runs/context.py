@@ -117,12 +117,11 @@ def make_context(resolved: Resolved) -> RunContext:
     start = find_start(resolved)
     resolved = start.resolved
     layout = make_layout(resolved.config)
-    config, record = resolved.config, resolved.record
+    config = resolved.config
     if instances.count > 1:
         rules.check_group(instances, config)
     check_device(config.device)
-    has_imagenet = record.keras_application is not None
-    rules.check_rules(rules.Facts(config, resolved.origins, layout, record.task, has_imagenet))
+    rules.check_rules(rules.Facts(resolved, layout))
     _check_files(config.weights if start.checkpoint is None else None, config.plot_schedule)
     if config.wandb and instances.is_writer:
         import_wandb()
@@ -134,7 +133,7 @@ def make_context(resolved: Resolved) -> RunContext:
     setup = run_setup.prepare(replace(resolved, config=config), seed)
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
-    network_options(record, config, setup.input_shape, num_classes)
+    network_options(resolved.record, config, setup.input_shape, num_classes)
     most = max(1, num_train // config.num_replicas)
     if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
         config = replace(config, micro_batch_size=most)

@@ -42,6 +42,7 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.models.registry import folder_name, natural_key
+from ipucnn.text import counted
 from ipucnn.training.program import Program
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
@@ -544,6 +545,29 @@ def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
             line = f"; type: ipucnn {command} {names[0]}" if command is not None else ""
             return f"there are: {', '.join(names[:NAMED])}{more}{line}"
     return "train one with: ipucnn train toy_model"
+
+
+def check_one_run(path: Path, command: Optional[str] = None) -> None:
+    """Refuses a path that is not the folder of one run.
+
+    Args:
+        path: the path that the user gave.
+        command: a command that takes a run, for the hint; None: the hint shows no command line.
+
+    Raises:
+        DataError: nothing or a file is there, or a cross-validation, which has a run for each fold.
+    """
+    if not exists(path):
+        raise DataError(f"run folder {path} does not exist", hint_of_runs(path, command))
+    if not is_folder(path):
+        raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
+    folds = folds_of(path)
+    if folds:
+        fold = shown(folds[0])
+        raise DataError(
+            f"{path} is a cross-validation of {counted(len(folds), 'fold')}, each of which is a run",
+            f"name a fold: {fold}" if command is None else f"name a fold: ipucnn {command} {fold}",
+        )
 
 
 def numbered_run_dirs(model: str, dataset: str) -> Iterator[Path]:

@@ -5,10 +5,10 @@ configurations also carry options for other runs, so their options are accepted.
 """
 
 import os
-from typing import Callable, Mapping, NamedTuple, Tuple, Union
+from typing import Callable, NamedTuple, Tuple, Union
 
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import FLAG, OF_16_BITS
+from ipucnn.config.resolve import FLAG, OF_16_BITS, Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import expand, is_written_to
@@ -23,23 +23,22 @@ class Facts(NamedTuple):
     """The facts that the rules depend on.
 
     Attributes:
-        config: the configuration of the run.
-        origins: the origin of each value in it.
+        resolved: the configuration of the run, with the origin of each value, and the network.
         layout: batch, replicas and stages, from ``make_layout``.
-        task: the task of the network.
-        has_imagenet: whether there are ImageNet weights for the network.
     """
 
-    config: RunConfig
-    origins: Mapping[str, str]
+    resolved: Resolved
     layout: Program
-    task: str = "classification"
-    has_imagenet: bool = False
 
     @property
     def on_ipus(self) -> bool:
         """Whether the run is on this machine's IPUs."""
-        return runs_on_ipus(self.config.device)
+        return runs_on_ipus(self.resolved.config.device)
+
+    @property
+    def segments(self) -> bool:
+        """Whether the network predicts a class for each pixel."""
+        return bool(self.resolved.record.task == "segmentation")
 
 
 Test = Callable[[RunConfig, Facts], bool]
@@ -172,25 +171,25 @@ _ONE_IMAGE = Obstacle(
     "use --micro-batch-size 2 or more",
 )
 _MASKS = Obstacle(
-    lambda c, f: f.task == "segmentation",
+    lambda c, f: f.segments,
     " is for classes, and {c.model_name} predicts one for each pixel",
     "drop it",
     is_lack=False,
 )
 _DICE = Obstacle(
-    lambda c, f: loss_name(c, f.task) == "bce_dice",
+    lambda c, f: loss_name(c, f.resolved.record.task) == "bce_dice",
     " with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
     "drop --pad-dataset, or use --loss cross_entropy",
     is_lack=False,
 )
 _NO_MASKS = Obstacle(
-    lambda c, f: c.loss == "bce_dice" and f.task != "segmentation",
+    lambda c, f: c.loss == "bce_dice" and not f.segments,
     " needs a segmentation network",
     "use --loss cross_entropy",
     is_lack=False,
 )
 _NO_IMAGENET = Obstacle(
-    lambda c, f: c.weights == "imagenet" and not f.has_imagenet,
+    lambda c, f: c.weights == "imagenet" and f.resolved.record.keras_application is None,
     ": there are no ImageNet weights for {c.model_name}",
     "`ipucnn models --json` lists keras_application for the networks that have them",
     is_lack=False,
@@ -202,7 +201,7 @@ _NO_PICTURE = Obstacle(
     is_lack=False,
 )
 _OTHER_REPLICAS = Obstacle(
-    lambda c, f: f.origins["num_replicas"] == FLAG and f.layout.num_replicas != c.num_replicas,
+    lambda c, f: f.resolved.origins["num_replicas"] == FLAG and f.layout.num_replicas != c.num_replicas,
     " and --num-replicas {c.num_replicas} contradict each other",
     "give one of them",
     is_lack=False,
@@ -252,13 +251,13 @@ def check_rules(facts: Facts) -> None:
     Raises:
         ConfigurationError: such an option is set; the error names it and the reason.
     """
-    config = facts.config
+    config = facts.resolved.config
     for rule in RULES:
         for name in rule.names:
             spec, value = BY_NAME[name], getattr(config, name)
             # True counts as a request even if it is the default.
             is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
-            passes = rule.typed_only and facts.origins[name] != FLAG
+            passes = rule.typed_only and facts.resolved.origins[name] != FLAG
             if is_off or passes or (rule.ipu_only and not facts.on_ipus):
                 continue
             for obstacle in rule.obstacles:
