@@ -139,7 +139,7 @@ def test_a_preset_may_name_the_weights_of_its_network(tmp_path):
     file = tmp_path / "mine.yml"
     file.write_text("model-name: resnet50-keras\nweights: imagenet\n", encoding="utf-8")
     flags = {"host_generated_data": True, "image_size": "32", "seed": "1"}
-    prepare(resolve("benchmark", flags, config_path=str(file)), measured(training=True))
+    prepare(resolve("benchmark", flags, config_path=str(file)), measured(mode="training"))
 
 
 def test_the_session_computes_the_same_logits_as_keras():

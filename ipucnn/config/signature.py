@@ -6,7 +6,6 @@ the same rules.  ``command_group.RunCommand`` rewrites what was typed into the f
 
 import functools
 import inspect
-import json
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 import typer
@@ -177,16 +176,7 @@ def shown_default(spec: OptionSpec) -> str:
 
 def default_text(spec: OptionSpec) -> str:
     """Returns the default as a user would type it, or a description of the behaviour without the option."""
-    if spec.default is None:
-        return spec.default_text or "none"
-    value = spec.yaml_value(spec.default)
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or spec.default_text or "none"
-    if isinstance(value, dict):
-        return json.dumps(value)
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)
+    return spec.typed_text(spec.default) or spec.default_text or "none"
 
 
 # Shell completion of models, data sets, presets and choices.

@@ -5,6 +5,7 @@ reference are all derived from the :class:`OptionSpec` in the field's metadata.
 """
 
 import dataclasses
+import json
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
@@ -184,6 +185,17 @@ class OptionSpec:
         if self.kind.to_yaml is not None:
             return self.kind.to_yaml(value)
         return list(value) if self.kind.is_list else value
+
+    def typed_text(self, value: PlainValue) -> str:
+        """Returns a value as the user would type it; "" for none and for an empty list."""
+        plain = self.yaml_value(value)
+        if isinstance(plain, dict):
+            return json.dumps(plain)
+        if isinstance(plain, list):
+            return " ".join(map(str, plain))
+        if isinstance(plain, float):
+            return values.plain_number(plain)
+        return "" if plain is None else str(plain)
 
 
 def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = "") -> Any:

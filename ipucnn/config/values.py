@@ -425,11 +425,9 @@ def check_bounds(value: float, within: Range) -> None:
         raise BadValue(f"must be below {plain_number(below)}")
 
 
-def plain_number(bound: float) -> str:
-    """Returns a bound as it is typed; whole numbers have all digits, because ``g`` has only six."""
-    if abs(bound) < 1e18 and bound == int(bound):
-        return str(int(bound))
-    return str(bound) if isinstance(bound, int) else f"{bound:.17g}"
+def plain_number(number: float) -> str:
+    """Returns a number as it is typed, with all digits; whole numbers have no point."""
+    return str(int(number)) if abs(number) < 1e18 and number == int(number) else str(number)
 
 
 def _load_text(text: str) -> Any:

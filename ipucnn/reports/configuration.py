@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def value_text(spec: OptionSpec, value: object) -> str:
-    """Returns a value as the user would type it; ``-`` for none."""
-    plain = spec.yaml_value(value)
-    if isinstance(plain, dict):
-        return json.dumps(plain)
-    if isinstance(plain, list):
-        return " ".join(map(str, plain)) or "-"
-    return "-" if plain is None else str(plain)
-
-
 def print_config(resolved: Resolved, as_json: bool) -> None:
     """Prints key, value and origin of each option that the command takes, as a table or JSON."""
     rows = [
@@ -58,7 +48,7 @@ def _table(rows: List[Tuple[OptionSpec, PlainValue, str]], titles: Sequence[str]
             panel = spec.panel
             table.add_section()
         style = "dim" if origin == DEFAULT else ""
-        cells = [Text(printable(value_text(spec, value))), Text(printable(origin))]
+        cells = [Text(printable(spec.typed_text(value) or "-")), Text(printable(origin))]
         table.add_row(spec.key, *cells[: len(titles) - 1], style=style)
         if len(titles) == 2 and origin != DEFAULT:
             table.add_row("", Text(printable(f"from {origin}")), style="dim")
