@@ -161,7 +161,7 @@ BUDGET = {
     "benchmarking": (2801, 2158),
     "commands": (1768, 1047),
     "config": (2529, 1327),
-    "datasets": (5487, 4324),
+    "datasets": (5485, 4320),
     "diagnosis": (517, 402),
     "models": (2680, 2124),
     "planning": (5119, 4019),

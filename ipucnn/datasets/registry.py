@@ -198,7 +198,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         "classification",
         "ImageNet as TFRecord files or as an image folder",
         _open_imagenet,
-        lambda folder: records.has_shards(folder) or imagefolder.has_parts(folder),
+        lambda folder: records.has_shards(folder) or bool(imagefolder.find_parts(folder)),
         "imagenet/train-*-of-01024 and validation-*-of-00128, or imagenet/{train,val}/CLASS/*.JPEG",
         ("imagenet",),
         num_classes=1000,
@@ -210,7 +210,7 @@ DATASETS: Dict[str, DatasetRecord] = {
         lambda opening: imagefolder.open_imagefolder(
             opening.location, opening.name, opening.validation_fraction
         ),
-        lambda folder: imagefolder.has_parts(folder) or imagefolder.is_undivided(folder),
+        lambda folder: bool(imagefolder.find_parts(folder)) or imagefolder.is_undivided(folder),
         "{train,val}/CLASS/*.jpg",
     ),
     "imagemasks": DatasetRecord(
@@ -258,7 +258,7 @@ def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
     """
     # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
     described = is_file(folder / INFO_FILE)
-    if described and not (imagemasks.has_files(folder) or imagefolder.has_parts(folder)):
+    if described and not (imagemasks.has_files(folder) or imagefolder.find_parts(folder)):
         return [(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
     has_records = records.has_shards(folder)
     kinds = []
@@ -627,7 +627,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     if task == "segmentation" and imagemasks.is_imagemasks(path):
         why += f"; {path} has images and masks: add --dataset imagemasks to take them"
-    elif task == "classification" and imagefolder.is_image_folder(path):
+    elif task == "classification" and len(imagefolder.find_parts(path)) == 2:
         why += f"; {path} has images in folders: add --dataset imagefolder to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
     return Choice(embedded_name, None, message, task)
@@ -709,7 +709,7 @@ def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
     check_is_there(folder)
     if name == "imagemasks" and not imagemasks.is_imagemasks(folder):
         raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
-    is_divided = name == "imagemasks" or imagefolder.is_image_folder(folder)
+    is_divided = name == "imagemasks" or len(imagefolder.find_parts(folder)) == 2
     if not is_divided and not (divides and imagefolder.is_undivided(folder)):
         layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
         raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)

@@ -27,7 +27,7 @@ from ipucnn.datasets.segmentation.masks import (
     picture_pixels,
     read_table,
 )
-from ipucnn.datasets.sources.imagefolder import EVAL_NAMES, EXTENSIONS, find_eval
+from ipucnn.datasets.sources.imagefolder import EVAL_NAMES, EXTENSIONS, find_parts
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
 from ipucnn.text import counted, printable
@@ -50,7 +50,7 @@ def is_imagemasks(folder: Path) -> bool:
 
 def has_files(folder: Path) -> bool:
     """Returns whether a folder, or a part of it, has a folder of images or of masks."""
-    parts = [folder, folder / "train", find_eval(folder) or folder]
+    parts = [folder, folder / "train", find_parts(folder).get("eval", folder)]
     return any(is_folder(part / below) for part in parts for below in BELOW)
 
 
@@ -60,7 +60,7 @@ def part_folders(folder: Path) -> Dict[str, Path]:
     If ipucnn divides the set itself, the result is the folder itself as "train".  Pairs in the folder itself take
     precedence over train/ and val/.
     """
-    parts = {"train": folder / "train", "eval": find_eval(folder) or folder / EVAL_NAMES[0]}
+    parts = {"train": folder / "train", "eval": find_parts(folder).get("eval", folder / EVAL_NAMES[0])}
     if has_pairs(folder) or not any(is_folder(part / below) for part in parts.values() for below in BELOW):
         return {"train": folder}
     return {subset: part for subset, part in parts.items() if is_folder(part)}

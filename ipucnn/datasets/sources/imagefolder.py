@@ -6,7 +6,7 @@ Its layout is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*`` with a share of ea
 import hashlib
 import os
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -27,14 +27,13 @@ UNBALANCED = 5
 by a factor of ``UNBALANCED`` or more."""
 
 
-def find_eval(folder: Path) -> Optional[Path]:
-    """Returns the folder of the evaluation part, val or another usual name, or None."""
-    return next((folder / name for name in EVAL_NAMES if _is_part(folder / name)), None)
-
-
-def find_train(folder: Path) -> Optional[Path]:
-    """Returns the folder of the training part, or None."""
-    return folder / "train" if _is_part(folder / "train") else None
+def find_parts(folder: Path) -> Dict[str, Path]:
+    """Returns the folders of "train" and "eval" that a folder has; the latter is called val, or another usual name."""
+    names = {"train": ("train",), "eval": EVAL_NAMES}
+    parts = {
+        part: next((folder / name for name in names[part] if _is_part(folder / name)), None) for part in names
+    }
+    return {part: path for part, path in parts.items() if path is not None}
 
 
 def _is_part(folder: Path) -> bool:
@@ -51,18 +50,9 @@ def _is_part(folder: Path) -> bool:
         return True
 
 
-def has_parts(folder: Path) -> bool:
-    """Returns whether a folder has a training or an evaluation part."""
-    return find_train(folder) is not None or find_eval(folder) is not None
-
-
-def is_image_folder(folder: Path) -> bool:
-    return find_train(folder) is not None and find_eval(folder) is not None
-
-
 def is_undivided(folder: Path) -> bool:
     """Returns whether a folder has two or more folders of images, and no part of a data set."""
-    if not is_folder(folder) or has_parts(folder):
+    if not is_folder(folder) or find_parts(folder):
         return False
     return sum(map(_is_class, list_folder(folder))) > 1
 
@@ -230,14 +220,14 @@ def read_parts(
         parts = {"train": whole.subset(np.flatnonzero(~chosen)), "eval": whole.subset(np.flatnonzero(chosen))}
         return parts, tuple(classes), skipped
     skipped = 0
-    names = {"train": "train", "eval": " or ".join(EVAL_NAMES)}
-    for subset, part in (("train", find_train(folder)), ("eval", find_eval(folder))):
-        if part is None:
+    names, folders = {"train": "train", "eval": " or ".join(EVAL_NAMES)}, find_parts(folder)
+    for subset in names:
+        if subset not in folders:
             text = f"{folder} is not an image folder: it lacks train/ or val/"
             error = DataError(text, LAYOUT, "missing-subset")
             problems.refuse(error, subset, f"there is no folder {names[subset]}")
         else:
-            parts[subset], others = scan(part, subset, classes, problems)
+            parts[subset], others = scan(folders[subset], subset, classes, problems)
             skipped += others
     return parts, tuple(classes), skipped
 
@@ -254,23 +244,23 @@ def open_imagefolder(
     """
     parts, names, skipped = read_parts(folder, validation_fraction)
     train, evaluation, warnings = parts["train"], parts["eval"], []
-    part = find_train(folder) or folder
-    if part == folder:
+    folders = find_parts(folder) or {"train": folder, "eval": folder}
+    if folders["train"] == folder:
         if not len(evaluation):
             raise DataError(
                 f"{folder}: every class has one image alone, and none can be held out", "add images"
             )
         warnings.append(division(folder, len(train), len(evaluation)))
-    for part_folder, examples in ((part, train), (find_eval(folder), evaluation)):
+    for subset, examples in parts.items():
         if not len(examples):
-            raise DataError(f"{part_folder} has no images in class folders", LAYOUT)
+            raise DataError(f"{folders[subset]} has no images in class folders", LAYOUT)
     if skipped:
         files = "1 file that is not an image" if skipped == 1 else f"{skipped:,} files that are not images"
         warnings.append(f"{folder}: skipped {files}")
     empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
     if empty:
         more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
-        warnings.append(f"{part}: no images in {', '.join(empty[:MOST_NAMED]) + more}")
+        warnings.append(f"{folders['train']}: no images in {', '.join(empty[:MOST_NAMED]) + more}")
     # No augmentation is set: files are augmented by random crops while they are decoded.
     return data_source(
         train,
