@@ -676,44 +676,6 @@ def test_a_run_resumes_with_another_number_of_workers(tmp_path, capfd):
     assert "3 workers cannot share the 4 groups of fused micro-batches" in " ".join(ended.stderr.split())
 
 
-@pytest.mark.slow
-def test_a_stopped_worker_0_cannot_change_a_run_continued_elsewhere(tmp_path):
-    """Without file locks, as between machines, not one byte of the run folder changes."""
-    without_locks = "import ipucnn.runs.folder as f; f.locked = lambda folder: None; " + PROGRAM
-    values = dict(ckpts_per_epoch=1, lr_schedule="const", run_dir="run", num_epochs=4000)
-    flags = with_values([*FLAGS, "--no-validation"], **values)
-    hosts, workers = addresses(2), []
-    for rank in range(2):
-        words = [sys.executable, "-c", without_locks, "train", *flags]
-        out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-        variables = environment(IPUCNN_SECRET="s", **tf_config(hosts, rank))
-        workers.append(subprocess.Popen(words, cwd=str(tmp_path), env=variables, stdout=out, stderr=out))
-    last = tmp_path / "run" / "checkpoints" / "last.npz"
-    try:
-        while not last.exists():
-            assert workers[0].poll() is None, workers[0].communicate()
-            time.sleep(0.05)
-        workers[0].send_signal(signal.SIGSTOP)
-        workers[1].kill()
-        # The newest checkpoint is complete, wherever worker 0 was stopped.
-        epochs = int(load_checkpoint(last).meta["weight_updates"]) // 2 + 2
-        more = ["--resume", "--run-dir", "run", "--num-epochs", str(epochs), "--threads", str(num_cores())]
-        went_on = completed(tmp_path, ["-c", without_locks, "train", *more])
-        assert went_on.returncode == 0, went_on.stderr
-        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-        workers[0].send_signal(signal.SIGCONT)
-        errors = workers[0].communicate(timeout=120)[1].decode()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    assert workers[0].returncode == 7, errors
-    assert "worker 1 left" in errors or "another process goes on with the run" in errors
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert {path.name for path, value in after.items() if before.get(path) != value} == set()
-    assert set(before) == set(after)
-
-
 @pytest.mark.parametrize("batches", [0, 1, 3, 7])
 def test_workers_share_predictions(batches):
     """Each batch is computed once, and every worker receives all logits in the order of the batches."""
