@@ -5,7 +5,6 @@ import filecmp
 import importlib.util
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
@@ -22,10 +21,8 @@ import psutil
 import pytest
 from support.workers import (
     FLAGS,
-    PROGRAM,
     addresses,
     assert_same,
-    completed,
     environment,
     launch,
     left_out,
@@ -779,71 +776,6 @@ def test_workers_that_cannot_connect_leave_no_files(tmp_path, monkeypatch, capfd
     errors = capfd.readouterr().err
     assert "error: worker 1 of 2 did not connect" in errors and "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
-
-
-# The relevant part of srun: a task is a process that runs the command, with these variables besides the job's.
-SRUN = """#!/bin/bash
-tasks=1
-while [[ $1 == -* ]]; do
-    case $1 in
-        -n) tasks=$2; shift 2 ;;
-        --ntasks=*) tasks=${1#*=}; shift ;;
-        *) shift ;;
-    esac
-done
-export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=$tasks SLURM_NTASKS=$tasks SLURM_NPROCS=$tasks
-export SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_STEP_TASKS_PER_NODE=$tasks SLURM_DISTRIBUTION=block SLURM_NODEID=0
-for ((rank = 0; rank < tasks; rank++)); do
-    SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_TASK_PID=$$ "$@" < /dev/null &
-    started+=($!)
-done
-worst=0
-for task in "${started[@]}"; do
-    wait $task || worst=$?
-done
-exit $worst
-"""
-BATCH = """#!/bin/bash
-#SBATCH --nodes=1 --ntasks-per-node=2
-export IPUCNN_SECRET=$RANDOM$RANDOM
-srun --ntasks=2 ipucnn "$@"
-"""
-
-
-@pytest.mark.slow
-def test_the_tasks_of_a_slurm_step_are_the_workers_of_a_run(tmp_path):
-    """Runs a batch script and an srun that starts tasks as Slurm does; no real Slurm was available."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "program.py").write_text(PROGRAM)
-    files = {
-        "srun": SRUN,
-        "ipucnn": f'#!/bin/bash\nexec "{sys.executable}" {programs}/program.py "$@"\n',
-        "batch": BATCH,
-    }
-    for name, text in files.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    # A batch script has the job's variables; its process is not a task of a step.
-    job = dict(
-        SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NODELIST="127.0.0.1", SLURM_PROCID="0", SLURM_NTASKS="2"
-    )
-    job.update(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", IPUCNN_SECRET="")
-    flags = ["train", *FLAGS, "--no-validation"]
-
-    def submitted(*words):
-        return completed(tmp_path, [programs / "batch", *words], **job)
-
-    ended = submitted(*flags, "--run-dir", "two")
-    assert ended.returncode == 0, ended.stderr
-    assert f"127.0.0.1:{20000 + os.getpid() % 10000}" in "".join(ended.stderr.split())
-    same = launch(tmp_path, *flags[1:], "--run-dir", "launched")
-    assert same.returncode == 0, same.stderr
-    assert_same(tmp_path / "launched", tmp_path / "two")
-    # An error of both tasks gives the step its exit code.
-    ended = submitted(*with_values(flags, max_workers=3, run_dir="three"))
-    assert ended.returncode == 2 and "--max-workers 3 with 2 workers" in ended.stderr
-    assert not (tmp_path / "three").exists()
 
 
 @pytest.mark.parametrize(
