@@ -3,7 +3,8 @@
 Start and training: ``start.py`` decides where a run begins, and ``context.py`` makes its frozen ``RunContext``.
 ``rules.py`` is the table of options that have no effect or exclude each other.  ``setup.py`` makes the frozen ``Setup``
 of a configuration: data, shapes, and how the network is built.  ``train.py`` is one training run, ``recorder.py``
-records the events of its session, ``trackers.py`` reports them to other tools, and ``kfold.py`` runs each fold.
+records the events of its session, ``trackers.py`` and ``mlperf.py`` report them to other tools, and ``kfold.py``
+runs each fold.
 
 Trained networks: ``trained.py`` makes a setup whose network already has weights, for ``evaluate.py``, ``infer.py`` and
 ``export.py``; ``predicting.py`` is what these three share.  ``images`` reads and writes images.  ``runtimes.py`` loads
