@@ -167,7 +167,7 @@ BUDGET = {
     "planning": (5119, 4019),
     "reports": (3600, 2870),
     "runs": (5931, 4494),
-    "sessions": (5103, 4055),
+    "sessions": (5101, 4050),
     "training": (1439, 1103),
     "modules at the top": (2315, 1837),
 }
