@@ -147,7 +147,6 @@ def test_the_same_command_line_resumes_a_run(tmp_path, preset_file, flags):
         ({"optimizer": "adamm"}, None, "--optimizer adamm: must be one of", "adam"),
         ({"model_name": "lenet"}, "toy_model", "two models", "one of them"),
         ({}, "cifar_resnet9", "unknown model", "cifar_resnet"),
-        ({"pad_dataset": True, "weight_updates_per_epoch": "3"}, None, "both given", "drop one"),
         (
             {"learning_rate": "0.1", "lr_schedule_params": '{"initial_learning_rate": 0.1}'},
             None,

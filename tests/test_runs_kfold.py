@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 from dataclasses import replace
@@ -289,6 +291,33 @@ def test_fold_must_be_named(whole, capsys, command):
     assert cli.run([command, str(whole), *images]) == 3
     error = capsys.readouterr().err
     assert "is a cross-validation" in error and f"ipucnn {command} {whole / 'fold-1'}" in error
+
+
+def test_a_fold_may_move_its_checkpoints(whole, tmp_path, capsys):
+    """A fold is a run like any other; only a cross-validation refuses a folder of checkpoints."""
+    fold = shutil.copytree(whole / "fold-1", tmp_path / "fold-1")
+    (fold / "checkpoints").rename(tmp_path / "elsewhere")
+    saved = (fold / "config.yml").read_text(encoding="utf-8")
+    changed = re.sub(r"^checkpoint-dir: .*$", f"checkpoint-dir: {tmp_path / 'elsewhere'}", saved, flags=re.M)
+    assert changed != saved
+    (fold / "config.yml").write_text(changed, encoding="utf-8")
+    assert cli.run(["evaluate", str(fold)]) == 0
+    assert cli.run(["train", "--resume", "--run-dir", str(fold), "--num-epochs", "9", "--dry-run"]) == 0
+    capsys.readouterr()
+
+
+def test_a_run_may_contain_a_folder_that_is_called_like_a_fold(whole, tmp_path, capsys):
+    run = shutil.copytree(whole / "fold-1", tmp_path / "run")
+    (run / "fold-images").mkdir()
+    assert cli.run(["evaluate", str(run)]) == 0
+    capsys.readouterr()
+
+
+def test_the_hint_for_a_fold_can_be_typed(whole, tmp_path, capsys):
+    place = shutil.copytree(whole, tmp_path / ("my folds " + "x" * 150) / ("y" * 200))
+    assert cli.run(["evaluate", str(place)]) == 3
+    hint = capsys.readouterr().err.splitlines()[-1]
+    assert shlex.split(hint.partition("name a fold: ")[2]) == ["ipucnn", "evaluate", str(place / "fold-1")]
 
 
 def test_time_of_a_fold_includes_all_its_processes(whole):

@@ -187,11 +187,12 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
 def test_epoch_counts_each_sample_once(samples, size, count, replicas, updates, pads):
     """Compares with a walk over the data set; at its end another permutation begins, or padding."""
     values = dict(micro_batch_size=size, gradient_accumulation_count=count, num_replicas=replicas)
-    pads = pads and updates in (None, -1)
     values.update(weight_updates_per_epoch=updates, pad_dataset=pads)
     batch = size * count * replicas
-    if samples < batch and not pads and updates in (None, -1):
-        with pytest.raises(ConfigurationError, match="larger than the training set"):
+    if (samples < batch and not pads and updates in (None, -1)) or (pads and updates not in (None, -1)):
+        with pytest.raises(
+            ConfigurationError, match="both given" if pads else "larger than the training set"
+        ):
             program_of(samples, **values)
         return
     program = program_of(samples, **values)
@@ -375,6 +376,7 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
     "values, message, hint",
     [
         ({"gradient_accumulation_count": 2, "global_batch_size": 8}, "both given", "drop one"),
+        ({"pad_dataset": True, "weight_updates_per_epoch": 3}, "both given", "drop one"),
         ({"ipus": 4, "num_replicas": 3}, "makes 4 replica", "drop one of them, or use --ipus 3"),
         ({"pipeline_splits": ("a",), "gradient_accumulation_count": 3}, "multiple of 4", "-count 4"),
         ({"pipeline_splits": ("a", "b"), "device_mapping": (0, 1)}, "names 2 stages", "give 3 numbers"),

@@ -94,28 +94,10 @@ CONTRADICTIONS: Tuple[Contradiction, ...] = (
         "drop one of them",
     ),
     Contradiction(
+        # A continued run, whose options are the run's own, may be one that was saved without training.
         lambda config, origins: config.resume and not config.training and origins["resume"] == FLAG,
         "--resume without training has nothing to continue",
         "validate with: ipucnn evaluate RUN",
-    ),
-    Contradiction(
-        lambda config, _: config.kfold is not None and not config.training,
-        "--kfold without training has nothing to do",
-        "drop --no-training",
-    ),
-    Contradiction(
-        lambda config, _: (
-            config.kfold is not None
-            and (config.checkpoint_dir is not None or config.checkpoint_input_dir is not None)
-        ),
-        "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
-        "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
-    ),
-    Contradiction(
-        lambda config, _: config.pad_dataset and config.weight_updates_per_epoch not in (None, -1),
-        "--pad-dataset and --weight-updates-per-epoch {weight_updates_per_epoch} are both given, and each says where "
-        "an epoch ends",
-        "drop one of them",
     ),
     Contradiction(
         lambda config, _: config.fold is not None and config.kfold is None,

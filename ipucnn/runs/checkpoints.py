@@ -23,6 +23,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
     BEST,
     CHECKPOINTS,
+    CONTINUE_FOLDS,
     LAST,
     NAMED,
     RunFolder,
@@ -296,9 +297,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     check_one_run(path, command)
     config = RunFolder(path).read_config()
     if config.kfold is not None and config.fold is None:
-        raise DataError(
-            f"{path} is a cross-validation without a fold", "go on with it: ipucnn train --resume"
-        )
+        raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS)
     folder = RunFolder(path, config.checkpoint_dir)
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:

@@ -364,7 +364,7 @@ class RunFolder:
             )
 
     def append(self, name: str, line: str) -> None:
-        """Adds a line to ``metrics.jsonl`` or ``timings.jsonl``."""
+        """Adds a line to a file of the run."""
         self.check_writer()
         append_text(self.path / name, line)
 
@@ -547,6 +547,9 @@ def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
     return "train one with: ipucnn train toy_model"
 
 
+CONTINUE_FOLDS = "go on with it: ipucnn train --resume"
+
+
 def check_one_run(path: Path, command: Optional[str] = None) -> None:
     """Refuses a path that is not the folder of one run.
 
@@ -561,13 +564,15 @@ def check_one_run(path: Path, command: Optional[str] = None) -> None:
         raise DataError(f"run folder {path} does not exist", hint_of_runs(path, command))
     if not is_folder(path):
         raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
-    folds = folds_of(path)
+    folds = [fold for fold in folds_of(path) if is_run(fold)]
     if folds:
-        fold = shown(folds[0])
+        hint = shown(folds[0]) if command is None else f"ipucnn {command} {shlex.quote(str(folds[0]))}"
         raise DataError(
             f"{path} is a cross-validation of {counted(len(folds), 'fold')}, each of which is a run",
-            f"name a fold: {fold}" if command is None else f"name a fold: ipucnn {command} {fold}",
+            f"name a fold: {hint}",
         )
+    if is_file(path / FOLDS):
+        raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS)
 
 
 def numbered_run_dirs(model: str, dataset: str) -> Iterator[Path]:

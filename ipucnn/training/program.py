@@ -28,7 +28,7 @@ from ipucnn.training.batching import (
 )
 
 Warn = Callable[[str], None]
-# The bits of seeds, and of the numbers of micro-batches, on which random masks depend.
+# The bits of seeds, and the modulus of the numbers of micro-batches, on which random masks depend.
 SEED_MASK = 0x7FFFFFFF
 
 
@@ -442,6 +442,12 @@ def make_program(
                 _smaller_batch(config, layout, num_samples),
             )
         per_epoch = max(1, -(-num_samples // size)) if config.pad_dataset else num_samples // size
+    elif config.pad_dataset:
+        raise ConfigurationError(
+            f"--pad-dataset and --weight-updates-per-epoch {per_epoch} are both given, and each says where an epoch "
+            "ends",
+            "drop one of them",
+        )
     if per_epoch * config.num_epochs > MAX_COUNT:
         raise ConfigurationError(
             f"{config.num_epochs} epochs of {per_epoch} weight updates are {per_epoch * config.num_epochs}, and a run "

@@ -54,7 +54,7 @@ class MovingStatistics:
 
     def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
         self._program, self._fused = program, program.fused_micro_batches
-        self._num_batches = program.num_micro_batches // self._fused
+        self._num_fused_batches = program.num_micro_batches // self._fused
         norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self._moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
@@ -138,7 +138,7 @@ class MovingStatistics:
         def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
             def apply(sums: Tensor, fused_batch: Tensor) -> None:
                 total = self._sums[name]
-                if self._num_batches > 1:
+                if self._num_fused_batches > 1:
                     sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
                     total.assign(sums)
                 means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
@@ -147,7 +147,7 @@ class MovingStatistics:
                 everywhere = numbers * float(p.num_replicas)
                 new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
                 moving_mean, moving_variance, momentum = self._moving[name]
-                is_last = tf.equal(fused_batch, self._num_batches - 1)
+                is_last = tf.equal(fused_batch, self._num_fused_batches - 1)
                 for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
                     moved = moving * momentum + new * (1.0 - momentum)
                     moving.assign(tf.where(is_last, moved, moving))

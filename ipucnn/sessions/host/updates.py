@@ -96,8 +96,8 @@ class UpdateLoop:
         splits = program.pipeline_splits if recomputes else ()
         self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
         self._fused = program.fused_micro_batches
-        self._num_batches = program.num_micro_batches // self._fused
-        self._steps = self._num_batches // (cluster.count * len(self._devices))
+        self._num_fused_batches = program.num_micro_batches // self._fused
+        self._steps = self._num_fused_batches // (cluster.count * len(self._devices))
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
@@ -162,7 +162,7 @@ class UpdateLoop:
         _, *sums = tf.while_loop(
             lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
         )
-        count = tf.cast(num_updates, tf.int64) * self._num_batches
+        count = tf.cast(num_updates, tf.int64) * self._num_fused_batches
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
@@ -255,7 +255,7 @@ class UpdateLoop:
         # All replicas share the weights and the optimizer's state, but each replica has its own gradients.
         rounding = self._rounding_of_update(update, ("ON", "RI"))
         self._weights.copy(rounding)
-        if self._num_batches == 1:
+        if self._num_fused_batches == 1:
             fused_batch = tf.constant(0, tf.int64)
             gradients, loss, hits, moves = self._forward_and_backward(iterator, update, fused_batch)
             for move in moves:
@@ -353,7 +353,7 @@ class UpdateLoop:
         if weights:
             # Scaling turns means over all samples of the weight update into means over its samples without padding.
             weights = [weights[0] * self._padding_scale(update)]
-        context = self._context(update * self._num_batches + fused_batch)
+        context = self._context(update * self._num_fused_batches + fused_batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
             logits = self._network(images, True, self._rounding_of_layers(update, fused_batch), context)
