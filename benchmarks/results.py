@@ -214,7 +214,9 @@ def run_suite(name: str, data: Optional[Path]) -> None:
         run_ipucnn(["benchmark", "--suite", name, *where, "--run-dir", f"{folder}/run"])
         rows = read_rows(Path(folder, "run", "suite.csv"))
     for row in rows:
-        row["measured_with"] = f"ipucnn {row['command']}".replace(str(data), "DATA")
+        row["measured_with"] = f"ipucnn {row['command']}"
+        if data:
+            row["measured_with"] = row["measured_with"].replace(str(data), "DATA")
     write_rows(
         ROOT / "results" / f"{name}.csv", [{key: row[key] for key in SUITE_COLUMNS} for row in rows], how
     )
@@ -283,9 +285,12 @@ def main() -> None:
         if needs is not None and not (options.data and (options.data / needs).exists()):
             print(f"{name}: left out, needs {needs} in --data", file=sys.stderr)
             continue
+        if options.choose and ("--kfold" in PRESETS[name].arguments or PRESETS[name].figure):
+            print(f"{name}: left out, there is nothing to choose", file=sys.stderr)
+            continue
         new_row = row(name, options)
         if not options.choose:
-            seeds = " ".join(map(str, options.seeds))
+            seeds = new_row["seeds"]
             data = " --data DATA" if needs else ""
             how = Measurement(
                 f"python benchmarks/results.py --only {shlex.quote(name)} --seeds {seeds}{data}"

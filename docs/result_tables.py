@@ -66,11 +66,11 @@ def sessions() -> str:
     )
 
 
-def seeds() -> str:
+def public_documents() -> str:
     """A table of what public applications and tutorials say that they reach, and of what ipucnn gives."""
     lines = ["| document | figure | published | here | only an IPU shows |", "|" + " --- |" * 5]
     measured = []
-    for row in read("seeds"):
+    for row in read("public_documents"):
         key = ("preset",) if row["measured_in"] == "presets" else ("network", "task", "ipus")
         values = row["measured"].split(",")
         matching = [r for r in read(row["measured_in"]) if [r[column] for column in key] == values]
@@ -210,7 +210,7 @@ PARTS: Dict[str, Callable[[], str]] = {
     "sizes": sizes,
     "host session": sessions,
     "presets": presets,
-    "seeds": seeds,
+    "public documents": public_documents,
     "throughput": throughput,
     "plans": plans,
     "kills": kills,

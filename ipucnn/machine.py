@@ -76,7 +76,10 @@ def operations_at_once() -> int:
 def side_by_side(
     function: Callable[..., _Result], arguments: Iterable[Sequence[object]], at_once: int
 ) -> Iterator[_Result]:
-    """Yields ``function(*given)`` for each of ``arguments``, in their order, with ``at_once`` threads."""
+    """Yields ``function(*given)`` for each of ``arguments``, in their order, with ``at_once`` threads.
+
+    At most twice as many are begun or waiting, so that threads have work while the oldest one is not done.
+    """
     if at_once == 1:
         for given in arguments:
             yield function(*given)
@@ -87,7 +90,7 @@ def side_by_side(
         waiting: Deque[Future[_Result]] = collections.deque()
         for given in arguments:
             waiting.append(pool.submit(function, *given))
-            if len(waiting) == at_once:
+            if len(waiting) == 2 * at_once:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -431,7 +431,7 @@ def test_a_hint_is_printed_once(capsys, monkeypatch):
 
     def fail(args):
         try:
-            raise errors.DataError("no file", "make the file")
+            raise errors.DataError("no file", "make the file") from OSError("disk on fire")
         except errors.DataError as cause:
             raise errors.DataError("no run", "make a run") from cause
 
@@ -441,7 +441,8 @@ def test_a_hint_is_printed_once(capsys, monkeypatch):
     assert str(errors.DataError("no run")) == "no run"
     assert _run(capsys, "train")[2].splitlines() == ["error: no run", "hint: make a run"]
     lines = _run(capsys, "train", "-v")[2].splitlines()
-    assert lines == ["error: no run", "hint: make a run", "caused by: DataError: no file"]
+    causes = ["caused by: DataError: no file", "caused by: OSError: disk on fire"]
+    assert lines == ["error: no run", "hint: make a run", *causes]
 
 
 def _shell(command, **environment):

@@ -39,6 +39,7 @@ from ipucnn.machine import num_cores
 from ipucnn.runs import folder as folder_module
 from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
+from ipucnn.runs.context import make_context
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
@@ -68,6 +69,18 @@ def slurm(**values):
 
 
 # -- identity of a worker ---------------------------------------------------------------------------------------------
+
+
+def test_ports_follow_from_the_numbers_of_the_job_and_its_step():
+    """Numbers of jobs exceed those of ports, and srun says how it distributes tasks."""
+    workers = find_workers(slurm(SLURM_JOB_ID=1234567, SLURM_STEP_ID=2, SLURM_DISTRIBUTION="block"))
+    assert workers.addresses[:2] == ("127.0.0.1:24767", "127.0.0.1:24768")
+
+
+def test_a_run_refuses_public_addresses(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(["10.0.0.1:1", "8.8.8.8:1"])["TF_CONFIG"])
+    with pytest.raises(ConfigurationError, match="public address"):
+        make_context(resolve("train", {"dataset": "digits"}, model="lenet"))
 
 
 def test_one_worker_by_default():
@@ -502,6 +515,19 @@ def test_nonsense_answers_do_not_extend_the_start_timeout():
             1,
         )
     listener.close()
+
+
+def test_the_most_workers_that_there_may_be_decide_the_threads(tmp_path, monkeypatch, capsys):
+    def refuse(program, sharing):
+        raise DataError(f"{sharing} workers share {program.num_micro_batches} micro-batches", "")
+
+    monkeypatch.setattr(runs_train, "threads_of_training", refuse)
+    monkeypatch.setattr(runs_train, "fixed_threads", lambda: None)
+    options = (
+        "--dataset digits --device cpu --micro-batch-size 8 --global-batch-size 96 --max-workers 4 --run-dir"
+    )
+    assert cli.run(["train", "toy_model", *options.split(), str(tmp_path / "run")]) == 3
+    assert "4 workers share 12 micro-batches" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,11 @@ def _values(spec):
     return st.none() | strategy if spec.optional else strategy
 
 
+def test_all_samples_may_be_padded_to_the_usual_number_of_weight_updates():
+    flags = {"pad_dataset": True, "weight_updates_per_epoch": "-1"}
+    assert resolve("train", flags, model="lenet", needs_data=False).config.pad_dataset
+
+
 @tries(30, slow=100)
 @given(st.fixed_dictionaries({spec.name: _values(spec) for spec in SPECS if spec.in_yaml}))
 def test_config_yml_round_trip_is_exact(settings):

@@ -406,8 +406,13 @@ def test_the_shortcut_takes_every_second_pixel(size):
     inputs = keras.Input((*size, 3))
     model = keras.Model(inputs, SubsamplePad(5, name="skip")(inputs))
     images = tf.constant(np.random.default_rng(0).normal(size=(3, *size, 3)).astype(np.float32))
-    pixels = Network(model, on_cpu=True, alone=False)(images, True, PLAIN)
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        pixels = Network(model, on_cpu=True, alone=False)(images, True, PLAIN)
     np.testing.assert_array_equal(pixels[..., :3], images[:, ::2, ::2])
+    gradient = np.zeros(images.shape, np.float32)
+    gradient[:, ::2, ::2] = 1
+    np.testing.assert_array_equal(tape.gradient(pixels, images), gradient)
     assert pixels.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(pixels[..., 3:])
 
 

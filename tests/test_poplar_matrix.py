@@ -199,6 +199,7 @@ def test_batch_norm_of_two_numbers_overflows_16_bits(batch, is_beyond):
 
 
 def test_every_legal_pair_occurs():
+    assert set(_QUICK) <= set(map(name_of, ROWS))
     assert len(ROWS) >= 60 and all(set(row) == set(FACTORS) and is_legal(row) for row in ROWS)
     rng = random.Random(0)
     pairs = {(a, row[a], b, row[b]) for row in ROWS for a in row for b in row}

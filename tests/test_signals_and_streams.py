@@ -250,6 +250,11 @@ def test_signal_before_a_continued_run_leaves_it_unchanged(tmp_path, monkeypatch
     list(training(tmp_path / "r", resume=True).events())
 
 
+def test_signal_outside_the_command_ends_with_its_code():
+    code = "import os, signal; from ipucnn import cli; cli.run = lambda args: os.kill(os.getpid(), signal.SIGTERM)"
+    assert python(f"{code}; cli.main([])").returncode == 143
+
+
 def test_signal_at_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
     from ipucnn.runs.folder import RunFolder
 

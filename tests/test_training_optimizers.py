@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_runs_resume as end_to_end
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.names import named_weights
+from ipucnn.runs.recorder import CheckpointSaved
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished
@@ -214,3 +216,39 @@ def test_own_loss_scale_is_not_used_beside_automatic_loss_scaling():
     assert program.auto_loss_scaling and any("--loss-scaling 128 is not used" in w for w in program.warnings)
     assert not program_of(dataclasses.replace(config, precision="32.32"), 1000, seed=0).auto_loss_scaling
     assert json.loads(program.to_json())["auto_loss_scaling"]
+
+
+@pytest.mark.slow
+def test_cut_run_continues_with_its_scale_and_statistics(tmp_path, monkeypatch):
+    """The cut is in the middle between two adjustments; moving statistics move once per weight update."""
+    monkeypatch.chdir(tmp_path)
+    options = {
+        **{"dataset": "digits", "limit_train": "96", "limit_eval": "8", "seed": "5", "num_epochs": "1"},
+        **{"micro_batch_size": "4", "gradient_accumulation_count": "2", "validation": "False"},
+        **{"norm_layer": "custom_batch_norm", "precision": "16.16", "auto_loss_scaling": True},
+        **{"optimizer": "sgd", "optimizer_params": "{momentum: 0}", "weight_decay": "0", "device": "cpu"},
+        **{
+            "lr_schedule": "const",
+            "learning_rate": "0.01",
+            "lr_warmup_params": "none",
+            "ckpts_per_epoch": "4",
+        },
+    }
+    run, _ = end_to_end.train(tmp_path / "whole", "toy_model_bn", options)
+    assert run.program.weight_updates_per_execution == 3 and run.program.auto_loss_scaling
+    expected = end_to_end.files(tmp_path / "whole")
+    row = json.loads(expected["metrics.jsonl"])
+    assert (row["weight_updates"], row["loss_scaling"]) == (12, 2)
+    assert cut_after_six(tmp_path / "cut", options)
+    end_to_end.train(tmp_path / "cut", "toy_model_bn", options, resume=True)
+    end_to_end.assert_same(tmp_path / "cut", expected)
+
+
+def cut_after_six(folder, options) -> bool:
+    """Ends a run right after the checkpoint of the sixth weight update."""
+    events = end_to_end.training(folder, "toy_model_bn", options).events()
+    for event in events:
+        if isinstance(event, CheckpointSaved) and (folder / "checkpoints/checkpoint-00000006.npz").exists():
+            events.close()
+            return True
+    return False

@@ -76,9 +76,8 @@ class Benchmark:
         """Returns the source of the images, a key of ``DATA_KINDS``."""
         return data_kind(self.config)
 
-    @property
-    def request(self) -> Request:
-        """Returns the part of the report that is known, started now."""
+    def make_request(self) -> Request:
+        """Returns the part of the report that is known before the network is built; it starts now."""
         info, kind, settings = self.setup.source.info, self.kind, self.settings
         return Request(
             model=self.resolved.record.name,
@@ -251,7 +250,7 @@ def _like_baseline(benchmark: Benchmark, baseline: BenchmarkReport) -> Benchmark
     program, settings = benchmark.program, benchmark.settings
     where, execution = str(settings.baseline), baseline.execution
     assert execution is not None
-    check_same_request(baseline, where, benchmark.request)
+    check_same_request(baseline, where, benchmark.make_request())
     fused, whole = execution.fused_micro_batches, program.global_batch_size
     if settings.training:
         program = program.with_checked_fused(fused)

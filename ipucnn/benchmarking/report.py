@@ -105,7 +105,7 @@ def first_results(benchmark: Benchmark, device: DeviceInfo, environment: PlainDi
             f"measured in {count} instances of poprun, by the clock of the first: images/s are of all of them, the "
             "device and its memory are the first's",
         )
-    return Results(benchmark, benchmark.request, device, environment, notes)
+    return Results(benchmark, benchmark.make_request(), device, environment, notes)
 
 
 def report_of(results: Results) -> BenchmarkReport:

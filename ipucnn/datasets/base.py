@@ -358,7 +358,8 @@ def data_source(
     channels: int = 3,
     **facts: Any,
 ) -> DataSource:
-    """Returns a source of examples; ``facts`` are further attributes of :class:`DatasetInfo`.
+    """Returns a source of examples; ``facts`` are further attributes of :class:`DatasetInfo`, tuples where
+    it has sequences.
 
     Shape, mean and standard deviation are those of training images in memory.  Encoded images have any size,
     ``channels`` channels, and ImageNet's statistics: measuring them would mean decoding every photograph.

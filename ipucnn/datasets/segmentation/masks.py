@@ -243,14 +243,14 @@ def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.nda
 
 IMAGE_HINT = "save it as grey of 8 or 16 bits, or as 8-bit colour (RGB): TIFF, PNG or JPEG"
 _PIXELS = {
-    "1": "black and white",
+    "1": "black and white pixels",
     "RGB": "colour (RGB)",
-    "RGBA": "colour with transparent pixels (RGBA)",
+    "RGBA": "colour with transparency (RGBA)",
     "CMYK": "colour (CMYK)",
     "P": "a colour palette",
     "PA": "a palette with transparency",
     "L": "grey",
-    "LA": "grey with transparent pixels",
+    "LA": "grey with transparency",
     "F": "floating-point pixels",
 }
 
@@ -259,7 +259,7 @@ def pixels_of(mode: str) -> str:
     """Returns the description of a Pillow mode for messages."""
     if mode.startswith("I;16"):
         return "16 bits per pixel"
-    return "32 bits per pixel" if mode.startswith("I") else _PIXELS.get(mode, f"pixels of mode {mode}")
+    return "16 or 32 bits per pixel" if mode.startswith("I") else _PIXELS.get(mode, f"pixels of mode {mode}")
 
 
 def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:

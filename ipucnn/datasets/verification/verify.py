@@ -124,9 +124,7 @@ def verify(
 
     # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
     is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
-    for name, numbers, decoded in side_by_side(
-        decode, survey.groups(), 1 if is_in_memory else num_cores() + 1
-    ):
+    for name, numbers, decoded in side_by_side(decode, survey.groups(), 1 if is_in_memory else num_cores()):
         survey.take(name, numbers, decoded)
     return survey.finish(allow_partial)
 
