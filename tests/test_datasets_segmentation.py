@@ -227,7 +227,7 @@ def test_training_and_inference_accept_the_same_images(tmp_path):
             images = open_imagemasks(folder).train.images
         except DataError as error:
             for channels in (1, 3):
-                with pytest.raises(DataError, match=r"CMYK|transparent") as refused:
+                with pytest.raises(DataError, match=r"CMYK|transparency") as refused:
                     file_pages(str(folder / "images" / "0.tif"), channels)
                 assert refused.value.message == error.message
             continue
