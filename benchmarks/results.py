@@ -199,7 +199,7 @@ def cross_validation(name: str, arguments: Sequence[str], seed: int) -> Dict[str
         "seeds": str(seed),
         "values": " ".join(f"{value:.4f}" for value in values),
         "epochs": programs[0]["num_epochs"],
-        "evaluation_samples": sum(int(evaluation["samples"]) for evaluation in evaluations),
+        "evaluation_samples": sum(each["dataset"]["size"] for each in evaluations),
         "wall_s": f"{done['wall_s']:.0f}",
         "cpu_s": f"{done['cpu_s']:.0f}",
         "images_per_s": "",

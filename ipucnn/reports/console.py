@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
     from rich.text import Text
 
-
 PIPE_WIDTH = 120
 _Bar = TypeVar("_Bar", bound="ItemProgress")
 Side = Literal["left", "right"]
