@@ -16,7 +16,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Sequence, Tuple
+from typing import Dict, Hashable, List, Sequence, Tuple
 
 import numpy as np
 from published_rows import Program, Skipped, memory_program
@@ -186,7 +186,8 @@ def compare_unet() -> int:
 def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
     """Returns each program of the public configurations with splits, without duplicates, and the rows left out."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    programs, skipped = {}, []
+    programs: Dict[Hashable, Program] = {}
+    skipped: List[str] = []
     for row in [*data["config_rows"], *data["manual_rows"]]:
         if not row.get("stage_opens_at"):
             continue

@@ -115,6 +115,7 @@ class SessionSide:
         from ipucnn.config.options import RunConfig
         from ipucnn.machine import fix_threads
         from ipucnn.sessions.factory import create_session
+        from ipucnn.sessions.host.session import HostSession
         from ipucnn.sessions.host.workers import threads_of_training
         from ipucnn.training.losses import make_loss
         from ipucnn.training.optimizers import make_settings
@@ -127,8 +128,10 @@ class SessionSide:
             validation=False,
         )
         program = make_program(config, case.global_batch * 1000, seed=0)
-        fix_threads(threads_of_training(config, program))
-        self.session = session = create_session("cpu", trains=True)
+        fix_threads(threads_of_training(program, config.max_workers))
+        session = create_session("cpu", trains=True)
+        assert isinstance(session, HostSession)
+        self.session = session
         model = build(case)
         optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
         session.compile(
@@ -139,6 +142,7 @@ class SessionSide:
             lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
         )
         self.batches = session.feed(random_data(case, model, session.samples_per_element))
+        assert session.program is not None
         self.fused, self.side_by_side = session.program.fused_micro_batches, session.lanes
         self.model = model
 
