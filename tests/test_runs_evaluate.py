@@ -16,6 +16,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
 from ipucnn.datasets.base import ArrayExamples, data_source
@@ -284,21 +285,18 @@ def test_evaluation_figure_is_written(trained, run, tmp_path):
 def test_impossible_figures_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     (tmp_path / "d.png").mkdir()
-    for args, code, message in (
-        (["--plot", "f.bmp"], 2, ".png, .pdf, .svg"),
-        (["--plot", "absent/f.png"], 3, "there is no folder"),
-        (["--plot", "file/f.png"], 3, "is a file"),
-        (["--plot", "d.png"], 3, "is a folder"),
-        (["--predictions", "p.txt"], 2, ".csv"),
-    ):
-        got, out, err = run("evaluate", trained, *args)
-        assert got == code and message in err and "hint: " in err and out == "", err
+    check_refused(
+        run,
+        Refusal(["evaluate", trained, "--plot", "f.bmp"], ".png, .pdf, .svg"),
+        Refusal(["evaluate", trained, "--plot", "absent/f.png"], "there is no folder", code=3),
+        Refusal(["evaluate", trained, "--plot", "file/f.png"], "is a file", code=3),
+        Refusal(["evaluate", trained, "--plot", "d.png"], "is a folder", code=3),
+        Refusal(["evaluate", trained, "--predictions", "p.txt"], ".csv"),
+    )
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    got, _, err = run("evaluate", trained, "--plot", "f.png")
-    assert got == 6 and "matplotlib" in err and "pip install" in err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.png", "file"]
+    check_refused(run, Refusal(["evaluate", trained, "--plot", "f.png"], "matplotlib", "pip install", 6))
 
 
 # Keras weights.
