@@ -1,6 +1,7 @@
 """Resources of this machine that are available to this process."""
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -177,3 +178,14 @@ def test_threads_of_tensorflow(monkeypatch, required, gpus, works_already):
     all_cores = not required and (gpus or works_already)
     assert machine.operation_threads() == (8 if all_cores else 4)
     assert calls == [*([] if all_cores else [4]), "started"]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(ConfigurationError("there is no GPU", "x"), ""), (ImportError("a library"), "noise\n")],
+)
+def test_output_of_a_failed_import_is_shown_and_that_before_a_refusal_is_not(capfd, error, shown):
+    with pytest.raises(type(error)), environment.stderr_aside(shown_if_failed=True):
+        os.write(2, b"noise\n")
+        raise error
+    assert capfd.readouterr().err == shown

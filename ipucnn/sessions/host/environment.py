@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
-from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.errors import ConfigurationError, MissingError, UserError
 from ipucnn.filesystem import private_cache_folder
 from ipucnn.machine import (
     are_threads_required,
@@ -324,6 +324,9 @@ def stderr_aside(shown_if_failed: bool) -> Iterator[None]:
         try:
             with interrupts.stderr_kept_at(saved):
                 yield
+        except UserError:
+            # Its message says everything.
+            raise
         except Exception:
             # A signal is not a failure: the output does not explain it.
             failed = True
