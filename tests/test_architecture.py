@@ -158,18 +158,18 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2801, 2158),
+    "benchmarking": (2800, 2158),
     "commands": (1768, 1047),
-    "config": (2529, 1327),
-    "datasets": (5485, 4320),
+    "config": (2510, 1327),
+    "datasets": (5483, 4320),
     "diagnosis": (517, 402),
-    "models": (2680, 2124),
+    "models": (2675, 2123),
     "planning": (5119, 4019),
     "reports": (3600, 2870),
     "runs": (5940, 4501),
-    "sessions": (5101, 4050),
+    "sessions": (5103, 4051),
     "training": (1445, 1105),
-    "modules at the top": (2315, 1837),
+    "modules at the top": (2314, 1837),
 }
 
 
