@@ -29,6 +29,9 @@ from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDrop
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
 from ipucnn.sessions.poplar.training import Stream, training_batches
+from ipucnn.sessions.preprocessing import Preprocessing
+
+FLOAT = Preprocessing("float32")
 
 
 def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
@@ -105,7 +108,9 @@ def test_feeding_types_seeds_and_weights_of_padding():
     program = make_program(2, 3, 2, updates_per_epoch=2, samples_padded_per_epoch=4, seed=9)
     weights = np.ones(36, np.float32)
     weights[20:24] = 0
-    batches = list(training_batches(dataset(program, weights), program, 0, True, "uint8", Instances()))
+    batches = list(
+        training_batches(dataset(program, weights), program, 0, True, Preprocessing("uint8"), Instances())
+    )
     assert len(batches) == 18
     rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # IPUs accept these types
     (images, seeds), labels, _ = batches[7]
@@ -127,7 +132,7 @@ def test_executions_continue_where_the_previous_one_stopped():
 
     signature = (tf.TensorSpec([2, 1, 1, 1], tf.float32), tf.TensorSpec([2], tf.int64))
     source = tf.data.Dataset.from_generator(images, output_signature=signature)
-    batches = training_batches(source, program, 5, True, "float32", Instances())
+    batches = training_batches(source, program, 5, True, FLOAT, Instances())
     whole = [tf.nest.map_structure(np.ravel, element) for element in batches.take(12).as_numpy_iterator()]
     started.clear()
     stream, elements = Stream(batches), []
@@ -144,13 +149,13 @@ def test_the_instances_share_the_micro_batches_of_every_step(count):
     program = make_program(1, 3, 4)
     whole = [
         float(np.ravel(b[0])[0])
-        for b in training_batches(dataset(program), program, 0, False, "float32", Instances())
+        for b in training_batches(dataset(program), program, 0, False, FLOAT, Instances())
     ]
     parts = []
     for index in range(count):
         instances = Instances(count, index, 1, 4)
         share = dataset(program).shard(count, index)
-        batches = training_batches(share, program, 0, True, "float32", instances)
+        batches = training_batches(share, program, 0, True, FLOAT, instances)
         parts.append([float(np.ravel(b[0][0])[0]) for b in batches])
         # Seeds follow the micro-batch's number among all instances.
         numbers = [int(b[0][1][0, 1]) for b in batches]

@@ -168,4 +168,4 @@ def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[],
     from ipucnn.sessions.poplar.device import Device, load_api
     from ipucnn.sessions.poplar.session import PoplarSession
 
-    return PoplarSession(Device(load_api(), instances), config)
+    return PoplarSession(Device(load_api(), instances, config))

@@ -7,6 +7,7 @@ does so only within a micro-batch, as on an IPU.
 from typing import Callable, Optional
 
 from ipucnn.aliases import Tensor
+from ipucnn.training.program import Program
 
 LossFunction = Callable[..., "Tensor"]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
@@ -59,6 +60,17 @@ def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing
     axes = list(range(1, len(labels.shape)))
     # The sum needs float32: float16 ends at 65504, and an output of 388x388 has 150,544 pixels.
     return tf.reduce_sum(loss * counts, axis=axes) / tf.maximum(tf.reduce_sum(counts, axis=axes), 1.0)
+
+
+def padding_scale(program: Program, update: Tensor) -> Tensor:
+    """Returns the factor of losses in weight update number ``update``: all samples divided by those without padding.
+
+    It turns means over all samples of the weight update into means over its samples without padding.
+    """
+    import tensorflow as tf
+
+    is_last = tf.equal((update + 1) % program.weight_updates_per_epoch, 0)
+    return tf.where(is_last, program.padding_scale, 1.0)
 
 
 def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches: int) -> "Tensor":

@@ -37,8 +37,9 @@ from ipucnn.sessions.host.division import (
 )
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
-from ipucnn.sessions.host.updates import Preprocessing, UpdateLoop
+from ipucnn.sessions.host.updates import UpdateLoop
 from ipucnn.sessions.host.workers import check_sharing
+from ipucnn.sessions.preprocessing import Preprocessing
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -109,7 +110,7 @@ class HostSession(Session):
     ) -> None:
         self._config = RunConfig() if config is None else config
         self._cluster = Cluster() if cluster is None else cluster
-        self._preprocessing = Preprocessing()
+        self._preprocessing = Preprocessing("float32")
         self.device = device
         self.place = place
         self.places = self._devices = (place, *others)
@@ -129,11 +130,8 @@ class HostSession(Session):
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes the last step of preprocessing if ``eight_bit_transfer`` or ``accelerator_side_preprocess`` is set."""
-        config = self._config
-        if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
-            return False
-        self._preprocessing = Preprocessing(affine, "uint8" if config.eight_bit_transfer else "float32")
-        return True
+        self._preprocessing = self._preprocessing.on_device(affine, self._config)
+        return self._preprocessing.affine is not None
 
     def compile(
         self,
@@ -341,11 +339,7 @@ class HostSession(Session):
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """Returns an iterator over the data set, which continues where it stopped."""
-        pack = self._preprocessing.pack
-        if self._preprocessing.transfer == "uint8":
-            packed = tf.autograph.experimental.do_not_convert(lambda images, *rest: (pack(images), *rest))
-            dataset = dataset.map(packed)
-        return iter(dataset)
+        return iter(self._preprocessing.pack_8_bits(dataset))
 
     def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
         """Calls the compiled loop once."""

@@ -28,7 +28,7 @@ from ipucnn.sessions.session import Batch
 from ipucnn.training.program import Program
 
 
-class Move(NamedTuple):
+class Contribution(NamedTuple):
     """The contribution of a fused batch to moving statistics, and the function that adds it in its turn.
 
     Attributes:
@@ -81,16 +81,16 @@ class MovingStatistics:
         pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
         return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
 
-    def moves(self, context: ExecutionContext, fused_batch: Tensor) -> List[Move]:
+    def contributions(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
         """Returns the contributions of a fused batch after its forward pass.
 
         Args:
             context: the context of the forward pass.
             fused_batch: scalar int64, the fused batch's number within the weight update.
         """
-        return [*self._moves(context, fused_batch), *self._moves_once(context, fused_batch)]
+        return [*self._of_micro_batches(context, fused_batch), *self._of_weight_update(context, fused_batch)]
 
-    def _moves(self, context: ExecutionContext, fused_batch: Tensor) -> List[Move]:
+    def _of_micro_batches(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
         """Returns the contributions to statistics that move with every micro-batch, in closed form.
 
         One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
@@ -106,7 +106,7 @@ class MovingStatistics:
         step = tf.floor(position / float(p.num_replicas))
         count = float(p.gradient_accumulation_count)
 
-        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Move:
+        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Contribution:
             def apply(share: Tensor, fused_batch: Tensor) -> None:
                 decay = tf.where(tf.equal(fused_batch, 0), tf.constant(momentum**count, tf.float32), 1.0)
                 moving.assign(moving * decay + share)
@@ -114,16 +114,16 @@ class MovingStatistics:
             weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
             share = tf.linalg.matvec(statistic, weight, transpose_a=True)
             share.set_shape(moving.shape)
-            return Move(share, apply)
+            return Contribution(share, apply)
 
-        moves = []
+        contributions = []
         for layer, mean, variance in context.batch_statistics:
             moving_mean, moving_variance, momentum = self._moving[layer.name]
-            moves.append(of_variable(moving_mean, momentum, mean))
-            moves.append(of_variable(moving_variance, momentum, variance))
-        return moves
+            contributions.append(of_variable(moving_mean, momentum, mean))
+            contributions.append(of_variable(moving_variance, momentum, variance))
+        return contributions
 
-    def _moves_once(self, context: ExecutionContext, fused_batch: Tensor) -> List[Move]:
+    def _of_weight_update(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
         """Returns the contributions to statistics that move once per weight update, in its last fused batch.
 
         The statistics of each replica are averaged over accumulation.  The new mean is the average of the replicas'
@@ -135,7 +135,7 @@ class MovingStatistics:
         groups = p.num_replicas // p.dbn_replica_group_size
         replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
 
-        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Move:
+        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Contribution:
             def apply(sums: Tensor, fused_batch: Tensor) -> None:
                 total = self._sums[name]
                 if self._num_fused_batches > 1:
@@ -154,7 +154,7 @@ class MovingStatistics:
 
             sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
             sums.set_shape(self._sums[name].shape)
-            return Move(sums, apply)
+            return Contribution(sums, apply)
 
         return [
             of_layer(layer.name, mean, variance, numbers)

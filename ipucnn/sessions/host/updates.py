@@ -6,42 +6,21 @@ order of fused batches.  Several GPUs of one process share its fused batches in 
 time, and the first one adds them up.  A CPU computes several in parallel, as if it were several devices.
 """
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, List, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfGraph, TfIterator, TfVariable
-from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.models.layers.micro_batches import ExecutionContext
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding, streams
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.network import Network, Weights
-from ipucnn.sessions.host.statistics import Move, MovingStatistics
-from ipucnn.training.losses import LossFunction, correct
+from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
+from ipucnn.sessions.preprocessing import Preprocessing
+from ipucnn.training.losses import LossFunction, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import SEED_MASK, Program
-
-
-class Preprocessing:
-    """The last step of preprocessing, if the device does it.
-
-    Args:
-        affine: the function to apply to each channel; None: the input pipeline has applied it.
-        transfer: the type of the images on the way to the device.
-    """
-
-    def __init__(self, affine: Optional[ChannelAffine] = None, transfer: str = "float32") -> None:
-        self._affine, self.transfer = affine, transfer
-
-    def pack(self, images: Tensor) -> Tensor:
-        """Returns images in the type of the transfer."""
-        return tf.cast(tf.round(images), tf.uint8) if self.transfer == "uint8" else images
-
-    def unpack(self, images: Tensor) -> Tensor:
-        """Returns transferred images in the network's range."""
-        return images if self._affine is None else self._affine.apply(tf.cast(images, tf.float32))
-
 
 _Result = TypeVar("_Result")
 AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
@@ -257,9 +236,9 @@ class UpdateLoop:
         self._weights.copy(rounding)
         if self._num_fused_batches == 1:
             fused_batch = tf.constant(0, tf.int64)
-            gradients, loss, hits, moves = self._forward_and_backward(iterator, update, fused_batch)
-            for move in moves:
-                move.apply(move.statistic, fused_batch)
+            gradients, loss, hits, contributions = self._forward_and_backward(iterator, update, fused_batch)
+            for contribution in contributions:
+                contribution.apply(contribution.statistic, fused_batch)
         else:
             gradients, loss, hits = self._accumulate(iterator, update)
         if not self._arithmetic.is_plain:
@@ -283,13 +262,13 @@ class UpdateLoop:
             results = self._on_devices(
                 step, lambda fused_batch: self._forward_and_backward(iterator, update, fused_batch)
             )
-            moves = results[0][-1]
-            others = [[loss, hits, *(move.statistic for move in moves)] for _, loss, hits, moves in results]
+            contributions = results[0][-1]
+            others = [[loss, hits, *(part.statistic for part in parts)] for _, loss, hits, parts in results]
 
             def add(fused_batch: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
                 loss, hits, *statistics = parts[first:]
-                for move, statistic in zip(moves, statistics):
-                    move.apply(statistic, fused_batch)
+                for contribution, statistic in zip(contributions, statistics):
+                    contribution.apply(statistic, fused_batch)
                 added_gradients = self._add_gradients(fused_batch, parts[:first], sums[:first])
                 return [*added_gradients, sums[first] + loss, sums[first + 1] + hits]
 
@@ -342,7 +321,7 @@ class UpdateLoop:
 
     def _forward_and_backward(
         self, iterator: TfIterator, update: Tensor, fused_batch: Tensor
-    ) -> Tuple[List[Tensor], Tensor, Tensor, List[Move]]:
+    ) -> Tuple[List[Tensor], Tensor, Tensor, List[Contribution]]:
         """Runs the forward and backward pass of a fused batch.
 
         Returns:
@@ -351,8 +330,7 @@ class UpdateLoop:
         images, labels, *weights = iterator.get_next()
         images = self._unpack(images)
         if weights:
-            # Scaling turns means over all samples of the weight update into means over its samples without padding.
-            weights = [weights[0] * self._padding_scale(update)]
+            weights = [weights[0] * padding_scale(self._program, update)]
         context = self._context(update * self._num_fused_batches + fused_batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
@@ -364,7 +342,7 @@ class UpdateLoop:
                 self._scale if self._arithmetic.is_half else share * self._scale
             )
             if weights and self._program.gradient_accumulation_reduction_method == "sum":
-                objective = objective / self._padding_scale(update)
+                objective = objective / padding_scale(self._program, update)
         gradients = tape.gradient(
             objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -378,7 +356,7 @@ class UpdateLoop:
             gradients,
             tf.reduce_sum(losses),
             tf.reduce_sum(right) / pixels,
-            self._statistics.moves(context, fused_batch),
+            self._statistics.contributions(context, fused_batch),
         )
 
     def _rounding_of_layers(self, update: Tensor, fused_batch: Tensor) -> Rounding:
@@ -395,12 +373,6 @@ class UpdateLoop:
         if self._arithmetic.stochastic_rounding not in modes:
             return Rounding(self._arithmetic)
         return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
-
-    def _padding_scale(self, update: Tensor) -> Tensor:
-        """Returns all samples of weight update number ``update`` divided by those that are not padding."""
-        p = self._program
-        is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
-        return tf.where(is_last, p.padding_scale, 1.0)
 
     def _context(self, fused_batch: Tensor) -> ExecutionContext:
         """Returns the context of the fused micro-batches of the ``fused_batch``-th fused batch of the run (int64)."""

@@ -7,17 +7,8 @@ Every version of the SDK from 3.0 to 3.4 is TensorFlow 2.6.3 with Keras 2.6.0; t
 import contextlib
 import os
 import sys
-from dataclasses import dataclass, replace
-from typing import (
-    TYPE_CHECKING,
-    Callable,
-    ContextManager,
-    Iterator,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Type,
-)
+from dataclasses import dataclass
+from typing import ContextManager, Iterator, Optional, Sequence, Type
 
 import numpy as np
 
@@ -27,10 +18,8 @@ from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.preprocessing import Preprocessing
 from ipucnn.training.program import Program
-
-if TYPE_CHECKING:
-    from ipucnn.datasets.preprocessing import ChannelAffine
 
 
 @dataclass(frozen=True)
@@ -121,18 +110,9 @@ def stdout_on_stderr() -> Iterator[None]:
         os.close(saved)
 
 
-class Preprocessing(NamedTuple):
-    """Preprocessing on the IPU.
-
-    Attributes:
-        affine: offset and scale of each channel.
-        fused: the SDK's operation that applies it in one step, or None.
-        transfer: type of the images on the way to the IPU.
-    """
-
-    affine: "ChannelAffine"
-    fused: Optional[Callable[..., "Tensor"]]
-    transfer: str
+def compute_type(precision: str) -> str:
+    """Returns the type of activations."""
+    return "float16" if precision.startswith("16") else "float32"
 
 
 class Device:
@@ -141,54 +121,51 @@ class Device:
     Attributes:
         api: the SDK's modules.
         instances: the instances of ``poprun``, and which one this process is.
+        config: the options of the run.
         num_ipus: IPUs of this process; 0 before :meth:`configure`.
-        preprocess: preprocessing on the IPU; None: the host does it.
+        preprocess: the last step of preprocessing.
         would_fit, kept_remotely: what hints about memory need; see ``ErrorContext``.
     """
 
-    def __init__(self, api: Api, instances: Instances) -> None:
-        self.api, self.instances = api, instances
+    def __init__(self, api: Api, instances: Instances, config: RunConfig) -> None:
+        self.api, self.instances, self.config = api, instances, config
         self.num_ipus = 0
-        self.preprocess: Optional[Preprocessing] = None
+        self.preprocess = Preprocessing(compute_type(config.precision))
         self.would_fit: Optional[MemoryAdvice] = None
         self.kept_remotely: Sequence[str] = ()
         self._strategy: SdkModule = None
-        self._fp_exceptions = False
 
-    def configure(self, num_ipus: int, config: RunConfig, program: Optional[Program]) -> None:
+    def configure(self, num_ipus: int, program: Optional[Program]) -> None:
         """Applies the system's configuration, and makes the strategy.
 
         Args:
             num_ipus: IPUs of this process.
-            config: the options of the run.
             program: the Program to train, or None.
 
         Raises:
             MissingError: there are no such IPUs, or others use them.
         """
+        config = self.config
         # Compilation needs only the number of IPUs; poprun's choice would open the devices.
         selects = config.compile_only or not self.instances.is_distributed
-        values: Sequence[float] = config.available_memory_proportion
-        layout = Layout(num_ipus, selects=selects)
-        if program is not None:
-            values = program.available_memory_proportion
-            layout = replace(
-                layout,
-                recomputation=program.recomputation,
-                dbn_replica_group_size=program.dbn_replica_group_size,
-            )
-        if len(values) == 1:  # otherwise each stage has its own
-            layout = replace(layout, available_memory_proportion=values[0] / 100)
-        self._fp_exceptions = config.fp_exceptions
+        proportions = config.available_memory_proportion
+        layout = Layout(
+            num_ipus,
+            # otherwise each stage has its own
+            available_memory_proportion=proportions[0] / 100 if len(proportions) == 1 else None,
+            recomputation=program is not None and program.recomputation,
+            dbn_replica_group_size=1 if program is None else program.dbn_replica_group_size,
+            selects=selects,
+        )
         self.num_ipus = num_ipus
         ipu_config = make_ipu_config(self.api.ipu, config, layout)
         with self._errors(training=True):
             if self.instances.is_distributed:
                 self.api.start_instances()
                 per_replica = num_ipus // self.instances.local_replicas
-                self.api.join_instances(ipu_config, per_replica, selects_device=not layout.selects)
+                self.api.join_instances(ipu_config, per_replica, selects_device=not selects)
             ipu_config.configure_ipu_system()
-            if layout.selects and config.select_ipu is not None:
+            if selects and config.select_ipu is not None:
                 ipus = int(self.api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
                 check_selected(config.select_ipu, ipus, num_ipus)
             make = self.api.ipu.ipu_strategy.IPUStrategy
@@ -211,8 +188,9 @@ class Device:
             yield
 
     def _errors(self, training: bool) -> ContextManager[None]:
+        fp_exceptions = self.config.fp_exceptions
         return poplar_errors(
-            ErrorContext(training, self.num_ipus, self._fp_exceptions, self.would_fit, self.kept_remotely)
+            ErrorContext(training, self.num_ipus, fp_exceptions, self.would_fit, self.kept_remotely)
         )
 
     def reset_seed(self, seed: int) -> None:

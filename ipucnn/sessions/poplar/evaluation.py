@@ -6,11 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
-from ipucnn.config.options import RunConfig
 from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.model import DeviceModel, copy_weights
-from ipucnn.sessions.poplar.training import training_batches, transfer_type
+from ipucnn.sessions.poplar.training import training_batches
 from ipucnn.sessions.session import Batch
 from ipucnn.training.program import Program
 
@@ -132,17 +131,15 @@ class Predictor:
 
     def _run(self, batches: List[Tensor], parts: int, part: int) -> List[np.ndarray]:
         """The logits of batches of images, as one execution or several."""
-        images = np.concatenate([np.asarray(batch) for batch in batches])
-        dtype = tf.as_dtype(self._made.model.inputs[0].dtype).as_numpy_dtype
-        if dtype == np.uint8:
-            images = np.rint(images)
+        with tf.device("/CPU:0"):
+            images = np.concatenate([self._device.preprocess.pack(batch) for batch in batches])
         self._choose_steps(-(-len(images) // parts))
         capacity = self._steps * self._per_step
         results = []
         for start in range(0, len(images), capacity * parts):
             # All instances run the same program, so if too few samples are left, some compute padding only.
             images_of_part = images[start + part * capacity :][:capacity]
-            filled = np.zeros((capacity, *images.shape[1:]), dtype)
+            filled = np.zeros((capacity, *images.shape[1:]), images.dtype)
             filled[: len(images_of_part)] = images_of_part
             with self._device.running(training=False):
                 logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
@@ -192,7 +189,6 @@ class StatisticsNetwork:
 
     Args:
         device: the IPUs.
-        config: the options that only IPUs act on.
         program: the Program whose batches are used.
         build: builds the model and sets the SDK's options; called inside the scope.
         num_updates: weight updates whose batches are used.
@@ -201,12 +197,11 @@ class StatisticsNetwork:
     def __init__(
         self,
         device: Device,
-        config: RunConfig,
         program: Program,
         build: Callable[[], DeviceModel],
         num_updates: int,
     ) -> None:
-        self._device, self._config, self._program = device, config, program
+        self._device, self._program = device, program
         self._steps = num_updates * program.gradient_accumulation_count
         with device.scope():
             self._made = build()
@@ -221,8 +216,7 @@ class StatisticsNetwork:
         """
         p, network, instances = self._program, self._made, self._device.instances
         copy_weights(weights, network.weights)
-        transfer = transfer_type(self._config, self._device.preprocess)
-        batches = training_batches(dataset, p, 0, network.takes_seeds, transfer, instances)
+        batches = training_batches(dataset, p, 0, network.takes_seeds, self._device.preprocess, instances)
         inputs = batches.map(lambda images, *rest: (images,))
         with self._device.running(training=False):
             outputs = network.model.predict(

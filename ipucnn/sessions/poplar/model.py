@@ -18,20 +18,19 @@ import math
 import zlib
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
+from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.layers import micro_batches
 from ipucnn.models.names import INPUT_NAME, named_weights
-from ipucnn.sessions.poplar.device import Api, Preprocessing
-
-if TYPE_CHECKING:
-    from ipucnn.datasets.preprocessing import ChannelAffine
+from ipucnn.sessions.poplar.device import Api, compute_type
+from ipucnn.sessions.preprocessing import Preprocessing
 
 SEEDS_NAME = "micro_batch_seeds"
 TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"
@@ -96,7 +95,7 @@ class Preprocess(keras.layers.Layer):
     """
 
     def __init__(
-        self, affine: "ChannelAffine", fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: object
+        self, affine: ChannelAffine, fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
         self._affine, self._fused, self._compute = affine, fused, compute
@@ -217,14 +216,16 @@ class Shape:
             statistics).
         precision: "16.16", "16.32" or "32.32".
         stateless_dropout: dropout is a :class:`SeededDropout`.
-        preprocess: on the IPU, by a :class:`Preprocess` layer; None: on the host.
+        preprocess: the last step of preprocessing, which a :class:`Preprocess` layer does if it is the IPU's.
+        fused_preprocessing: that layer is the SDK's operation.
     """
 
     micro_batch_size: int
     purpose: str
-    precision: str = "32.32"
-    stateless_dropout: bool = False
-    preprocess: Optional[Preprocessing] = None
+    precision: str
+    stateless_dropout: bool
+    preprocess: Preprocessing
+    fused_preprocessing: bool
 
 
 @dataclass
@@ -244,11 +245,6 @@ class DeviceModel:
     takes_seeds: bool
     norms: List[str] = field(default_factory=list)
     moved_once: List[MovedByGradient] = field(default_factory=list)
-
-
-def compute_type(precision: str) -> str:
-    """Type of activations."""
-    return "float16" if precision.startswith("16") else "float32"
 
 
 def _policy(precision: str) -> Any:
@@ -354,11 +350,11 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
     first = blueprint.steps[0]
     sizes = tuple(int(n) for n in network.inputs[0].shape[1:])
     compute = compute_type(shape.precision)
-    transfer = compute if shape.preprocess is None else shape.preprocess[2]
+    transfer, affine = shape.preprocess.transfer, shape.preprocess.affine
     images = keras.Input(batch_shape=(shape.micro_batch_size, *sizes), name=INPUT_NAME, dtype=transfer)
     x = images
-    if shape.preprocess is not None:
-        affine, fused, _ = shape.preprocess
+    if affine is not None:
+        fused = api.ipu.image_ops.normalise_image if shape.fused_preprocessing else None
         x = Preprocess(affine, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
     for step in blueprint.steps[1:]:

@@ -4,13 +4,13 @@ import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfDataset
-from ipucnn.config.options import RunConfig
+from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.sessions.host.arithmetic import Arithmetic
@@ -18,7 +18,7 @@ from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.checks import check_program, check_remote_memory, evaluation_replicas
 from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
-from ipucnn.sessions.poplar.device import Device, Preprocessing
+from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
 from ipucnn.sessions.poplar.model import (
     PREDICTION,
@@ -28,7 +28,6 @@ from ipucnn.sessions.poplar.model import (
     Shape,
     assign_stages,
     build_for_ipus,
-    compute_type,
     copy_weights,
 )
 from ipucnn.sessions.poplar.surroundings import cached_programs, executable_cache, gives_nothing_back
@@ -49,9 +48,6 @@ from ipucnn.training.optimizers import OptimizerSettings
 from ipucnn.training.program import Program, validation_replicas
 from ipucnn.training.schedules import Schedule
 
-if TYPE_CHECKING:
-    from ipucnn.datasets.preprocessing import ChannelAffine
-
 # Generation whose tiles and memory are reported; Bow has the same.
 _IPU = "mk2"
 
@@ -63,18 +59,17 @@ class PoplarSession(Session):
 
     Args:
         device: the SDK, and the IPUs of this process.
-        config: the options that only IPUs act on.
     """
 
     _has_loss_of_each_update = False
 
-    def __init__(self, device: Device, config: RunConfig) -> None:
-        self._device, self._config = device, config
+    def __init__(self, device: Device) -> None:
+        self._device, self._config = device, device.config
         self.device = DeviceInfo("ipu", "IPU", 0, 0)
         self.state = TrainState()
         self.program: Optional[Program] = None
         self.compilation: Optional[CompilationReport] = None
-        self._precision = config.precision
+        self._precision = device.config.precision
         self._network: KerasModel = None
         self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
@@ -85,24 +80,24 @@ class PoplarSession(Session):
         self._sums = traced_sums(None)
         self._programs = cached_programs()
 
-    def take_preprocessing(self, affine: "ChannelAffine") -> bool:
-        """Runs it on the IPU with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
+    def take_preprocessing(self, affine: ChannelAffine) -> bool:
+        """Takes the last step of preprocessing with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
 
         Raises:
             ConfigurationError: the SDK's fused operation does not support it.
         """
-        config = self._config
-        if not (config.eight_bit_transfer or config.accelerator_side_preprocess):
+        preprocess = self._device.preprocess.on_device(affine, self._config)
+        if preprocess.affine is None:
             return False
-        if config.fused_preprocessing and (affine.per_image or affine.reverse or len(affine.offsets) != 3):
+        if self._config.fused_preprocessing and (
+            affine.per_image or affine.reverse or len(affine.offsets) != 3
+        ):
             what = "an image by itself" if affine.per_image else "other channels"
             raise ConfigurationError(
                 f"--fused-preprocessing normalises red, green and blue by constants, and this network takes {what}",
                 "drop it; preprocessing still runs on the IPU",
             )
-        fused = self._device.api.ipu.image_ops.normalise_image if config.fused_preprocessing else None
-        transfer = "uint8" if config.eight_bit_transfer else compute_type(config.precision)
-        self._device.preprocess = Preprocessing(affine, fused, transfer)
+        self._device.preprocess = preprocess
         return True
 
     # --- building --------------------------------------------------------------------------------------
@@ -136,14 +131,14 @@ class PoplarSession(Session):
         started = time.perf_counter()
         with self._device.scope():
             made = self._build(TRAINING, program.micro_batch_size, "training", program)
-        self._trained = TrainedNetwork(self._device, self._config, program, made, optimizer, loss, schedule)
+        self._trained = TrainedNetwork(self._device, program, made, optimizer, loss, schedule)
         self.state = TrainState(self._trained.weights, self._trained.slots, 0)
         self.compilation = self._report(model, time.perf_counter() - started, program.fused_micro_batches)
         return self.compilation
 
     def _attach(self, num_ipus: int, program: Optional[Program]) -> None:
         """Configures the system for ``num_ipus`` IPUs."""
-        self._device.configure(num_ipus, self._config, program)
+        self._device.configure(num_ipus, program)
         ipu = get_ipu(_IPU)
         memory_bytes = num_ipus * ipu.num_tiles * ipu.sram_per_tile_bytes
         plural = "s" if num_ipus > 1 else ""
@@ -160,6 +155,7 @@ class PoplarSession(Session):
             precision=config.precision,
             stateless_dropout=config.dropout_layer == "stateless",
             preprocess=self._device.preprocess,
+            fused_preprocessing=config.fused_preprocessing,
         )
         made = build_for_ipus(self._device.api, self._network, shape, name)
         if program is not None:
@@ -261,7 +257,6 @@ class PoplarSession(Session):
         if self._statistics is None:
             self._statistics = StatisticsNetwork(
                 self._device,
-                self._config,
                 p,
                 lambda: self._build(STATISTICS, p.micro_batch_size, "statistics", p),
                 num_updates,
@@ -279,20 +274,13 @@ class PoplarSession(Session):
             if self._large_batches is None:
                 arithmetic = Arithmetic(self._config.precision, nanoo=self._config.nanoo)
                 self._host_weights = Weights(self._network, arithmetic)
-                self._large_batches = LargeBatches(self._network, arithmetic, self._unpack, on_cpu=True)
+                unpack = self._device.preprocess.unpack
+                self._large_batches = LargeBatches(self._network, arithmetic, unpack, on_cpu=True)
             assert self._host_weights is not None
             copy_weights(self.state.weights, self._host_weights.kept)
             self._host_weights.round_to_nearest()
-            self.evaluated = {**self.evaluated, **self._large_batches.measure(batches)}
-
-    def _unpack(self, images: Tensor) -> Tensor:
-        """Preprocesses images on the host as the IPUs do."""
-        preprocess = self._device.preprocess
-        if preprocess is None:
-            return images
-        if preprocess.transfer == "uint8":
-            images = tf.round(images)
-        return preprocess.affine.apply(tf.cast(images, tf.float32))
+            packed = self._device.preprocess.pack_8_bits(batches)
+            self.evaluated = {**self.evaluated, **self._large_batches.measure(packed)}
 
     # --- prediction ------------------------------------------------------------------------------------
 

@@ -23,12 +23,12 @@ from tensorflow import keras
 
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
-from ipucnn.config.options import RunConfig
 from ipucnn.models.names import MOVING_STATISTICS, is_moving_statistic
-from ipucnn.sessions.poplar.device import Device, Preprocessing
-from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient, compute_type
+from ipucnn.sessions.poplar.device import Device
+from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.training.losses import LossFunction, correct
+from ipucnn.sessions.preprocessing import Preprocessing
+from ipucnn.training.losses import LossFunction, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import SEED_MASK, Program
 from ipucnn.training.schedules import Schedule
@@ -37,11 +37,6 @@ from ipucnn.training.schedules import Schedule
 _Mean = Callable[[Tensor], Tensor]
 Gradients = List[Tuple[Tensor, TfVariable]]
 """Pairs of a gradient and its variable."""
-
-
-def transfer_type(config: RunConfig, preprocess: Optional[Preprocessing]) -> str:
-    """Type of images on the way to the IPU."""
-    return compute_type(config.precision) if preprocess is None else preprocess.transfer
 
 
 def _micro_batches(dataset: TfDataset, size: int) -> TfDataset:
@@ -57,7 +52,7 @@ def training_batches(
     program: Program,
     first_update: int,
     takes_seeds: bool,
-    transfer: str,
+    preprocess: Preprocessing,
     instances: Instances,
 ) -> TfDataset:
     """The data set for ``fit``.
@@ -67,7 +62,7 @@ def training_batches(
         program: the Program with the batch sizes.
         first_update: number of the first weight update.
         takes_seeds: the model's second input is the seeds of the micro-batch.
-        transfer: type of the images on the way to the IPU.
+        preprocess: the last step of preprocessing.
         instances: this instance has every ``count``-th micro-batch, from ``index`` on.
 
     Returns:
@@ -80,8 +75,7 @@ def training_batches(
     def prepare(index: Tensor, element: Tuple[Tensor, ...]) -> Tuple[Any, ...]:
         images, labels, *weights = element
         number = first_update * p.num_micro_batches + index * instances.count + instances.index
-        images = tf.cast(tf.round(images), tf.uint8) if transfer == "uint8" else tf.cast(images, transfer)
-        images = tf.ensure_shape(images, [size, *images.shape[1:]])
+        images = tf.ensure_shape(preprocess.pack(images), [size, *images.shape[1:]])
         labels = labels if labels.dtype.is_floating else tf.cast(labels, tf.int32)
         labels = tf.ensure_shape(labels, [size, *labels.shape[1:]])
         inputs = images
@@ -92,9 +86,7 @@ def training_batches(
             return inputs, labels
         counts = tf.ensure_shape(tf.cast(weights[0], tf.float32), [size])
         if p.gradient_accumulation_reduction_method != "sum":
-            update = number // p.num_micro_batches
-            is_last = tf.equal((update + 1) % p.weight_updates_per_epoch, 0)
-            counts = counts * tf.where(is_last, tf.constant(p.padding_scale, tf.float32), 1.0)
+            counts = counts * padding_scale(p, number // p.num_micro_batches)
         return inputs, labels, counts
 
     prepared = (
@@ -451,7 +443,6 @@ class TrainedNetwork:
 
     Args:
         device: the IPUs.
-        config: the options that only IPUs act on.
         program: the Program to run.
         made: the network built for training, with the SDK's options set.
         optimizer: checked settings.
@@ -462,14 +453,13 @@ class TrainedNetwork:
     def __init__(
         self,
         device: Device,
-        config: RunConfig,
         program: Program,
         made: DeviceModel,
         optimizer: OptimizerSettings,
         loss: LossFunction,
         schedule: Schedule,
     ) -> None:
-        self._device, self._config, self._program = device, config, program
+        self._device, self._program = device, program
         self._loss, self._schedule = loss, schedule
         self.made = made
         # A pipeline reports only the last replica's figures, over that replica's samples.
@@ -518,7 +508,7 @@ class TrainedNetwork:
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
         mean: Optional[_Mean] = None
-        if self._config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
+        if self._device.config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
             # The IPUs average metrics over replicas themselves, which a pipeline cannot.
             mean = self._device.mean_over_replicas
         self.made.model.compile(
@@ -535,9 +525,10 @@ class TrainedNetwork:
         Args:
             dataset: (images, labels[, weights]) of this instance, from weight update ``first`` on.
         """
-        transfer = transfer_type(self._config, self._device.preprocess)
-        takes_seeds, instances = self.made.takes_seeds, self._device.instances
-        return Stream(training_batches(dataset, self._program, first, takes_seeds, transfer, instances))
+        device, takes_seeds = self._device, self.made.takes_seeds
+        return Stream(
+            training_batches(dataset, self._program, first, takes_seeds, device.preprocess, device.instances)
+        )
 
     def execute(self, stream: Stream, first: int, count: int) -> Tuple[float, float]:
         """Runs one execution.
@@ -579,7 +570,7 @@ class TrainedNetwork:
     def _draws_random_numbers(self) -> bool:
         """Whether the program uses the IPUs' random number generator."""
         layers = {type(layer).__name__ for layer in self.made.model.layers}
-        return self._config.stochastic_rounding != "OFF" or "Dropout" in layers
+        return self._device.config.stochastic_rounding != "OFF" or "Dropout" in layers
 
 
 def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer:
