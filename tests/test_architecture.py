@@ -167,8 +167,8 @@ BUDGET = {
     "planning": (5119, 4019),
     "reports": (3600, 2870),
     "runs": (5940, 4501),
-    "sessions": (5103, 4051),
-    "training": (1445, 1105),
+    "sessions": (5076, 4028),
+    "training": (1449, 1110),
     "modules at the top": (2314, 1837),
 }
 
