@@ -23,13 +23,13 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalise
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
 from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
 from ipucnn.sessions.poplar.training import Stream, training_batches
-from ipucnn.sessions.preprocessing import Preprocessing
 
 FLOAT = Preprocessing("float32")
 

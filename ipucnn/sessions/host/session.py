@@ -26,6 +26,7 @@ from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
 from ipucnn.models.names import moved_statistics
+from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.division import (
@@ -39,7 +40,6 @@ from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop
 from ipucnn.sessions.host.workers import check_sharing
-from ipucnn.sessions.preprocessing import Preprocessing
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.models.layers.micro_batches import ExecutionContext
+from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding, streams
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
-from ipucnn.sessions.preprocessing import Preprocessing
 from ipucnn.training.losses import LossFunction, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import SEED_MASK, Program

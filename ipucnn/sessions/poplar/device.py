@@ -14,11 +14,11 @@ import numpy as np
 
 from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
+from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.popdist import Instances
-from ipucnn.sessions.preprocessing import Preprocessing
 from ipucnn.training.program import Program
 
 

@@ -29,8 +29,8 @@ from ipucnn.datasets.preprocessing import ChannelAffine
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.layers import micro_batches
 from ipucnn.models.names import INPUT_NAME, named_weights
+from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar.device import Api, compute_type
-from ipucnn.sessions.preprocessing import Preprocessing
 
 SEEDS_NAME = "micro_batch_seeds"
 TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"
