@@ -2,128 +2,83 @@
 
 import dataclasses
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from poplar_double import installed
-from support.sessions import CPU, make_program
+from support.reference import Naive, pooled
+from support.sessions import CPU, PLAIN, SIZE, compile_session, constant, data, make_model, make_program, run
 from tensorflow import keras
 
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import InfeasibleError
-from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.training.checkpoints import load_checkpoint
-from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
-
-SIDE, CHANNELS, CLASSES, EPSILON = 3, 2, 3, 1e-3
-MIX = np.float32([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5]])
 
 
-def make_model(moves_once: bool) -> Any:
-    """Makes a norm of the images, dropout that would zero nearly all, a mix of channels, and a norm of the result."""
-    keras.backend.clear_session()
-    inputs = keras.Input((SIDE, SIDE, CHANNELS), name="input")
-    norm_options = {"momentum": 0.9, "epsilon": EPSILON, "moves_once": moves_once}
-    x = BatchNormalization(name="norm0", **norm_options)(inputs)
-    x = Dropout(0.9, name="dropout")(x)
-    x = keras.layers.Conv2D(3, 1, use_bias=False, name="mix")(x)
-    x = BatchNormalization(name="norm1", **norm_options)(keras.layers.ReLU(name="relu")(x))
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
-    model.get_layer("mix").set_weights([MIX[None, None]])
-    model.get_layer("norm0").gamma.assign([1.5, 0.75])
-    model.get_layer("norm0").beta.assign([0.25, -0.5])
-    return model
+def compiled(kind, norm, precision="32.32", **changes):
+    """Returns a session that trained two weight updates with a learning rate of 0, so that its statistics moved.
 
-
-def make_images(samples: int, seed: int) -> np.ndarray:
-    """Makes samples that differ in mean and spread."""
-    rng = np.random.default_rng(seed)
-    images = rng.normal(size=(samples, SIDE, SIDE, CHANNELS)) * rng.uniform(0.5, 2, (samples, 1, 1, 1))
-    return (images + rng.normal(0, 1, (samples, 1, 1, CHANNELS))).astype(np.float32)
-
-
-def numpy_loop(images: np.ndarray, size: int) -> dict:
-    """Returns the moments of all inputs of each norm, which normalises batches of ``size`` by their own moments."""
-    met: dict = {"norm0": [], "norm1": []}
-    for first in range(0, len(images), size):
-        x = images[first : first + size].astype(np.float64)
-        met["norm0"].append(x.reshape(-1, CHANNELS))
-        x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + EPSILON) * [1.5, 0.75] + [0.25, -0.5]
-        met["norm1"].append(np.maximum(x @ MIX, 0).reshape(-1, 3))
-    moments = {}
-    for name, parts in met.items():
-        numbers = np.concatenate(parts)
-        moments[f"{name}/moving_mean"] = numbers.mean(axis=0)
-        moments[f"{name}/moving_variance"] = numbers.var(axis=0, ddof=1)
-    return moments
-
-
-def compiled(kind: str, moves_once: bool, precision: str = "32.32", **changes: Any) -> Any:
-    """Returns a session that trained two weight updates with a learning rate of 0, so that its statistics moved."""
+    Dropout would zero nearly all numbers.
+    """
     program = make_program(2, 2, 2, updates_per_epoch=2, precision=precision, **changes)
     config = dataclasses.replace(RunConfig(), num_replicas=2, precision=precision, dropout_layer="stateless")
     session = HostSession(CPU, config=config) if kind == "host" else create_session("auto", config=config)
-    settings = make_settings("sgd", {"momentum": 0.0}, global_batch_size=8)
-    session.compile(
-        make_model(moves_once),
-        program,
-        settings,
-        make_loss("cross_entropy"),
-        lambda updates: np.zeros(np.shape(updates), np.float32),
-    )
-    images = make_images(16, 1)
-    both = tf.data.Dataset.from_tensor_slices((images, np.arange(16, dtype=np.int32) % CLASSES)).repeat()
-    list(session.train(lambda first, size: both.batch(size, drop_remainder=True)))
+    run(session, make_model(norm, dropout=0.9), program, PLAIN, *data(16, 1), schedule=constant(0.0))
     return session
 
 
+def arrays(variables):
+    return {name: value.numpy() for name, value in variables.items()}
+
+
 CASES = [
-    ("host", False, "32.32", {}),
-    ("host", True, "32.32", {"dbn_replica_group_size": 2}),
-    ("host", False, "16.16", {}),
-    ("host", True, "16.32", {}),
-    ("ipu", False, "32.32", {}),
-    ("ipu", True, "16.32", {}),
+    ("host", "batch", "32.32", {}),
+    ("host", "custom", "32.32", {"dbn_replica_group_size": 2}),
+    ("host", "batch", "16.16", {}),
+    ("host", "custom", "16.32", {}),
+    ("ipu", "batch", "32.32", {}),
+    ("ipu", "custom", "16.32", {}),
 ]
 
 
 @pytest.mark.slow_cases(
-    "host-False-16.16-changes2",
-    "host-True-16.32-changes3",
-    "host-True-32.32-changes1",
-    "ipu-False-32.32-changes4",
+    "host-batch-16.16-changes2",
+    "host-custom-16.32-changes3",
+    "host-custom-32.32-changes1",
+    "ipu-batch-32.32-changes4",
 )
-@pytest.mark.parametrize(("kind", "moves_once", "precision", "changes"), CASES)
-def test_measured_statistics_are_those_of_a_numpy_loop(kind, moves_once, precision, changes):
-    images, size = make_images(24, 2), 8
+@pytest.mark.parametrize(("kind", "norm", "precision", "changes"), CASES)
+def test_measured_statistics_are_those_of_the_naive_loop(kind, norm, precision, changes):
+    """They are the moments of all inputs of each norm, which normalises every batch by the batch's own moments."""
+    (images, _), size = data(24, 2), 8
     with installed():
-        session = compiled(kind, moves_once, precision, **changes)
-        before = {name: value.numpy() for name, value in session.state.weights.items()}
+        session = compiled(kind, norm, precision, **changes)
+        before = arrays(session.state.weights)
         session.measure_statistics(tf.data.Dataset.from_tensor_slices((images,)).batch(size))
-        after = {name: value.numpy() for name, value in session.state.weights.items()}
+        after = arrays(session.state.weights)
         with session.as_evaluated():
-            inside = {name: value.numpy() for name, value in session.state.weights.items()}
-        remeasured = {name: value.numpy() for name, value in session.state.weights.items()}
-    expected = numpy_loop(images, size)
+            inside = arrays(session.state.weights)
+        remeasured = arrays(session.state.weights)
+    naive, expected = Naive(norm, before, {}, []), {}
+    wide = {name: value.astype(np.float64) for name, value in before.items()}
+    per_batch = [naive.forward(wide, images[i : i + size], 1)[1] for i in range(0, 24, size)]
+    for name in per_batch[0]:
+        moments = pooled([statistics[name] for statistics in per_batch], size * SIZE * SIZE)
+        expected[f"{name}/moving_mean"], expected[f"{name}/moving_variance"] = moments
     assert sorted(session.evaluated) == sorted(expected)
     tolerance = 1e-5 if precision == "32.32" else 0.01
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
         np.testing.assert_array_equal(remeasured[name], value)
         if name in expected:
-            np.testing.assert_allclose(
-                session.evaluated[name], expected[name], rtol=tolerance, atol=tolerance
-            )
-            np.testing.assert_allclose(inside[name], expected[name], rtol=tolerance, atol=tolerance)
+            for measured in (session.evaluated[name], inside[name]):
+                np.testing.assert_allclose(measured, expected[name], rtol=tolerance, atol=tolerance)
             assert np.abs(value - expected[name]).max() > 0.05
         else:
             np.testing.assert_array_equal(inside[name], value)
@@ -131,45 +86,39 @@ def test_measured_statistics_are_those_of_a_numpy_loop(kind, moves_once, precisi
 
 def test_evaluation_uses_the_measured_statistics():
     """With one batch the network's logits are those of a norm by the batch's own statistics."""
-    images = make_images(200, 3)
-    session = compiled("host", False)
+    images, _ = data(200, 3)
+    session = compiled("host", "batch")
     session.measure_statistics(tf.data.Dataset.from_tensors((images,)))
     with session.as_evaluated():
         (logits,) = session.predict([images])
-    running = session.predict([images])[0]
-    weights = {name: value.numpy().astype(np.float64) for name, value in session.state.weights.items()}
-    x = images.astype(np.float64)
-    x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2), ddof=1) + EPSILON) * [1.5, 0.75] + [0.25, -0.5]
-    x = np.maximum(x @ MIX, 0)
-    x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2), ddof=1) + EPSILON)
-    expected = x.mean((1, 2)) @ weights["logits/kernel"] + weights["logits/bias"]
+    (running,) = session.predict([images])
+    weights = {name: value.astype(np.float64) for name, value in arrays(session.state.weights).items()}
+    expected = Naive("batch", weights, {}, []).forward(weights, images, 1)[0].numpy()
     np.testing.assert_allclose(logits, expected, atol=2e-3)
     assert np.abs(running - expected).max() > 0.1
 
 
 def test_network_without_batch_norm_measures_nothing():
-    inputs = keras.Input((SIDE, SIDE, CHANNELS))
+    inputs = keras.Input((SIZE, SIZE, 2))
     model = keras.Model(inputs, keras.layers.Flatten()(inputs))
-    session = HostSession(CPU)
-    program, settings = make_program(2), make_settings("sgd", {}, global_batch_size=2)
-    session.compile(model, program, settings, make_loss("cross_entropy"), lambda updates: updates * 0.0)
-    session.measure_statistics(tf.data.Dataset.from_tensors((make_images(4, 1),)))
+    session = compile_session(HostSession(CPU), model, make_program(2))
+    session.measure_statistics(tf.data.Dataset.from_tensors((data(4, 1)[0],)))
     assert session.evaluated == {}
 
 
 def test_too_large_batch_is_reported(monkeypatch):
-    session = compiled("host", False)
+    session = compiled("host", "batch")
 
     def too_large(images):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
     monkeypatch.setattr(session._large_batches, "_moments", too_large)
     with pytest.raises(InfeasibleError, match="8 training images at once") as error:
-        session.measure_statistics(tf.data.Dataset.from_tensors((make_images(8, 1),)))
+        session.measure_statistics(tf.data.Dataset.from_tensors((data(8, 1)[0],)))
     assert "--precise-batch-norm" in error.value.hint
 
 
-def batches_of(**flags: str) -> Any:
+def batches_of(**flags):
     resolved = resolve("train", {"dataset": "digits", **flags}, model="cifar_resnet8")
     dataset, count, size = run_setup.statistics_batches(run_setup.prepare(resolved, 5))
     return np.stack([images.numpy() for images, _ in dataset]), count, size

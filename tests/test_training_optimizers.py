@@ -12,6 +12,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
+from support.reference import Naive
 from support.sessions import CPU, constant, data, make_model, make_program, run
 
 from ipucnn.config.options import RunConfig
@@ -36,17 +37,16 @@ def test_lars_follows_the_published_rule_for_all_gradient_sizes(exponent, epsilo
     params = {"momentum": 0.9, "weight_decay": 1e-4 if epsilon else 0.0, "eeta": 0.02, "epsilon": epsilon}
     variable = tf.Variable(start)
     optimizer = Optimizer(make_settings("lars", params, global_batch_size=8), [variable], ["w"])
-    weight, velocity = start.astype(np.float64), np.zeros((5, 4))
+    naive = Naive("none", {"w": start.astype(np.float64)}, {}, [])
     for step in range(3):
         gradient = (rng.normal(size=start.shape) * 10.0**-exponent).astype(np.float32)
         optimizer.apply([tf.constant(gradient)], tf.constant(0.5), tf.constant(step, tf.int64))
-        norm, decay = np.linalg.norm(weight), params["weight_decay"]
-        local = params["eeta"] * norm / (np.linalg.norm(gradient.astype(np.float64)) + decay * norm + epsilon)
-        velocity = 0.9 * velocity + 0.5 * local * (gradient + decay * weight)
-        weight = weight - velocity
+        wide = gradient.astype(np.float64)
+        naive.weights["w"] = naive.step(("lars", params, {}), "w", wide, 0.5, step)
+    velocity = naive.slots["w/momentum"]
+    np.testing.assert_allclose(optimizer.slots["w/momentum"].numpy(), velocity, rtol=1e-4, atol=0)
     # The change of the weights in three steps, not the weights, which would hide it
-    np.testing.assert_allclose(-optimizer.slots["w/momentum"].numpy(), velocity, rtol=1e-4, atol=0)
-    moved, expected = variable.numpy() - start, weight - start
+    moved, expected = variable.numpy() - start, naive.weights["w"] - start
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 

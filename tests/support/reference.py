@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ipucnn.models.names import named_weights
-from support.sessions import EPSILON, MOMENTUM, make_model
+from support.sessions import EPSILON, MOMENTUM, SIZE, make_model
 
 
 @dataclass
@@ -30,14 +30,14 @@ class Naive:
             x = tf.nn.conv2d(x, values[f"conv{i}/kernel"], 1, "SAME")
             if self.norm == "none":
                 x = x + values[f"conv{i}/bias"]
-            elif self.norm == "batch" and f"norm{i}" in self.frozen:
+            elif self.norm != "group" and f"norm{i}" in self.frozen:
                 weight = {
                     k: self.weights[f"norm{i}/{k}"]
                     for k in ("gamma", "beta", "moving_mean", "moving_variance")
                 }
                 x = (x - weight["moving_mean"]) / np.sqrt(weight["moving_variance"] + EPSILON)
                 x = x * weight["gamma"] + weight["beta"]
-            elif self.norm == "batch":
+            elif self.norm != "group":
                 mean = tf.reduce_mean(x, axis=[0, 1, 2])
                 variance = tf.reduce_mean((x - mean) ** 2, axis=[0, 1, 2])
                 # IPUs: the group's biased variance times n / (n - 1), where n counts the values of one replica.
@@ -63,6 +63,8 @@ class Naive:
         trainable = [k for k in self.weights if "moving" not in k and not k.startswith(kept)]
         accumulated: Dict[str, np.ndarray] = {}
         size, losses, hits = p.micro_batch_size, [], []
+        # Per norm and replica: the statistics of its micro-batches.
+        measured: Dict[str, List[Any]] = {}
         for g in range(p.gradient_accumulation_count):
             gradient = {k: np.zeros_like(self.weights[k]) for k in trainable}
             for r in range(0, p.num_replicas, p.dbn_replica_group_size):
@@ -81,11 +83,9 @@ class Naive:
                 hits += list(np.argmax(logits.numpy(), -1) == labels[start:stop])
                 for member in range(r, r + p.dbn_replica_group_size):
                     for name, pair in statistics.items():
-                        for kind, value in zip(("moving_mean", "moving_variance"), pair):
-                            old = self.replica_moving[member][f"{name}/{kind}"]
-                            self.replica_moving[member][f"{name}/{kind}"] = (
-                                MOMENTUM * old + (1 - MOMENTUM) * value
-                            )
+                        measured.setdefault(name, [[] for _ in range(p.num_replicas)])[member].append(pair)
+                        if self.norm == "batch":
+                            self.move(member, name, pair)
             for k, d in gradient.items():
                 if p.gradient_accumulation_reduction_method == "running_mean":
                     accumulated[k] = accumulated.get(k, 0.0) * (g / (g + 1)) + d / (g + 1)
@@ -99,6 +99,11 @@ class Naive:
         for k, d in accumulated.items():
             shorter = d * largest / norm if self.clipped[-1] else d
             self.weights[k] = self.step(optimizer, k, shorter, rate, count)
+        if self.norm == "custom":
+            for name, replicas in measured.items():
+                per_replica = [np.mean(pairs, axis=0) for pairs in replicas]
+                for member in range(p.num_replicas):
+                    self.move(member, name, pooled(per_replica, size * SIZE * SIZE))
         for k in self.weights:
             if "moving" in k:
                 self.weights[k] = np.mean([m[k] for m in self.replica_moving], axis=0)
@@ -110,6 +115,13 @@ class Naive:
                 value = self.weights[k]
                 self.slots[f"{k}/average"] = kept * self.slot(f"{k}/average", value) + (1 - kept) * value
         return np.mean(losses), np.mean(hits)
+
+    def move(self, replica, name, statistics):
+        """Moves a replica's statistics of a norm towards the given mean and variance."""
+        moving = self.replica_moving[replica]
+        for kind, value in zip(("moving_mean", "moving_variance"), statistics):
+            key = f"{name}/{kind}"
+            moving[key] = MOMENTUM * moving[key] + (1 - MOMENTUM) * value
 
     def slot(self, key, like):
         return self.slots.setdefault(key, np.zeros_like(like))
@@ -150,6 +162,14 @@ class Naive:
         )
         self.slots[f"{name}/mean_square"], self.slots[f"{name}/momentum"] = square, velocity
         return w - velocity
+
+
+def pooled(statistics, n):
+    """Returns mean and unbiased variance of all numbers of some parts, from these two of each part of ``n`` numbers."""
+    means, variances = np.moveaxis(np.asarray(statistics), 1, 0)
+    mean, total = means.mean(axis=0), n * len(means)
+    biased = np.mean((n - 1) / n * variances + (means - mean) ** 2, axis=0)
+    return mean, biased * total / (total - 1)
 
 
 def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3, frozen=()):

@@ -58,14 +58,19 @@ def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
 
 
 def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
-    """Returns two convolutions, each with a norm, dropout and drop connect; no two layers are alike."""
+    """Returns two convolutions, each with a norm, dropout and drop connect; no two layers are alike.
+
+    Args:
+        norm: batch, custom (batch norm whose statistics move once per weight update), group or none.
+    """
     keras.backend.clear_session()
     inputs = keras.Input((SIZE, SIZE, 2), name="input")
     x = inputs
     for i in range(2):
         x = keras.layers.Conv2D(4, 3, padding="same", use_bias=norm == "none", name=f"conv{i}")(x)
-        if norm == "batch":
-            x = BatchNormalization(momentum=MOMENTUM, epsilon=EPSILON, name=f"norm{i}")(x)
+        if norm in ("batch", "custom"):
+            options = {"momentum": MOMENTUM, "epsilon": EPSILON, "moves_once": norm == "custom"}
+            x = BatchNormalization(name=f"norm{i}", **options)(x)
         elif norm == "group":
             x = GroupNormalization(groups=2, epsilon=EPSILON, name=f"norm{i}")(x)
         x = keras.layers.ReLU(name=f"relu{i}")(x)
