@@ -166,7 +166,7 @@ def _time(
         repetitions=reference.repetitions if reference is not None else None,
         regression=gate.compare(executions, share) if gate is not None and executions else None,
         others_share=share,
-        cached=session.compilation.cached if session.compilation is not None else None,
+        cached=session.compilation.cached if session.compilation and session.device.kind == "ipu" else None,
         matmul_peak=peak.measure() if peak is not None and executions else None,
         peak_memory_bytes=peak_memory_bytes(),
         device_peak_memory_bytes=machine.device_peak_memory_bytes(session.device.kind),

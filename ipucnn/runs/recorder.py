@@ -147,7 +147,6 @@ class Recorder:
     Args:
         context: the run, whose folder only this process writes.
         session: the session that trains it.
-        compilation: the report on what the session compiled before the first weight update.
         batches: a function that returns training batches from a weight update on.
         state: history and validations so far; changed in place.
         guard: the guard that knows whether a signal asked the run to end.
@@ -161,18 +160,12 @@ class Recorder:
         self,
         context: RunContext,
         session: Session,
-        compilation: CompilationReport,
         batches: MakeDataset,
         state: RunState,
         guard: InterruptGuard,
         timer: Timer,
     ) -> None:
-        self._context, self._session, self._compilation, self._batches = (
-            context,
-            session,
-            compilation,
-            batches,
-        )
+        self._context, self._session, self._batches = context, session, batches
         self._state, self._guard, self._timer = state, guard, timer
         self._config, self._folder, self._program = context.config, context.folder, context.program
         self._saved = context.saved_config(session.num_devices[0])
@@ -458,7 +451,7 @@ class Recorder:
         }
         if context.record.own is not None:
             meta["network"] = context.record.own.to_data()
-        if self._compilation.device.kind != "ipu":
+        if self._session.device.kind != "ipu":
             meta["threads"] = operation_threads()
         rate = float(context.schedule(np.asarray([state.weight_updates]))[0])
         with self._session.as_evaluated():
@@ -543,7 +536,8 @@ class Recorder:
         Throughput and times are those of this process: in a continued run, those of its last part.
         """
         context, session, timer, info = self._context, self._session, self._timer, self._context.info
-        program, compilation, first = self._program, self._compilation, self._first_weight_update
+        program, compilation, first = self._program, session.compilation, self._first_weight_update
+        assert compilation is not None
         images_per_s = timer.images_per_s
         trained = program.samples_before(session.state.weight_updates)
         forward_flops = 2 * compilation.macs_per_sample
@@ -559,11 +553,7 @@ class Recorder:
                 "validated_pixels": _validated_pixels(context),
             },
             "program": program.to_dict(),
-            "compilation": {
-                **(session.compilation or compilation).to_dict(),
-                "first_update_s": session.first_update_s,
-                "compile_s": compilation.trace_s + session.first_update_s,
-            },
+            "compilation": compilation.to_dict(),
             "measured": {
                 "images_per_s": images_per_s,
                 # A weight update counts as three forward passes: forward, and the two products of the backward pass.

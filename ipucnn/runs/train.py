@@ -293,7 +293,7 @@ class TrainingRun:
         guard.defer()
         self._open_folder(session)
         context = self.context
-        recorder = Recorder(context, session, compilation, self.dataset, self.state, guard, timer)
+        recorder = Recorder(context, session, self.dataset, self.state, guard, timer)
         notes = _notes_of_sharing(context, cluster, session.num_devices)
         notes += recorder.note_process(is_continued=context.start.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]

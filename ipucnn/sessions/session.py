@@ -46,7 +46,10 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class CompilationReport:
-    """The size of the compiled model, and the times of compiling it on ``device``."""
+    """The size of the compiled model, and the times of compiling it on ``device``.
+
+    ``first_update_s`` is the time of the first weight update (on IPUs: execution), which includes compiling.
+    """
 
     device: DeviceInfo
     num_layers: int
@@ -229,8 +232,7 @@ class Session:
         place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
         state: everything that a weight update changes.
-        first_update_s: seconds of the first weight update (on IPUs: execution), which includes compiling.
-        compilation: the latest report, completed after the first execution.
+        compilation: the latest report, completed after the first weight update (on IPUs: execution).
         evaluated: the values that replace weights of the same name in evaluation and checkpoints: averages, see
             :meth:`take_averages`, and the latest statistics from :meth:`measure_statistics`.
         would_fit: the function that suggests changes if a program does not fit on IPUs, see
@@ -247,7 +249,6 @@ class Session:
     # In 16.16 the device keeps batch norm's moving statistics in 16 bits, so they are recomputed.
     _precision: str = "32.32"
     _schedule: Schedule
-    first_update_s: float = 0.0
     compilation: Optional[CompilationReport] = None
     evaluated: Mapping[str, np.ndarray] = {}
     would_fit: Optional[MemoryAdvice] = None
@@ -449,11 +450,11 @@ class Session:
     def _report(
         self, model: "KerasModel", trace_s: float, fused: int, num_operations: int = 0
     ) -> CompilationReport:
-        """Returns the report of compiling a model."""
+        """Returns the report of compiling a model, which is also in ``compilation``."""
         from ipucnn.models.counts import count_macs
         from ipucnn.models.names import named_weights
 
-        return CompilationReport(
+        self.compilation = CompilationReport(
             device=self.device,
             num_layers=len(model.layers),
             num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
@@ -464,6 +465,7 @@ class Session:
             first_update_s=0.0,
             fused_micro_batches=fused,
         )
+        return self.compilation
 
     def recompute_statistics(self, make_dataset: MakeDataset) -> int:
         """Replaces batch norm's moving statistics by means over training batches, if the Program needs it.

@@ -67,8 +67,6 @@ class PoplarSession(Session):
         self._device, self._config = device, device.config
         self.device = DeviceInfo("ipu", "IPU", 0, 0)
         self.state = TrainState()
-        self.program: Optional[Program] = None
-        self.compilation: Optional[CompilationReport] = None
         self._precision = device.config.precision
         self._network: KerasModel = None
         self._trained: Optional[TrainedNetwork] = None
@@ -133,8 +131,7 @@ class PoplarSession(Session):
             made = self._build(TRAINING, program.micro_batch_size, "training", program)
         self._trained = TrainedNetwork(self._device, program, made, optimizer, loss, schedule)
         self.state = TrainState(self._trained.weights, self._trained.slots, 0)
-        self.compilation = self._report(model, time.perf_counter() - started, program.fused_micro_batches)
-        return self.compilation
+        return self._report(model, time.perf_counter() - started, program.fused_micro_batches)
 
     def _attach(self, num_ipus: int, program: Optional[Program]) -> None:
         """Configures the system for ``num_ipus`` IPUs."""
@@ -209,8 +206,9 @@ class PoplarSession(Session):
         stream = self.feed(make_dataset(self.state.weight_updates, p.micro_batch_size))
 
         def run(end: int) -> TrainedPart:
-            first, is_compiled = self.state.weight_updates, self.first_update_s > 0
-            part = self._run(stream, end - first)
+            assert self.compilation is not None
+            is_compiled = self.compilation.first_update_s > 0
+            part = self._run(stream, end - self.state.weight_updates)
             return part if is_compiled else replace(part, timed_s=0.0)
 
         return run
@@ -232,9 +230,8 @@ class PoplarSession(Session):
 
     def _note_compilation(self, spent_s: float) -> None:
         """Records the time of the first execution, and whether its programs came from the executable cache."""
-        if self.first_update_s or self.compilation is None:
+        if self.compilation is None or self.compilation.first_update_s:
             return
-        self.first_update_s = spent_s
         is_cached = bool(executable_cache()) and cached_programs() == self._programs
         self.compilation = replace(self.compilation, first_update_s=spent_s, cached=is_cached)
 
@@ -292,8 +289,7 @@ class PoplarSession(Session):
         started = time.perf_counter()
         self._shares = False
         self.prepare_evaluation(model, None)
-        self.compilation = self._report(model, time.perf_counter() - started, 1)
-        return self.compilation
+        return self._report(model, time.perf_counter() - started, 1)
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
