@@ -166,8 +166,8 @@ BUDGET = {
     "models": (2675, 2123),
     "planning": (5119, 4019),
     "reports": (3600, 2870),
-    "runs": (5940, 4501),
-    "sessions": (5076, 4028),
+    "runs": (5931, 4502),
+    "sessions": (5073, 4026),
     "training": (1449, 1110),
     "modules at the top": (2314, 1837),
 }

@@ -97,7 +97,7 @@ def test_tf_config_and_slurm_name_the_same_workers():
     by_slurm = find_workers(slurm())
     for workers in (by_tf_config, by_slurm):
         assert (workers.addresses, workers.index, workers.count) == (addresses, 2, 4)
-        assert not workers.is_writer and not workers.is_distributed and workers.num_shares == 1
+        assert not workers.is_writer and not workers.under_poprun and workers.num_shares == 1
     chief = find_workers(tf_config(["127.0.0.1:2"], 0, chief=["127.0.0.1:1"]))
     assert (chief.addresses, chief.index) == (("127.0.0.1:1", "127.0.0.1:2"), 1)
 

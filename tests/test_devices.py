@@ -23,7 +23,7 @@ from ipucnn.sessions.host import environment
 from ipucnn.sessions.host.division import Capacity, choose_devices
 from ipucnn.sessions.host.session import HostSession, _exceptions
 from ipucnn.sessions.host.workers import Workers, check_sharing, notes_of_sharing
-from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import DeviceInfo
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,9 +27,9 @@ from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
 from ipucnn.sessions.poplar.training import Stream, training_batches
+from ipucnn.sessions.processes import Instances, find_instances
 
 FLOAT = Preprocessing("float32")
 
@@ -232,7 +232,7 @@ def test_poprun_variables_are_read(monkeypatch):
     assert find_instances({}) == Instances() and find_instances({}).is_writer
     poprun(monkeypatch, 1)
     instances = find_instances()
-    assert instances == Instances(2, 1, 1, 4) and instances.is_distributed and not instances.is_writer
+    assert instances == Instances(2, 1, 1, 4) and instances.under_poprun and not instances.is_writer
     checks.check_layout(instances, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),

@@ -27,7 +27,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import Facts, check_group, check_rules
 from ipucnn.sessions.host.workers import require_one
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program

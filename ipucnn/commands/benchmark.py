@@ -360,9 +360,9 @@ def _check_one_process() -> None:
     """Refuses a suite under ``poprun`` and on several workers."""
     from ipucnn.errors import ConfigurationError
     from ipucnn.sessions.host.workers import require_one
-    from ipucnn.sessions.poplar.popdist import find_instances
+    from ipucnn.sessions.processes import find_instances
 
-    if find_instances().is_distributed:
+    if find_instances().under_poprun:
         raise ConfigurationError(
             "suites run each row in a process of its own, and poprun started this one",
             "type it without poprun, or benchmark one network under it",

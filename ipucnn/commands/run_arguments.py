@@ -17,7 +17,7 @@ from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
-    from ipucnn.sessions.poplar.popdist import Instances
+    from ipucnn.sessions.processes import Instances
 
 
 def value_option(

@@ -23,7 +23,7 @@ from ipucnn.runs.setup import Setup
 from ipucnn.runs.start import Start, check_same_run, find_start
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.sessions.host.workers import Workers, find_group
-from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import recomputes_statistics
 from ipucnn.text import counted
 from ipucnn.training.optimizers import OptimizerSettings, settings_of_run

@@ -112,7 +112,7 @@ class CrossValidation:
         # The connected workers; None until those of the first fold have connected.
         self._cluster: Optional[Cluster] = None
         if self._instances.count > 1 and config.run_dir is None:
-            who = "instances of poprun" if self._instances.is_distributed else "workers"
+            who = "instances of poprun" if self._instances.under_poprun else "workers"
             raise ConfigurationError(
                 f"--kfold in {self._instances.count} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",

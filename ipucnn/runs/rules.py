@@ -15,7 +15,7 @@ from ipucnn.filesystem import expand, is_written_to
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.host.workers import Workers, check_sharing, find_workers
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.training.program import Program, auto_loss_scaling_conflicts
 
 
@@ -139,7 +139,7 @@ _WANDB = Obstacle(lambda c, f: not c.wandb, "without Weights & Biases", "add --w
 _DRY_RUN = Obstacle(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
 _SHOWN = Obstacle(lambda c, f: c.dry_run, "with --dry-run")
 _INSTANCES = Obstacle(
-    lambda c, f: not find_instances().is_distributed, "without several instances", "start them with poprun"
+    lambda c, f: not find_instances().under_poprun, "without several instances", "start them with poprun"
 )
 _CHECKPOINT_DIR = Obstacle(
     lambda c, f: not c.checkpoint_dir, "without a folder for them", "add --checkpoint-dir DIR"
@@ -302,7 +302,7 @@ def refuse_instances(command: str) -> None:
     Raises:
         ConfigurationError: ``poprun`` started this process.
     """
-    if find_instances().is_distributed:
+    if find_instances().under_poprun:
         raise ConfigurationError(
             f"poprun started this, and `ipucnn {command}` works in one process",
             f"type it without poprun: ipucnn {command} ...",

@@ -342,7 +342,7 @@ class TrainingRun:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""
         context = self.context
         # Instances of poprun predict together; other workers of the host would only repeat the writer's work.
-        predicts = context.instances.is_writer or context.instances.is_distributed
+        predicts = context.instances.is_writer or context.instances.under_poprun
         images = context.source.eval
         if context.record.task != "segmentation" or not context.config.training or not predicts:
             return

@@ -55,7 +55,7 @@ from ipucnn.sessions.host.workers import (
     group_of_environment,
     require_one,
 )
-from ipucnn.sessions.poplar.popdist import find_instances
+from ipucnn.sessions.processes import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import read_meta

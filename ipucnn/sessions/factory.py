@@ -158,7 +158,7 @@ def create_session(
 
 def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:
     from ipucnn.sessions.poplar.errors import poplar_errors
-    from ipucnn.sessions.poplar.popdist import find_instances
+    from ipucnn.sessions.processes import find_instances
 
     config = RunConfig() if config is None else config
     instances = find_instances()

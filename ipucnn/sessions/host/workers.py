@@ -21,7 +21,7 @@ from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
 from ipucnn.sessions.host.division import num_fused_batches
-from ipucnn.sessions.poplar.popdist import Instances, find_instances
+from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.batching import divisors
 from ipucnn.training.program import Program
@@ -67,7 +67,7 @@ def find_group(trusted_network: bool) -> Instances:
     """
     instances = find_instances(os.environ)
     workers = find_workers(os.environ, trusted_network)
-    if instances.is_distributed and workers is not None:
+    if instances.under_poprun and workers is not None:
         raise ConfigurationError(
             f"poprun started this process, and {workers.source} names workers of the host session",
             "use one of them: poprun for IPUs, workers for CPUs and GPUs",

@@ -10,7 +10,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.errors import REMOTE_MEMORY, no_remote_memory
-from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.processes import Instances
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program, validation_replicas
@@ -104,7 +104,7 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
     Raises:
         ConfigurationError: naming both numbers.
     """
-    if not instances.is_distributed:
+    if not instances.under_poprun:
         return
     p, replicas, ipus = program, instances.total_replicas or 0, instances.ipus_per_replica or 0
     _raise_first(
@@ -135,7 +135,7 @@ def evaluation_replicas(instances: Instances, config: RunConfig) -> int:
         ConfigurationError: another number of IPUs was requested, or no device has so many.
     """
     requested, given = config.validation_num_replicas, instances.local_ipus
-    if instances.is_distributed:
+    if instances.under_poprun:
         _raise_first(
             (
                 requested is not None and requested != given,

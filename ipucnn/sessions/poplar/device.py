@@ -18,7 +18,7 @@ from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.config import Layout, make_ipu_config
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
-from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.processes import Instances
 from ipucnn.training.program import Program
 
 
@@ -147,7 +147,7 @@ class Device:
         """
         config = self.config
         # Compilation needs only the number of IPUs; poprun's choice would open the devices.
-        selects = config.compile_only or not self.instances.is_distributed
+        selects = config.compile_only or not self.instances.under_poprun
         proportions = config.available_memory_proportion
         layout = Layout(
             num_ipus,
@@ -160,7 +160,7 @@ class Device:
         self.num_ipus = num_ipus
         ipu_config = make_ipu_config(self.api.ipu, config, layout)
         with self._errors(training=True):
-            if self.instances.is_distributed:
+            if self.instances.under_poprun:
                 self.api.start_instances()
                 per_replica = num_ipus // self.instances.local_replicas
                 self.api.join_instances(ipu_config, per_replica, selects_device=not selects)
@@ -169,7 +169,7 @@ class Device:
                 ipus = int(self.api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
                 check_selected(config.select_ipu, ipus, num_ipus)
             make = self.api.ipu.ipu_strategy.IPUStrategy
-            self._strategy = self.api.popdist_strategy()() if self.instances.is_distributed else make()
+            self._strategy = self.api.popdist_strategy()() if self.instances.under_poprun else make()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ from ipucnn.models.names import MOVING_STATISTICS, is_moving_statistic
 from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
-from ipucnn.sessions.poplar.popdist import Instances
+from ipucnn.sessions.processes import Instances
 from ipucnn.training.losses import LossFunction, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import SEED_MASK, Program

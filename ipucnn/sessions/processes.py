@@ -1,7 +1,7 @@
-"""The instances of a program under ``poprun``.
+"""The processes of one run: the instances of a program under ``poprun``, or the workers of the host session.
 
 ``poprun`` sets POPDIST_* in each process.  Each instance runs some of the replicas on its share of the
-data; the first one writes checkpoints and logs.
+data; the first one writes checkpoints and logs.  ``host/workers.py`` finds workers.
 """
 
 import os
@@ -18,7 +18,7 @@ _HINT = "poprun sets these variables: start the program with it, or unset them"
 
 @dataclass(frozen=True)
 class Instances:
-    """The processes of one run.
+    """The processes of one run, and the number of this one.
 
     Attributes:
         count: number of instances; 1 without ``poprun``.
@@ -34,32 +34,32 @@ class Instances:
 
     @property
     def local_replicas(self) -> int:
-        """Replicas of one instance."""
+        """Returns the replicas of one instance."""
         return (self.total_replicas or 1) // self.count
 
     @property
     def local_ipus(self) -> int:
-        """IPUs that ``poprun`` chose for one instance; 0 without it."""
+        """Returns the IPUs that ``poprun`` chose for one instance; 0 without it."""
         return 0 if self.total_replicas is None else self.local_replicas * (self.ipus_per_replica or 1)
 
     @property
     def num_shares(self) -> int:
-        """Parts into which the replicas are divided; workers of the host divide micro-batches instead."""
-        return self.count if self.is_distributed else 1
+        """Returns the parts into which the replicas are divided; the host's workers divide micro-batches instead."""
+        return self.count if self.under_poprun else 1
 
     @property
-    def is_distributed(self) -> bool:
-        """Whether ``poprun`` started this process."""
+    def under_poprun(self) -> bool:
+        """Returns whether ``poprun`` started this process."""
         return self.total_replicas is not None
 
     @property
     def is_writer(self) -> bool:
-        """Whether this instance writes the run folder."""
+        """Returns whether this process writes the run folder."""
         return self.index == 0
 
 
 def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances:
-    """Reads the variables that ``poprun`` sets.
+    """Returns the instances that the variables of ``poprun`` describe; without them, this process alone.
 
     Raises:
         ConfigurationError: instances with different numbers of replicas.
@@ -86,7 +86,7 @@ def find_instances(environment: Optional[Mapping[str, str]] = None) -> Instances
 
 
 def _number(env: Mapping[str, str], name: str, default: Optional[int]) -> int:
-    """A number that ``poprun`` set.
+    """Returns a number that ``poprun`` set.
 
     Raises:
         ConfigurationError: it is not a number.
