@@ -33,22 +33,20 @@ GROUPS = [
     (several.instances, "3.4", several.POPRUN, 30),
     (several.collectives, "3.4", several.POPRUN, 31),
     (versions.flags, "3.4", {}, 6),
-    (versions.version_3_1, "3.1", {}, 1),
-    (versions.version_3_0, "3.0", {}, 17),
+    (versions.flags, "3.1", {}, 1),
+    (versions.flags, "3.0", {}, 1),
+    (versions.version_3_0, "3.0", {}, 16),
 ]
 
 
-@pytest.mark.parametrize(("make", "sdk", "variables", "count"), GROUPS, ids=[g[0].__name__ for g in GROUPS])
+@pytest.mark.parametrize(
+    ("make", "sdk", "variables", "count"), GROUPS, ids=[f"{g[0].__name__}-{g[1]}" for g in GROUPS]
+)
 def test_every_mutation_is_refused(make, sdk, variables, count):
-    group, wrong = try_group(make, sdk, **variables)
+    names, wrong = try_group(make, sdk, variables)
     assert not wrong, "\n".join(wrong)
-    names = [case.name for case in group.cases]
     assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
-    assert len(names) == count, f"{len(names)} mutations of {group.name}"
-
-
-def test_total_number_of_mutations():
-    assert sum(count for *_, count in GROUPS) == 858
+    assert len(names) == count
 
 
 CHANGES = [

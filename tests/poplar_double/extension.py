@@ -1,6 +1,5 @@
 """The methods that models constructed inside ``IPUStrategy.scope()`` get, with the SDK's checks."""
 
-import enum
 from typing import Any, Dict, List
 
 from tensorflow import keras
@@ -283,8 +282,3 @@ def extend(machine: Any, model: Any) -> None:
     object.__setattr__(model, "__class__", extended)
     if machine.stage is not None:
         raise NotImplementedError("the double assigns stages with set_pipeline_stage_assignment only")
-
-
-def is_member(value: Any, name: str) -> bool:
-    """Whether a value is a member of a recorded enum."""
-    return isinstance(value, enum.Enum) and isinstance(value, ENUMS[name])

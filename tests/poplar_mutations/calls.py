@@ -14,11 +14,10 @@ from .setting import Setting, make_data, plain, set_leaf, small_model
 Errors = Union[type, Tuple[type, ...]]
 
 
-def calls(machine: Any) -> Group:
-    """Returns mutations of the options of a model, its stages and its data: names, keywords, types, values, order."""
+def calls(group: Group, machine: Any) -> None:
+    """Options of a model, its stages and its data: names, keywords, types, values, order."""
     from tensorflow.python import ipu
 
-    group = Group("options, stages and data of a model")
     options = ipu.pipelining_ops.PipelineStageOptions
     failed, internal = tf.errors.FailedPreconditionError, tf.errors.InternalError
     invalid = tf.errors.InvalidArgumentError
@@ -37,12 +36,10 @@ def calls(machine: Any) -> Group:
         """Adds training with other arguments of the options, leaves of IPUConfig, or attributes of the setting."""
 
         def run() -> None:
-            built = plain(ipu) if stages == 1 else Setting(ipu)
+            built = plain(ipu, **attributes) if stages == 1 else Setting(ipu, **attributes)
             built.arguments.update(arguments)
             for leaf, value in dict(leaves).items():
                 set_leaf(built.config, leaf, value)
-            for attribute, value in attributes.items():
-                setattr(built, attribute, value)
             built.fit()
 
         group.add(name, run, *(error if isinstance(error, tuple) else (error,)))
@@ -164,7 +161,7 @@ def calls(machine: Any) -> Group:
         changed(name, error, data=feed)
     # A layer that two stages use has its weights on one IPU.
     changed("a layer on two IPUs", unimplemented, model=_calls_a_layer_twice)
-    group.allow("a layer in two stages of one IPU", lambda: _on_one_ipu(ipu, _calls_a_layer_twice))
+    group.add("a layer in two stages of one IPU", lambda: _on_one_ipu(ipu, _calls_a_layer_twice))
     # Order of calls
     changed("never configured", failed, configure=False)
     changed("never compiled", RuntimeError, compile=False)
@@ -183,7 +180,7 @@ def calls(machine: Any) -> Group:
         changed(f"{leaf} = {value}", error, leaves={leaf: value})
     changed("group of replicas", internal, leaves={_GROUP: 3}, stages=1)
     # Graphcore advises against it across IPUs, but never refuses it.
-    group.allow("distributed batch norm in a pipeline on one IPU", lambda: _on_one_ipu(ipu, small_model))
+    group.add("distributed batch norm in a pipeline on one IPU", lambda: _on_one_ipu(ipu, small_model))
     # Data in remote memory on a machine without any
     for name, stages in (
         ("offload_weight_update_variables", 2),
@@ -200,16 +197,14 @@ def calls(machine: Any) -> Group:
             before=lambda model: setattr(machine, "remote_memory", False),
         )
     for stages, make in ((2, Setting), (1, plain)):
-        group.allow(f"{stages} stage(s)", lambda m=make: m(ipu).fit())
-    return group
+        group.add(f"{stages} stage(s)", lambda m=make: m(ipu).fit())
 
 
 _GROUP = "norms.experimental.distributed_batch_norm_replica_group_size"
 
 
 def _on_one_ipu(ipu: Any, model: Callable[[], Any]) -> None:
-    s = Setting(ipu)
-    s.model = model
+    s = Setting(ipu, model=model)
     set_leaf(s.config, _GROUP, 2)
     s.arguments.update(
         device_mapping=[0, 0], pipeline_schedule=ipu.pipelining_ops.PipelineSchedule.Sequential

@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
 
 from poplar_double import installed
 from poplar_double.facts import FACTS
@@ -11,60 +10,58 @@ from poplar_double.facts import FACTS
 Errors = Tuple[Type[BaseException], ...]
 
 
-@dataclass
-class Case:
-    """One call that the SDK refuses."""
+class Case(NamedTuple):
+    """One call, and the errors of which it raises one; without any it passes."""
 
     name: str
     run: Callable[[], Any]
     errors: Errors
 
 
-@dataclass
-class Group:
-    """Mutations of some calls, and these calls unchanged.
-
-    Attributes:
-        legal: the calls without a mutation.
-    """
-
-    name: str
-    cases: List[Case] = field(default_factory=list)
-    legal: List[Case] = field(default_factory=list)
+class Group(List[Case]):
+    """Mutations of some calls, and these calls unchanged."""
 
     def add(self, name: str, run: Callable[[], Any], *errors: Type[BaseException]) -> None:
-        """Adds a call that raises one of ``errors``."""
-        self.cases.append(Case(name, run, errors))
-
-    def allow(self, name: str, run: Callable[[], Any]) -> None:
-        """Adds a call that passes."""
-        self.legal.append(Case(name, run, ()))
+        """Adds a call that raises one of ``errors``, or none if there are none."""
+        self.append(Case(name, run, errors))
 
     def signature(
-        self,
-        where: str,
-        function: Callable[..., Any],
-        params: List[Dict[str, Any]],
-        keywords: Dict[str, Any],
-        *errors: Type[BaseException],
+        self, where: str, function: Callable[..., Any], params: Any, legal: Any, *errors: Any
     ) -> None:
         """Adds every keyword misspelt, a surplus one, and each required one missing.
 
         Args:
             params: the recorded parameters.
-            keywords: keywords of a legal call.
+            legal: keywords of a legal call.
             errors: errors allowed beside TypeError.
         """
         kinds = (TypeError, *errors)
-        self.add(f"{where}: surplus", lambda: function(**keywords, surplus=1), *kinds)
+        self.add(f"{where}: surplus", lambda: function(**legal, surplus=1), *kinds)
         for param in params:
             name = param["name"]
             if "kind" in param:
                 continue
-            kept = {k: v for k, v in keywords.items() if k != name}
+            kept = {k: v for k, v in legal.items() if k != name}
             self.add(f"{where}: {name}s", lambda k=kept, n=name: function(**k, **{n + "s": None}), *kinds)
             if "default" not in param:
                 self.add(f"{where}: no {name}", lambda k=kept: function(**k), *kinds)
+
+    def call(
+        self, where: str, function: Callable[..., Any], params: Any, legal: Any, wrong: Any, *errors: Any
+    ) -> None:
+        """Adds a legal call, the mutations of its signature, and wrong values.
+
+        Args:
+            params, legal, errors: as for :meth:`signature`.
+            wrong: by keyword and error, the values that raise it.
+        """
+        self.add(where, lambda: function(**legal))
+        self.signature(where, function, params, legal, *errors)
+        for name, by_error in wrong.items():
+            for error, values in by_error.items():
+                for value in values:
+                    changed = {**legal, name: value}
+                    self.add(f"{where}: {name} = {value!r}", lambda c=changed: function(**c), error)
 
 
 def params_of(name: str, method: Optional[str] = None) -> List[Dict[str, Any]]:
@@ -88,12 +85,14 @@ def environment(variables: Dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def try_group(make: Callable[[Any], Group], sdk: str = "3.4", **variables: str) -> Tuple[Group, List[str]]:
-    """Makes a group on a machine of its own and tries every case; returns the group, and the unexpected outcomes."""
-    wrong: List[str] = []
+def try_group(
+    make: Callable[[Group, Any], None], sdk: str, variables: Dict[str, str]
+) -> Tuple[List[str], List[str]]:
+    """Tries every case of a group on a machine; returns the names of its mutations, and the unexpected outcomes."""
+    group, wrong = Group(), []
     with environment(variables), installed(sdk=sdk) as machine:
-        group = make(machine)
-        for case in group.legal + group.cases:
+        make(group, machine)
+        for case in group:
             machine.config, machine.popdist_ready, machine.horovod_ready = None, False, False
             machine._flags, machine.stage, machine.remote_memory = None, None, True
             try:
@@ -105,4 +104,4 @@ def try_group(make: Callable[[Any], Group], sdk: str = "3.4", **variables: str) 
                 continue
             if case.errors:
                 wrong.append(f"{case.name}: accepted")
-    return group, wrong
+    return [case.name for case in group if case.errors], wrong

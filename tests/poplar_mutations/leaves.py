@@ -20,11 +20,9 @@ _WRONG = {
 }
 
 
-def leaves(machine: Any) -> Group:
-    """Returns mutations of every leaf of IPUConfig: misspelt, of wrong types, its category assigned."""
+def leaves(group: Group, machine: Any) -> None:
+    """Every leaf of IPUConfig: misspelt, of wrong types, its category assigned."""
     from tensorflow.python import ipu
-
-    group = Group("leaves of IPUConfig")
 
     def assign(name: str, value: Any) -> Callable[[], None]:
         return lambda: set_leaf(ipu.config.IPUConfig(), name, value)
@@ -35,7 +33,7 @@ def leaves(machine: Any) -> Group:
     for name, fact in FACTS["leaves"].items():
         values = list(getattr(ipu.config, fact["enum"])) if "enum" in fact else [fact["default"]]
         for value in values:
-            group.allow(f"{name} = {value!r}", assign(name, value))
+            group.add(f"{name} = {value!r}", assign(name, value))
         group.add(f"{name}: misspelt", assign(name + "s", fact["default"]), ValueError)
         group.add(f"{name}: misspelt reading", read(name + "s"), ValueError)
         if "enum" in fact:
@@ -52,7 +50,7 @@ def leaves(machine: Any) -> Group:
             for number in (limit, -limit - 1):
                 group.add(f"{name} = {number}", _configured(ipu, name, number), ValueError)
             if not name.endswith(("_ipus", "process_count")):  # the number that would have to be there
-                group.allow(f"{name} = {limit - 1}", _configured(ipu, name, limit - 1))
+                group.add(f"{name} = {limit - 1}", _configured(ipu, name, limit - 1))
         if fact["type"] == "dict":
             for bad in ({"availableMemoryProportion": 0.2}, {1: "x"}, {"partialsType": True}):
                 group.add(f"{name} = {bad}", _configured(ipu, name, bad), TypeError)
@@ -68,7 +66,7 @@ def leaves(machine: Any) -> Group:
         ("norms.experimental.distributed_batch_norm_replica_group_size", 0, ValueError),
     ]
     for name, value in (("auto_select_ipus", [4]), ("select_ipus", 0), ("select_ipus", (1, 2))):
-        group.allow(f"{name} = {value}", _configured(ipu, name, value))
+        group.add(f"{name} = {value}", _configured(ipu, name, value))
     for name, value, error in illegal_values:
         group.add(f"{name} = {value}", _configured(ipu, name, value), error)
     for kind in ("PRE_COMPILE", "NEVER"):
@@ -84,7 +82,6 @@ def leaves(machine: Any) -> Group:
             _configured(ipu, "select_ipus", 1)()
 
     group.add("select_ipus on the IPU model", on_the_model, Exception)
-    return group
 
 
 def _configured(ipu: Any, name: str, value: Any) -> Callable[[], None]:

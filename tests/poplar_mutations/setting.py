@@ -30,20 +30,18 @@ def set_leaf(config: Any, name: str, value: Any) -> None:
 
 
 class Setting:
-    """A model of two stages in a strategy's scope, ready to be trained; a case changes it before."""
+    """A model of two stages in a strategy's scope, ready to be trained; ``changes`` are its attributes."""
 
-    def __init__(self, ipu: Any, ipus: int = 2, stages: int = 2) -> None:
-        self.ipu = ipu
+    def __init__(self, ipu: Any, **changes: Any) -> None:
         self.config = ipu.config.IPUConfig()
-        self.config.auto_select_ipus = ipus
+        self.config.auto_select_ipus = 2
         self.arguments: Dict[str, Any] = dict(
             gradient_accumulation_steps_per_replica=4,
             device_mapping=[0, 1],
             gradient_accumulation_reduction_method="mean",
             pipeline_schedule=ipu.pipelining_ops.PipelineSchedule.Grouped,
         )
-        self.stages = stages
-        self.steps, self.steps_per_execution, self.epochs = 8, 4, 1
+        self.stages, self.steps, self.steps_per_execution = 2, 8, 4
         self.data = make_data()
         self.before: Callable[[Any], None] = lambda model: None
         self.optimizer: Any = "sgd"
@@ -51,8 +49,8 @@ class Setting:
         self.model: Callable[[], Any] = small_model
         self.strategy: Callable[[], Any] = ipu.ipu_strategy.IPUStrategy
         self.fitting: Dict[str, Any] = {}
-        self.predicting: Dict[str, Any] = {}
         self.configure = self.compile = self.inside = True
+        self.__dict__.update(changes)
 
     def fit(self) -> Any:
         """Trains; returns the model."""
@@ -73,17 +71,12 @@ class Setting:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=self.reduction)
             if self.compile:
                 model.compile(self.optimizer, loss, steps_per_execution=self.steps_per_execution)
-            keywords = dict(epochs=self.epochs, steps_per_epoch=self.steps, verbose=0, shuffle=False)
+            keywords = dict(epochs=1, steps_per_epoch=self.steps, verbose=0, shuffle=False)
             model.fit(self.data, **{**keywords, **self.fitting})
             return model
 
 
 def plain(ipu: Any, **changes: Any) -> Setting:
-    """Makes a setting without a pipeline, with gradient accumulation; ``changes`` are its attributes."""
-    setting = Setting(ipu, stages=1)
-    setting.arguments = dict(
-        gradient_accumulation_steps_per_replica=4, gradient_accumulation_reduction_method="mean"
-    )
-    for name, value in changes.items():
-        setattr(setting, name, value)
-    return setting
+    """Returns a setting without a pipeline, with gradient accumulation."""
+    arguments = dict(gradient_accumulation_steps_per_replica=4, gradient_accumulation_reduction_method="mean")
+    return Setting(ipu, **{"stages": 1, "arguments": arguments, **changes})

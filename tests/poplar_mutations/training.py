@@ -1,5 +1,6 @@
 """``fit`` and ``predict`` of a model."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,96 +11,78 @@ from .cases import Group, params_of
 from .setting import make_data, plain
 
 
-def training(machine: Any) -> Group:
-    """Returns mutations of the keywords and values of ``fit`` and ``predict``."""
+def training(group: Group, machine: Any) -> None:
+    """Keywords and values of ``fit`` and ``predict``."""
     from tensorflow.python import ipu
 
-    group = Group("fit and predict")
     images = np.zeros((8, 4, 4, 1), np.float32)
+    failed = tf.errors.FailedPreconditionError
 
     def fit(**keywords: Any) -> Any:
         return plain(ipu, fitting=keywords).fit()
 
-    def predict(*args: Any, **keywords: Any) -> Any:
+    def predict(**keywords: Any) -> Any:
         def change(model: Any) -> None:
             model.compile(steps_per_execution=1)
-            model.predict(*args, **keywords)
+            model.predict(**keywords)
 
-        return change
-
-    def predicted(*args: Any, **keywords: Any) -> Any:
-        setting = plain(ipu, before=predict(*args, **keywords))
+        setting = plain(ipu, before=change)
         setting.config.auto_select_ipus = 1
         return setting.fit()
 
     defaults = dict(max_queue_size=10, workers=1, use_multiprocessing=False, callbacks=None)
-    group.allow("fit", lambda: fit(**defaults, validation_split=0.0, class_weight=None, initial_epoch=0))
-    group.allow("predict", lambda: predicted(images, batch_size=2, verbose=0, steps=None, **defaults))
-    for name in (p["name"] for p in FACTS["delegates"]["fit"]):
-        group.add(f"fit: {name}s", lambda n=name: fit(**{n + "s": None}), TypeError)
-    for name in (p["name"] for p in FACTS["delegates"]["predict"]):
-        group.add(
-            f"predict: {name}s", lambda n=name: predicted(images, batch_size=2, **{n + "s": None}), TypeError
-        )
-    group.add("predict: no x", lambda: predicted(batch_size=2), TypeError)
+    group.add("fit", lambda: fit(**defaults, validation_split=0.0, class_weight=None, initial_epoch=0))
+    group.add("predict", lambda: predict(x=images, batch_size=2, verbose=0, steps=None, **defaults))
+    for where, function, legal in (("fit", fit, {}), ("predict", predict, dict(x=images, batch_size=2))):
+        for name in (p["name"] for p in FACTS["delegates"][where]):
+            misspelt = {**legal, name + "s": None}
+            group.add(f"{where}: {name}s", lambda f=function, m=misspelt: f(**m), TypeError)
+    group.add("predict: no x", lambda: predict(batch_size=2), TypeError)
     group.add("fit: x twice", lambda: fit(x=images), TypeError)
-
-    wrong_fit = [
-        ("y", np.zeros(64, np.int32), ValueError),
-        ("sample_weight", np.ones(64, np.float32), ValueError),
-        ("validation_split", 0.5, ValueError),
-        ("steps_per_epoch", None, ValueError),
-        # 5 steps of each of 2 replicas are no multiple of 4; with 3 steps all are one execution, which is not 4 either.
-        ("steps_per_epoch", 10, ValueError),
-        ("steps_per_epoch", 6, RuntimeError),
-        ("steps_per_epoch", 0, (ValueError, TypeError)),
-    ]
-    for name, value, errors in wrong_fit:
-        kinds = errors if isinstance(errors, tuple) else (errors,)
-        shown = value if isinstance(value, (int, float, str)) else type(value).__name__
-        group.add(f"fit: {name} = {shown!r}", lambda n=name, v=value: fit(**{n: v}), *kinds)
-    failed = tf.errors.FailedPreconditionError
-    wrong_predict = [
-        ("a partial batch", (images[:5],), dict(batch_size=2), ValueError),
-        ("int64", (images.astype(np.int64),), dict(batch_size=2), failed),
-        ("a generator", ((i for i in images),), {}, ValueError),
-        ("nothing", (None,), {}, ValueError),
-        ("an endless data set", (make_data(),), {}, ValueError),
-        ("a dynamic batch", (make_data(remainder=False),), dict(steps=4), ValueError),
-        ("no steps", (make_data(),), dict(steps=0), ValueError),
-    ]
-    for name, args, keywords, error in wrong_predict:
-        errors = (error, TypeError) if name == "no steps" else (error,)
-        group.add(f"predict: {name}", lambda a=args, k=keywords: predicted(*a, **k), *errors)
-    return group
+    for number, (function, keywords, *errors) in enumerate(
+        [
+            (fit, dict(y=np.zeros(64, np.int32)), ValueError),
+            (fit, dict(sample_weight=np.ones(64, np.float32)), ValueError),
+            (fit, dict(validation_split=0.5), ValueError),
+            (fit, dict(steps_per_epoch=None), ValueError),
+            # 5 steps of each of 2 replicas are no multiple of 4; with 3 steps all are one execution, which is not 4
+            # either.
+            (fit, dict(steps_per_epoch=10), ValueError),
+            (fit, dict(steps_per_epoch=6), RuntimeError),
+            (fit, dict(steps_per_epoch=0), ValueError, TypeError),
+            # A partial batch
+            (predict, dict(x=images[:5], batch_size=2), ValueError),
+            (predict, dict(x=images.astype(np.int64), batch_size=2), failed),
+            (predict, dict(x=(i for i in images)), ValueError),
+            (predict, dict(x=None), ValueError),
+            # An endless data set
+            (predict, dict(x=make_data()), ValueError),
+            # A dynamic batch
+            (predict, dict(x=make_data(remainder=False), steps=4), ValueError),
+            (predict, dict(x=make_data(), steps=0), ValueError, TypeError),
+        ]
+    ):
+        group.add(f"{number}: {list(keywords)}", lambda f=function, k=keywords: f(**k), *errors)
 
 
-def strategies(machine: Any) -> Group:
-    """Returns mutations of ``IPUStrategy``, its scope and ``run``."""
+def strategies(group: Group, machine: Any) -> None:
+    """``IPUStrategy``, its scope and ``run``."""
     from tensorflow.python import ipu
     from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 
-    group = Group("IPUStrategy")
     make = ipu.ipu_strategy.IPUStrategy
     traced = tf.function(lambda: 1, autograph=False)
-    group.allow("IPUStrategy", lambda: make().run(traced))
+    group.add("IPUStrategy", lambda: make().run(traced))
     group.signature("IPUStrategy", make, params_of("ipu.ipu_strategy.IPUStrategyV1"), {})
     group.add("run: no tf.function", lambda: make().run(lambda: 1), ValueError)
-    draw = tf.random.stateless_uniform
-    for name, seed, kind, result in (
-        ("three seeds", [1, 2, 3], tf.int32, tf.float32),
-        ("64-bit numbers", [1, 2], tf.int32, tf.float64),
+    for name, seed, kind, result, *errors in (
+        ("three seeds", [1, 2, 3], tf.int32, tf.float32, tf.errors.InvalidArgumentError),
+        ("64-bit numbers", [1, 2], tf.int32, tf.float64, tf.errors.InvalidArgumentError),
         ("64-bit seeds", [1, 2], tf.int64, tf.float32),
     ):
-        drawn = tf.function(
-            lambda s=seed, k=kind, r=result: draw([4], tf.constant(s, k), dtype=r), autograph=False
-        )
-        run = lambda f=drawn: make().run(f)  # noqa: E731
-        if name == "64-bit seeds":
-            group.allow(name, run)
-        else:
-            group.add(f"stateless_uniform: {name}", run, tf.errors.InvalidArgumentError)
-    without = lambda: make(enable_keras_extensions=False)  # noqa: E731
+        draw = functools.partial(tf.random.stateless_uniform, [4], tf.constant(seed, kind), dtype=result)
+        drawn = tf.function(lambda d=draw: d(), autograph=False)
+        group.add(f"stateless_uniform: {name}", lambda d=drawn: make().run(d), *errors)
+    without = functools.partial(make, enable_keras_extensions=False)
     group.add("without the methods", lambda: plain(ipu, strategy=without).fit(), AttributeError)
     group.add("PopDistStrategy without poprun", PopDistStrategy, RuntimeError)
-    return group
