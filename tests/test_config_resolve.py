@@ -12,7 +12,7 @@ from support.presets import few_presets as few_presets
 
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
+from ipucnn.config.resolve import ORDER_ORIGIN, resolve, resolve_resumed, resolve_saved
 from ipucnn.config.spec import FRACTION
 from ipucnn.errors import ConfigurationError
 
@@ -143,6 +143,13 @@ def test_the_same_command_line_resumes_a_run(tmp_path, preset_file, flags):
     ("flags", "model", "message", "hint"),
     [
         ({"pipeline_splits": ["a", "a"]}, None, "opens two stages", "once"),
+        # As typed: --pipeline-splits a b lenet
+        (
+            {"pipeline_splits": ("a", "b", "lenet")},
+            None,
+            "'lenet' is a model, not a layer",
+            "ipucnn train lenet --pipeline-splits a b",
+        ),
         ({"micro_batch_size": "0"}, None, "--micro-batch-size 0: must be at least 1", "1"),
         ({"optimizer": "adamm"}, None, "--optimizer adamm: must be one of", "adam"),
         ({"model_name": "lenet"}, "toy_model", "two models", "one of them"),
@@ -277,6 +284,7 @@ def test_deterministic_turns_shuffling_off_and_refuses_a_typed_shuffle(tmp_path)
         resolve("train", {"deterministic": True, "shuffle": False}, model="toy_model"),
     ):
         assert resolved.config.deterministic and not resolved.config.shuffle
+        assert ("shuffle" in resolved.typed) == (resolved.origins["shuffle"] != ORDER_ORIGIN)
     with pytest.raises(ConfigurationError, match="--shuffle contradicts deterministic"):
         resolve("train", {"deterministic": True, "shuffle": True}, model="toy_model")
     assert resolve("train", {"shuffle": True}, model="toy_model").config.shuffle

@@ -13,6 +13,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
+from ipucnn.training.batching import updates_per_event
 from ipucnn.training.program import (
     Program,
     make_layout,
@@ -44,6 +45,7 @@ def cifar_program(epochs, logs, **values) -> Program:
     "logs, more, per_execution, executions_per_log, warning",
     [
         (1.0, {}, 781, 1, None),  # one epoch per execution, one log per epoch
+        (2.5, {}, 781, 1, "2.5 logs per epoch are not possible"),
         (2.0, {}, 781, 1, "logging 1 time"),  # half an epoch would end within a weight update
         (10.0, {}, 71, 1, "logging 11 time"),  # the closest to 1/10 is 1/11
         (0.5, {}, 2 * 781, 1, None),  # two epochs per execution, repeated three times
@@ -475,3 +477,18 @@ def test_program_saved_before_an_option_existed_has_it_off():
     )
     old = Program.from_dict({name: value for name, value in program.to_dict().items() if name in required})
     assert old == program
+
+
+def test_program_has_the_recipe_of_the_configuration():
+    recipe = {"clip_gradient_norm": 2.0, "ema_decay": 0.9, "mixup": 0.2, "cutmix": 0.3, "random_erasing": 0.4}
+    assert recipe.items() <= program_of(**recipe).to_dict().items()
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.fractions(min_value="1/8", max_value=70, max_denominator=8))
+def test_an_event_is_as_frequent_as_equal_executions_allow(updates, epochs, per_epoch):
+    """Divides one epoch, or for rarer events the whole run, into each number of equal parts."""
+    length = updates if per_epoch >= 1 else updates * epochs
+    requested = per_epoch if per_epoch >= 1 else per_epoch * epochs
+    distances = {length // n: abs(n - requested) for n in range(1, length + 1) if length % n == 0}
+    nearest = [between for between, distance in distances.items() if distance == min(distances.values())]
+    assert updates_per_event(updates, epochs, per_epoch) == max(nearest)

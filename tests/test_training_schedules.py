@@ -44,6 +44,11 @@ def test_cosine_decays_over_the_run_by_default_less_the_shifted_warm_up():
         UPDATES
     )
     assert rates[20] == 1.0 and rates[50] == 0.0 and 0 < rates[49] < 0.01
+    # A warm-up as long as the run leaves one weight update for the decay.
+    rates = schedule("cosine", {}, learning_rate=1.0, warmup={"warmup_mode": "shift", "warmup_epochs": 5})(
+        UPDATES
+    )
+    assert rates[50] == 1.0 and rates[51] == 0.0
 
 
 @pytest.mark.parametrize("mode", ["shift", "mask"])
@@ -63,16 +68,17 @@ def test_warm_up_equals_its_formula(mode, epochs):
     np.testing.assert_allclose(rates, naive, rtol=1e-5, atol=1e-7)
 
 
-def test_polynomial_and_stepped_are_keras():
+@pytest.mark.parametrize("power", [0.5, 2])
+def test_polynomial_and_stepped_are_keras(power):
     keras = pytest.importorskip("tensorflow").keras
-    polynomial = keras.optimizers.schedules.PolynomialDecay(0.4, 30, 0.04, 2.0)
+    polynomial = keras.optimizers.schedules.PolynomialDecay(0.4, 30, 0.04, power)
     ours = schedule(
         "polynomial",
         {
             "initial_learning_rate": 0.1,
             "epochs_to_total_decay": 3,
             "end_learning_rate_ratio": 0.1,
-            "power": 2,
+            "power": power,
         },
     )(UPDATES)
     np.testing.assert_allclose(ours, [float(polynomial(int(u))) for u in UPDATES], rtol=1e-5)
@@ -108,6 +114,10 @@ ONE = {"initial_learning_rate": 1}
     ("const", ONE, {"warmup_mode": "slow", "warmup_epochs": 1}, "'slow'", "shift"),
     ("const", ONE, {"warmup_epochs": 1}, "lacks warmup_mode", "its keys are"),
     ("exponential", {**ONE, "epochs_to_decay": 0, "decay_rate": 1}, None, "above 0", "1 or more"),
+    ("cosine", {**ONE, "epochs_to_total_decay": 0}, None, "above 0", "number of epochs"),
+    ("stepped", {"boundaries": [1, 1], "values": [1, 2, 3]}, None, "do not rise", "sort"),
+    ("stepped", {"boundaries": 1, "values": [1, 2]}, None, "must be lists", "for example"),
+    ("stepped", {"boundaries": [1], "values": 1}, None, "must be lists", "for example"),
 ])  # fmt: skip
 def test_wrong_parameters_are_refused(name, params, warmup, message, hint):
     with pytest.raises(ConfigurationError, match=message) as error:

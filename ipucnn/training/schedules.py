@@ -177,7 +177,6 @@ def _with_warmup(schedule: Schedule, mode: str, warmup_updates: int) -> Schedule
         return np.where(steps >= warmup_updates, after, schedule(np.zeros_like(steps)) * ramp)
 
     def masked(steps: np.ndarray) -> np.ndarray:
-        ramp = np.minimum((steps + 1) / (warmup_updates + 1), 1.0)
-        return schedule(steps) * np.where(steps >= warmup_updates, 1.0, ramp)
+        return schedule(steps) * np.minimum((steps + 1) / (warmup_updates + 1), 1.0)
 
     return shifted if mode == "shift" else masked
