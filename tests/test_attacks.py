@@ -551,7 +551,7 @@ def merge_bomb(levels=9, width=10):
 
 # Text -> a part of the error.
 REFUSED = {
-    "brackets": ("[" * 100_000, "inside of each other"),
+    "brackets": ("[" * 100_000, "line 1: more than 50"),
     "dashes": ("- " * 100_000, "inside of each other"),
     "closed brackets": ("a: " + "[" * 60 + "]" * 60, "line 1: more than 50"),
     "indentation": ("".join(" " * n + "a:\n" for n in range(60)), "line 51: more than 50"),

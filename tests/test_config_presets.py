@@ -136,13 +136,13 @@ def test_only_the_chosen_preset_is_checked():
         ("resnet_fats", "mine.yml", ConfigurationError, "no such preset", "did you mean 'resnet_fast'?"),
         (None, "mine.yml", ConfigurationError, "no preset named", "resnet_fast"),
         ("a", "absent.yml", DataError, "no such file", "YAML file"),
-        ("a", "bytes.yml", DataError, "is not UTF-8 text", "YAML file"),
+        ("a", "bytes.yml", DataError, "line 2: byte 0xff is not UTF-8 text", "YAML file"),
         ("cifar_resnet9", None, ConfigurationError, "no built-in preset", "did you mean 'cifar_resnet"),
     ],
 )
 def test_a_preset_that_is_not_there_is_refused(tmp_path, name, file, error, message, hint):
     (tmp_path / "mine.yml").write_text("resnet_fast:\n  seed: 1\n")
-    (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00a")
+    (tmp_path / "bytes.yml").write_bytes(b"\n\xff\xfe\x00a")
     with pytest.raises(error, match=message) as caught:
         presets.load_preset(name, file and str(tmp_path / file))
     assert hint in caught.value.hint

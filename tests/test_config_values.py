@@ -87,6 +87,7 @@ def test_value_is_read(key, written, value):
         ("limit-eval", "ten%", "a share such as 10%", None),
         ("limit-eval", 2**31, "at most 2147483647", "2147483647"),
         ("logs-per-epoch", "1/0", "fraction", None),
+        ("logs-per-epoch", "1e-30", f"once in {bounds.MAX_EPOCHS:,} epochs", f"{bounds.LEAST_FRACTION:g}"),
         ("optimizer-params", "[1, 2]", "dictionary", None),
         ("optimizer-params", "{a: [", "neither JSON nor YAML", None),
         ("image-size", "1x2x3", "height x width", None),
@@ -207,3 +208,10 @@ def test_a_number_or_a_word(key, word, number):
     for bad in ("0", 0, "-2", "often", "1.5"):
         with pytest.raises(BadValue):
             spec.convert(bad)
+
+
+def test_a_text_has_a_longest_length():
+    longest = "x" * values.MAX_TEXT
+    assert BY_NAME["run_dir"].convert(longest) == longest
+    with pytest.raises(BadValue, match="more than"):
+        BY_NAME["run_dir"].convert(longest + "x")

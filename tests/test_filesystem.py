@@ -3,11 +3,13 @@
 import errno
 import os
 import re
+import shutil
 import socket
 import stat
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -551,3 +553,23 @@ def test_a_folder_exists_while_it_is_replaced(tmp_path, monkeypatch):
                 filesystem.write_folder(folder, lambda path: (path / "new").write_text("new"))
         assert folder.is_dir()
     assert [p.name for p in folder.iterdir()] == ["new"]
+
+
+def test_free_bytes_are_those_of_the_nearest_folder(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: asked.append(folder) or SimpleNamespace(free=7))
+    (here / "a").mkdir()
+    assert filesystem.free_bytes(here / "a" / "b" / "c") == 7 and asked == [here / "a"]
+
+
+def test_a_folder_below_a_link_or_a_file_cannot_be_made(here):
+    (here / "link").symlink_to("absent")
+    (here / "file").touch()
+    for name, what in (("link", "a link that leads nowhere"), ("file", "a file")):
+        with pytest.raises(DataError, match=f"{name} is {what}, not a folder"):
+            filesystem.check_makeable(here / name / "run")
+
+
+def test_new_files_have_the_next_unused_name(here):
+    names = [filesystem.make_new_file(here, "a").name for _ in range(4)]
+    assert names == ["a", "a.2", "a.3", "a.4"] and sorted(os.listdir(here)) == names

@@ -133,6 +133,12 @@ def test_insufficient_memory_is_not_damage(tmp_path, monkeypatch, place, answer)
         assert "damaged" not in str(error.value)
 
 
+def test_half_of_the_free_memory_suffices_for_a_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "x", {}, {}, FACTS)
+    monkeypatch.setattr(checkpoints, "available_bytes", lambda: 2 * (tmp_path / "x").stat().st_size)
+    assert load_checkpoint(tmp_path / "x").weights == {}
+
+
 def with_member(path, name, descr, shape, num_bytes=8, fortran=False):
     """Adds a member to an empty checkpoint."""
     save_checkpoint(path, {}, {}, FACTS)
