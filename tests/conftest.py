@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -222,6 +223,18 @@ def run(capsys, monkeypatch, tmp_path):
         captured = capsys.readouterr()
         assert "Traceback" not in captured.err
         return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def report(run):
+    """Runs a command that succeeds, with ``--json``, and returns the document that it prints."""
+
+    def call(*args):
+        code, out, err = run(*args, "--json")
+        assert code == 0, err
+        return json.loads(out)
 
     return call
 

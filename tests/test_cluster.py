@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from support.refusals import Refusal, check_refused
 from support.workers import (
     FLAGS,
     addresses,
@@ -39,7 +40,6 @@ from ipucnn.machine import num_cores
 from ipucnn.runs import folder as folder_module
 from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
-from ipucnn.runs.context import make_context
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
@@ -75,12 +75,6 @@ def test_ports_follow_from_the_numbers_of_the_job_and_its_step():
     """Numbers of jobs exceed those of ports, and srun says how it distributes tasks."""
     workers = find_workers(slurm(SLURM_JOB_ID=1234567, SLURM_STEP_ID=2, SLURM_DISTRIBUTION="block"))
     assert workers.addresses[:2] == ("127.0.0.1:24767", "127.0.0.1:24768")
-
-
-def test_a_run_refuses_public_addresses(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", tf_config(["10.0.0.1:1", "8.8.8.8:1"])["TF_CONFIG"])
-    with pytest.raises(ConfigurationError, match="public address"):
-        make_context(resolve("train", {"dataset": "digits"}, model="lenet"))
 
 
 def test_one_worker_by_default():
@@ -225,8 +219,8 @@ def test_workers_compare_options_and_checkpoints(monkeypatch):
     assert compared["the checkpoint"] == checkpoint.digest and "--run-dir" not in compared
 
 
-def test_the_next_fold_keeps_the_threads_of_tensorflow(monkeypatch):
-    monkeypatch.setattr(machine, "_fixed_threads", num_cores() + 2)  # the state after a resumed fold
+def test_the_next_fold_keeps_the_threads_of_tensorflow():
+    machine.fix_threads(num_cores() + 2, required=False)  # as after a resumed fold
     run = TrainingRun.__new__(TrainingRun)
     start = SimpleNamespace(checkpoint=None)
     run.context, run.cluster = SimpleNamespace(workers=None, config=RunConfig(), start=start), None
@@ -367,35 +361,14 @@ def test_workers_with_different_processors_are_noted_or_refused(monkeypatch):
         assert isinstance(result, ConfigurationError) and "--require-same-bytes: worker 1" in result.message
 
 
-def test_a_worker_with_another_secret_is_rejected(monkeypatch):
-    worker, right = threading.local(), cluster._proof
-
-    def proof(nonce, rank, count):
-        return right(nonce + getattr(worker, "secret", ""), rank, count)
-
-    monkeypatch.setattr(cluster, "_proof", proof)
-
-    def run(rank):
-        worker.secret = "x" if rank else ""
-        return {}
-
-    first, second = met(2, run=run, start_timeout=3.0)
-    assert isinstance(second, ConfigurationError) and "another secret" in second.message
-    assert (
-        isinstance(first, WorkersError)
-        and first.exit_code == 7
-        and "worker 1 of 2 did not connect" in first.message
-    )
-    assert "sent away, as it has another secret" in first.message
-
-
-LEAVING = """
+JOINED = """
 import os, sys
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import Workers
-rank, named = int(sys.argv[1]), tuple(sys.argv[2:])
-one, _ = join(Workers(3, rank, addresses=named, source="test"), RunConfig(start_timeout=60.0), {}, 1)
+rank, seconds, named = int(sys.argv[1]), float(sys.argv[2]), tuple(sys.argv[3:])
+workers = Workers(len(named), rank, addresses=named, source="test")
+one, _ = join(workers, RunConfig(start_timeout=seconds), {}, 1)
 one.exchange("x", rank)
 if rank == 2:
     os._exit(9)
@@ -403,17 +376,28 @@ one.exchange("y", rank)
 """
 
 
+def in_processes(count, seconds, **variables):
+    """Connects workers in processes, of which the last has the variables; returns their exit codes and stderr."""
+    named, started = addresses(count), []
+    for rank in range(count):
+        words = [sys.executable, "-c", JOINED, str(rank), str(seconds), *named]
+        env = environment(**(variables if rank == count - 1 else {}))
+        started.append(subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True))
+    errors = [process.communicate(timeout=120)[1] for process in started]
+    return [process.returncode for process in started], errors
+
+
+def test_a_worker_with_another_secret_is_rejected():
+    _, (first, second) = in_processes(2, 8.0, IPUCNN_SECRET="x")
+    assert "ConfigurationError" in second and "another secret" in second
+    assert "WorkersError" in first and "worker 1 of 2 did not connect" in first
+    assert "sent away, as it has another secret" in first
+
+
 def test_remaining_workers_report_which_one_left():
     """Worker 0 tells the other workers which one left, and ends as well."""
-    named = addresses(3)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", LEAVING, str(rank), *named], env=environment(), stderr=subprocess.PIPE
-        )
-        for rank in range(3)
-    ]
-    errors = [process.communicate(timeout=120)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [7, 7, 9], errors
+    codes, errors = in_processes(3, 60.0)
+    assert codes == [7, 7, 9], errors
     assert all("error: worker 2 left\n" in text for text in errors[:2])
 
 
@@ -517,17 +501,14 @@ def test_nonsense_answers_do_not_extend_the_start_timeout():
     listener.close()
 
 
-def test_the_most_workers_that_there_may_be_decide_the_threads(tmp_path, monkeypatch, capsys):
+def test_the_most_workers_that_there_may_be_decide_the_threads(run, monkeypatch):
     def refuse(program, sharing):
-        raise DataError(f"{sharing} workers share {program.num_micro_batches} micro-batches", "")
+        raise DataError(f"{sharing} workers share {program.num_micro_batches} micro-batches", "a hint")
 
     monkeypatch.setattr(runs_train, "threads_of_training", refuse)
     monkeypatch.setattr(runs_train, "fixed_threads", lambda: None)
-    options = (
-        "--dataset digits --device cpu --micro-batch-size 8 --global-batch-size 96 --max-workers 4 --run-dir"
-    )
-    assert cli.run(["train", "toy_model", *options.split(), str(tmp_path / "run")]) == 3
-    assert "4 workers share 12 micro-batches" in capsys.readouterr().err
+    options = "--dataset digits --device cpu --micro-batch-size 8 --global-batch-size 96 --max-workers 4"
+    check_refused(run, Refusal(f"train toy_model {options}", "4 workers share 12 micro-batches", code=3))
 
 
 @pytest.mark.parametrize(
@@ -793,28 +774,21 @@ def test_all_workers_train_the_folds_of_a_cross_validation(tmp_path, capfd):
     assert_same(tmp_path / "one" / "fold-2", tmp_path / "two" / "fold-2")
 
 
-@pytest.mark.parametrize("more", [[], ["--kfold", "2"]])
-def test_workers_that_cannot_connect_leave_no_files(tmp_path, monkeypatch, capfd, more):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TF_CONFIG", tf_config(addresses(2))["TF_CONFIG"])
-    words = ["train", *FLAGS, *more, "--run-dir", "run"]
-    assert cli.run([*words, "--start-timeout", "1"]) == 7
-    errors = capfd.readouterr().err
-    assert "error: worker 1 of 2 did not connect" in errors and "Traceback" not in errors
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "command", [["benchmark", "lenet", "--dataset", "digits"], ["benchmark", "--suite", "keras-tutorial"]]
-)
-def test_a_benchmark_refuses_several_workers(monkeypatch, capfd, command):
-    monkeypatch.setenv("TF_CONFIG", tf_config(["10.0.0.1:1", "10.0.0.2:1"], 1)["TF_CONFIG"])
-    assert cli.run(command) == 2
-    errors = " ".join(capfd.readouterr().err.split())
-    assert (
-        "TF_CONFIG names 2 workers, and `ipucnn benchmark` is one process" in errors
-        and "hint: start it once" in errors
+def test_unsuitable_workers_are_refused_and_leave_no_files(run, monkeypatch):
+    two, one_process = (
+        ["10.0.0.1:1", "10.0.0.2:1"],
+        "TF_CONFIG names 2 workers, and `ipucnn benchmark` is one process",
     )
+    absent = ["train", *FLAGS, "--run-dir", "run", "--start-timeout", 1]
+    for named, refusal in (
+        (["10.0.0.1:1", "8.8.8.8:1"], Refusal("train lenet --dataset digits", "public address")),
+        (two, Refusal("benchmark lenet --dataset digits", one_process, "start it once")),
+        (two, Refusal("benchmark --suite keras-tutorial", one_process, "start it once")),
+        (addresses(2), Refusal(absent, "worker 1 of 2 did not connect", code=7)),
+        (addresses(2), Refusal([*absent, "--kfold", 2], "worker 1 of 2 did not connect", code=7)),
+    ):
+        monkeypatch.setenv("TF_CONFIG", tf_config(named)["TF_CONFIG"])
+        check_refused(run, refusal)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from support.sessions import CPU, data, make_model
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
@@ -21,7 +22,7 @@ from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import environment
 from ipucnn.sessions.host.division import Capacity, choose_devices
-from ipucnn.sessions.host.session import HostSession, _exceptions
+from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.host.workers import Workers, check_sharing, notes_of_sharing
 from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import DeviceInfo
@@ -318,11 +319,18 @@ def test_users_choose_deterministic_operations(monkeypatch, is_deterministic, va
 
 
 def test_an_operation_without_deterministic_form_has_a_hint():
-    text = "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not currently available."
+    def evaluate(text):
+        def loss(*arguments):
+            raise tf.errors.UnimplementedError(None, None, text)
+
+        session = HostSession(CPU)
+        session.prepare_evaluation(make_model("none"), loss)
+        session.evaluate([(*data(4, 0), tf.ones(4))])
+
     with pytest.raises(
         ConfigurationError, match="with deterministic operations: A deterministic GPU"
-    ) as caught, _exceptions():
-        raise tf.errors.UnimplementedError(None, None, text)
+    ) as caught:
+        evaluate("A deterministic GPU implementation of DepthwiseConvBackpropFilter is not available.")
     assert "--no-deterministic-operations" in caught.value.hint
-    with pytest.raises(tf.errors.UnimplementedError), _exceptions():
-        raise tf.errors.UnimplementedError(None, None, "something else")
+    with pytest.raises(tf.errors.UnimplementedError):
+        evaluate("something else")

@@ -14,6 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorflow import keras
 
+from ipucnn.compiled import jit
+from ipucnn.models.blueprint import read_blueprint
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
@@ -259,6 +261,13 @@ def both(model, images, training):
     return zip(*results)
 
 
+def replaced(model, alone=False):
+    """Returns the layers of a network of one stage that are computed in another way."""
+    blueprint = read_blueprint(model)
+    layers = {layer.name: layer for layer in model.layers}
+    return fast_layers.find_fast_layers(blueprint.steps[1:], layers, [blueprint.output], alone)
+
+
 CONVOLUTIONS = [
     lambda: keras.layers.Conv2D(6, 1, use_bias=False),
     lambda: keras.layers.Conv2D(6, 1, strides=2, activation="relu"),
@@ -314,7 +323,7 @@ def test_zero_padding_is_merged_into_the_same_padding_of_a_convolution(
     if any(n + sum(pair) < kernel for n, pair in zip(size, zeros)):
         return
     model = small_network(size, lambda x: convolve(padded(x)), "batch", "relu")
-    fast = Network(model, on_cpu=True, alone=False)._fast[0]
+    fast = replaced(model)
     expected = all(is_left(n) for n in size)
     assert ("zeros" in fast.done_in_training) == ("zeros" in fast.done_in_inference) == expected
     images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
@@ -364,21 +373,16 @@ def test_outputs_with_other_readers_are_not_fused_with_the_next_layer():
     normal = BatchNormalization(name="norm")(x)
     y = keras.layers.Activation("relu", name="relu")(normal)
     model = keras.Model(inputs, keras.layers.Add(name="add")([normal, y]))
-    network = Network(model, on_cpu=True, alone=False)
-    assert network._fast[0].done_in_training == [] and network._fast[0].done_in_inference == ["norm"]
+    fast = replaced(model)
+    assert fast.done_in_training == [] and fast.done_in_inference == ["norm"]
     images = tf.random.stateless_normal([6, 4, 4, 3], [0, 1])
     for training in (True, False):
         for keras_s, ours in both(model, images, training):
             np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
     model = keras.Model(inputs, y)
-    assert (
-        Network(model, on_cpu=True, alone=False)._fast[0].done_in_training
-        == ["relu"] * fast_layers.HAS_KERNELS
-    )
-    alone = Network(model, on_cpu=True, alone=True)._fast[0]
+    assert replaced(model).done_in_training == ["relu"] * fast_layers.HAS_KERNELS
+    alone = replaced(model, alone=True)
     assert alone.done_in_training == alone.done_in_inference == []
-    nothing = Network(model, on_cpu=False, alone=False)._fast[0]
-    assert not nothing.training and not nothing.inference
 
 
 @pytest.mark.parametrize("layer", [
@@ -459,5 +463,5 @@ def test_numba_compiles_without_a_working_cache(monkeypatch, error):
         return lambda function: (function, signatures, options["nogil"])
 
     monkeypatch.setattr(kernels.numba, "njit", njit)
-    function, signatures, nogil = kernels._jit(kernels.numba.int64)(len)
+    function, signatures, nogil = jit(kernels.numba.int64)(len)
     assert function is len and len(signatures) == 1 and nogil is True

@@ -6,35 +6,44 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from support.refusals import Refusal, check_refused
 from support.workers import FLAGS, PROGRAM, environment, with_values
 
 import ipucnn
-from ipucnn import cli
-from ipucnn.errors import ConfigurationError, WorkersError
+from ipucnn.errors import WorkersError
 from ipucnn.interrupts import Interrupted
 
 
-def test_launch_divides_the_gpus_among_workers(monkeypatch):
-    from ipucnn.commands.launch import _share_gpus
+def test_launch_divides_the_gpus_among_workers(run, monkeypatch):
+    from ipucnn.commands import launch as launching
     from ipucnn.diagnosis import look
 
     gpus = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
     monkeypatch.setattr(look, "find_gpus", lambda: (gpus, None))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    named = [variables["CUDA_VISIBLE_DEVICES"] for variables in _share_gpus(["train", "lenet"], 2)]
-    assert named == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
-    with pytest.raises(ConfigurationError, match="3 workers cannot share 4 GPUs") as refused:
-        _share_gpus(["train", "lenet"], 3)
-    assert refused.value.hint.startswith("use -n 1 or 2 or 4,")
+    note = "import json, os; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
+    note += "open(f'worker-{rank}', 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', ''))"
+    monkeypatch.setattr(launching, "_PROGRAM", note)
+
+    def given(count, *words):
+        """Returns the GPUs of each worker."""
+        code, _, err = run("launch", "-n", count, "--", "train", "lenet", *words)
+        assert code == 0, err
+        return [Path(f"worker-{rank}").read_text() for rank in range(count)]
+
+    assert given(2) == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    hint = "use -n 1 or 2 or 4,"
+    check_refused(run, Refusal("launch -n 3 -- train lenet", "3 workers cannot share 4 GPUs", hint))
     for words in (["--device", "cpu"], ["--device=cpu"]):
-        assert _share_gpus(["train", "lenet", *words], 3) == [{}] * 3
+        assert given(3, *words) == [""] * 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,1,9,4")
-    assert _share_gpus(["train"], 4)[2] == {"CUDA_VISIBLE_DEVICES": "9"}
+    assert given(4) == ["7", "1", "9", "4"]
     monkeypatch.setattr(look, "find_gpus", lambda: ([], "nvidia-smi is not on PATH"))
-    assert _share_gpus(["train"], 3) == [{}] * 3
+    assert given(3) == ["7,1,9,4"] * 3
 
 
 LAUNCHED = """
@@ -131,19 +140,15 @@ def test_the_hint_of_an_interrupted_run_continues_it(tmp_path, monkeypatch, laun
     assert ended.value.hint == f"continue it with: {command} --resume --run-dir {folder}"
 
 
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        (["plan-splits", "lenet"], "without launch: ipucnn plan-splits"),
-        (["benchmark", "lenet"], "without launch: ipucnn benchmark"),
-        (["nonsense"], "type: ipucnn launch -n 3 -- train"),
-        ([], "type: ipucnn launch -n 3 -- train"),
-    ],
-)
-def test_launch_refuses_other_commands(capfd, command, hint):
-    assert cli.run(["launch", "-n", "3", "--", *command]) == 2
-    errors = capfd.readouterr().err
-    assert "error: `ipucnn launch` starts workers of" in errors and hint in errors
+def test_launch_refuses_other_commands(run):
+    error, some = "`ipucnn launch` starts workers of", "type: ipucnn launch -n 3 -- train"
+    check_refused(
+        run,
+        Refusal("launch -n 3 -- plan-splits lenet", error, "without launch: ipucnn plan-splits"),
+        Refusal("launch -n 3 -- benchmark lenet", error, "without launch: ipucnn benchmark"),
+        Refusal("launch -n 3 -- nonsense", error, some),
+        Refusal("launch -n 3 --", error, some),
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")

@@ -65,6 +65,7 @@ def assert_same(host, poplar, tolerance=1e-6):
 
 
 PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), ipus_per_replica=2)
+GROUPED = {**PIPELINE, "num_ipus": 4}
 
 
 @pytest.mark.slow_cases("cross_entropy-1")
@@ -83,7 +84,7 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
             weight.assign(rng.normal(0.3, 0.4, weight.shape))
         return model
 
-    program = make_program(2, 4, 2, **({**PIPELINE, "num_ipus": 4} if stages > 1 else {}))
+    program = make_program(2, 4, 2, **(GROUPED if stages > 1 else {}))
     images, _ = data(program.num_weight_updates * program.global_batch_size, 5)
     labels = np.random.default_rng(6).integers(0, 3, images.shape[:3]).astype(np.int32)
     config = dataclasses.replace(RunConfig(), num_replicas=2)
@@ -100,34 +101,39 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
         assert on_ipus.shape == (2, SIZE, SIZE, 3)
 
 
-@pytest.mark.slow_cases(
-    "batch-4-1-1-changes0", "batch-4-2-4-changes2", "batch-4-3-2-changes1", "batch-4-4-2-changes3"
-)
+CLIPPED = ("sgd", {"momentum": 0.9}, {"clip_gradient_norm": 0.3, "ema_decay": 0.1})
+
+
+@pytest.mark.slow_cases("plain", "distributed", "running mean", "pipeline", "clipped")
 @pytest.mark.parametrize(
-    ("norm", "batch", "accumulate", "replicas", "changes"),
+    ("norm", "batch", "accumulate", "replicas", "changes", "optimizer"),
     [
-        ("batch", 4, 1, 1, {}),
-        ("batch", 4, 3, 2, {"gradient_accumulation_reduction_method": "running_mean"}),
-        ("batch", 4, 2, 4, {"dbn_replica_group_size": 2}),
-        ("batch", 4, 4, 2, {**PIPELINE, "num_ipus": 4}),
-        (
-            "group",
-            2,
-            4,
-            2,
-            {
-                **PIPELINE,
-                "num_ipus": 4,
-                "gradient_accumulation_reduction_method": "sum",
-                "loss_scaling": 64.0,
-            },
+        pytest.param("batch", 4, 1, 1, {}, SGD, id="plain"),
+        pytest.param(
+            *("batch", 4, 3, 2, {"gradient_accumulation_reduction_method": "running_mean"}, SGD),
+            id="running mean",
         ),
+        pytest.param("batch", 4, 2, 4, {"dbn_replica_group_size": 2}, SGD, id="distributed"),
+        pytest.param("batch", 4, 4, 2, GROUPED, SGD, id="pipeline"),
+        pytest.param(
+            *("group", 2, 4, 2),
+            {**GROUPED, "gradient_accumulation_reduction_method": "sum", "loss_scaling": 64.0},
+            SGD,
+            id="sum",
+        ),
+        # The norm is that of all stages' gradients together; moving statistics are averaged, too.
+        pytest.param("batch", 4, 4, 2, {}, CLIPPED, id="clipped"),
+        pytest.param("group", 4, 4, 2, GROUPED, CLIPPED, id="clipped in a pipeline"),
+        # On IPUs, custom batch norm passes its statistics as gradients, which are not clipped.
+        pytest.param("custom", 4, 4, 2, {}, CLIPPED, id="statistics not clipped"),
     ],
 )
-def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, changes):
+def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, changes, optimizer):
     program = make_program(batch, accumulate, replicas, updates_per_epoch=3, **changes)
-    host, poplar, _ = both(norm, program)
+    host, poplar, _ = both(norm, program, optimizer)
     assert_same(host, poplar)
+    averages = sum(name.endswith("/average") for name in host[1])
+    assert averages == (len(host[0]) if optimizer is CLIPPED else 0)
     ends = [[e for e in side[2] if isinstance(e, ExecutionFinished)] for side in (host, poplar)]
     assert [e.weight_updates for e in ends[0]] == [e.weight_updates for e in ends[1]]
     if program.num_replicas == 1 or program.num_stages == 1:
@@ -142,7 +148,7 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
     [
         ("batch", ("conv0", "norm0", "conv1"), {}),
         # The first of two stages is frozen as a whole; the other's statistics are measured.
-        ("batch", ("conv0", "norm0"), {**PIPELINE, "num_ipus": 4}),
+        ("batch", ("conv0", "norm0"), GROUPED),
         ("group", ("norm0", "conv1"), {}),
     ],
     ids=["batch", "pipeline", "group"],
@@ -165,7 +171,7 @@ def test_frozen_layers_as_on_the_host(norm, still, changes):
     ("precision", "norm", "replicas", "changes"),
     [
         ("16.16", "batch", 2, {}),
-        ("16.16", "group", 2, {**PIPELINE, "num_ipus": 4}),
+        ("16.16", "group", 2, GROUPED),
         ("16.32", "batch", 2, {}),
     ],
 )
@@ -194,19 +200,6 @@ def test_16_bits_as_on_the_host(precision, norm, replicas, changes):
     if precision == "16.16":
         other = sum((poplar[0][name] != value).sum() for name, value in host[0].items())
         assert other < 0.05 * sum(value.size for value in host[0].values())
-
-
-@pytest.mark.slow_cases("replicas")
-@pytest.mark.parametrize(
-    ("norm", "changes"), [("batch", {}), ("group", {**PIPELINE, "num_ipus": 4})], ids=["replicas", "pipeline"]
-)
-def test_clipped_gradients_and_averages_as_on_the_host(norm, changes):
-    """The norm is that of all stages' gradients together; moving statistics are averaged, too."""
-    program = make_program(4, 4, 2, updates_per_epoch=3, **changes)
-    optimizer = ("sgd", {"momentum": 0.9}, {"clip_gradient_norm": 0.3, "ema_decay": 0.1})
-    host, poplar, _ = both(norm, program, optimizer)
-    assert_same(host, poplar)
-    assert sum(name.endswith("/average") for name in host[1]) == len(host[0])
 
 
 @pytest.mark.parametrize(

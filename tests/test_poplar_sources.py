@@ -2,7 +2,6 @@
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,34 +28,26 @@ def test_every_rule_of_the_double_names_its_source():
     assert sum(len(item.sources) for item in functions.values()) > 90
 
 
-RAISES = {
-    "no place": "def refuse():\n    raise ValueError('no')",
-    "in a class": "class A:\n    def refuse(self):\n        if self:\n            raise ValueError('no')",
-    "beside a rule": "@rule('ipu config.py A')\ndef one():\n    raise ValueError\ndef two():\n    raise ValueError",
-    "not the double's lack": "def refuse():\n    raise NotImplementedError('accumulation')",
-}
-
-
-@pytest.mark.parametrize("text", RAISES.values(), ids=RAISES)
-def test_rule_without_a_source_is_found(monkeypatch, tmp_path, text):
-    (tmp_path / "new.py").write_text(textwrap.dedent(text), encoding="utf-8")
-    monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
-    assert len(declared()[1]) == 1
+SOURCED = "@rule('ipu config.py A')\n"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "count"),
     [
-        "@rule('ipu config.py A')\ndef refuse():\n    def inner():\n        raise ValueError('no')\n    inner()",
-        "@unsourced('closed source')\ndef refuse():\n    raise ValueError('no')",
-        "def refuse(n):\n    raise NotImplementedError(f'the double lacks {n}')",
-        "def again():\n    try:\n        pass\n    except ValueError:\n        raise",
+        ("def refuse():\n    raise ValueError('no')", 1),
+        ("class A:\n    def refuse(self):\n        if self:\n            raise ValueError('no')", 1),
+        (SOURCED + "def one():\n    raise ValueError\ndef two():\n    raise ValueError", 1),
+        ("def refuse():\n    raise NotImplementedError('accumulation')", 1),
+        (SOURCED + "def refuse():\n    def inner():\n        raise ValueError('no')\n    inner()", 0),
+        ("@unsourced('closed source')\ndef refuse():\n    raise ValueError('no')", 0),
+        ("def refuse(n):\n    raise NotImplementedError(f'the double lacks {n}')", 0),
+        ("def again():\n    try:\n        pass\n    except ValueError:\n        raise", 0),
     ],
 )
-def test_rule_with_a_source_is_accepted(monkeypatch, tmp_path, text):
+def test_rules_without_a_source_are_found(monkeypatch, tmp_path, text, count):
     (tmp_path / "new.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
-    assert declared()[1] == []
+    assert len(declared()[1]) == count
 
 
 @pytest.mark.parametrize("place", ["", "ipu config.py", "popart config.py A", "ipu config A", "config.py A"])

@@ -115,39 +115,32 @@ def _check_pipeline(ipu: Any, program: Any, config: Any, made: Any) -> None:
     assert program.steps_per_execution % steps == 0
 
 
-def test_wrong_layouts_are_refused_with_the_nearest_legal_ones():
-    program = plain_program(1, 4, 1, num_stages=2, device_mapping=(0, 0), pipeline_schedule="Interleaved")
-    config = RunConfig()
-    with pytest.raises(ConfigurationError, match="Interleaved schedule cannot train several stages"):
+PIPELINE = dict(num_stages=2, num_ipus=2, device_mapping=(0, 1), recomputation=True)
+SHARING = dict(replicated_optimizer_state_sharding=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout", "options", "wrong", "message"),
+    [
+        ((1, 4, 1), {**PIPELINE, "pipeline_schedule": "Sequential"}, {},
+         {"recomputation_mode": "RecomputeThenBackpropagate"}, "RecomputeThenBackpropagate"),
+        ((1, 4, 1), {**PIPELINE, "pipeline_schedule": "Interleaved"}, {},
+         {"recomputation_mode": "RecomputeAndBackpropagateInterleaved"}, "RecomputeAndBackpropagateInterleaved"),
+        ((1, 4, 2), {}, SHARING, {"optimizer_state_offloading": False}, "not offloaded"),
+        ((1, 4, 2), {}, {}, {"validation_num_replicas": 4}, "hold 2"),
+        ((1, 4, 3), {}, None, {}, "need 3 IPUs"),
+        ((1, 1, 2), {}, None, SHARING, "without accumulation"),
+        ((1, 4, 1), {"num_stages": 2, "device_mapping": (0, 0), "pipeline_schedule": "Interleaved"}, None, {},
+         "Interleaved schedule cannot train several stages"),
+    ],
+)  # fmt: skip
+def test_wrong_layouts_are_refused(sizes, layout, options, wrong, message):
+    """Without the wrong options, a layout with legal options is accepted."""
+    program, config = plain_program(*sizes, **layout), dataclasses.replace(RunConfig(), **(options or {}))
+    if options is not None:
         check_program(program, config)
-    with pytest.raises(ConfigurationError, match="need 3 IPUs"):
-        check_program(plain_program(1, 4, 3), config)
-    for schedule, mode in (
-        ("Sequential", "RecomputeThenBackpropagate"),
-        ("Interleaved", "RecomputeAndBackpropagateInterleaved"),
-    ):
-        program = plain_program(
-            1,
-            4,
-            1,
-            num_stages=2,
-            num_ipus=2,
-            device_mapping=(0, 1),
-            pipeline_schedule=schedule,
-            recomputation=True,
-        )
-        check_program(program, config)
-        with pytest.raises(ConfigurationError, match=mode):
-            check_program(program, dataclasses.replace(config, recomputation_mode=mode))
-    sharding = dataclasses.replace(config, replicated_optimizer_state_sharding=True)
-    check_program(plain_program(1, 4, 2), sharding)
-    with pytest.raises(ConfigurationError, match="not offloaded"):
-        check_program(plain_program(1, 4, 2), dataclasses.replace(sharding, optimizer_state_offloading=False))
-    with pytest.raises(ConfigurationError, match="without accumulation"):
-        check_program(plain_program(1, 1, 2), sharding)
-    wrong = dataclasses.replace(config, validation_num_replicas=4)
-    with pytest.raises(ConfigurationError, match="hold 2"):
-        check_program(plain_program(1, 4, 2), wrong)
+    with pytest.raises(ConfigurationError, match=message):
+        check_program(program, dataclasses.replace(config, **wrong))
 
 
 SAMPLE = ["toy_model", "lenet", "cifar_resnet8"]
