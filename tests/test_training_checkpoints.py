@@ -139,6 +139,18 @@ def test_half_of_the_free_memory_suffices_for_a_checkpoint(tmp_path, monkeypatch
     assert load_checkpoint(tmp_path / "x").weights == {}
 
 
+def test_compressed_numbers_are_refused_even_if_they_are_no_smaller(tmp_path):
+    noise = np.random.default_rng(1).integers(0, 2**16, 4000).astype(np.uint16).view(np.float16)
+    save_checkpoint(tmp_path / "x", {"w": noise[np.isfinite(noise)]}, {}, FACTS)
+    with zipfile.ZipFile(tmp_path / "x") as stored, zipfile.ZipFile(tmp_path / "y", "w") as other:
+        for name in stored.namelist():
+            other.writestr(name, stored.read(name), zipfile.ZIP_DEFLATED, compresslevel=0)
+    assert len(load_checkpoint(tmp_path / "x").weights["w"]) > 3000
+    assert (tmp_path / "y").stat().st_size > (tmp_path / "x").stat().st_size
+    with pytest.raises(DataError, match="damaged or no checkpoint"):
+        load_checkpoint(tmp_path / "y")
+
+
 def with_member(path, name, descr, shape, num_bytes=8, fortran=False):
     """Adds a member to an empty checkpoint."""
     save_checkpoint(path, {}, {}, FACTS)
