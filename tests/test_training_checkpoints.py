@@ -66,6 +66,8 @@ def test_the_same_state_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         save_checkpoint(tmp_path / name, {"w": np.arange(5.0)}, {}, FACTS)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a") as archive:
+        assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 @given(position=st.floats(0, 1, exclude_max=True), cut=st.booleans())
