@@ -209,6 +209,13 @@ def threads_as_at_first():
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Makes an empty folder the current one, and returns it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     """Runs a command in an empty folder and returns (exit code, stdout, stderr); a traceback fails the test."""
     from ipucnn import cli
@@ -262,6 +269,14 @@ def lightly(monkeypatch):
     from light_training import train_lightly
 
     train_lightly(monkeypatch)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Opens exported files in this process: starting a process for them takes most of the time."""
+    from ipucnn.runs import runtimes, verification
+
+    monkeypatch.setattr(verification, "RuntimeProcess", runtimes.load)
 
 
 @pytest.fixture

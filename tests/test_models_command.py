@@ -4,14 +4,13 @@ import json
 import re
 
 import pytest
+from support.refusals import Refusal, check_refused
 
-from ipucnn.cli import run
 from ipucnn.models.registry import list_models
 
 
-def test_a_pipe_gets_a_whole_line_for_each_model(capsys):
-    assert run(["models"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
+def test_a_pipe_gets_a_whole_line_for_each_model(run):
+    head, *lines = run("models")[1].splitlines()
     assert [line.split()[0] for line in lines] == [record.name for record in list_models()]
     assert "\x1b" not in "".join(lines) and "…" not in "".join(lines)
     # Numbers end where their heading ends, and texts begin where it begins.
@@ -24,59 +23,48 @@ def test_a_pipe_gets_a_whole_line_for_each_model(capsys):
 @pytest.mark.parametrize(
     ("width", "shown"), [(160, {"norm", "smallest", "paper"}), (80, {"norm"}), (70, set())]
 )
-def test_a_narrow_terminal_leaves_columns_out(capsys, monkeypatch, width, shown):
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_a_narrow_terminal_leaves_columns_out(run, monkeypatch, width, shown):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert run(["models", "efficientnet*"]) == 0
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", run("models", "efficientnet*", columns=width)[1]).splitlines()
     assert max(map(len, lines)) <= width
     assert {title for title in ("norm", "smallest", "paper") if title in " ".join(lines)} == shown
     assert "MACs" in " ".join(lines) and sum("efficientnet-b" in line for line in lines) >= 8
 
 
-def test_pattern_and_json(capsys):
-    assert run(["models", "ResNet*", "--json"]) == 0
-    records = json.loads(capsys.readouterr().out)
+def test_pattern_and_json(run):
+    records = json.loads(run("models", "ResNet*", "--json")[1])
     names = [record["name"] for record in records]
     assert "resnet50" in names and "cifar_resnet8" not in names
     assert "builder" not in records[0]
 
 
-def test_summary(capsys):
-    assert run(["models", "lenet", "--summary"]) == 0
-    out = capsys.readouterr().out.splitlines()
+def test_summary(run):
+    out = run("models", "lenet", "--summary")[1].splitlines()
     assert out[0].split() == ["layer", "type", "output", "parameters", "MACs"]
     assert out[1].startswith("input")
     assert "61,706 trainable parameters" in out[-1]
-    assert run(["models", "lenet", "--summary", "--json", "--image-size", "32x40"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(run("models", "lenet", "--summary", "--json", "--image-size", "32x40")[1])
     assert report["input_shape"] == [32, 40, 1]
     assert report["layers"][0]["name"] == "input"
     assert report["macs"] == sum(layer["macs"] for layer in report["layers"])
 
 
-@pytest.mark.parametrize(
-    "args, word",
-    [
-        (["models", "resnet5"], "did you mean"),
-        (["models", "none-such*"], "no model matches"),
-        (["models", "resnet*", "--summary"], "unknown model"),
-        (["models", "lenet", "--image-size", "32"], "--summary"),
-        (["models", "lenet", "--summary", "--image-size", "x"], "--image-size"),
-        (["models", "unet", "--summary", "--image-size", "256"], "252 or 268"),
-        (["models", "lenet", "--summary", "--dataset", "nosuch"], "nosuch"),
-    ],
-)
-def test_errors(args, word, capsys):
-    assert run(args) == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    assert word in streams.err and "Traceback" not in streams.err
+def test_errors(run):
+    check_refused(
+        run,
+        Refusal("resnet5", "", "did you mean"),
+        Refusal("none-such*", "no model matches"),
+        Refusal("resnet* --summary", "unknown model"),
+        Refusal("lenet --image-size 32", "--summary"),
+        Refusal("lenet --summary --image-size x", "--image-size"),
+        Refusal("unet --summary --image-size 256", "", "252 or 268"),
+        Refusal("lenet --summary --dataset nosuch", "nosuch"),
+        command=["models"],
+    )
 
 
-def test_a_summary_for_the_images_and_classes_of_a_data_set(capsys, monkeypatch, tmp_path):
+def test_a_summary_for_the_images_and_classes_of_a_data_set(run, tmp_path):
     """A network from a file takes its input shape and classes from the data set."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "def build(input_shape, num_classes):\n"
         "    from tensorflow import keras\n"
@@ -89,12 +77,11 @@ def test_a_summary_for_the_images_and_classes_of_a_data_set(capsys, monkeypatch,
         "    images, labels = np.zeros((14, 6, 5, 3), 'uint8'), np.arange(14) % 7\n"
         "    return (images, labels), (images, labels)\n"
     )
-    assert run(["models", "net.py:build", "--summary", "--dataset", "data.py:load", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    code, out, _ = run("models", "net.py:build", "--summary", "--dataset", "data.py:load", "--json")
+    report = json.loads(out)
     assert (report["input_shape"], report["num_classes"]) == ([6, 5, 3], 7)
     assert report["parameters"] == (6 * 5 * 3 + 1) * 7
-    assert run(["models", "net.py:build", "--summary", "--image-size", "4"]) == 0
-    captured = capsys.readouterr()
-    assert "1,000 classes" in captured.out and "--dataset NAME takes those of a data set" in captured.err
-    assert run(["models", "net.py:build", "--dataset", "data.py:load"]) == 2
-    assert "ipucnn models net.py:build --summary --dataset data.py:load" in capsys.readouterr().err
+    code, out, err = run("models", "net.py:build", "--summary", "--image-size", 4, columns=200)
+    assert code == 0 and "1,000 classes" in out and "--dataset NAME takes those of a data set" in err
+    hint = "ipucnn models net.py:build --summary --dataset data.py:load"
+    check_refused(run, Refusal("models net.py:build --dataset data.py:load", "", hint))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.refusals import Refusal, check_refused
 
 OLD = Path(__file__).parent / "data" / "cd09a5d"
 
@@ -53,11 +54,9 @@ def test_old_plan_is_trained_and_compared(old, run):
 
 
 def test_old_suite_and_result_are_refused_with_their_replacement(old, run):
-    code, _, err = run("benchmark", "--suite", "old/suite.yml")
-    error, hint = err.splitlines()[-2:]
-    assert code == 2 and "unknown field `defaults`" in error and "options: --flag value" in hint
     (old / "new.yml").write_text("title: small\nrows:\n  - benchmark toy_model --host-generated-data\n")
-    code, _, err = run("benchmark", "--suite", "old/new.yml", "--versus", "old/suite.json")
-    error, hint = err.splitlines()[-2:]
-    assert code != 0 and error.startswith("error: ") and "suite.json" in error and "version" in error
-    assert hint.startswith("hint: ") and "Traceback" not in err
+    check_refused(
+        run,
+        Refusal("benchmark --suite old/suite.yml", "unknown field `defaults`", "options: --flag value"),
+        Refusal("benchmark --suite old/new.yml --versus old/suite.json", "suite.json", code=3),
+    )

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
 PLAN = ("plan-splits", "lenet", "--stages", "2")
@@ -87,25 +88,19 @@ def test_plan_can_be_written_to_stdout(tmp_path, name, to):
     assert out.index("model: lenet") < out.index("</html>") < out.rindex("to train with it")
 
 
-def test_plan_outputs_to_the_same_file_are_refused(run, tmp_path):
-    (tmp_path / "link").symlink_to("plan")
-    for html in ("plan", "./plan", "link"):
-        code, _, err = run(*PLAN, "--save", "plan", "--html", html)
-        assert code == 2 and "are both" in err and "hint:" in err
-    assert not (tmp_path / "plan").exists()
-
-
-def test_plan_never_overwrites_its_inputs(run, tmp_path):
+def test_plan_never_overwrites_its_inputs_or_outputs(run, tmp_path):
     assert run(*PLAN, "--save", "plan.yml")[0] == 0
-    before = (tmp_path / "plan.yml").read_text()
     (tmp_path / "link").symlink_to("plan.yml")
-    for name in ("plan.yml", "link"):
-        code, _, err = run(*PLAN, "--compare", "plan.yml", "--html", name)
-        assert code == 2 and "--compare" in err and "would be replaced" in err
+    (tmp_path / "new").symlink_to("absent")
     (tmp_path / "own.yml").write_text("model-name: lenet\n")
-    code, _, err = run("plan-splits", "--stages", "2", "--config-path", "own.yml", "--save", "own.yml")
-    assert code == 2 and "--config-path" in err
-    assert (tmp_path / "plan.yml").read_text() == before
+    check_refused(
+        run,
+        *(Refusal(f"--save absent --html {name}", "are both") for name in ("absent", "./absent", "new")),
+        *(Refusal(f"--compare plan.yml --html {name}", "would be replaced") for name in ("plan.yml", "link")),
+        command=PLAN,
+    )
+    own = "plan-splits --stages 2 --config-path own.yml --save own.yml"
+    check_refused(run, Refusal(own, "--config-path"))
     # A new plan replaces the former one.
     assert run(*PLAN, "--save", "plan.yml")[0] == 0
 
@@ -128,19 +123,16 @@ def test_evaluation_figures_and_tables_can_be_written_to_pipes(run, tmp_path, tr
 
 def test_inputs_are_never_overwritten(run, tmp_path, trained, image):
     (tmp_path / "link.png").symlink_to("image.png")
-    before = image.read_bytes(), (trained / "report.json").read_bytes()
-    for name in ("image.png", "./image.png", "link.png"):
-        code, _, err = run("infer", trained, "image.png", "--contact-sheet", name)
-        assert code == 2 and "one of the images" in err and "hint:" in err
     (tmp_path / "out.json").symlink_to(trained / "report.json")
-    for name in (trained / "report.json", "out.json"):
-        code, _, err = run("infer", trained, "image.png", "--output", name)
-        assert code == 2 and "a file of the run" in err
     (tmp_path / "out.csv").symlink_to(trained / "checkpoints" / "last.npz")
-    code, _, err = run("infer", trained / "checkpoints" / "last.npz", "image.png", "--output", "out.csv")
-    assert code == 2 and "RUN" in err
-    code, _, err = run(
-        "evaluate", trained, "--predictions", "a.csv", "--plot", "b.png", "--contact-sheet", "b.png"
+    before = (trained / "report.json").read_bytes()
+    infer, images, own = ["infer", trained, "image.png"], "one of the images", "a file of the run"
+    same = ("--plot", "b.png", "--contact-sheet", "b.png")
+    check_refused(
+        run,
+        *(Refusal([*infer, "--contact-sheet", n], images) for n in ("image.png", "./image.png", "link.png")),
+        *(Refusal([*infer, "--output", name], own) for name in (trained / "report.json", "out.json")),
+        Refusal(["infer", trained / "checkpoints" / "last.npz", "image.png", "--output", "out.csv"], "RUN"),
+        Refusal(["evaluate", trained, "--predictions", "a.csv", *same], "are both"),
     )
-    assert code == 2 and "are both" in err
-    assert before == (image.read_bytes(), (trained / "report.json").read_bytes())
+    assert before == (trained / "report.json").read_bytes()

@@ -67,25 +67,6 @@ def test_white_panels_have_an_outline_and_the_image_is_named(tmp_path, monkeypat
     assert width == plain[0] and height == plain[1] + 15
 
 
-def test_reliability_diagram_shows_the_predictions_per_bin():
-    from matplotlib.figure import Figure
-
-    from ipucnn.reports.evaluate import _reliability
-
-    counts = [0, 1200, 3, 0, 40]
-    rows = [
-        {"lower": i / 5, "upper": (i + 1) / 5, "count": count, "accuracy": 0.5, "confidence": i / 5 + 0.1}
-        for i, count in enumerate(counts)
-    ]
-    axis = Figure().subplots()
-    _reliability(axis, {"calibration": rows, "measured": {"calibration_error": 0.1}})
-    assert [(text.get_text(), round(text.xy[0], 3)) for text in axis.texts] == [
-        ("1,200", 0.3),
-        ("3", 0.5),
-        ("40", 0.9),
-    ]
-
-
 def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeypatch, capsys):
     from ipucnn.reports import runs, sheets
     from ipucnn.runs.folder import RunFolder
@@ -93,10 +74,11 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
     class Killed(BaseException):
         pass
 
-    drawn = []
+    drawn, kept = [], []
 
     def killed(first, *_):
         drawn.append(first)
+        kept.append((folder / "checkpoints" / "last.npz").read_bytes())
         raise Killed
 
     folder = tmp_path / "run"
@@ -113,6 +95,8 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
     names = [image.name for image in drawn[0]]
     assert names == [f"evaluation image {n}, the inner 20x20 of 204x204 pixels" for n in (0, 1)]
     assert cli.run(options) == 0
+    # What was trained is not trained again.
+    assert kept == [(folder / "checkpoints" / "last.npz").read_bytes()] * 3
     assert all((folder / file).exists() for file in needed)
     assert Image.open(folder / "predictions.png").size[0] > 500
     out, err = capsys.readouterr()

@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
@@ -160,16 +161,8 @@ def test_segmentation_metrics_equal_a_naive_reference(loss):
         for image, mask in zip(logits.reshape(7, -1, 3), labels.reshape(7, -1)):
             p = np.array([probabilities_of(pixel) for pixel in image])[:, 1:]
             truth = np.stack([mask == 1, mask == 2], axis=1)
-            for class_probability, class_truth in zip(p.T, truth.T):  # each class alone, then their mean
-                value += (
-                    (
-                        1
-                        - (2 * (class_probability * class_truth).sum() + 1)
-                        / (class_probability.sum() + class_truth.sum() + 1)
-                    )
-                    / 2
-                    / 7
-                )
+            for q, t in zip(p.T, truth.T):  # each class alone, then their mean
+                value += (1 - (2 * (q * t).sum() + 1) / (q.sum() + t.sum() + 1)) / 2 / 7
     assert result["loss"] == pytest.approx(value, abs=1e-6)
 
 
@@ -272,7 +265,7 @@ def test_tables_fit_any_width(trained, run):
     assert "confused most often" in text and "confusion matrix" not in text
 
 
-def test_evaluation_figure_is_written(trained, run, tmp_path):
+def test_evaluation_figure_is_written(trained, run, tmp_path, monkeypatch):
     code, out, err = run("evaluate", trained, "--plot", "f.SVG", "--json")
     assert code == 0 and "f.SVG" in err, err
     assert [p.name for p in tmp_path.iterdir()] == ["f.SVG"]
@@ -280,6 +273,14 @@ def test_evaluation_figure_is_written(trained, run, tmp_path):
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
         draw_evaluation(json.loads(out), tmp_path / "f", suffix)
         assert (tmp_path / "f").read_bytes().startswith(start)
+    # The reliability diagram shows the number of predictions above each bin that has some.
+    result, figures = json.loads(out), []
+    for number, (row, count) in enumerate(zip(result["calibration"], [0, 1200, 3, *[0] * 12])):
+        row.update(count=count, accuracy=0.5, confidence=(number + 0.5) / 15)
+    monkeypatch.setattr("ipucnn.reports.evaluate.save_figure", lambda figure, *_: figures.append(figure))
+    draw_evaluation(result, tmp_path / "f", ".png")
+    texts = [(text.get_text(), round(text.xy[0] * 15, 3)) for text in figures[0].axes[1].texts]
+    assert texts == [("1,200", 1.5), ("3", 2.5)]
 
 
 def test_impossible_figures_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
@@ -377,19 +378,15 @@ def names_in_a_table(file):
     file.attrs["layer_names"] = np.array([[b"dense"]])
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
+def test_parts_of_a_keras_file_that_are_larger_than_a_network_s_are_refused(tmp_path, run):
+    for damage, error in (
         (huge_chunks, "/dense/kernel is not a stored float tensor"),
         (many_texts, "its attribute layer_names has the shape (5000,)"),
         (names_in_a_table, "its attribute layer_names has the shape (1, 1)"),
-    ],
-)
-def test_parts_of_a_keras_file_that_are_larger_than_a_network_s_are_refused(damage, reason, tmp_path, run):
-    with h5py.File(str(tmp_path / "a.h5"), "w", libver="latest") as file:
-        damage(file)
-    code, _, err = run("evaluate", "lenet", "--weights", str(tmp_path / "a.h5"), *LENET[2:])
-    assert code == 3 and reason in " ".join(err.split())
+    ):
+        with h5py.File(str(tmp_path / "a.h5"), "w", libver="latest") as file:
+            damage(file)
+        check_refused(run, Refusal(["evaluate", "lenet", "--weights", "a.h5", *LENET[2:]], error, code=3))
 
 
 def test_a_zip_is_read_no_further_than_the_size_it_gives(tmp_path):
@@ -422,16 +419,14 @@ def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(
     assert [row["weight_updates"] for row in rows] == [2 * 44, 10 * 44]
     assert rows[0]["loss"] == pytest.approx(math.log(10)) and rows[1]["accuracy"] > 2 * rows[0]["accuracy"]
     # They have no training position; a new run can begin with the weights of one of them.
-    code, _, err = run(*words, *of_folder, "t")
-    assert code == 3 and "hint: validate them with --no-training" in err and not (tmp_path / "t").exists()
-    assert f"--weights {folder.name}/epoch_10.0.h5" in err
+    hint = "validate them with --no-training, or start from one of them: --weights saved/epoch_10.0.h5"
+    check_refused(run, Refusal([*words, *of_folder, "t"], "", hint, 3))
     code, _, err = run(*words, "--weights", "saved/epoch_10.0.h5", "--num-epochs", "1", "--run-dir", "t")
     assert (
         code == 0 and json.loads((tmp_path / "t" / "report.json").read_text())["validation"]["accuracy"] > 0.5
     )
     (folder / "epoch_11.0.h5").write_bytes(b"no HDF5")
-    code, _, err = run(*words, "--no-training", *of_folder, "w")
-    assert code == 3 and "epoch_11.0.h5" in err and not (tmp_path / "w").exists()
+    check_refused(run, Refusal([*words, "--no-training", *of_folder, "w"], "epoch_11.0.h5", code=3))
 
 
 def test_files_of_the_installed_keras_are_read(trained, run, tmp_path):
@@ -498,7 +493,7 @@ def test_weight_files_that_do_not_fit_are_refused(trained, run, tmp_path):
     write_keras_3(tmp_path / "loop.h5", layers)
     with h5py.File(str(tmp_path / "loop.h5"), "r+") as file:
         file["layers/functional/layers"] = file["layers"]
-    for name, message in (
+    errors = (
         ("absent.h5", "does not exist"),
         ("cut.h5", "damaged"),
         ("text.h5", "neither HDF5 nor a zip"),
@@ -511,9 +506,8 @@ def test_weight_files_that_do_not_fit_are_refused(trained, run, tmp_path):
         ("nan.h5", "not finite"),
         ("link.h5", "a link elsewhere"),
         ("loop.h5", "not a layer of its own"),
-    ):
-        code, out, err = run("evaluate", name, *LENET)
-        assert code == 3 and message in err and "hint: " in err and out == "", (name, err)
+    )
+    check_refused(run, *(Refusal(["evaluate", name, *LENET], error, code=3) for name, error in errors))
 
 
 def test_missing_options_for_weights_are_reported(trained, run, tmp_path):
@@ -527,27 +521,26 @@ def test_missing_options_for_weights_are_reported(trained, run, tmp_path):
     for name, lacking in (("seedless.npz", "seed"), ("classless.npz", "class_names")):
         rest = {key: value for key, value in checkpoint.meta.items() if key != lacking}
         save_checkpoint(tmp_path / name, checkpoint.weights, {}, rest)
-    for args, code, message in (
-        (["w.h5"], 2, "--model-name"),
-        (["w.h5", "--model-name", "lenett"], 2, "did you mean 'lenet'"),
-        (["w.h5", *LENET, "--checkpoint", "best"], 2, "--checkpoint"),
-        (["lenet", "--weights", "w.npz"], 2, "neither imagenet nor"),
-        (["lenet", "--weights", "imagenet"], 2, "no ImageNet weights"),
-        (["lenet"], 3, "is a network"),
-        (["w.npz"], 3, "damaged or no checkpoint"),
-        (["bare.npz"], 3, "required field"),
-        (["mixed.npz"], 3, "another model"),
-        (["array.npy"], 3, "damaged or no checkpoint"),
-        (["seedless.npz"], 3, "required field `seed`"),
-        (["classless.npz"], 3, "lacks class_names"),
-        ([trained / "checkpoints" / "last.npz", "--checkpoint", "best"], 2, "not a run to choose from"),
-        ([trained, "--model-name", "lenet"], 2, "its own network"),
-        ([trained, "--host-generated-data", "--device", "ipu"], 6, "Poplar"),
-        (["mobilenet", "--weights", "imagenet", "--dataset", "digits"], 3, "1,000 classes"),
-    ):
-        got, out, err = run("evaluate", *args)
-        assert got == code and message in err and "hint: " in err and out == "", (args, err)
-        assert "pickle" not in err
+    check_refused(
+        run,
+        Refusal("w.h5", "", "--model-name"),
+        Refusal("w.h5 --model-name lenett", "", "did you mean 'lenet'"),
+        Refusal(["w.h5", *LENET, "--checkpoint", "best"], "--checkpoint"),
+        Refusal("lenet --weights w.npz", "neither imagenet nor"),
+        Refusal("lenet --weights imagenet", "no ImageNet weights"),
+        Refusal("lenet", "is a network", code=3),
+        Refusal("w.npz", "damaged or no checkpoint", code=3),
+        Refusal("bare.npz", "required field", code=3),
+        Refusal("mixed.npz", "another model", code=3),
+        Refusal("array.npy", "damaged or no checkpoint", code=3),
+        Refusal("seedless.npz", "required field `seed`", code=3),
+        Refusal("classless.npz", "lacks class_names", code=3),
+        Refusal([trained / "checkpoints" / "last.npz", "--checkpoint", "best"], "not a run to choose from"),
+        Refusal([trained, "--model-name", "lenet"], "its own network"),
+        Refusal([trained, "--host-generated-data", "--device", "ipu"], "Poplar", code=6),
+        Refusal("mobilenet --weights imagenet --dataset digits", "1,000 classes", code=3),
+        command=["evaluate"],
+    )
 
 
 def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, run, tmp_path):
@@ -577,17 +570,16 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
     code, out, _ = run("evaluate", *args, "--json")
     assert {row["name"] for row in json.loads(out)["classes"]} >= {"东京", "\\udcff"}
     (tmp_path / "data" / "val" / "ab" / os.fsdecode(b"\xfe.png")).write_bytes(b"no image")
-    code, out, err = run("evaluate", *args)
-    assert code == 3 and out == "" and "\\udcfe.png" in err
+    check_refused(run, Refusal(["evaluate", *args], "\\udcfe.png", code=3))
 
 
 def test_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     # The largest legal micro-batch, on a smaller machine
-    largest = 2**20
+    largest, option = 2**20, "--validation-micro-batch-size"
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 2**20)
-    code, out, err = run("evaluate", trained, "--validation-micro-batch-size", largest)
-    assert code == 4 and f"{largest:,} images need" in err and out == ""
-    assert "hint: lower --validation-micro-batch-size" in err
+    check_refused(
+        run, Refusal(["evaluate", trained, option, largest], f"{largest:,} images need", f"lower {option}", 4)
+    )
     # If the system does not report its memory, the batch itself fails.
     monkeypatch.setattr("ipucnn.machine.host_memory_bytes", lambda: 0)
 
@@ -595,8 +587,7 @@ def test_batch_beyond_memory_is_refused(trained, run, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("ipucnn.sessions.host.session.HostSession.logits", too_large)
-    code, out, err = run("evaluate", trained)
-    assert code == 4 and "do not fit into memory" in err and "hint: lower" in err and out == ""
+    check_refused(run, Refusal(["evaluate", trained], "do not fit into memory", "lower", 4))
 
 
 def test_the_size_of_a_limited_data_set_is_shown(trained, run):
@@ -629,29 +620,32 @@ def test_missing_checkpoint_is_explained(trained, run, tmp_path, options, report
     (tmp_path / "r" / "config.yml").write_text(config.to_yaml())
     if report:
         shutil.copy(str(trained / "report.json"), str(tmp_path / "r" / "report.json"))
-    code, out, err = run("evaluate", "r")
-    assert code == 3 and "has no last.npz or best.npz" in err and hint in err and out == ""
+    check_refused(run, Refusal("evaluate r", "has no last.npz or best.npz", hint, 3))
 
 
-def test_unknown_runs_and_checkpoints_list_existing_ones(run, tmp_path):
-    from ipucnn.runs.checkpoints import _nearest
-
-    code, _, err = run("evaluate", "nosuchrun")
-    assert code == 3 and "hint: train one with: ipucnn train toy_model" in err
+def test_unknown_runs_and_checkpoints_list_existing_ones(trained, run, tmp_path):
+    check_refused(run, Refusal("evaluate nosuchrun", "", "train one with: ipucnn train toy_model", 3))
     for name in [*"abcdefg", "lenet-digits"]:
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.yml").write_text("")
-    code, _, err = run("evaluate", "nosuchrun")
-    assert code == 3 and "there are: runs/a, runs/b, runs/c, runs/d, runs/e and 3 more" in " ".join(
-        err.split()
+    shutil.copytree(str(trained / "checkpoints"), "runs/full/checkpoints")
+    shutil.copy(str(trained / "config.yml"), "runs/full/config.yml")
+    for number in range(0, 100, 10):
+        Path(f"runs/full/checkpoints/checkpoint-{number:08d}.npz").touch()
+    nearest = ", ".join(f"checkpoint-{n:08d}.npz" for n in (10, 20, 30, 40, 50))
+    check_refused(
+        run,
+        Refusal(
+            "evaluate nosuchrun",
+            "",
+            "there are: runs/a, runs/b, runs/c, runs/d, runs/e and 4 more; type: ipucnn evaluate runs/a",
+            3,
+        ),
+        Refusal("infer runs/lenet-digit image.png", "", "did you mean 'runs/lenet-digits'?", 3),
+        Refusal(
+            "evaluate runs/full --checkpoint 34", "", f"the nearest are {nearest}; also last and best", 3
+        ),
     )
-    assert "type: ipucnn evaluate runs/a" in err
-    code, _, err = run("infer", "runs/lenet-digit", "image.png")
-    assert code == 3 and "did you mean 'runs/lenet-digits'?" in err
-    names = [f"checkpoint-{n:08d}.npz" for n in range(0, 100, 10)] + ["best.npz", "last.npz"]
-    nearest = _nearest(names, "checkpoint-00000034.npz")
-    shown = [f"checkpoint-{n:08d}.npz" for n in (10, 20, 30, 40, 50)]
-    assert nearest == f"there are 12, the nearest are {', '.join(shown)}; also last and best"
 
 
 def test_run_of_another_folder_hints_at_its_data_path(run, tmp_path, monkeypatch, lightly):
@@ -673,18 +667,17 @@ def test_run_of_another_folder_hints_at_its_data_path(run, tmp_path, monkeypatch
         code, _, err = run("train", "lenet", *data, *small, "--run-dir", f"runs/{number}")
         assert code == 0 and "few training images: the smallest class" in err, err
         monkeypatch.chdir(tmp_path / "else")
-        code, _, err = run("evaluate", f"../home/runs/{number}")
-        assert code in (2, 3) and err.count("hint:") == 1
-        assert f"from here, add {flag} '../home/my photos'" in " ".join(err.split())
-        code, out, err = run("evaluate", f"../home/runs/{number}", flag, "../home/my photos")
+        evaluate = ["evaluate", f"../home/runs/{number}"]
+        hint = f"from here, add {flag} '../home/my photos'"
+        check_refused(run, Refusal(evaluate, "", hint, 3 if flag == "--dataset-path" else 2))
+        code, out, err = run(*evaluate, flag, "../home/my photos")
         assert code == 0 and "samples seen" in out, err
         # A wrong value has its own hint, wherever the data are.
-        code, _, err = run("evaluate", f"../home/runs/{number}", "--validation-micro-batch-size", "0")
+        code, _, err = run(*evaluate, "--validation-micro-batch-size", "0")
         assert code == 2 and "another folder" not in err and "--validation-micro-batch-size" in err
         # Notes about training do not appear in evaluation.
         assert "few training images" not in err
     (home / "my photos").rename(home / "gone")
-    code, _, err = run("evaluate", "../home/runs/0")
-    assert code == 3 and "add --dataset-path DIR" in err
+    check_refused(run, Refusal("evaluate ../home/runs/0", "", "add --dataset-path DIR", 3))
     code, _, err = run("evaluate", "../home/runs/0", "--dataset-path", "nowhere")
     assert code == 3 and "nowhere does not exist" in err and "another folder" not in err

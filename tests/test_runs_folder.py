@@ -6,17 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from light_training import train_lightly
 
 import ipucnn
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.folder import claim_default, default_run_dir, is_unfinished
 from ipucnn.runs.start import latest_run_dir
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def names(folder="runs"):
@@ -73,23 +68,15 @@ def make_run(**flags):
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.train import TrainingRun
 
-    given = {
-        "dataset": "digits",
-        "limit_train": "32",
-        "limit_eval": "8",
-        "micro_batch_size": "8",
-        "num_epochs": "1",
-        **flags,
-    }
-    return TrainingRun(resolve("train", given, model="toy_model"))
+    small = {"dataset": "digits", "limit_train": "32", "limit_eval": "8", "micro_batch_size": "8"}
+    return TrainingRun(resolve("train", {**small, "num_epochs": "1", **flags}, model="toy_model"))
 
 
 def test_simultaneous_runs_get_a_folder_each(lightly, here):
     """Both are prepared before either has made its folder."""
     runs = [make_run(seed="1"), make_run(seed="2")]
     for run in runs:
-        for _ in run.events():
-            pass
+        list(run.events())
     assert names() == ["toy_model-digits", "toy_model-digits-2"]
     for run, name in zip(runs, names()):
         config = (Path("runs") / name / "config.yml").read_text()
@@ -166,15 +153,11 @@ def test_folder_refused_for_its_checkpoints_is_removed(lightly, here):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Trains one epoch; returns the finished run."""
-    folder = tmp_path_factory.mktemp("trained")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        for _ in make_run(run_dir="run", seed="1").events():
-            pass
-    finally:
-        os.chdir(before)
-    return folder / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        train_lightly(patch)
+        list(make_run(run_dir="run", seed="1").events())
+        return Path("run").absolute()
 
 
 PLANTED = (
@@ -217,8 +200,7 @@ def test_planted_link_is_not_written_through(lightly, here, trained, name, way):
     before = content()
     flags = {"resume": {"resume": "true", "num_epochs": "2"}, "overwrite": {"overwrite": "true"}}[way]
     try:
-        for _ in make_run(run_dir="run", **flags).events():
-            pass
+        list(make_run(run_dir="run", **flags).events())
     except DataError as error:
         assert "link" in error.message and error.hint
     assert content() == before

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.data_sets import write_pairs
+from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
 from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
@@ -156,32 +158,14 @@ def test_each_class_has_a_probability_and_a_colour(tmp_path, of_masks):
 
 
 @pytest.mark.parametrize("names", [("membrane", "cell"), ("blue", "red", "green")])
-def test_evaluation_lists_classes_in_order(names, capsys):
+def test_evaluation_lists_classes_in_order(trained, run, capsys, names):
     """Of two classes the second comes first: it is the one to segment."""
-    scores = [0.1 * k for k in range(len(names))]
-    figures = {"dice": scores, "iou": scores, "soft_dice": 0.5}
-    result = {
-        "model": "unet",
-        "device": "cpu",
-        "checkpoint": "last.npz",
-        "weight_updates": 1,
-        "dataset": {"name": "d", "location": "d", "size": 1, "stored": 1},
-        "measured": {
-            **{"accuracy": 1.0, "dice": 0.5, "iou": 0.5, "samples": 1, "wall_s": 1.0, "loss": 0.1},
-            "calibration_error": 0.1,
-        },
-        "classes": [{"name": name} for name in names],
-        "segmentation": {
-            **figures,
-            "baseline": {**figures, "class": names[0], "accuracy": 0.5, "scores": None},
-            "scores": None,
-            "threshold": None,
-            "network_s": 1.0,
-            "patch_sizes": [204],
-            "test_time_augmentation": 1,
-            "images": [{"image": "0.png", "dice": scores}],
-        },
-    }
+    result = json.loads(run("evaluate", trained, "--limit-eval", 1, "--json")[1])
+    figures = {"dice": [0.5] * len(names), "iou": [0.5] * len(names)}
+    result["classes"] = [{"name": name} for name in names]
+    for part in (result["segmentation"], result["segmentation"]["baseline"]):
+        part.update(figures)
+    result["segmentation"].update(images=[{"image": "0.png", "dice": figures["dice"]}])
     print_evaluation(result)
     out = capsys.readouterr().out
     expected = ["cell", "membrane"] if len(names) == 2 else list(names)
@@ -192,16 +176,14 @@ def test_evaluation_lists_classes_in_order(names, capsys):
 
 @pytest.mark.slow
 def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
-    random = np.random.RandomState(0)
-    for name in ("images", "masks"):
-        (tmp_path / "set" / name).mkdir(parents=True)
-    for i in range(4):
+    random, pairs = np.random.RandomState(0), []
+    for _ in range(4):
         mask = np.kron(random.randint(0, 3, (5, 5)), np.ones((8, 8), int))
         image = np.array([[30, 40, 200], [200, 40, 30], [90, 200, 90]])[mask] + random.normal(
             0, 9, (40, 40, 3)
         )
-        Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(tmp_path / "set" / "images" / f"{i}.png")
-        Image.fromarray(np.array([9, 0, 70], np.uint8)[mask]).save(tmp_path / "set" / "masks" / f"{i}.png")
+        pairs.append((image.clip(0, 255).astype(np.uint8), np.array([9, 0, 70], np.uint8)[mask]))
+    write_pairs(tmp_path / "set", pairs)
     (tmp_path / "set" / "classes.txt").write_text("9 blue cells\n0 red cells\n70 green cells\n")
     line = "--dataset set --image-size 204 --base-filters 2 --num-epochs 2 --seed 1 --run-dir r"
     code, out, _ = run("train", "unet", *line.split())
@@ -223,11 +205,13 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     )
     # The last fifth was the evaluation part: its pixels get the same classes.
     assert np.bincount(mask.ravel(), minlength=3).tolist() == confusion.sum(axis=0).tolist()
-    code, _, err = run("infer", "r", "set/images/3.png", "--output", "p", "--threshold", "0.3")
-    assert code == 2 and "--threshold 0.3: unet tells 3 classes apart" in err
     Image.fromarray(tissue(0)).save(str(tmp_path / "grey.png"))
-    code, _, err = run("infer", "r", "grey.png", "--output", "p")
-    assert code == 3 and "is grey; the network takes colour (RGB)" in err
+    check_refused(
+        run,
+        Refusal("set/images/3.png --output p --threshold 0.3", "--threshold 0.3: unet tells 3 classes apart"),
+        Refusal("grey.png --output p", "is grey; the network takes colour (RGB)", code=3),
+        command=["infer", "r"],
+    )
 
 
 def test_unreadable_images_are_named_and_the_rest_is_segmented(trained, run, tmp_path):
@@ -270,10 +254,13 @@ def test_unreadable_images_are_named_and_the_rest_is_segmented(trained, run, tmp
 
 def test_unreadable_inputs_leave_no_output(trained, run, tmp_path):
     (tmp_path / "x.tif").write_bytes(b"II*\0")
-    code, _, err = run("infer", trained, "x.tif", "--output", "out")
-    assert code == 3 and "the input could not be read" in err and not (tmp_path / "out").exists()
     (tmp_path / "nothing").mkdir()
-    assert run("infer", trained, "nothing", "--output", "out")[0] == 3
+    check_refused(
+        run,
+        Refusal("x.tif --output out", "the input could not be read", code=3),
+        Refusal("nothing --output out", "there is no image to segment", code=3),
+        command=["infer", trained],
+    )
 
 
 def test_images_with_palettes_bits_and_odd_sizes(tmp_path):
@@ -315,18 +302,15 @@ def test_results_have_unique_names(tmp_path):
 def test_input_images_are_never_overwritten(trained, run, tmp_path):
     for name in ("x.png", "x-mask.png"):
         Image.fromarray(tissue(0)).save(str(tmp_path / name))
-    before = (tmp_path / "x-mask.png").read_bytes()
-    code, _, err = run("infer", trained, "x.png", "x-mask.png", "--output", ".")
-    assert code == 2 and "would be replaced" in err
-    code, _, err = run("infer", trained, "x.png", "--output", "o", "--contact-sheet", "x.png")
-    assert code == 2 and "one of the images" in err
-    assert (tmp_path / "x-mask.png").read_bytes() == before
+    check_refused(
+        run,
+        Refusal("x.png x-mask.png --output .", "would be replaced"),
+        Refusal("x.png --output o --contact-sheet x.png", "one of the images"),
+        command=["infer", trained],
+    )
 
 
-@pytest.mark.parametrize(
-    "output, code", [("set", 2), ("set/masks", 2), ("set/images/more", 2), ("set/new", 0)]
-)
-def test_masks_are_not_written_into_training_data(trained, run, tmp_path, output, code):
+def test_masks_are_not_written_into_training_data(trained, run, tmp_path):
     for name in ("run", "set/images", "set/masks"):
         (tmp_path / name).mkdir(parents=True)
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
@@ -334,53 +318,48 @@ def test_masks_are_not_written_into_training_data(trained, run, tmp_path, output
     config = (trained / "config.yml").read_text()
     assert "\ndataset: membranes\n" in config
     (tmp_path / "run" / "config.yml").write_text(config.replace("\ndataset: membranes\n", "\ndataset: set\n"))
-    got, _, err = run("infer", "run", "x.png", "--output", output)
-    assert got == code and ("training reads" in err) == (code == 2)
+    command, error = "infer run x.png --output", "training reads"
+    for output in ("set", "set/masks", "set/images/more"):
+        check_refused(run, Refusal(f"{command} {output}", error))
+    code, _, err = run(*command.split(), "set/new")
+    assert code == 0 and error not in err, err
 
 
-@pytest.mark.parametrize(
-    "args, code, message",
-    [
-        (["x.png"], 2, "no folder for the masks"),
-        (["--output", "o"], 2, "nothing to segment"),
-        (["x.png", "--output", "x.png"], 3, "is a file"),
-        (["x.png", "--output", "no/such"], 3, "does not exist"),
-        (["x.png", "--output", "o", "--top", "2"], 2, "--top 2"),
-        (["x.png", "--output", "o", "--format", "csv"], 2, "--format csv"),
-        (["x.png", "--output", "o", "--patch-size", "188"], 2, "204 pixels and more"),
-        (["x.png", "--output", "o", "--split", "eval"], 2, "both given"),
-        (["--output", "o", "--split", "test"], 2, "must be one of"),
-        (["x.png", "--output", "o", "--contact-sheet", "s.jpg"], 2, ".png"),
-    ],
-)
-def test_refusals_come_before_any_work(trained, run, tmp_path, args, code, message):
-    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    got, _, err = run("infer", trained, *args)
-    assert got == code and message in err and not (tmp_path / "o").exists()
-
-
-def test_options_of_the_other_kind_of_network_are_refused(trained, run, tmp_path):
+def test_refusals_come_before_any_work(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
     (tmp_path / "w.h5").write_bytes(b"")
-    classify = ["infer", "lenet", "x.png", "--weights", "imagenet"]
-    evaluate = ["evaluate", "lenet", "--weights", "w.h5", "--dataset", "digits"]
-    for words, reason in (
-        ([*classify, "--overlay"], "makes no masks"),
-        ([*classify, "--patch-size", "204"], "makes no masks"),
-        ([*classify, "--threshold", "0.3"], "makes no masks"),
-        ([*evaluate, "--contact-sheet", "s.png"], "makes no masks"),
-        (["evaluate", trained, "--predictions", "p.csv"], "has no labels"),
-    ):
-        code, _, err = run(*words)
-        assert code == 2 and reason in err, err
+    check_refused(
+        run,
+        Refusal("x.png", "no folder for the masks"),
+        Refusal("--output o", "nothing to segment"),
+        Refusal("x.png --output x.png", "is a file", code=3),
+        Refusal("x.png --output no/such", "does not exist", code=3),
+        Refusal("x.png --output o --top 2", "--top 2"),
+        Refusal("x.png --output o --format csv", "--format csv"),
+        Refusal("x.png --output o --patch-size 188", "204 pixels and more"),
+        Refusal("x.png --output o --split eval", "both given"),
+        Refusal("--output o --split test", "must be one of"),
+        Refusal("x.png --output o --contact-sheet s.jpg", ".png"),
+        command=["infer", trained],
+    )
+    # Options of the other kind of network
+    classify, error = "infer lenet x.png --weights imagenet", "makes no masks"
+    check_refused(
+        run,
+        Refusal(f"{classify} --overlay", error),
+        Refusal(f"{classify} --patch-size 204", error),
+        Refusal(f"{classify} --threshold 0.3", error),
+        Refusal("evaluate lenet --weights w.h5 --dataset digits --contact-sheet s.png", error),
+        Refusal(["evaluate", trained, "--predictions", "p.csv"], "has no labels"),
+    )
 
 
 def test_network_name_with_its_checkpoint(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
     for where in (trained, trained / "checkpoints" / "last.npz"):
         assert run("infer", "unet", "--checkpoint", where, "x.png", "--output", "o")[0] == 0
-    code, _, err = run("infer", "lenet", "--checkpoint", trained, "x.png")
-    assert code == 3 and "is of unet, not of lenet" in err
+    other = ["infer", "lenet", "--checkpoint", trained, "x.png"]
+    check_refused(run, Refusal(other, "is of unet, not of lenet", code=3))
 
 
 def test_a_split_becomes_a_volume(trained, run, tmp_path):
@@ -392,16 +371,15 @@ def test_a_split_becomes_a_volume(trained, run, tmp_path):
 def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
-    predict = PatchwiseNetwork._outcome
     calls = []
 
-    def interrupted(self, image):
+    def interrupted(logits):
         calls.append(1)
         if len(calls) == 4:
             os.kill(os.getpid(), signal.SIGINT)
-        return predict(self, image)
+        return logits
 
-    monkeypatch.setattr(PatchwiseNetwork, "_outcome", interrupted)
+    monkeypatch.setattr("ipucnn.runs.images.segmentation.check_finite", interrupted)
     assert run("infer", trained, "in", "--output", "out")[0] == 130
     assert not left_over(tmp_path)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0-mask.tif", "0-probability.tif"]
@@ -467,21 +445,17 @@ def test_evaluation_covers_whole_images(trained, network, run, tmp_path):
         assert sheet.mode == "RGB" and sheet.size[0] > 4 * 190
 
 
-def pairs(folder):
-    """Writes two images with masks of bright squares."""
-    for name in ("images", "masks"):
-        (folder / name).mkdir(parents=True)
+def squares():
+    """Yields two images of bright squares with their masks."""
     for i in range(2):
         mask = np.kron(np.random.RandomState(i).randint(0, 2, (5, 5)), np.ones((8, 8), int)).astype(np.uint8)
-        Image.fromarray(mask * 100 + 50).save(folder / "images" / f"{i}.png")
-        Image.fromarray(mask * 255).save(folder / "masks" / f"{i}.png")
-    return folder
+        yield mask * 100 + 50, mask * 255
 
 
 @pytest.mark.parametrize("data", ["membranes", "pairs"])
 def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, data):
     shutil.copytree(trained, tmp_path / "run")
-    options = [] if data == "membranes" else ["--dataset", pairs(tmp_path / data)]
+    options = [] if data == "membranes" else ["--dataset", write_pairs(tmp_path / data, squares())]
     segmentation = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
     best = segmentation["threshold"]
     if data == "membranes":
@@ -636,5 +610,5 @@ def test_exported_network_gives_the_masks_of_its_run(trained, run, monkeypatch):
         assert code == 0, err
     masks = [np.asarray(Image.open(next(Path(d).glob("*.png")))) for d in ("by-file", "by-run")]
     assert masks[0].shape == (90, 230) and np.mean(masks[0] == masks[1]) > 0.999
-    code, _, err = run("infer", file, "one.png", "--patch-size", "220", "--output", "other/")
-    assert code == 2 and "takes images of 204x204" in err and "drop --patch-size" in err
+    other_size = f"infer {file} one.png --patch-size 220 --output other/"
+    check_refused(run, Refusal(other_size, "takes images of 204x204", "drop --patch-size"))

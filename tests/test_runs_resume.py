@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from light_training import train_lightly
 from PIL import Image
+from support.data_sets import write_class_folders
+from support.refusals import Refusal, check_refused
 
-from ipucnn import cli
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import DataError
 from ipucnn.interrupts import Interrupted
@@ -23,6 +24,7 @@ from ipucnn.reports import units
 from ipucnn.reports.train import report_rows
 from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished, Progress
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 
@@ -73,11 +75,7 @@ def others_lightly(request):
         request.getfixturevalue("lightly")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def training(folder, model="mnist_cnn", options=RUN, **more):
@@ -117,14 +115,6 @@ def assert_same(folder, expected, names=None):
         assert sorted(present) == sorted(expected)
     for name in expected if names is None else names:
         assert present[name] == expected[name], f"{name} differs"
-
-
-def refused(capsys, words, code, *texts):
-    """Checks that a command ends with an exit code, an error and a hint."""
-    capsys.readouterr()
-    assert cli.run(list(map(str, words))) == code
-    err = capsys.readouterr().err
-    assert all(text in err for text in texts) and "hint: " in err and "Traceback" not in err, err
 
 
 @pytest.fixture(scope="module")
@@ -295,17 +285,16 @@ def test_loading_threads_and_slices_do_not_change_a_byte(real_training, uninterr
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
-def test_the_same_command_line_continues_the_latest_run(real_training, uninterrupted, tmp_path, capsys):
+def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, run):
     words = ["train", "mnist_cnn"]
     for name, value in RUN.items():
         words += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
-    assert cli.run([*words, "--resume"]) == 0
-    assert "nothing to resume in runs/mnist_cnn-digits: the run begins" in capsys.readouterr().err
-    assert_same(tmp_path / "runs" / "mnist_cnn-digits", uninterrupted["plain"][0])
+    code, _, err = run(*words, "--resume")
+    assert code == 0 and "nothing to resume in runs/mnist_cnn-digits: the run begins" in err
+    assert_same(tmp_path / "runs" / "mnist_cnn-digits", uninterrupted["light"][0])
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")}
-    assert cli.run([*words, "--resume", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert "is finished: nothing to continue" in err and json.loads(out)["model"] == "mnist_cnn"
+    code, out, err = run(*words, "--resume", "--json")
+    assert code == 0 and "is finished: nothing to continue" in err and json.loads(out)["model"] == "mnist_cnn"
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
 
 
@@ -318,11 +307,13 @@ def test_finished_run_continues_with_more_epochs(tmp_path):
     assert_same(tmp_path / "short", files(tmp_path / "long"), names)
 
 
-def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run, tmp_path, capsys):
-    elsewhere = ("train", "mnist_cnn", "--run-dir", "x", "--checkpoint-input-dir")
-    refused(capsys, [*elsewhere, "r/checkpoints", "--seed", 9], 2, "another run")
-    refused(capsys, [*elsewhere, "nowhere"], 3, "does not exist")
-    assert not (tmp_path / "x").exists()
+def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run, tmp_path, run):
+    check_refused(
+        run,
+        Refusal("r/checkpoints --seed 9", "another run"),
+        Refusal("nowhere", "does not exist", code=3),
+        command=["train", "mnist_cnn", "--run-dir", "x", "--checkpoint-input-dir"],
+    )
     # It continues from its own checkpoints as soon as it has some.
     assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
     reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
@@ -333,35 +324,17 @@ def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run
     assert report["measured"]["first_weight_update"] == reached > 5
 
 
-def test_checkpoint_output_dir_is_written_and_read(uninterrupted, tmp_path, capsys):
+def test_checkpoint_output_dir_is_written_and_read(uninterrupted, tmp_path, run):
     assert cut(training(tmp_path / "r", checkpoint_dir=str(tmp_path / "ck")), 9)
     assert (tmp_path / "ck" / "last.npz").exists() and not (tmp_path / "r" / "checkpoints").exists()
     shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
-    metrics = (tmp_path / "r" / "metrics.jsonl").read_bytes()
-    refused(capsys, RESUME, 3, "is not there")
-    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == metrics
-    assert cli.run([*RESUME, "--checkpoint-output-dir", "moved"]) == 0
+    check_refused(run, Refusal(RESUME, "is not there", code=3))
+    assert run(*RESUME, "--checkpoint-output-dir", "moved")[0] == 0
     expected = {k: v for k, v in uninterrupted["light"][0].items() if k.startswith("checkpoints")}
     assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "moved").iterdir()} == expected
 
 
-def test_run_killed_before_its_report_writes_it_when_continued(tmp_path, monkeypatch):
-    options = {k: v for k, v in RUN.items() if k != "ckpts_per_epoch"}
-    options.update(num_epochs="1", logs_per_epoch="1")
-    train(tmp_path / "a", options=options)
-
-    def killed(*_):
-        raise KeyboardInterrupt  # nothing more runs
-
-    with monkeypatch.context() as patched:
-        patched.setattr("ipucnn.runs.folder.RunFolder.write_report", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "b", options=options)
-    train(tmp_path / "b", options=options, resume="true")
-    assert_same(tmp_path / "b", files(tmp_path / "a"))
-
-
-def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch):
+def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, run):
     from ipucnn.training import checkpoints
 
     real, calls = np.lib.format.write_array, []
@@ -380,7 +353,7 @@ def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch):
     assert "last.npz" in names and not [n for n in names if n.endswith(".tmp")]
     for name in names:
         load_checkpoint(tmp_path / "r" / "checkpoints" / name)
-    assert cli.run(list(RESUME)) == 0
+    assert run(*RESUME)[0] == 0
     assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
@@ -411,72 +384,73 @@ def of_another_seed(folder):
     only(folder, meta={"config": meta["config"].replace("seed: 5", "seed: 6")})
 
 
-REFUSED = [
-    (no_checkpoint_is_readable, [], 3, "damaged"),
-    (damaged_configuration, [], 3, "is damaged"),
-    (of_another_seed, [], 2, "is of another run: seed 6 there, 5 here"),
-    (lambda f: only(f, slots=lambda slots: {k: v[..., None] for k, v in slots.items()}), [], 3, "optimizer state"),
-    (lambda f: only(f, meta={"position": 3}), [], 3, "position"),
-    (None, ["--micro-batch-size", "8"], 2, "--micro-batch-size 8: the run in r has 4"),
-    (None, ["--lr-schedule", "const"], 2, "the run in r has cosine"),
-    (None, ["--overwrite"], 2, "both given"),
-    (None, ["--no-training"], 2, "nothing to continue"),
-    (None, ["--checkpoint-dir", "new"], 2, "are in r/checkpoints, not in"),
-]  # fmt: skip
+@pytest.mark.parametrize(
+    "prepare, code, error",
+    [
+        (no_checkpoint_is_readable, 3, "damaged"),
+        (damaged_configuration, 3, "is damaged"),
+        (of_another_seed, 2, "is of another run: seed 6 there, 5 here"),
+        (lambda f: only(f, slots=lambda slots: {k: v[..., None] for k, v in slots.items()}), 3, "optimizer state"),
+        (lambda f: only(f, meta={"position": 3}), 3, "position"),
+    ],
+)  # fmt: skip
+def test_unusable_runs_are_refused_and_left_unchanged(cut_run, run, prepare, code, error):
+    prepare(cut_run)
+    check_refused(run, Refusal(RESUME, error, code=code))
 
 
-@pytest.mark.parametrize("prepare, words, code, text", REFUSED)
-def test_unusable_runs_are_refused_and_left_unchanged(cut_run, capsys, prepare, words, code, text):
-    if prepare is not None:
-        prepare(cut_run)
-    before = files(cut_run)
-    refused(capsys, [*RESUME, *words], code, text)
-    assert files(cut_run) == before
-
-
-def test_fewer_epochs_than_already_trained_are_refused(tmp_path, capsys):
-    assert cut(training(tmp_path / "r"), 14)
-    refused(capsys, [*RESUME, "--num-epochs", 1], 2, "--num-epochs 1 are", "give more epochs")
-
-
-def test_other_data_are_refused(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for label in ("a", "b"):
-            (tmp_path / "d" / split / label).mkdir(parents=True)
-            for i in range(8):
-                pixels = rng.integers(0, 255, (12, 12, 3)).astype(np.uint8)
-                Image.fromarray(pixels).save(str(tmp_path / "d" / split / label / f"{i}.png"))
-    words = ["train", "toy_model", "--dataset", "imagefolder", "--dataset-path", "d", "--run-dir", "r",
-             "--micro-batch-size", "4", "--image-size", "12", "--num-epochs", "1"]  # fmt: skip
-    assert cli.run(words) == 0
-    shutil.copy("d/val/b/7.png", "d/val/b/8.png")
-    refused(capsys, [*RESUME, "--num-epochs", 2], 2, "num eval 16 there, 17 here")
-    Path("d/val/b/8.png").unlink()
-    Image.new("RGB", (12, 12)).save("d/train/a/0.png")
-    refused(capsys, [*RESUME, "--num-epochs", 2], 2, "data sha256")
-
-
-def test_checkpoint_of_another_model_is_never_validated(uninterrupted, folders, tmp_path, capsys):
-    words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--run-dir", "v"]
-    refused(
-        capsys, [*words, "--checkpoint-input-dir", folders / "pipeline" / "checkpoints"], 3, "another model"
+def test_options_that_do_not_continue_a_run_are_refused(cut_run, run):
+    check_refused(
+        run,
+        Refusal("--micro-batch-size 8", "--micro-batch-size 8: the run in r has 4"),
+        Refusal("--lr-schedule const", "the run in r has cosine"),
+        Refusal("--overwrite", "both given"),
+        Refusal("--no-training", "nothing to continue"),
+        Refusal("--checkpoint-dir new", "are in r/checkpoints, not in"),
+        command=RESUME,
     )
-    assert not (tmp_path / "v").exists()
 
 
-def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, capsys):
+def test_fewer_epochs_than_already_trained_are_refused(tmp_path, run):
+    assert cut(training(tmp_path / "r"), 14)
+    check_refused(run, Refusal([*RESUME, "--num-epochs", 1], "--num-epochs 1 are", "give more epochs"))
+
+
+def test_other_data_are_refused(tmp_path, run):
+    write_class_folders(
+        tmp_path / "d", {(s, c): 8 for s in ("train", "val") for c in "ab"}, lambda k: (12, 12)
+    )
+    options = "--micro-batch-size 4 --image-size 12 --num-epochs 1"
+    assert (
+        run(*f"train toy_model --dataset imagefolder --dataset-path d --run-dir r {options}".split())[0] == 0
+    )
+    more = [*RESUME, "--num-epochs", 2]
+    first, *_, last = sorted(Path("d").rglob("*.png"))
+    shutil.copy(str(last), "d/val/b/more.png")
+    check_refused(run, Refusal(more, "num eval 16 there, 17 here"))
+    Path("d/val/b/more.png").unlink()
+    Image.new("RGB", (12, 12)).save(str(first))
+    check_refused(run, Refusal(more, "data sha256"))
+
+
+def test_checkpoint_of_another_model_is_never_validated(uninterrupted, folders, run):
+    words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--run-dir", "v"]
+    command = [*words, "--checkpoint-input-dir", folders / "pipeline" / "checkpoints"]
+    check_refused(run, Refusal(command, "another model", code=3))
+
+
+def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, run):
     fcntl = pytest.importorskip("fcntl")
-    (tmp_path / "shared").mkdir()
-    for folder, words in (
+    for name in ("shared", "n"):
+        Path(name).mkdir()
+    for folder, command in (
         (cut_run, RESUME),
-        (tmp_path / "shared", [*RESUME[:1], "mnist_cnn", "--run-dir", "n"]),
+        ("shared", "train mnist_cnn --run-dir n --checkpoint-dir shared --dataset digits"),
     ):
         handle = os.open(str(folder), os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            more = ["--checkpoint-dir", "shared", "--dataset", "digits"] if folder.name == "shared" else []
-            refused(capsys, [*words, *more], 2, "in use by another process")
+            check_refused(run, Refusal(command, "in use by another process"))
         finally:
             os.close(handle)
     with pytest.raises(Exception, match="lies in the run folder"):
@@ -500,52 +474,42 @@ def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
     assert caught.value.exit_code == 143 and not (tmp_path / "r").exists()
 
 
-def test_non_finite_loss_keeps_the_last_good_checkpoint(real_training, tmp_path, capsys):
+def test_non_finite_loss_keeps_the_last_good_checkpoint(real_training, tmp_path, run):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
              "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
              "--lr-schedule-params", '{"initial_learning_rate": 1e-5, "epochs_to_decay": 0.05, "decay_rate": 1e9}',
              "--run-dir", "r"]  # fmt: skip
-    refused(capsys, words, 2, "hint: lower the learning rate")
+    code, _, err = run(*words)
+    assert code == 2 and "hint: lower the learning rate" in err
     last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
     assert last.meta["weight_updates"] > 0
     assert all(np.all(np.isfinite(v)) for v in {**last.weights, **last.slots}.values())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, capsys):
+def test_a_file_size_limit_is_an_error_with_a_hint(tmp_path, run):
     import resource
 
-    words = [
-        "train",
-        "mnist_cnn",
-        "--dataset",
-        "digits",
-        "--limit-train",
-        160,
-        "--num-epochs",
-        1,
-        "--run-dir",
-        "r",
-    ]
+    command = "train mnist_cnn --dataset digits --limit-train 160 --num-epochs 1 --run-dir r"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (40000, before[1]))
-        refused(capsys, words, 3, "cannot be written: File too large", "hint: free some space")
+        code, _, err = run(*command.split())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
+    assert code == 3 and "cannot be written: File too large" in err and "hint: free some space" in err
     assert not list((tmp_path / "r").rglob("*.tmp")) and not list((tmp_path / "r").rglob("*.npz"))
 
 
 # --- the output and results of a continued run
 
 
-def test_print_config_shows_the_continued_run(cut_run, capsys):
-    assert cli.run([*RESUME, "--print-config", "--json"]) == 0
-    printed = json.dumps(json.loads(capsys.readouterr().out))
-    assert "mnist_cnn" in printed and "cosine" in printed
+def test_print_config_shows_the_continued_run(cut_run, run):
+    printed = run(*RESUME, "--print-config", "--json")[1]
+    assert json.loads(printed) and "mnist_cnn" in printed and "cosine" in printed
 
 
 def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
@@ -558,11 +522,11 @@ def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
     assert not any((tmp_path / "v" / "checkpoints").iterdir())
 
 
-def test_report_of_a_continued_run_is_of_its_last_process(uninterrupted, cut_run, tmp_path, capsys):
+def test_report_of_a_continued_run_is_of_its_last_process(cut_run, run):
     path = cut_run / "environment.json"
     path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
-    assert cli.run(list(RESUME)) == 0
-    assert f"warning: numpy 1.0 before, {np.__version__} now" in capsys.readouterr().err
+    code, _, err = run(*RESUME)
+    assert code == 0 and f"warning: numpy 1.0 before, {np.__version__} now" in err
     processes = json.loads(path.read_text())
     assert [p["first_weight_update"] for p in processes] == [0, 5]
     names = {
@@ -646,7 +610,7 @@ def test_run_deletes_only_its_own_files(tmp_path):
     assert foreign.read_bytes() == b"of somebody else" and len(numbered(tmp_path / "r")) == 2
 
 
-def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, capsys):
+def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, run):
     assert cut(training(tmp_path / "r", clean_dir=True), 9)
     good = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
     mine = [
@@ -659,7 +623,7 @@ def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, capsys):
         path.write_text("x")
     train(tmp_path / "r", resume=True, clean_dir=True)
     assert not list((tmp_path / "r" / "checkpoints").glob("*.npz"))
-    refused(capsys, [*RESUME, "--num-epochs", 3], 3, "were deleted (--clean-dir)")
+    check_refused(run, Refusal([*RESUME, "--num-epochs", 3], "were deleted (--clean-dir)", code=3))
     train(tmp_path / "r", num_epochs="1", overwrite=True, clean_dir=True)
     train(tmp_path / "s", clean_dir=True)
     assert not (tmp_path / "s" / "checkpoints").exists()
@@ -671,15 +635,19 @@ def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, capsys):
     assert [path.read_text() for path in mine] == ["x"] * 4
 
 
-def test_best_checkpoint_has_only_weights_unless_it_is_the_last(real_training, tmp_path):
-    train(tmp_path / "r", validation_freq="1", num_epochs="3")
-    best = load_checkpoint(tmp_path / "r" / "checkpoints" / "best.npz")
-    last = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
+def test_best_checkpoint_has_only_weights_unless_it_is_the_last(tmp_path, monkeypatch):
+    train(tmp_path / "rising")
+    assert (tmp_path / "rising/checkpoints/best.npz").samefile(tmp_path / "rising/checkpoints/last.npz")
+    figures = {"samples": 40.0, "loss": 1.0, "top5": 1.0}
+    accuracies = iter([0.9, 0.5])
+    monkeypatch.setattr(HostSession, "evaluate", lambda *_: {**figures, "accuracy": next(accuracies)})
+    train(tmp_path / "falling")
+    best, last = (
+        load_checkpoint(tmp_path / "falling" / "checkpoints" / f"{name}.npz") for name in ("best", "last")
+    )
+    assert best.meta["weight_updates"] < last.meta["weight_updates"]
     assert list(best.weights) == list(last.weights)
-    if best.meta["weight_updates"] == last.meta["weight_updates"]:
-        assert (tmp_path / "r/checkpoints/best.npz").samefile(tmp_path / "r/checkpoints/last.npz")
-    else:
-        assert not best.slots and last.slots and "position" not in best.meta
+    assert not best.slots and last.slots and "position" not in best.meta
 
 
 def test_run_does_not_continue_from_weights_alone(tmp_path):

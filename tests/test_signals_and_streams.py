@@ -149,18 +149,11 @@ def test_training_finishes_without_a_reader(tmp_path):
 
 # -- signals in this process ----------------------------------------------------------------------------------
 
-OPTIONS = {
-    "dataset": "digits",
-    "micro_batch_size": "8",
-    "limit_train": "64",
-    "limit_eval": "8",
-    "num_epochs": "2",
-    "seed": "3",
-}
-
 
 def training(folder, **more):
-    return TrainingRun(resolve("train", {**OPTIONS, "run_dir": str(folder), **more}, model="toy_model"))
+    options = {"dataset": "digits", "micro_batch_size": "8", "limit_train": "64", "limit_eval": "8"}
+    options = {**options, "num_epochs": "2", "seed": "3", "run_dir": str(folder), **more}
+    return TrainingRun(resolve("train", options, model="toy_model"))
 
 
 def lets_pass(kill):
@@ -190,14 +183,17 @@ def swallows(kill):
 )
 def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
     from ipucnn.sessions.host.session import UpdateLoop
+    from ipucnn.training import losses
 
-    real = UpdateLoop._forward_and_backward
+    def make_loss(*options):
+        def loss(*values):
+            library(lambda: os.kill(os.getpid(), number))
+            return real(*options)(*values)
 
-    def traced(*args):
-        library(lambda: os.kill(os.getpid(), number))
-        return real(*args)
+        return loss
 
-    monkeypatch.setattr(UpdateLoop, "_forward_and_backward", traced)
+    real = losses.make_loss
+    monkeypatch.setattr(losses, "make_loss", make_loss)
     monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
     with pytest.raises(Interrupted) as caught:
         list(training(tmp_path / "r").events())

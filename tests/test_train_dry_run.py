@@ -7,11 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.refusals import Refusal, check_refused
 
-from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
@@ -19,25 +20,7 @@ from ipucnn.runs.setup import learning_rates
 from ipucnn.runs.train import TrainingRun
 from ipucnn.training.program import make_program
 
-DIGITS = ["lenet", "--dataset", "digits", "--device", "cpu", "--seed", "3", "--num-epochs", "2"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "100")
-    return tmp_path
-
-
-def run(capsys, *arguments):
-    return train(capsys, *DIGITS, *arguments)
-
-
-def train(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", *words])
-    return (ended.value.code or 0, *capsys.readouterr())
+TRAIN = ["train", "lenet", "--dataset", "digits", "--device", "cpu", "--seed", "3", "--num-epochs", "2"]
 
 
 def rows_of(out):
@@ -54,40 +37,38 @@ def rows_of(out):
         ("lenet", "mnist", 60_000, 10_000),
     ],
 )
-def test_dry_run_uses_the_published_size_of_an_absent_set(
-    capsys, here, model, name, train_images, eval_images
-):
+def test_dry_run_uses_the_published_size_of_an_absent_set(run, model, name, train_images, eval_images):
     words = [model, "--dataset", name, "--download", "--device", "cpu", "--dry-run", "--json"]
-    code, out, err = train(capsys, *words)
+    code, out, err = run("train", *words)
     assert code == 0, err
     assert "its published size stands for it" in err
     report = json.loads(out)
     assert (report["dataset"]["train"], report["dataset"]["evaluation"]) == (train_images, eval_images)
     program = report["program"]
     assert program["samples_per_epoch"] + program["samples_discarded_per_epoch"] == train_images
-    code, out, err = train(capsys, *words, "--limit-train", "10%")
+    code, out, err = run("train", *words, "--limit-train", "10%")
     assert json.loads(out)["dataset"]["train"] == round(train_images / 10)
-    assert list(here.iterdir()) == []
+    assert os.listdir() == []
 
 
-def test_only_a_dry_run_works_without_the_data(capsys, here):
-    code, out, err = train(capsys, "lenet", "--dataset", "mnist", "--device", "cpu")
-    assert (code, out) == (3, "") and "data set mnist is not in ." in err
+def test_only_a_dry_run_works_without_the_data(run):
+    command = "train lenet --dataset mnist --device cpu"
+    check_refused(run, Refusal(command, "data set mnist is not in .", code=3))
 
 
-def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(capsys, here):
-    code, out, err = run(capsys, "--dry-run", "--kfold", "3")
+def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(run):
+    code, out, err = run(*TRAIN, "--dry-run", "--kfold", "3")
     assert code == 0, err
     assert "1, 2, 3; shown is fold 1" in out and "1,198 train, 599 evaluation" in out
-    code, out, err = run(capsys, "--dry-run", "--kfold", "3", "--fold", "2", "--json")
+    code, out, err = run(*TRAIN, "--dry-run", "--kfold", "3", "--fold", "2", "--json")
     assert (code, json.loads(out)["folds"]) == (0, [2])
-    assert list(here.iterdir()) == []
+    assert os.listdir() == []
 
 
-def test_warm_up_longer_than_the_run_is_warned_of(capsys, here):
+def test_warm_up_longer_than_the_run_is_warned_of(run):
     for epochs, is_warned in ((3, True), (2, False)):
         warmup = f"{{warmup_mode: shift, warmup_epochs: {epochs}}}"
-        code, _, err = run(capsys, "--dry-run", "--lr-warmup-params", warmup)
+        code, _, err = run(*TRAIN, "--dry-run", "--lr-warmup-params", warmup)
         assert code == 0 and ("warm-up of 3 epochs is longer than the run, 2 epochs" in err) == is_warned
 
 
@@ -116,9 +97,9 @@ SMALL = "lenet --num-epochs 2 --micro-batch-size 8 --limit-train"
           "validation batch": "40 = micro-batch 40 x 1 replica"}),
     ],
 )  # fmt: skip
-def test_dry_run_prints_the_program_and_leaves_no_files(capsys, here, words, rows):
+def test_dry_run_prints_the_program_and_leaves_no_files(run, words, rows):
     words = f"{words} --dataset digits --device cpu --dry-run"
-    code, out, err = train(capsys, *shlex.split(words))
+    code, out, err = run("train", *shlex.split(words))
     assert code == 0, err
     shown = rows_of(out)
     assert {name: shown[name] for name in rows} == rows
@@ -128,37 +109,48 @@ def test_dry_run_prints_the_program_and_leaves_no_files(capsys, here, words, row
         err.split()
     )
     assert shown["executions"].replace(", each of", " executions of") in " ".join(err.split())
-    assert list(here.iterdir()) == []
+    assert os.listdir() == []
 
 
-def test_dry_run_has_the_program_of_the_run(capsys, here):
-    code, out, _ = run(capsys, "--dry-run", "--json", "--limit-train", "64", "--run-dir", "there")
+def test_dry_run_has_the_program_of_the_run(run):
+    code, out, _ = run(*TRAIN, "--dry-run", "--json", "--limit-train", "64", "--run-dir", "there")
     report = json.loads(out)
     assert code == 0 and report["run_dir"].endswith("there") and report["seed"] == 3
     config = dataclasses.replace(RunConfig(), num_epochs=2)
     assert report["program"]["num_epochs"] == make_program(config, 64, seed=3).num_epochs
-    assert list(here.iterdir()) == []
+    assert os.listdir() == []
 
 
-@pytest.mark.parametrize(
-    "arguments, code, message",
-    [
-        (["--plot-schedule", "lr.png"], 2, "has no effect in a run that trains"),
-        (["--dry-run", "--plot-schedule", "lr.txt"], 2, "no ending that tells of a picture"),
-        (["--dry-run", "--plot-schedule", "absent/lr.png"], 3, "absent"),
-        (["--dry-run", "--micro-batch-size", "100000"], 2, "larger than the training set"),
-    ],
-)
-def test_impossible_dry_runs_are_refused_and_leave_no_files(capsys, here, arguments, code, message):
-    exit_code, out, err = run(capsys, *arguments)
-    assert (exit_code, out) == (code, "") and message in " ".join(err.split()) and "hint:" in err
-    assert list(here.iterdir()) == []
+def test_impossible_dry_runs_are_refused(run):
+    check_refused(
+        run,
+        Refusal("--plot-schedule lr.png", "has no effect in a run that trains"),
+        Refusal("--dry-run --plot-schedule lr.txt", "no ending that tells of a picture"),
+        Refusal("--dry-run --plot-schedule absent/lr.png", "absent", code=3),
+        Refusal("--dry-run --micro-batch-size 100000", "larger than the training set"),
+        command=TRAIN,
+    )
+    # Values that only layers check
+    options = "--dataset digits --device cpu --dry-run --gradient-accumulation-count 64 --micro-batch-size 1"
+    check_refused(
+        run,
+        Refusal(
+            f"cifar_resnet8 {options} --norm-layer '{{name: group_norm, num_groups: 7}}'",
+            "normalised in 7 groups",
+        ),
+        Refusal(f"lenet {options} --dropout 0.1", "no dropout layer"),
+        Refusal(f"mnist_cnn {options} --dropout 0.1 --pipeline-splits conv9", "'conv9' is not a layer"),
+        Refusal(
+            f"lenet {options} --pipeline-splits auto --ipus-per-replica 32", "32 stages, but lenet can be cut"
+        ),
+        command=["train"],
+    )
 
 
-def test_dry_run_writes_only_the_picture(capsys, here):
-    code, _, err = run(capsys, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
+def test_dry_run_writes_only_the_picture(run):
+    code, _, err = run(*TRAIN, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
     assert code == 0 and "lr.png" in err
-    (path,) = here.iterdir()
+    (path,) = Path().iterdir()
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -173,60 +165,34 @@ def finished(tmp_path_factory):
     return path
 
 
-def resumed(capsys, path, *arguments):
-    files = sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*"))
-    shown = train(capsys, "--resume", "--run-dir", str(path), "--dry-run", *arguments)
-    assert sorted((p, p.stat().st_mtime_ns) for p in path.rglob("*")) == files
-    return shown
-
-
-def test_dry_run_shows_where_a_run_continues(capsys, finished):
+def test_dry_run_shows_where_a_run_continues(run, finished):
+    files = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*"))
     for options, is_finished, text in (
         ([], True, "the run is finished"),
         (["--num-epochs", "3"], False, "after weight update 4 of 6"),
     ):
-        code, out, _ = resumed(capsys, finished, "--json", *options)
-        report = json.loads(out)
-        assert (code, report["finished"], report["continues_after"]) == (0, is_finished, 4)
-        code, out, _ = resumed(capsys, finished, *options)
+        command = ["train", "--resume", "--run-dir", finished, "--dry-run", *options]
+        report = json.loads(run(*command, "--json")[1])
+        assert (report["finished"], report["continues_after"]) == (is_finished, 4)
+        code, out, _ = run(*command)
         assert code == 0 and text in out
+    assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*")) == files
 
 
-def test_dry_run_refuses_unusable_checkpoints(capsys, finished, monkeypatch):
-    code, out, err = resumed(capsys, finished, "--num-epochs", "1")
-    assert (code, out) == (2, "") and "--num-epochs 1 are 2 weight updates" in err
-    assert "hint: give more epochs" in err
+def test_dry_run_refuses_unusable_checkpoints(run, finished, monkeypatch):
+    resume = ["train", "--resume", "--run-dir", finished, "--dry-run", "--num-epochs"]
+    check_refused(run, Refusal([*resume, 1], "--num-epochs 1 are 2 weight updates", "give more epochs"))
     monkeypatch.setattr("ipucnn.runs.context.fingerprint", lambda source: "of other images")
-    code, out, err = resumed(capsys, finished, "--num-epochs", "3")
-    assert (code, out) == (2, "") and "is of another run: data set's data sha256" in " ".join(err.split())
+    check_refused(run, Refusal([*resume, 3], "is of another run: data set's data sha256"))
 
 
-@pytest.mark.parametrize(
-    ("model", "arguments", "message"),
-    [
-        ("cifar_resnet8", ["--norm-layer", "{name: group_norm, num_groups: 7}"], "normalised in 7 groups"),
-        ("lenet", ["--dropout", "0.1"], "no dropout layer"),
-        ("mnist_cnn", ["--dropout", "0.1", "--pipeline-splits", "conv9"], "'conv9' is not a layer"),
-        (
-            "lenet",
-            ["--pipeline-splits", "auto", "--ipus-per-replica", "32"],
-            "32 stages, but lenet can be cut",
-        ),
-    ],
-)
-def test_dry_run_refuses_values_that_only_layers_check(capsys, here, model, arguments, message):
-    arguments += ["--gradient-accumulation-count", "64", "--micro-batch-size", "1"]
-    code, out, err = train(capsys, model, *DIGITS[1:], "--dry-run", *arguments)
-    assert (code, out) == (2, "") and message in " ".join(err.split()) and "hint:" in err
-    assert list(here.iterdir()) == []
-
-
-def test_tensorflow_starts_as_in_a_run_if_the_network_is_built(here):
+def test_tensorflow_starts_as_in_a_run_if_the_network_is_built(tmp_path):
     """It is silent, and has the requested number of devices."""
-    args = ["train", "mnist_cnn", *DIGITS[1:], "--dropout", "0.1", "--gradient-accumulation-count", "2"]
+    args = ["mnist_cnn", *TRAIN[2:], "--dropout", "0.1", "--gradient-accumulation-count", "2"]
     env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(
-        [sys.executable, "-m", "ipucnn", *args, "--device", "cpu", "--devices", "2", "--dry-run"],
+        [sys.executable, "-m", "ipucnn", "train", *args, "--devices", "2", "--dry-run"],
+        cwd=str(tmp_path),
         env=env,
         capture_output=True,
     )
@@ -327,16 +293,16 @@ def test_curve_of_a_long_run_covers_all_weight_updates():
     np.testing.assert_array_equal(rates, updates * 2.0)
 
 
-def test_planned_splits_are_those_of_the_run(capsys, here):
+def test_planned_splits_are_those_of_the_run(run):
     options = (
         "--ipus-per-replica 2 --pipeline-splits auto --limit-train 64 --num-epochs 1 --micro-batch-size 4"
     )
     pipeline = [*options.split(), "--run-dir", "run"]
-    code, out, err = run(capsys, "--dry-run", *pipeline)
+    code, out, err = run(*TRAIN, "--dry-run", *pipeline)
     assert code == 0, err
-    code, _, err_of_run = run(capsys, *pipeline)
+    code, _, err_of_run = run(*TRAIN, *pipeline)
     assert code == 0, err_of_run
-    program = json.loads((here / "run" / "program.json").read_text())
+    program = json.loads(Path("run/program.json").read_text())
     (split,) = program["pipeline_splits"]
     assert f"opened by {split} ({program['splits_from']})" in " ".join(out.split())
     assert f"opened by {split}" in " ".join(err.split())

@@ -94,3 +94,12 @@ def verified(name, path, **options):
     report = verify.verify(verify.choose(str(name), str(path)), **options)
     errors = {finding.code for finding in report.findings if finding.severity == ERROR}
     return errors, {finding.code for finding in report.findings} - errors, report
+
+
+def write_pairs(folder, pairs):
+    """Writes pairs of an image and a mask, uint8, as ``images/K.png`` and ``masks/K.png``; returns the folder."""
+    for k, arrays in enumerate(pairs):
+        for part, pixels in zip(("images", "masks"), arrays):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / part / f"{k}.png")
+    return folder

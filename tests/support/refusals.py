@@ -20,15 +20,16 @@ class Refusal(NamedTuple):
     code: int = 2
 
 
-def check_refused(run: Callable[..., Any], *rows: Refusal) -> None:
+def check_refused(run: Callable[..., Any], *rows: Refusal, command: Sequence[Any] = ()) -> None:
     """Checks that each command shows one error and one hint, prints nothing else, and writes nothing.
 
     Args:
         run: the fixture ``run``; the commands run in its folder.
         rows: the commands.
+        command: the words that all of them begin with.
     """
     for row in rows:
-        words = shlex.split(row.command) if isinstance(row.command, str) else row.command
+        words = [*command, *(shlex.split(row.command) if isinstance(row.command, str) else row.command)]
         before = _files()
         code, out, err = run(*words, columns=2000)
         lines = {

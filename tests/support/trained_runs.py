@@ -1,10 +1,14 @@
-"""Trained runs that several test files evaluate, predict with and export; each is trained on first use."""
+"""Runs that tests evaluate, predict with and export; those that several files use are trained on first use."""
 
 import atexit
 import functools
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
+
+import pytest
+from light_training import train_lightly
 
 _LINES = {
     "lenet": "lenet --dataset digits --limit-train 320 --limit-eval 37 --num-epochs 2 --seed 7 --micro-batch-size 32",
@@ -15,12 +19,26 @@ _LINES = {
 }
 
 
+def train(folder: Path, line: str, lightly: bool = False) -> Path:
+    """Runs ``ipucnn train LINE`` and returns the run folder.
+
+    Args:
+        folder: the run folder.
+        line: the words after ``ipucnn train``.
+        lightly: whether to compile nothing, see ``light_training``.
+    """
+    from ipucnn import cli
+
+    with pytest.MonkeyPatch.context() as patch:
+        if lightly:
+            train_lightly(patch)
+        assert cli.run(["train", *shlex.split(line), "--run-dir", str(folder)]) == 0
+    return folder
+
+
 @functools.lru_cache(maxsize=None)
 def run_of(name: str) -> Path:
     """Returns the run folder, which no test may change."""
-    from ipucnn import cli
-
     folder = Path(tempfile.mkdtemp(prefix="ipucnn-tests-")) / name
     atexit.register(shutil.rmtree, str(folder.parent), ignore_errors=True)
-    assert cli.run(["train", *_LINES[name].split(), "--run-dir", str(folder)]) == 0
-    return folder
+    return train(folder, _LINES[name])
