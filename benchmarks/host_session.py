@@ -115,8 +115,8 @@ class SessionSide:
         from ipucnn.config.options import RunConfig
         from ipucnn.machine import fix_threads
         from ipucnn.sessions.factory import create_session
+        from ipucnn.sessions.host.division import threads_of_training
         from ipucnn.sessions.host.session import HostSession
-        from ipucnn.sessions.host.workers import threads_of_training
         from ipucnn.training.losses import make_loss
         from ipucnn.training.optimizers import make_settings
         from ipucnn.training.program import make_program
@@ -141,8 +141,8 @@ class SessionSide:
             make_loss("cross_entropy"),
             lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
         )
-        self.batches = session.feed(random_data(case, model, session.samples_per_element))
         assert session.program is not None
+        self.batches = session.feed(random_data(case, model, session.program.samples_per_fused_batch))
         self.fused, self.side_by_side = session.program.fused_micro_batches, session.lanes
         self.model = model
 

@@ -19,7 +19,9 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 from support.refusals import Refusal, check_refused
+from support.sessions import make_program
 from support.workers import (
     FLAGS,
     addresses,
@@ -44,16 +46,15 @@ from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.train import TrainingRun
-from ipucnn.sessions.host import cluster
-from ipucnn.sessions.host import workers as host_workers
+from ipucnn.sessions.host import cluster, division
 from ipucnn.sessions.host.cluster import join
+from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
 from ipucnn.sessions.host.workers import (
     Workers,
     expand_nodes,
     find_workers,
-    notes_of_sharing,
 )
-from ipucnn.training.checkpoints import Checkpoint, digest_of, load_checkpoint
+from ipucnn.training.checkpoints import Checkpoint, load_checkpoint
 
 
 def slurm(**values):
@@ -181,7 +182,12 @@ def test_workers_exchange_values_in_order():
 
     def act(one):
         values = [one.exchange("numbers", [one.rank, numbers[k]]) for k in range(20)]
-        return values, one.first("first", one.rank), one.any_signal(one.rank == 2), one.any_signal(False)
+        return (
+            values,
+            one.from_worker_0("first", one.rank),
+            one.any_signal(one.rank == 2),
+            one.any_signal(False),
+        )
 
     expected = [[[rank, numbers[k]] for rank in range(3)] for k in range(20)]
     # All workers take the number of threads of worker 0.
@@ -321,7 +327,7 @@ def test_a_taken_port_of_a_tensorflow_server_is_reported(taken, family, everywhe
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                other.bind((everywhere, int(one.addresses[taken].rpartition(":")[2])))
+                other.bind((everywhere, int(one._addresses[taken].rpartition(":")[2])))
                 other.listen(1)
             one.require_ports()
 
@@ -335,11 +341,11 @@ def test_a_taken_port_of_a_tensorflow_server_is_reported(taken, family, everywhe
 
 def test_workers_with_different_initial_weights_are_refused():
     """Files of the same name may have different contents on different machines."""
-    values = [{"a/kernel": np.array([1.0, rank // 2], np.float32)} for rank in range(3)]
-    for result in met(3, act=lambda one: one.require_same("weights", digest_of(values[one.rank], {}))):
+    weights = [{"a/kernel": tf.constant([1.0, rank // 2])} for rank in range(3)]
+    for result in met(3, act=lambda one: one.require_same_weights(weights[one.rank])):
         assert isinstance(result, ConfigurationError)
         assert "worker 2 begins with other weights than worker 0" in result.message
-    assert met(2, act=lambda one: one.require_same("weights", digest_of(values[0], {}))) == [(3, None)] * 2
+    assert met(2, act=lambda one: one.require_same_weights(weights[0])) == [(3, None)] * 2
 
 
 def test_workers_compare_the_facts_that_a_resumed_run_compares(monkeypatch):
@@ -517,8 +523,8 @@ def test_the_most_workers_that_there_may_be_decide_the_threads(run, monkeypatch)
         (8, {}, 1, 4),  # 12 micro-batches: two groups of six
         (7, {}, 1, 7),  # two groups cannot share 7 cores evenly
         (1, {}, 1, 1),
-        (8, {"num_micro_batches": 9}, 1, 8),
-        (8, {"num_micro_batches": 1}, 1, 8),
+        (8, {"accumulate": 9}, 1, 8),
+        (8, {"accumulate": 1}, 1, 8),
         (8, {"dbn_replica_group_size": 4}, 1, 8),  # three groups
         (8, {"dbn_replica_group_size": 2}, 1, 4),
         (8, {"fused_micro_batches": 12}, 1, 8),  # one group
@@ -531,9 +537,8 @@ def test_the_most_workers_that_there_may_be_decide_the_threads(run, monkeypatch)
     ],
 )
 def test_threads_of_training(monkeypatch, cores, program, sharing, threads):
-    monkeypatch.setattr(host_workers, "num_cores", lambda: cores)
-    known = {"num_micro_batches": 12, "dbn_replica_group_size": 1, "fused_micro_batches": 0, **program}
-    assert host_workers.threads_of_training(SimpleNamespace(**known), sharing) == threads
+    monkeypatch.setattr(division, "num_cores", lambda: cores)
+    assert threads_of_training(make_program(**{"accumulate": 12, **program}), sharing) == threads
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -557,7 +562,7 @@ def test_two_workers_give_the_bytes_of_one(tmp_path, capfd):
 def test_a_missing_secret_is_noted(monkeypatch, secret):
     monkeypatch.setenv("IPUCNN_SECRET", secret)
     workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
-    program = SimpleNamespace(num_micro_batches=4, fused_micro_batches=1)
+    program = make_program(accumulate=4).with_fused(1)
     notes = notes_of_sharing(workers, RunConfig(max_workers=2), program, True)
     assert any("IPUCNN_SECRET is not set" in note for note in notes) == (not secret)
     # The user chose the groups of fused micro-batches.
@@ -572,7 +577,7 @@ def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
     recorder._program = SimpleNamespace(num_weight_updates=2)
     recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
     recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
-    recorder._measure_statistics = lambda: measured.append(True)
+    recorder._prepare_evaluated_weights = lambda: measured.append(True)
     with pytest.raises(Interrupted, match="the first worker saves it"):
         recorder._interrupt()
     assert measured
@@ -707,6 +712,17 @@ def test_workers_share_predictions(batches):
         assert [batch for batch, _ in predicted] == [(number, "labels") for number in range(batches)]
         for number, (_, values) in enumerate(predicted):
             assert values.dtype == np.float32 and values.tobytes() == logits(number).tobytes()
+
+
+def test_workers_without_a_program_do_not_count_each_sample_twice():
+    """Without a Program each worker has all batches, and metrics are sums over the batches of all workers."""
+    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.sessions.session import DeviceInfo
+
+    session = HostSession(DeviceInfo("cpu", "x", 1, 0), cluster=SimpleNamespace(count=2))
+    session._forward = lambda images: pytest.fail("a batch was computed")
+    with pytest.raises(RuntimeError, match="of several workers"):
+        session.evaluate([(np.zeros((1, 2)), [0], [1.0])])
 
 
 @pytest.mark.slow

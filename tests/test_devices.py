@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from support.sessions import CPU, data, make_model
+from support.sessions import CPU, data, make_model, make_program
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
@@ -21,9 +21,9 @@ from ipucnn.machine import operations_at_once
 from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import environment
-from ipucnn.sessions.host.division import Capacity, choose_devices
+from ipucnn.sessions.host.division import Capacity, check_sharing, choose_devices, notes_of_sharing
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.host.workers import Workers, check_sharing, notes_of_sharing
+from ipucnn.sessions.host.workers import Workers
 from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import DeviceInfo
 
@@ -143,13 +143,10 @@ def test_several_devices_give_the_bytes_of_one_in_every_precision(config, progra
 
 
 def shared(micro_batches, accumulation=None, fused=0, group=1):
-    """Returns the part of a Program that decides which devices and workers can share its weight updates."""
-    return SimpleNamespace(
-        fused_micro_batches=fused,
-        num_micro_batches=micro_batches,
-        dbn_replica_group_size=group,
-        gradient_accumulation_count=accumulation or micro_batches,
-    )
+    """Returns a Program whose weight updates have ``micro_batches`` micro-batches."""
+    accumulation = accumulation or micro_batches
+    replicas = micro_batches // accumulation
+    return make_program(2, accumulation, replicas, fused_micro_batches=fused, dbn_replica_group_size=group)
 
 
 def chosen(available, devices=None, micro_batches=8, fused=0, group=1, **options):
@@ -269,7 +266,7 @@ def test_workers_use_their_common_capacity():
     ):
         other = [others, 1, 3, 2**20]
         cluster = SimpleNamespace(count=2, rank=0, exchange=lambda what, value, other=other: [value, other])
-        session = HostSession(DeviceInfo(kind, "x", 1, 2**30), "/GPU:0", None, cluster, ["/GPU:1"])
+        session = HostSession(DeviceInfo(kind, "x", 1, 2**30), cluster=cluster, places=["/GPU:0", "/GPU:1"])
         if expected is None:
             with pytest.raises(ConfigurationError, match="worker 1 computes on a cpu, and worker 0 on a gpu"):
                 session._take_capacity(SimpleNamespace(layers=[]))
@@ -279,7 +276,7 @@ def test_workers_use_their_common_capacity():
 
 
 def test_notes_describe_the_devices():
-    program = SimpleNamespace(num_micro_batches=8, fused_micro_batches=2)
+    program = shared(8, fused=2)
     two, groups = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
     assert two == "2 devices: a weight update is 4 groups of 2 fused micro-batches, 2 for each device"
     assert (

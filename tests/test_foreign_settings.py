@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,12 +55,13 @@ def undisturbed(tmp_path_factory):
     ids=str,
 )
 def test_settings_of_keras_change_nothing_or_are_an_error(settings, undisturbed, tmp_path):
+    path = tmp_path / "my home" / "keras.json"
     is_file = not isinstance(settings, dict)
     variables = {} if is_file else {name: value for name, value in settings.items() if name.isupper()}
     if not variables:
-        (tmp_path / "home").mkdir()
-        (tmp_path / "home" / "keras.json").write_text(json.dumps(settings))
-        variables = {"KERAS_HOME": str(tmp_path / "home")}
+        path.parent.mkdir()
+        path.write_text(json.dumps(settings))
+        variables = {"KERAS_HOME": str(path.parent)}
     done = load(tmp_path, **variables)
     assert "Traceback" not in done.stderr and "bug" not in done.stderr
     if done.returncode == 0:
@@ -67,7 +69,8 @@ def test_settings_of_keras_change_nothing_or_are_an_error(settings, undisturbed,
     else:
         assert (is_file or "nonsense" in settings.values()) and done.returncode == 2, done.stderr
         error, hint = done.stderr.splitlines()[-2:]
-        assert error.startswith("error: ") and "keras.json" in error and hint.startswith("hint: ")
+        assert error.startswith("error: ") and "keras.json" in error
+        assert hint == f"hint: correct or remove the file: rm {shlex.quote(str(path))}"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")

@@ -465,7 +465,7 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
 
     outputs = []
     for config, range_ in ((RunConfig(), input_range), (RunConfig(**{transfer: True}), "raw")):
-        session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), "/CPU:0", config)
+        session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), config)
         takes = session.take_preprocessing(channel_affine(input_range, source.info, 3))
         assert takes == (range_ == "raw")
         session.prepare_evaluation(network, None)

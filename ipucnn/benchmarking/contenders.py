@@ -50,8 +50,7 @@ class SessionTraining(Contender):
         self, session: Session, dataset: TfDataset, fixed_updates: Optional[int] = None, lead: int = 0
     ) -> None:
         assert session.program is not None
-        per_update = session.program.num_micro_batches // session.program.fused_micro_batches
-        self._lead = -(-lead // per_update)
+        self._lead = -(-lead // session.program.num_fused_batches)
         self._session, self._batches = session, session.feed(dataset)
         self.samples_per_unit = session.program.global_batch_size
         self.fixed_units = fixed_updates

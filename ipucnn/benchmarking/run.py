@@ -23,8 +23,8 @@ from ipucnn.benchmarking.settings import DATA
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.runs import setup as run_setup
-from ipucnn.sessions.host.workers import threads_of_training
-from ipucnn.sessions.session import Session
+from ipucnn.sessions.host.division import threads_of_training
+from ipucnn.sessions.session import NotFiniteError, Session
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.work import Work
@@ -179,8 +179,8 @@ def _void(report: BenchmarkReport, error: Exception) -> Tuple[BenchmarkReport, i
 
     where = None
     if isinstance(error, UserError):
-        # Sessions mention the checkpoints of a training run, which a benchmark does not write.
-        hint = error.hint.split("; checkpoints")[0] if error.hint else None
+        # A benchmark writes no checkpoints.
+        hint = error.advice if isinstance(error, NotFiniteError) else error.hint
         why, code = error.message, error.exit_code
     elif isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
         why = f"out of memory: {_without_nodes(str(getattr(error, 'message', error)))}"

@@ -64,7 +64,7 @@ def compile_work(benchmark: Benchmark, session: Session, model: KerasModel) -> W
     if settings.compare_with is not None:
         contenders += (keras_contender(benchmark, model),)
     if settings.scope == END_TO_END:
-        pipeline_alone = _pipeline_parts(benchmark, _element(benchmark))[-1]
+        pipeline_alone = _pipeline_parts(benchmark, benchmark.program.samples_per_fused_batch)[-1]
         contenders += (_on_constant_batch(benchmark, session), pipeline_alone)
     return replace(work, contenders=contenders)
 
@@ -116,18 +116,13 @@ def _pipeline_parts(benchmark: Benchmark, samples_per_element: int) -> List[Pipe
     return [PipelinePart(name, make, buffered) for name in names]
 
 
-def _element(benchmark: Benchmark) -> int:
-    """Returns the samples of an element, a group of fused micro-batches."""
-    return benchmark.program.fused_micro_batches * benchmark.program.micro_batch_size
-
-
 def _lead(benchmark: Benchmark) -> int:
     """Returns the elements to compute untimed, because the pipeline fills its buffers during the turns of others."""
     settings = benchmark.settings
     is_alone = settings.scope != END_TO_END and settings.compare_with is None
     if is_alone or benchmark.kind == DEVICE_GENERATED:
         return 0
-    return _buffered(benchmark, _element(benchmark))
+    return _buffered(benchmark, benchmark.program.samples_per_fused_batch)
 
 
 def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
@@ -146,14 +141,14 @@ def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel)
     fixed = None if benchmark.steps is None else session.program.weight_updates_per_execution
     if fixed is None and session.device.kind == "ipu":
         fixed = _IPU_UPDATES
-    batches = dataset(compiled, _element(compiled))
+    batches = dataset(compiled, compiled.program.samples_per_fused_batch)
     return Work(compiled, compilation, (SessionTraining(session, batches, fixed, lead=_lead(compiled)),))
 
 
 def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
     p = benchmark.program.with_fused(fused_in_inference(benchmark, session, model))
     benchmark = replace(benchmark, program=p)
-    element = _element(benchmark)
+    element = p.samples_per_fused_batch
     compilation = session.compile_prediction(model, (element, *benchmark.setup.input_shape))
     contender = SessionInference(
         session,
@@ -169,8 +164,7 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel) -> int:
     """Returns the number of fused micro-batches in inference: as requested, else as many as suit the memory."""
-    from ipucnn.sessions.host.division import Capacity, choose_fused
-    from ipucnn.sessions.host.session import activation_bytes_per_sample
+    from ipucnn.sessions.host.division import Capacity, activation_bytes_per_sample, choose_fused
 
     if benchmark.fused is not None:
         return benchmark.fused
@@ -183,7 +177,8 @@ def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel
 
 def _on_constant_batch(benchmark: Benchmark, session: Session) -> Contender:
     """Returns the session's work on a constant batch, without input pipeline."""
-    batch, p = pipeline.constant_batch(_pipeline(benchmark, _element(benchmark))), benchmark.program
+    p = benchmark.program
+    batch = pipeline.constant_batch(_pipeline(benchmark, p.samples_per_fused_batch))
     contender: Contender
     if benchmark.settings.training:
         contender = SessionTraining(session, batch)

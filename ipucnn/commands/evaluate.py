@@ -63,7 +63,7 @@ def evaluate(
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.trained import Named
-    from ipucnn.sessions.host.workers import group_of_environment
+    from ipucnn.sessions.host.workers import find_group
 
     run_folder = expand(run)
     if report and not is_file(run_folder / CONFIG):
@@ -90,7 +90,7 @@ def evaluate(
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if report and group_of_environment().is_writer:
+    if report and find_group().is_writer:
         write_page(run_folder, result)
     if json_output:
         print(evaluation_json(result))

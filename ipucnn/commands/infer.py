@@ -187,7 +187,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     from ipucnn.reports.console import LOADING, note
     from ipucnn.reports.infer import MaskSheet, SheetProgress, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
-    from ipucnn.sessions.host.workers import group_of_environment
+    from ipucnn.sessions.host.workers import find_group
 
     if request.output is None:
         raise ConfigurationError(
@@ -198,7 +198,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     with SheetProgress("segmenting", LOADING, sheet) as progress:
         masks = infer_masks(request, progress)
     path = request.contact_sheet or request.output / CONTACT_SHEET
-    if group_of_environment().is_writer:  # only the first of several processes writes
+    if find_group().is_writer:  # only the first of several processes writes
         write = write_atomically if request.contact_sheet is None else write_output
         write(path, sheet.save)
     if json_output:

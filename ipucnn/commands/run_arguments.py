@@ -66,9 +66,9 @@ def in_instances(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: object, **named: object) -> None:
-        from ipucnn.sessions.host.workers import group_of_environment
+        from ipucnn.sessions.host.workers import find_group
 
-        with first_process_prints(group_of_environment()):
+        with first_process_prints(find_group()):
             command(*arguments, **named)
 
     return run
@@ -80,10 +80,10 @@ def output_of_process(text: Optional[str]) -> Optional[Path]:
     The first of several processes writes to the given file; the others write to a temporary file of the same name.
     """
     from ipucnn.filesystem import expand
-    from ipucnn.sessions.host.workers import group_of_environment
+    from ipucnn.sessions.host.workers import find_group
 
     path = None if text is None else expand(text)
-    if path is None or group_of_environment().is_writer:
+    if path is None or find_group().is_writer:
         return path
     folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

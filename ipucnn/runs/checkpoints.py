@@ -85,7 +85,7 @@ def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[
         if not np.all(np.isfinite(value)):
             raise NotFiniteError(
                 f"{name} is no longer finite; no checkpoint of it is written",
-                f"lower the learning rate (it was {learning_rate:.4g}); checkpoints written before are kept",
+                f"lower the learning rate (it was {learning_rate:.4g})",
             )
     return values
 

@@ -223,7 +223,7 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
         lines.append(
             "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
         )
-    is_recomputed = recomputes_statistics(program, config.precision) and not config.precise_batch_norm
+    is_recomputed = recomputes_statistics(program) and not config.precise_batch_norm
     if is_recomputed and norm_of(config.norm_layer) == "batch" and not moves_once(config.norm_layer):
         why = "do not update them correctly in a pipeline"
         if program.num_stages == 1:

@@ -44,10 +44,11 @@ from ipucnn.runs.start import (
     check_new,
     latest_run_dir,
     network_to_continue,
+    resume_command,
 )
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.cluster import Cluster
-from ipucnn.sessions.host.workers import Workers, find_group, resume_command
+from ipucnn.sessions.host.workers import Workers, find_group
 
 SCHEMA_VERSION = 1
 _NOT_FIGURES = ("samples",)

@@ -30,8 +30,8 @@ from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS, Silent
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
+from ipucnn.runs.start import resume_command
 from ipucnn.runs.trackers import Curves, Tracker, WeightsAndBiases
-from ipucnn.sessions.host.workers import resume_command
 from ipucnn.sessions.session import (
     CheckpointDue,
     CompilationReport,
@@ -259,7 +259,7 @@ class Recorder:
         elif isinstance(event, ValidationDue):
             yield from self._validation(event)
         elif isinstance(event, CheckpointDue):
-            self._measure_statistics()
+            self._prepare_evaluated_weights()
             self._session.state.events_done += 1
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
@@ -309,7 +309,7 @@ class Recorder:
 
     def _validation(self, event: ValidationDue) -> Iterator[RunEvent]:
         state, program = self._state, self._program
-        self._measure_statistics()
+        self._prepare_evaluated_weights()
         for tracker in self._trackers:
             tracker.validation_begins(event.weight_updates)
         started = time.perf_counter()
@@ -325,7 +325,7 @@ class Recorder:
         if not np.isfinite(metrics.get("loss", 0.0)):
             raise NotFiniteError(
                 f"the validation loss is {metrics['loss']} after weight update {event.weight_updates:,}",
-                "lower the learning rate; checkpoints written before are kept",
+                "lower the learning rate",
             )
         metrics = {**metrics, "samples": _num_images(metrics["samples"], self._context.info)}
         figure = metrics[_figure(metrics)]
@@ -373,9 +373,9 @@ class Recorder:
             per_epoch = self._program.weight_updates_per_epoch
             updates = checkpoints.load_for_validation(path, self._session.state, model, per_epoch)
             yield Notes([f"checkpoint {path}"])
-            yield from self.handle(ValidationDue(updates, 0))
+            yield from self.handle(ValidationDue(updates))
 
-    def _measure_statistics(self) -> None:
+    def _prepare_evaluated_weights(self) -> None:
         """Prepares the weights to evaluate: averages them, and measures batch norm's statistics where that is needed.
 
         It does so once per weight update.  Statistics belong to the evaluated weights: the averaged ones, if any.
@@ -470,7 +470,7 @@ class Recorder:
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
         # All workers measure statistics together, also those that write nothing.
-        self._measure_statistics()
+        self._prepare_evaluated_weights()
         if isinstance(self._folder, SilentFolder):
             raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
         path = self._save(LAST)
@@ -490,7 +490,7 @@ class Recorder:
                 # A process that was killed before it wrote the report left this checkpoint, which stays as it is.
                 last = self._folder.link_checkpoint(self._folder.checkpoints / numbered, LAST)
             else:
-                self._measure_statistics()
+                self._prepare_evaluated_weights()
                 last = self._save(LAST)
             yield CheckpointSaved(last)
         if config.training and config.checkpoints:

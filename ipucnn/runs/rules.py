@@ -14,7 +14,8 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import expand, is_written_to
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
-from ipucnn.sessions.host.workers import Workers, check_sharing, find_workers
+from ipucnn.sessions.host.division import check_sharing
+from ipucnn.sessions.host.workers import Workers, find_workers
 from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.training.program import Program, auto_loss_scaling_conflicts
 

@@ -5,6 +5,7 @@ All checks are made here before anything is computed or written; ``folder.py`` w
 
 import itertools
 import json
+import os
 import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ from ipucnn.runs.folder import (
     is_unfinished,
     numbered_run_dirs,
 )
+from ipucnn.sessions.host.workers import LAUNCH_VARIABLE
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
@@ -440,3 +442,16 @@ def check_same_run(
             f"{start.checkpoint_path} has {done}",
             "give more epochs",
         )
+
+
+def resume_command(folder: Path, user_files: Sequence[str]) -> str:
+    """Returns the command that continues a run, with the same number of workers if ``ipucnn launch`` started it.
+
+    Args:
+        folder: the run folder.
+        user_files: the command-line words that name the user's own files.
+    """
+    count = os.environ.get(LAUNCH_VARIABLE, "")
+    launch = ["launch", "-n", count, "--"] if count.isdigit() else []
+    words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *user_files]
+    return shlex.join(words)

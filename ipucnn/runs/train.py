@@ -26,16 +26,12 @@ from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
+from ipucnn.runs.start import resume_command
 from ipucnn.sessions.host.cluster import Cluster, join
-from ipucnn.sessions.host.workers import (
-    compared_options,
-    notes_of_sharing,
-    resume_command,
-    threads_of_training,
-)
+from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
+from ipucnn.sessions.host.workers import compared_options
 from ipucnn.sessions.session import CompilationReport, Session, TrainState, ValidationDue
 from ipucnn.text import counted
-from ipucnn.training.checkpoints import digest_of
 from ipucnn.training.schedules import largest_rate
 
 
@@ -275,8 +271,7 @@ class TrainingRun:
         model, compilation = self._compile(session)
         context = self.context
         if cluster is not None:
-            values = {name: v.numpy() for name, v in {**session.state.weights, **session.state.slots}.items()}
-            cluster.require_same("weights", digest_of(values, {}))
+            cluster.require_same_weights({**session.state.weights, **session.state.slots})
         if config.compile_only:
             yield Notes(["compiling; nothing is trained"])
             with data_errors():
@@ -313,7 +308,7 @@ class TrainingRun:
                         break
             yield from recorder.validate_each(validated, model)
             if config.validation and self.state.last_validation is None:
-                yield from recorder.handle(ValidationDue(0, 0))
+                yield from recorder.handle(ValidationDue(0))
             yield from recorder.save_last()
             self.final_report = recorder.report
             yield from self._predictions(session)

@@ -52,7 +52,7 @@ from ipucnn.sessions.host.workers import (
     BEGIN_AGAIN,
     Workers,
     compared_options,
-    group_of_environment,
+    find_group,
     require_one,
 )
 from ipucnn.sessions.processes import find_instances
@@ -134,7 +134,7 @@ class TrainedSetup(Setup):
         Raises:
             UserError: a worker did not connect, or has other weights, data or options.
         """
-        workers = group_of_environment()
+        workers = find_group()
         if not isinstance(workers, Workers):
             return None
         compared = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}

@@ -1,7 +1,7 @@
 """Chooses the session for a device: the only module that knows which hardware is present."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
@@ -54,7 +54,7 @@ def visible_gpus() -> List[Tuple[str, str]]:
     return gpus
 
 
-def _start(device: str, num_devices: int, cluster: Optional["Cluster"], trains: bool) -> None:
+def _configure_devices(device: str, num_devices: int, cluster: Optional["Cluster"], trains: bool) -> None:
     """Configures TensorFlow's devices before TensorFlow creates them.
 
     Args:
@@ -104,7 +104,7 @@ def create_session(
     device: str = "auto",
     *,
     verbose: bool = False,
-    config: Optional[RunConfig] = None,
+    config: RunConfig = RunConfig(),
     cluster: Optional["Cluster"] = None,
     trains: bool = False,
 ) -> Session:
@@ -113,7 +113,7 @@ def create_session(
     Args:
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: whether to show TensorFlow's own messages.
-        config: the options of the run; None: all defaults.
+        config: the options of the run.
         cluster: the workers that train together on the host; None: this process is alone.
         trains: whether the session trains, so that several GPUs may share the work; otherwise it uses the first one.
 
@@ -124,15 +124,14 @@ def create_session(
     if device not in DEVICES:
         raise ConfigurationError(f"device '{device}' does not exist", f"use one of {', '.join(DEVICES)}")
     check_device(device)
+    if runs_on_ipus(device):
+        return _poplar_session(config, verbose)
     from ipucnn.sessions.host.environment import import_tensorflow
 
-    if runs_on_ipus(device):
-        return _poplar_session(config, lambda: import_tensorflow(verbose))
-    config = RunConfig() if config is None else config
-    requested = 1 if config.devices is None or not trains else config.devices
+    requested = config.devices if trains else 1
     import_tensorflow(
         verbose,
-        lambda: _start(device, requested, cluster, trains),
+        lambda: _configure_devices(device, requested or 1, cluster, trains),
         config.deterministic_operations,
         may_use_gpus=device != "cpu",
     )
@@ -142,29 +141,28 @@ def create_session(
     if device == "gpu" and not gpus:
         raise MissingError("--device gpu: TensorFlow sees no GPU here", "use --device cpu")
     kind, cores, memory = "gpu" if gpus else "cpu", num_cores(), host_memory_bytes()
-    places = gpus or [(f"/device:CPU:{number}", cpu_name() or "CPU") for number in range(max(requested, 1))]
-    if not trains:
-        places = places[:1]
-    elif len(places) < requested:
-        raise MissingError(
-            f"--devices {requested}: TensorFlow sees {counted(len(places), 'GPU')} here",
-            f"use --devices {len(places)}",
-        )
-    elif requested > 0 and config.devices is not None:
+    places = gpus or [(f"/device:CPU:{number}", cpu_name() or "CPU") for number in range(requested or 1)]
+    if requested:  # else all of them
+        if len(places) < requested:
+            raise MissingError(
+                f"--devices {requested}: TensorFlow sees {counted(len(places), 'GPU')} here",
+                f"use --devices {len(places)}",
+            )
         places = places[:requested]
-    place, *others = (("" if cluster is None else cluster.place) + name for name, _ in places)
-    return HostSession(DeviceInfo(kind, places[0][1], cores, memory), place, config, cluster, others)
+    worker = "" if cluster is None else cluster.place
+    names = [worker + name for name, _ in places]
+    return HostSession(DeviceInfo(kind, places[0][1], cores, memory), config, cluster, names)
 
 
-def _poplar_session(config: Optional[RunConfig], import_tensorflow: Callable[[], object]) -> Session:
+def _poplar_session(config: RunConfig, verbose: bool) -> Session:
+    from ipucnn.sessions.host.environment import import_tensorflow
     from ipucnn.sessions.poplar.errors import poplar_errors
     from ipucnn.sessions.processes import find_instances
 
-    config = RunConfig() if config is None else config
     instances = find_instances()
     surroundings.set_flags(config)
     with poplar_errors():
-        import_tensorflow()
+        import_tensorflow(verbose)
     from ipucnn.sessions.poplar.device import Device, load_api
     from ipucnn.sessions.poplar.session import PoplarSession
 

@@ -24,6 +24,7 @@ from typing import (
 import numpy as np
 
 from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariable
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.optimizers import AVERAGE, LOSS_SCALE, OptimizerSettings
@@ -107,7 +108,6 @@ class Progress:
 @dataclass(frozen=True)
 class _Due:
     weight_updates: int
-    execution: int
 
 
 class CheckpointDue(_Due):
@@ -118,13 +118,13 @@ class ValidationDue(_Due):
     """The Program requires a validation at this point."""
 
 
-def recomputes_statistics(program: Program, precision: str = "32.32") -> bool:
+def recomputes_statistics(program: Program) -> bool:
     """Returns whether batch norm's moving statistics are recomputed from training batches before they are used.
 
     IPUs do not update the statistics of a pipeline correctly.  With 16-bit weights, IPUs keep the statistics in 16
     bits, so the hundredth part by which a statistic moves is lost in rounding.
     """
-    return program.num_stages > 1 or precision == "16.16"
+    return program.num_stages > 1 or program.precision == "16.16"
 
 
 # The number of weight updates whose batches are used to recompute moving statistics.
@@ -147,8 +147,8 @@ class TrainState:
         earlier_losses, earlier_hits: the same values of earlier executions that have not been logged yet.
     """
 
-    weights: Dict[str, "TfVariable"] = field(default_factory=dict)
-    slots: Dict[str, "TfVariable"] = field(default_factory=dict)
+    weights: Dict[str, TfVariable] = field(default_factory=dict)
+    slots: Dict[str, TfVariable] = field(default_factory=dict)
     weight_updates: int = 0
     losses: List[float] = field(default_factory=list)
     hits: List[float] = field(default_factory=list)
@@ -175,7 +175,16 @@ class Sharing:
 
 
 class NotFiniteError(UserError):
-    """The loss or the weights became NaN or infinite."""
+    """The loss or the weights of a training run became NaN or infinite.
+
+    Args:
+        message: what is not finite.
+        advice: the options to change, without a word of the run's checkpoints, which the hint adds.
+    """
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(message, f"{advice}; checkpoints written before are kept")
+        self.advice = advice
 
 
 class Stopped(Exception):
@@ -185,12 +194,12 @@ class Stopped(Exception):
 def execution_events(program: Program, finished: ExecutionFinished) -> List[Event]:
     """Returns the events at the end of an execution, in order: its own event, then validation, then checkpoint."""
     events: List[Event] = [finished]
-    execution, done = finished.execution, finished.execution + 1
+    done = finished.execution + 1
     last = done == program.num_executions
     if program.executions_per_validation and (done % program.executions_per_validation == 0 or last):
-        events.append(ValidationDue(finished.weight_updates, execution))
+        events.append(ValidationDue(finished.weight_updates))
     if is_checkpoint_due(program, done):
-        events.append(CheckpointDue(finished.weight_updates, execution))
+        events.append(CheckpointDue(finished.weight_updates))
     return events
 
 
@@ -216,8 +225,8 @@ class TrainedPart:
     timed_s: float
 
 
-Batch = Tuple["Tensor", ...]
-MakeDataset = Callable[[int, int], "TfDataset"]
+Batch = Tuple[Tensor, ...]
+MakeDataset = Callable[[int, int], TfDataset]
 """(Weight update to start from, samples per element) -> infinite data set of (images, labels[, weights 0 or 1])."""
 
 
@@ -229,7 +238,6 @@ class Session:
 
     Attributes:
         device: the device of the session.
-        place: TensorFlow's name of the device.
         program: the compiled Program, with the session's own choices filled in.
         state: everything that a weight update changes.
         compilation: the latest report, completed after the first weight update (on IPUs: execution).
@@ -241,13 +249,11 @@ class Session:
     """
 
     device: DeviceInfo
-    place: str = "/CPU:0"
     program: Optional[Program] = None
     state: TrainState
     # Whether each weight update has its own loss; on IPUs all weight updates of an execution share one.
     _has_loss_of_each_update: bool = True
-    # In 16.16 the device keeps batch norm's moving statistics in 16 bits, so they are recomputed.
-    _precision: str = "32.32"
+    _config: RunConfig
     _schedule: Schedule
     compilation: Optional[CompilationReport] = None
     evaluated: Mapping[str, np.ndarray] = {}
@@ -265,7 +271,7 @@ class Session:
 
     def compile(
         self,
-        model: "KerasModel",
+        model: KerasModel,
         program: Program,
         optimizer: OptimizerSettings,
         loss: LossFunction,
@@ -284,6 +290,11 @@ class Session:
             make_dataset: as for :meth:`train`; if given, the function is traced (and timed) here.
         """
         raise NotImplementedError
+
+    def _require_same_precision(self, program: Program) -> None:
+        """Refuses a Program in another precision than the configuration's; raises ValueError."""
+        if program.precision != self._config.precision:
+            raise ValueError(f"a program in {program.precision} for a session in {self._config.precision}")
 
     def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
         """Runs the Program from ``state`` on, which may be within an execution or between the events at its end.
@@ -355,6 +366,7 @@ class Session:
 
     def _require_finite(self, losses: List[float], first: int) -> None:
         """Raises NotFiniteError if a loss of the weight updates from number ``first`` on is not finite."""
+        assert self.program is not None
         bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
         if not bad:
             return
@@ -363,11 +375,9 @@ class Session:
         if self._has_loss_of_each_update:
             where = f"at weight update {first + bad[0] + 1}"
         what = f"the learning rate (it was {self._rate(last - 1):.4g})"
-        if self._precision != "32.32":
+        if self.program.precision != "32.32":
             what += " or --loss-scaling, or drop --nanoo, if they are given"
-        raise NotFiniteError(
-            f"the loss became {losses[bad[0]]} {where}", f"lower {what}; checkpoints written before are kept"
-        )
+        raise NotFiniteError(f"the loss became {losses[bad[0]]} {where}", f"lower {what}")
 
     def compile_ahead(
         self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Batch]]
@@ -389,6 +399,11 @@ class Session:
     def of_first_instance(self, value: float) -> float:
         """Returns the value of the first of the instances that train together, so that all decide alike."""
         return value
+
+    @property
+    def place(self) -> str:
+        """Returns TensorFlow's name of the device that computes what IPUs do not."""
+        return "/CPU:0"
 
     @property
     def num_devices(self) -> Tuple[int, int]:
@@ -416,7 +431,7 @@ class Session:
         """
         return 1, 0
 
-    def feed(self, dataset: "TfDataset") -> Iterable[Batch]:
+    def feed(self, dataset: TfDataset) -> Iterable[Batch]:
         """Returns the batches for :meth:`execute`; on the host, as an iterator that continues where it stopped."""
         return iter(dataset)
 
@@ -443,12 +458,12 @@ class Session:
         """Runs weight updates from ``state`` on in one call, and times them; does not count them in ``state``."""
         raise NotImplementedError
 
-    def compile_prediction(self, model: "KerasModel", batch_shape: Sequence[int]) -> CompilationReport:
+    def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
         """Builds the function of :meth:`predict` for images of one batch shape, and times its tracing."""
         raise NotImplementedError
 
     def _report(
-        self, model: "KerasModel", trace_s: float, fused: int, num_operations: int = 0
+        self, model: KerasModel, trace_s: float, fused: int, num_operations: int = 0
     ) -> CompilationReport:
         """Returns the report of compiling a model, which is also in ``compilation``."""
         from ipucnn.models.counts import count_macs
@@ -479,17 +494,17 @@ class Session:
         p = self.program
         if p is None:
             raise RuntimeError("compile() comes before recompute_statistics()")
-        if not (recomputes_statistics(p, self._precision) and self._has_batch_norm()):
+        if not (recomputes_statistics(p) and self._has_batch_norm()):
             return 0
         updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
-        self._measure_statistics(make_dataset, updates)
+        self._recompute_statistics(make_dataset, updates)
         return updates
 
     def _has_batch_norm(self) -> bool:
         """Returns whether the compiled model has moving statistics to recompute."""
         raise NotImplementedError
 
-    def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+    def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """Sets the moving statistics to means over the batches of ``num_updates`` weight updates."""
         raise NotImplementedError
 
@@ -499,7 +514,7 @@ class Session:
         names = [name for name in self.state.weights if name + AVERAGE in slots]
         self.evaluated = {name: slots[name + AVERAGE].numpy() for name in names}
 
-    def measure_statistics(self, batches: "TfDataset") -> None:
+    def measure_statistics(self, batches: TfDataset) -> None:
         """Measures batch norm's statistics over large batches of training images, and puts them into ``evaluated``.
 
         The moving statistics do not change, so that training can continue; see :meth:`as_evaluated` and
@@ -526,7 +541,7 @@ class Session:
             for name, value in running.items():
                 weights[name].assign(value)
 
-    def prepare_evaluation(self, model: "KerasModel", loss: Optional[LossFunction]) -> None:
+    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.
 
         Args:
@@ -573,7 +588,7 @@ class Session:
         for batch in batches:
             yield batch, self.predict([batch[0]])[0]
 
-    def predict(self, dataset: Iterable["Tensor"]) -> List[np.ndarray]:
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Returns the logits of every element of a data set of images (or part of one), one array per element."""
         raise NotImplementedError
 

@@ -111,6 +111,26 @@ class Program:
         """Returns the micro-batches per weight update over all replicas."""
         return self.gradient_accumulation_count * self.num_replicas
 
+    @property
+    def num_fused_batches(self) -> int:
+        """Returns the groups of fused micro-batches per weight update.
+
+        If their size is not chosen yet, it is the number of the smallest indivisible groups: micro-batches, or groups
+        of those whose replicas share batch norm's statistics.
+        """
+        return self.num_micro_batches // (self.fused_micro_batches or self.dbn_replica_group_size)
+
+    @property
+    def samples_per_fused_batch(self) -> int:
+        """Returns the samples in a group of fused micro-batches."""
+        return self.fused_micro_batches * self.micro_batch_size
+
+    def fusible(self, num_sharing: int = 1) -> List[int]:
+        """Returns the numbers of micro-batches to fuse with which ``num_sharing`` workers share all groups evenly."""
+        group_size = self.dbn_replica_group_size
+        groups = self.num_micro_batches // group_size
+        return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
+
     def with_splits(self, splits: Sequence[str], splits_from: str = "given") -> "Program":
         """Returns the same Program with the pipeline splits and their source filled in.
 
@@ -135,8 +155,7 @@ class Program:
         Raises:
             ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
         """
-        group = self.dbn_replica_group_size
-        legal = [d for d in divisors(self.num_micro_batches) if d % group == 0]
+        legal = self.fusible()
         if fused not in legal:
             near = sorted(sorted(legal, key=lambda d: (abs(d - fused), d))[:2])
             raise ConfigurationError(

@@ -33,7 +33,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from ipucnn import __version__, interrupts
-from ipucnn.aliases import PlainValue, Tensor
+from ipucnn.aliases import PlainValue, Tensor, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
@@ -47,7 +47,7 @@ _SERVERS_S = 300
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28
 # Errors that another program can cause by connecting, or by listening at a worker's address, by accident or on purpose.
-_NO_WORKER = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+_PEER_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 # The longest frame that is read from a peer before it is authenticated.
 _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
@@ -155,7 +155,7 @@ class _Link:
             self._socket.close()
 
 
-class _SentAway(ValueError):
+class _Refused(ValueError):
     """A peer was refused; the message is the reason that was sent to it."""
 
 
@@ -203,8 +203,8 @@ def _accept(workers: Workers, until: float) -> Dict[int, _Link]:
             try:
                 link.set_deadline(GRACE_S)
                 link.rank = _welcome(link, workers, links)
-            except _NO_WORKER as error:
-                if isinstance(error, _SentAway):
+            except _PEER_ERRORS as error:
+                if isinstance(error, _Refused):
                     problem = f"; one was sent away, as {error}"
                 link.close()
             else:
@@ -236,7 +236,7 @@ def _welcome(link: _Link, workers: Workers, links: Mapping[int, _Link]) -> int:
         problem = f"there is a worker {rank} already"
     if problem:
         link.send({"problem": problem})
-        raise _SentAway(problem)
+        raise _Refused(problem)
     link.send({"proof": _proof(str(greeting["nonce"]), 0, count)})
     return rank
 
@@ -281,7 +281,7 @@ def _connect(workers: Workers, until: float) -> _Link:
                     "give all workers the same one",
                 )
             return link
-        except _NO_WORKER:
+        except _PEER_ERRORS:
             link.close()
             time.sleep(_RETRY_S)
 
@@ -323,12 +323,10 @@ class Cluster:
         hint: the advice to print if a worker is lost.
     """
 
-    def __init__(self, workers: Optional[Workers] = None, links: Optional[Dict[int, _Link]] = None) -> None:
+    def __init__(self, workers: Workers = Workers(), links: Optional[Dict[int, _Link]] = None) -> None:
         self.hint = GO_ON
-        self.workers = workers
-        self.count = 1 if workers is None else workers.count
-        self.rank = 0 if workers is None else workers.index
-        self.addresses = () if workers is None else workers.addresses
+        self._addresses = workers.addresses
+        self.count, self.rank = workers.count, workers.index
         self.warnings: List[str] = []
         self.place = ""
         self._links = links or {}
@@ -363,7 +361,7 @@ class Cluster:
                 self._send(rank, [what, values])
         return list(values)
 
-    def first(self, what: str, value: object) -> Any:
+    def from_worker_0(self, what: str, value: object) -> Any:
         """Returns the value of worker 0 on all workers."""
         return self.exchange(what, value)[0]
 
@@ -391,17 +389,22 @@ class Cluster:
             if shape is not None
         ]
 
-    def require_same(self, what: str, digest: str) -> None:
-        """Refuses workers whose digests differ, on all workers alike.
+    def require_same_weights(self, variables: Mapping[str, TfVariable]) -> None:
+        """Refuses workers whose weights (or other variables) differ, on all workers alike.
 
         Raises:
-            ConfigurationError: a digest differs; the message names the worker.
+            ConfigurationError: a worker's values differ; the message names the worker.
         """
-        everyone = self.exchange(what, digest)
+        if self.count == 1:
+            return
+        from ipucnn.training.checkpoints import digest_of
+
+        values = {name: variable.numpy() for name, variable in variables.items()}
+        everyone = self.exchange("weights", digest_of(values, {}))
         for rank, other in enumerate(everyone):
             if other != everyone[0]:
                 raise ConfigurationError(
-                    f"worker {rank} begins with other {what} than worker 0: they do not belong together",
+                    f"worker {rank} begins with other weights than worker 0: they do not belong together",
                     "give all workers the same network and the same --weights file",
                 )
 
@@ -482,7 +485,7 @@ class Cluster:
         while not self._is_closed:
             try:
                 value = link.receive()
-            except _NO_WORKER:
+            except _PEER_ERRORS:
                 if link.ended is None:
                     self._leave(link.rank)
                 return
@@ -552,7 +555,7 @@ class Cluster:
         Raises:
             ConfigurationError: a port is in use; the message names the worker.
         """
-        _, port = split_address(self.addresses[self.rank], "the workers")
+        _, port = split_address(self._addresses[self.rank], "the workers")
         problem = ""
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
@@ -564,19 +567,19 @@ class Cluster:
         for rank, reason in enumerate(self.exchange("ports", problem)):
             if reason:
                 raise ConfigurationError(
-                    f"TensorFlow's server of worker {rank} cannot start at {self.addresses[rank]}: "
+                    f"TensorFlow's server of worker {rank} cannot start at {self._addresses[rank]}: "
                     f"{printable(str(reason))}",
                     "use another port",
                 )
 
     def start_collectives(self) -> None:
         """Starts TensorFlow's server and collectives; call it before anything else that uses TensorFlow."""
-        if self.workers is None or self._strategy is not None:
+        if self.count == 1 or self._strategy is not None:
             return
         import tensorflow as tf
 
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(self.workers.addresses)}),
+            tf.train.ClusterSpec({"worker": list(self._addresses)}),
             task_type="worker",
             task_id=self.rank,
             rpc_layer="grpc",
@@ -592,7 +595,7 @@ class Cluster:
                 self._strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
         except (tf.errors.OpError, RuntimeError) as error:
             raise ConfigurationError(
-                f"TensorFlow's server of worker {self.rank} cannot start at {self.workers.addresses[self.rank]}: "
+                f"TensorFlow's server of worker {self.rank} cannot start at {self._addresses[self.rank]}: "
                 f"{printable(str(error).splitlines()[0])}",
                 "use other ports, and addresses of the machines that the workers run on",
             ) from None

@@ -5,9 +5,16 @@ time, in parallel with the other lanes.  The choices change a result only by the
 the same on every machine, except for the number of lanes.
 """
 
-from typing import List, NamedTuple
+import math
+import os
+from typing import List, NamedTuple, Optional, Tuple
 
+from ipucnn.aliases import KerasModel
 from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError
+from ipucnn.machine import num_cores, operation_threads
+from ipucnn.sessions.host.workers import SECRET_VARIABLE, Workers
+from ipucnn.text import counted
 from ipucnn.training.batching import divisors
 from ipucnn.training.program import Program
 
@@ -54,13 +61,18 @@ class Capacity(NamedTuple):
         return int(self.memory_bytes * MEMORY_FRACTION) // needed
 
 
-def num_fused_batches(program: Program) -> int:
-    """Returns the number of groups of fused micro-batches of a weight update.
-
-    If their size is not chosen yet, it is the number of the smallest groups that cannot be split: micro-batches, or
-    those of the replicas that share batch norm's statistics.
-    """
-    return program.num_micro_batches // (program.fused_micro_batches or program.dbn_replica_group_size)
+def activation_bytes_per_sample(model: KerasModel) -> int:
+    """Returns the bytes of all layer outputs for one sample, float32, from the static shapes of a functional model."""
+    total = 0
+    for layer in model.layers:
+        shapes = layer.output.shape if not isinstance(layer.output, (list, tuple)) else None
+        if shapes is None:
+            continue
+        size = 4
+        for dimension in shapes[1:]:
+            size *= int(dimension or 1)
+        total += size
+    return total
 
 
 def choose_devices(program: Program, config: RunConfig, workers: int, capacity: Capacity) -> int:
@@ -70,7 +82,7 @@ def choose_devices(program: Program, config: RunConfig, workers: int, capacity: 
     """
     if config.devices is not None:
         return capacity.devices
-    totals = [n for n in divisors(num_fused_batches(program)) if n % workers == 0]
+    totals = [n for n in divisors(program.num_fused_batches) if n % workers == 0]
     if not program.fused_micro_batches and config.max_workers > 1:
         totals = [n for n in totals if config.max_workers % n == 0]
     return max([n // workers for n in totals if n // workers <= capacity.devices], default=1)
@@ -82,8 +94,8 @@ def choose_lanes(program: Program, workers: int, devices: int, capacity: Capacit
     Each of several devices computes one group at a time.  Otherwise it is the largest number within the capacity with
     which all workers share the groups of a weight update evenly.
     """
-    fused_batches = num_fused_batches(program)
-    most = 1 if devices > 1 else capacity.trained(program.fused_micro_batches * program.micro_batch_size)
+    fused_batches = program.num_fused_batches
+    most = 1 if devices > 1 else capacity.trained(program.samples_per_fused_batch)
     return max(
         n for n in divisors(fused_batches) if n <= most and (n == 1 or fused_batches % (n * workers) == 0)
     )
@@ -101,10 +113,10 @@ def choose_fused(program: Program, capacity: Capacity, num_sharing: int = 1, pai
     """
     size = program.micro_batch_size
     limit = max(TARGET_SAMPLES // size, TARGET_BYTES // max(1, capacity.bytes_per_sample * size))
-    halves = fusible(program, 2 * num_sharing) if pairs else []
+    halves = program.fusible(2 * num_sharing) if pairs else []
     if capacity.memory_bytes:
         limit = min(limit, capacity.fused(size) // (2 if halves else 1))
-    usable = halves or fusible(program, num_sharing)
+    usable = halves or program.fusible(num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
 
 
@@ -117,11 +129,137 @@ def similar_to(fused: int, program: Program, capacity: Capacity, num_sharing: in
     largest = fused * 4
     if capacity.memory_bytes:
         largest = min(largest, capacity.fused(program.micro_batch_size))
-    return [d for d in fusible(program, num_sharing) if fused / 4 <= d <= max(fused, largest)]
+    return [d for d in program.fusible(num_sharing) if fused / 4 <= d <= max(fused, largest)]
 
 
-def fusible(program: Program, num_sharing: int) -> List[int]:
-    """Returns the numbers of micro-batches whose groups ``num_sharing`` workers can share evenly."""
-    group_size = program.dbn_replica_group_size
-    groups = program.num_micro_batches // group_size
-    return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
+def sharers(workers: int, devices: int) -> str:
+    """Returns a phrase for the workers and devices that share a weight update."""
+    if devices == 1:
+        return counted(workers, "worker")
+    return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
+
+
+def check_sharing(program: Program, config: RunConfig, workers: int, devices: int = 1) -> None:
+    """Refuses numbers of workers and devices that cannot share a weight update evenly.
+
+    They share its groups of fused micro-batches.  If the size of these groups is not chosen yet, they share the
+    smallest indivisible units: micro-batches, or groups of them whose replicas share batch norm's statistics.
+
+    Args:
+        program: the Program of the run.
+        config: the options of the run, with ``max_workers``.
+        workers: the number of workers.
+        devices: the number of devices of each worker.
+
+    Raises:
+        ConfigurationError: the division is uneven; the message has the numbers that work.
+    """
+    all_devices, most = workers * devices, config.max_workers
+    who, num_groups = sharers(workers, devices), program.num_fused_batches
+    if program.fused_micro_batches:
+        for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
+            if num_groups % sharing:
+                groups = f"{counted(num_groups, 'group')} of fused micro-batches"
+                raise ConfigurationError(
+                    f"{name} cannot share the {groups} of a weight update evenly",
+                    f"use {_even_divisions(num_groups)} of them, or begin a new run with --max-workers {sharing}",
+                )
+        return
+    if most > 1 and most % all_devices:
+        raise ConfigurationError(
+            f"--max-workers {most} with {who}: it has to be a multiple of {all_devices}",
+            f"use {_even_divisions(most, devices if workers > 1 else 1)} of them; a new run can have another "
+            f"--max-workers, for example {most * all_devices}",
+        )
+    sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
+    if num_groups % sharing:
+        times = sharing // math.gcd(num_groups, sharing)
+        what = counted(num_groups, "micro-batch")
+        if group_size > 1:
+            what = (
+                f"{counted(num_groups, 'group')} of {group_size} replicas that share batch norm's statistics"
+            )
+        raise ConfigurationError(
+            f"a weight update has {what}, which {who if sharing == all_devices else sharers(sharing, 1)} cannot share "
+            "evenly",
+            f"add --gradient-accumulation-count {program.gradient_accumulation_count * times}, and divide "
+            f"--micro-batch-size by {times} to keep the global batch"
+            + (
+                f"; or share the weight update among {_even_divisions(num_groups)} of them"
+                if num_groups > 1
+                else ""
+            ),
+        )
+
+
+def notes_of_sharing(
+    workers: Optional[Workers],
+    config: RunConfig,
+    program: Program,
+    is_new: bool,
+    num_devices: Tuple[int, int] = (1, 1),
+) -> List[str]:
+    """Returns notes to print at the start: who trains, how a weight update is shared, and who could join uninvited.
+
+    Args:
+        workers: the workers of the run; None: this process is alone.
+        config: the options of the run.
+        program: the Program, with its number of fused micro-batches.
+        is_new: whether the run begins, rather than continues from a checkpoint.
+        num_devices: the number of each worker's devices that take part, and the number of all its devices.
+    """
+    fused, (devices, present) = program.fused_micro_batches, num_devices
+    count, lines = 1 if workers is None else workers.count, []
+    num_groups, sharing = program.num_fused_batches, count * devices
+    if sharing > 1:
+        threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
+        lines.append(
+            f"{sharers(count, devices)}{threads}: a weight update is {counted(num_groups, 'group')} of "
+            f"{counted(fused, 'fused micro-batch')}, {num_groups // sharing} for each "
+            f"{'worker' if devices == 1 else 'device'}"
+        )
+    if devices < present:
+        lines.append(
+            f"{devices} of {present} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
+            f"{counted(program.num_micro_batches, 'micro-batch')} of a weight update evenly"
+            + (", or other workers have no more" if count > 1 else "")
+        )
+    if workers is not None:
+        lines.append(
+            f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
+            "authentication"
+        )
+    if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
+        lines.append(
+            f"the groups of fused micro-batches are those of --max-workers {sharing}: a run with another number of "
+            f"workers{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
+        )
+    if workers is not None and not os.environ.get(SECRET_VARIABLE):
+        lines.append(
+            f"warning: {SECRET_VARIABLE} is not set, so that whoever reaches worker 0 in time can take the place of a "
+            "worker; set it to the same text on all of them"
+        )
+    return lines
+
+
+def _even_divisions(shares: int, devices: int = 1) -> str:
+    """Returns the numbers of workers with ``devices`` devices each that divide ``shares`` evenly, as text."""
+    legal = ["1"] if shares % devices else [str(count) for count in divisors(shares // devices)]
+    return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
+
+
+def threads_of_training(program: Program, sharing: int) -> int:
+    """Returns the default number of threads per operation of a new run: half of the cores, or all of them.
+
+    It is half of them if every worker can compute two groups of fused micro-batches in parallel.  Operations on small
+    images are too short to keep all cores busy, and two operations wait less for each other than the halves of one.
+    Runs that begin with the same ``--max-workers`` on equal machines have the same number, for any number of workers
+    and devices.
+
+    Args:
+        program: the Program, with the number of fused micro-batches if it is known.
+        sharing: the number of workers that share the run, or ``--max-workers`` if that is larger.
+    """
+    cores = num_cores()
+    is_shared = cores % 2 == 0 and program.num_fused_batches % (2 * sharing) == 0
+    return cores // 2 if is_shared else cores

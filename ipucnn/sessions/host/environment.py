@@ -188,7 +188,7 @@ def import_tensorflow(
         if isinstance(error, AssertionError):
             raise ConfigurationError(
                 f"Keras refuses its own settings, {_keras_settings()}",
-                f"correct or remove the file: rm {_keras_settings()}",
+                f"correct or remove the file: rm {shlex.quote(_keras_settings())}",
             ) from None
         raise MissingError(
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"

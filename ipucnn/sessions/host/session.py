@@ -31,6 +31,8 @@ from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.division import (
     Capacity,
+    activation_bytes_per_sample,
+    check_sharing,
     choose_devices,
     choose_fused,
     choose_lanes,
@@ -39,7 +41,6 @@ from ipucnn.sessions.host.division import (
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop
-from ipucnn.sessions.host.workers import check_sharing
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -54,7 +55,7 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.text import counted, printable
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.metrics import MetricTotals, traced_sums
+from ipucnn.training.metrics import MetricTotals, SumsOfLogits, traced_sums
 from ipucnn.training.optimizers import Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -66,32 +67,18 @@ SLICE_S = 1.0
 MEASURED_UPDATES = 3
 
 
-def activation_bytes_per_sample(model: KerasModel) -> int:
-    """Returns the bytes of all layer outputs for one sample, float32, from the static shapes of a functional model."""
-    total = 0
-    for layer in model.layers:
-        shapes = layer.output.shape if not isinstance(layer.output, (list, tuple)) else None
-        if shapes is None:
-            continue
-        size = 4
-        for dimension in shapes[1:]:
-            size *= int(dimension or 1)
-        total += size
-    return total
-
-
 class HostSession(Session):
     """Runs Programs through stock TensorFlow; see :class:`ipucnn.sessions.session.Session`.
 
     Args:
         device: the device to report.
-        place: TensorFlow's name of the device, for example ``/CPU:0``.
-        config: the options of the run; None: all defaults.
+        config: the options of the run.
         cluster: the workers that train together; None: this process is alone.
-        others: further devices of the same kind, which may take part in training.
+        places: TensorFlow's names of the devices that may take part in training, for example ``/CPU:0``; the first one
+            has the weights.
 
     Attributes:
-        places: the devices that take part in training, once a Program is compiled.
+        places: the devices that take part in training, once a Program is compiled; before, all of them.
         lanes: the number of groups of fused micro-batches that each device computes in parallel, once a Program is
             compiled.  On a CPU, cores and memory limit it, and it has to divide a weight update evenly.  It changes
             only the speed.
@@ -99,32 +86,26 @@ class HostSession(Session):
 
     _weights: Weights
     _large_batches: LargeBatches
+    _sums_of_logits: SumsOfLogits
 
     def __init__(
         self,
         device: DeviceInfo,
-        place: str = "/CPU:0",
-        config: Optional[RunConfig] = None,
+        config: RunConfig = RunConfig(),
         cluster: Optional[Cluster] = None,
-        others: Sequence[str] = (),
+        places: Sequence[str] = ("/CPU:0",),
     ) -> None:
-        self._config = RunConfig() if config is None else config
+        self._config = config
         self._cluster = Cluster() if cluster is None else cluster
         self._preprocessing = Preprocessing("float32")
         self.device = device
-        self.place = place
-        self.places = self._devices = (place, *others)
+        self.places = self._devices = tuple(places)
         self.lanes = 1
         self._capacity = Capacity()
         self._on_cpu = device.kind == "cpu"
-        self._clock = time.perf_counter
         self._arithmetic = Arithmetic.of(self._config)
-        self._precision = self._arithmetic.precision
-        self.state = TrainState()
-        self.program: Optional[Program] = None
         self._loop: Optional[UpdateLoop] = None
         self._forward: Optional[Callable[[Tensor], Tensor]] = None
-        self._sums_of_logits = traced_sums(None)
         # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
         self._waited_s = 0.0
 
@@ -143,8 +124,7 @@ class HostSession(Session):
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
         """Chooses the number of micro-batches to fuse, and makes the loop; with a data set, traces it as well."""
-        if program.precision != self._precision:
-            raise ValueError(f"a program in {program.precision} for a session in {self._precision}")
+        self._require_same_precision(program)
         self._schedule = schedule
         self._take_capacity(model)
         workers = self._cluster.count
@@ -177,7 +157,6 @@ class HostSession(Session):
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
             _check_own_layers(model, program)
-            check_sharing(program, self._config, workers, num_devices)
             self.program = program
             self._loop = loop_of(program)
             if self._loop.scaler is not None:
@@ -188,6 +167,11 @@ class HostSession(Session):
         )
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
+
+    @property
+    def place(self) -> str:
+        """Returns TensorFlow's name of the device that has the weights."""
+        return self.places[0]
 
     @property
     def num_devices(self) -> Tuple[int, int]:
@@ -250,11 +234,12 @@ class HostSession(Session):
         before = [variable.numpy() for variable in variables]
         seconds: Dict[int, float] = {}
         for fused in tried:
-            loop = loop_of(program.with_fused(fused))
-            iterator = self.feed(make_dataset(0, fused * program.micro_batch_size))
+            candidate = program.with_fused(fused)
+            loop = loop_of(candidate)
+            iterator = self.feed(make_dataset(0, candidate.samples_per_fused_batch))
             for number in range(1 + MEASURED_UPDATES):
                 interrupts.check()
-                started = self._clock()
+                started = time.perf_counter()
                 try:
                     loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
                 except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
@@ -266,43 +251,38 @@ class HostSession(Session):
                         ) from None
                     break  # too much memory, or too few images
                 if number > 0:  # the first one compiles
-                    seconds[fused] = min(seconds.get(fused, math.inf), self._clock() - started)
+                    seconds[fused] = min(seconds.get(fused, math.inf), time.perf_counter() - started)
         for variable, value in zip(variables, before):
             variable.assign(value)
         fastest = min(seconds, key=lambda fused: seconds[fused], default=usual)
-        return int(self._cluster.first("fastest", fastest))
-
-    @property
-    def samples_per_element(self) -> int:
-        """Returns the number of samples in one element of the training data set."""
-        assert self.program is not None
-        return self.program.fused_micro_batches * self.program.micro_batch_size
+        return int(self._cluster.from_worker_0("fastest", fastest))
 
     def _trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
-        assert self._loop is not None
+        assert self._loop is not None and self.program is not None
         started = time.perf_counter()
-        iterator = self.feed(make_dataset(0, self.samples_per_element))
+        iterator = self.feed(make_dataset(0, self.program.samples_per_fused_batch))
         with tf.device(self.place):
             graph = self._loop.trace(iterator)
         interrupts.check()
         return time.perf_counter() - started, _count_operations(graph)
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Returns a function that runs slices of about a second; the first one is a single update, which compiles."""
-        iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
-        update_s: Optional[float] = None
+        """Returns a function that runs slices of about a second; the first two have a single update each."""
+        assert self.program is not None
+        iterator = self.feed(make_dataset(self.state.weight_updates, self.program.samples_per_fused_batch))
+        num_parts, update_s = 0, 0.0
 
         def run(end: int) -> TrainedPart:
-            nonlocal update_s
-            count = 1 if update_s is None else max(1, int(SLICE_S / max(update_s, 1e-9)))
+            nonlocal num_parts, update_s
+            # The time of the first update includes compiling, so the second one runs alone as well, and is timed.
+            count = 1 if num_parts < 2 else max(1, int(SLICE_S / max(update_s, 1e-9)))
             # The length of a slice depends on the clock, so worker 0 decides it for all workers.
-            count = self._cluster.first("slice", count)
+            count = self._cluster.from_worker_0("slice", count)
             count = min(count, end - self.state.weight_updates)
             part = self._run(iterator, count)
-            if update_s is None:
-                # The time of the first update includes compiling, so the second one runs alone and is timed.
+            num_parts += 1
+            if num_parts == 1:
                 assert self.compilation is not None
-                update_s = SLICE_S
                 self.compilation = replace(self.compilation, first_update_s=part.timed_s)
                 self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
@@ -368,10 +348,10 @@ class HostSession(Session):
         """Returns whether the compiled model has moving statistics that move with every micro-batch."""
         return self._loop is not None and self._loop.has_batch_norm
 
-    def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+    def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """Runs the training loop's forward pass over the batches."""
-        assert self._loop is not None
-        iterator = self.feed(make_dataset(self.state.weight_updates, self.samples_per_element))
+        assert self._loop is not None and self.program is not None
+        iterator = self.feed(make_dataset(self.state.weight_updates, self.program.samples_per_fused_batch))
         with tf.device(self.place), _exceptions(self._memory_of_training):
             self._weights.round_to_nearest()
             self._loop.collect(iterator, tf.constant(num_updates))
@@ -401,11 +381,7 @@ class HostSession(Session):
         """Makes the functions of evaluation, which their first call traces, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
-        if self._cluster.count > 1:
-            from ipucnn.training.checkpoints import digest_of
-
-            values = {name: v.numpy() for name, v in self._weights.kept.items()}
-            self._cluster.require_same("weights", digest_of(values, {}))
+        self._cluster.require_same_weights(self._weights.kept)
         self._make_forward(model, loss)
         self._take_capacity(model)
 
@@ -426,11 +402,15 @@ class HostSession(Session):
         Each device of a worker computes one of its batches at a time; a CPU computes as many as it has cores for.
 
         Raises:
+            RuntimeError: nothing is compiled; or several workers would count the same samples, because without a
+                Program each of them has all batches.
             InfeasibleError: a batch does not fit into memory.
             Stopped: ``stop`` returned true on a worker.
         """
         if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
+        if self._loop is None and self._cluster.count > 1:
+            raise RuntimeError("compile() comes before evaluate() of several workers")
         totals = MetricTotals()
         first, batches = peeked(dataset)
         size = 0 if first is None else len(first[0])
@@ -552,7 +532,7 @@ def _exceptions(memory: Optional[Tuple[str, str]] = None, first: int = 0, last: 
         when = f", in weight updates {first + 1} to {last}" if last else ""
         raise NotFiniteError(
             f"--fp-exceptions: {EXCEPTION}{match.group(1)}{when}: its result is too large, or no number",
-            "lower --loss-scaling or the learning rate, or drop --fp-exceptions; checkpoints written before are kept",
+            "lower --loss-scaling or the learning rate, or drop --fp-exceptions",
         ) from None
     except (MemoryError, tf.errors.ResourceExhaustedError):
         if memory is None:

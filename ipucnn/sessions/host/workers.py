@@ -6,25 +6,18 @@ All checks run before TensorFlow is imported.
 import ipaddress
 import itertools
 import json
-import math
 import os
 import re
-import shlex
 import socket
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.bounds import MAX_CLUSTER
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import ENDS_RUN, RESUMABLE
 from ipucnn.errors import ConfigurationError
-from ipucnn.machine import num_cores, operation_threads
-from ipucnn.sessions.host.division import num_fused_batches
 from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.text import counted, printable, shown_value
-from ipucnn.training.batching import divisors
-from ipucnn.training.program import Program
 
 SECRET_VARIABLE = "IPUCNN_SECRET"
 TF_CONFIG = "TF_CONFIG"
@@ -56,11 +49,12 @@ class Workers(Instances):
     source: str = ""
 
 
-def find_group(trusted_network: bool) -> Instances:
+def find_group(trusted_network: bool = True) -> Instances:
     """Returns the group of processes of this one: instances under ``poprun``, else workers, else this process alone.
 
     Args:
-        trusted_network: whether addresses of workers may be public.
+        trusted_network: whether addresses of workers may be public.  They may for commands that do not train, because
+            these start no servers of TensorFlow.
 
     Raises:
         ConfigurationError: the variables that name the group are not valid.
@@ -73,17 +67,6 @@ def find_group(trusted_network: bool) -> Instances:
             "use one of them: poprun for IPUs, workers for CPUs and GPUs",
         )
     return instances if workers is None else workers
-
-
-def group_of_environment() -> Instances:
-    """Returns the group of processes of a command that does not train, and so has no options about workers.
-
-    Such a command starts no servers of TensorFlow, so addresses may be public.
-
-    Raises:
-        ConfigurationError: the variables that name the group are not valid.
-    """
-    return find_group(trusted_network=True)
 
 
 def compared_options(config: RunConfig) -> Dict[str, Any]:
@@ -271,148 +254,6 @@ def _require_private(address: str) -> None:
             "who reaches them sends",
             "use addresses of a private network, or add --trusted-network where a firewall keeps others out",
         )
-
-
-def resume_command(folder: Path, user_files: Sequence[str]) -> str:
-    """Returns the command that continues a run, with the same number of workers if ``ipucnn launch`` started it.
-
-    Args:
-        folder: the run folder.
-        user_files: the command-line words that name the user's own files.
-    """
-    count = os.environ.get(LAUNCH_VARIABLE, "")
-    launch = ["launch", "-n", count, "--"] if count.isdigit() else []
-    words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *user_files]
-    return shlex.join(words)
-
-
-def sharers(workers: int, devices: int) -> str:
-    """Returns a phrase for the workers and devices that share a weight update."""
-    if devices == 1:
-        return counted(workers, "worker")
-    return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
-
-
-def check_sharing(program: Program, config: RunConfig, workers: int, devices: int = 1) -> None:
-    """Refuses numbers of workers and devices that cannot share a weight update evenly.
-
-    They share its groups of fused micro-batches.  If the size of these groups is not chosen yet, they share the
-    smallest indivisible units: micro-batches, or groups of them whose replicas share batch norm's statistics.
-
-    Args:
-        program: the Program of the run.
-        config: the options of the run, with ``max_workers``.
-        workers: the number of workers.
-        devices: the number of devices of each worker.
-
-    Raises:
-        ConfigurationError: the division is uneven; the message has the numbers that work.
-    """
-    all_devices, most = workers * devices, config.max_workers
-    who, num_groups = sharers(workers, devices), num_fused_batches(program)
-    if program.fused_micro_batches:
-        for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
-            if num_groups % sharing:
-                groups = f"{counted(num_groups, 'group')} of fused micro-batches"
-                raise ConfigurationError(
-                    f"{name} cannot share the {groups} of a weight update evenly",
-                    f"use {_legal(num_groups)} of them, or begin a new run with --max-workers {sharing}",
-                )
-        return
-    if most > 1 and most % all_devices:
-        raise ConfigurationError(
-            f"--max-workers {most} with {who}: it has to be a multiple of {all_devices}",
-            f"use {_legal(most, devices if workers > 1 else 1)} of them; a new run can have another --max-workers, for "
-            f"example {most * all_devices}",
-        )
-    sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
-    if num_groups % sharing:
-        times = sharing // math.gcd(num_groups, sharing)
-        what = counted(num_groups, "micro-batch")
-        if group_size > 1:
-            what = (
-                f"{counted(num_groups, 'group')} of {group_size} replicas that share batch norm's statistics"
-            )
-        raise ConfigurationError(
-            f"a weight update has {what}, which {who if sharing == all_devices else sharers(sharing, 1)} cannot share "
-            "evenly",
-            f"add --gradient-accumulation-count {program.gradient_accumulation_count * times}, and divide "
-            f"--micro-batch-size by {times} to keep the global batch"
-            + (f"; or share the weight update among {_legal(num_groups)} of them" if num_groups > 1 else ""),
-        )
-
-
-def notes_of_sharing(
-    workers: Optional[Workers],
-    config: RunConfig,
-    program: Program,
-    is_new: bool,
-    num_devices: Tuple[int, int] = (1, 1),
-) -> List[str]:
-    """Returns notes to print at the start: who trains, how a weight update is shared, and who could join uninvited.
-
-    Args:
-        workers: the workers of the run; None: this process is alone.
-        config: the options of the run.
-        program: the Program, with its number of fused micro-batches.
-        is_new: whether the run begins, rather than continues from a checkpoint.
-        num_devices: the number of each worker's devices that take part, and the number of all its devices.
-    """
-    fused, (devices, present) = program.fused_micro_batches, num_devices
-    count, lines = 1 if workers is None else workers.count, []
-    num_groups, sharing = num_fused_batches(program), count * devices
-    if sharing > 1:
-        threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
-        lines.append(
-            f"{sharers(count, devices)}{threads}: a weight update is {counted(num_groups, 'group')} of "
-            f"{counted(fused, 'fused micro-batch')}, {num_groups // sharing} for each "
-            f"{'worker' if devices == 1 else 'device'}"
-        )
-    if devices < present:
-        lines.append(
-            f"{devices} of {present} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
-            f"{counted(program.num_micro_batches, 'micro-batch')} of a weight update evenly"
-            + (", or other workers have no more" if count > 1 else "")
-        )
-    if workers is not None:
-        lines.append(
-            f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
-            "authentication"
-        )
-    if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
-        lines.append(
-            f"the groups of fused micro-batches are those of --max-workers {sharing}: a run with another number of "
-            f"workers{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
-        )
-    if workers is not None and not os.environ.get(SECRET_VARIABLE):
-        lines.append(
-            f"warning: {SECRET_VARIABLE} is not set, so that whoever reaches worker 0 in time can take the place of a "
-            "worker; set it to the same text on all of them"
-        )
-    return lines
-
-
-def _legal(shares: int, devices: int = 1) -> str:
-    """Returns the numbers of workers with ``devices`` devices each that divide ``shares`` evenly, as text."""
-    legal = ["1"] if shares % devices else [str(count) for count in divisors(shares // devices)]
-    return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
-
-
-def threads_of_training(program: Program, sharing: int) -> int:
-    """Returns the default number of threads per operation of a new run: half of the cores, or all of them.
-
-    It is half of them if every worker can compute two groups of fused micro-batches in parallel.  Operations on small
-    images are too short to keep all cores busy, and two operations wait less for each other than the halves of one.
-    Runs that begin with the same ``--max-workers`` on equal machines have the same number, for any number of workers
-    and devices.
-
-    Args:
-        program: the Program, with the number of fused micro-batches if it is known.
-        sharing: the number of workers that share the run, or ``--max-workers`` if that is larger.
-    """
-    cores = num_cores()
-    is_shared = cores % 2 == 0 and num_fused_batches(program) % (2 * sharing) == 0
-    return cores // 2 if is_shared else cores
 
 
 def require_one(what: str, trusted_network: bool, hint: str = "") -> None:

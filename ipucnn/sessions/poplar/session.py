@@ -67,7 +67,6 @@ class PoplarSession(Session):
         self._device, self._config = device, device.config
         self.device = DeviceInfo("ipu", "IPU", 0, 0)
         self.state = TrainState()
-        self._precision = device.config.precision
         self._network: KerasModel = None
         self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
@@ -115,6 +114,7 @@ class PoplarSession(Session):
             ConfigurationError: the SDK cannot run the program.
             MissingError: there are no such IPUs.
         """
+        self._require_same_precision(program)
         instances = self._device.instances
         check_program(program, self._config, instances)
         if program.fused_micro_batches == 0:
@@ -247,7 +247,7 @@ class PoplarSession(Session):
         """Whether the network in training has moving statistics."""
         return self._trained is not None and bool(self._trained.made.norms)
 
-    def _measure_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+    def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """A forward pass on IPUs, pipelined like training."""
         p, trained = self.program, self._trained
         assert p is not None and trained is not None
