@@ -143,7 +143,7 @@ class SessionSide:
         )
         assert session.program is not None
         self.batches = session.feed(random_data(case, model, session.program.samples_per_fused_batch))
-        self.fused, self.side_by_side = session.program.fused_micro_batches, session.lanes
+        self.fused, self.side_by_side = session.program.fused_micro_batches, session.num_parallel
         self.model = model
 
     def run(self, updates: int) -> None:
@@ -362,7 +362,7 @@ class Side:
             text=True,
             env=environment,
         )
-        self.lanes, self.fused = map(int, self._line().split()[1:])
+        self.num_parallel, self.fused = map(int, self._line().split()[1:])
         self.updates = 1
         self.updates = max(1, round(ROUND_S / self.ask(1)[0]))
 
@@ -412,7 +412,7 @@ def sides_of(case: Case, against: List[str], fused: int) -> List[Side]:
 def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]:
     """Measures the rows of the table: the session, then each other side."""
     session = Side("session", case)
-    at_a_time = min(session.lanes * session.fused, case.global_batch // case.micro_batch)
+    at_a_time = min(session.num_parallel * session.fused, case.global_batch // case.micro_batch)
     others = sides_of(case, against, at_a_time)
     for _ in range(rounds):
         for side in (session, *others):
@@ -421,7 +421,7 @@ def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]
     for side in (session, *others):
         side.close()
     row = {**case._asdict(), "norm": case.norm}
-    fused = f"{session.lanes}x{session.fused}" if session.lanes > 1 else str(session.fused)
+    fused = f"{session.num_parallel}x{session.fused}" if session.num_parallel > 1 else str(session.fused)
     rows = [
         {
             **row,

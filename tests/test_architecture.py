@@ -158,7 +158,7 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2800, 2158),
+    "benchmarking": (2797, 2155),
     "commands": (1768, 1047),
     "config": (2510, 1327),
     "datasets": (5483, 4320),
@@ -166,9 +166,9 @@ BUDGET = {
     "models": (2675, 2123),
     "planning": (5119, 4019),
     "reports": (3600, 2870),
-    "runs": (5931, 4502),
-    "sessions": (5073, 4026),
-    "training": (1448, 1109),
+    "runs": (5934, 4510),
+    "sessions": (5057, 4019),
+    "training": (1456, 1116),
     "modules at the top": (2314, 1837),
 }
 

@@ -236,12 +236,16 @@ def small_network(size, layer, norm, activation, channels=4):
     return model
 
 
+def network_of(model, splits=()):
+    return Network(model, Arithmetic(), lambda images: images, splits, on_cpu=True)
+
+
 def both(model, images, training):
     """Returns pairs of outputs, gradients of trainable weights, and statistics: of Keras and of the host's network."""
     weights = [
         getattr(w, "value", w) if not isinstance(w, tf.Variable) else w for w in model.trainable_weights
     ]
-    network = Network(model, on_cpu=True, alone=False)
+    network = network_of(model)
     results = []
     for forward in (lambda: model(images, training=training), None):
         context = ExecutionContext(2, tf.zeros([2, 2], tf.int32), 2)
@@ -261,11 +265,16 @@ def both(model, images, training):
     return zip(*results)
 
 
-def replaced(model, alone=False):
+def replaced(model, needed=None):
     """Returns the layers of a network of one stage that are computed in another way."""
     blueprint = read_blueprint(model)
     layers = {layer.name: layer for layer in model.layers}
-    return fast_layers.find_fast_layers(blueprint.steps[1:], layers, [blueprint.output], alone)
+    return fast_layers.find_fast_layers(blueprint.steps[1:], layers, needed or [blueprint.output])
+
+
+def computed_by_others(functions):
+    """Returns the layers that a neighbour computes."""
+    return [name for name, function in functions.items() if function is fast_layers.unchanged]
 
 
 CONVOLUTIONS = [
@@ -325,7 +334,8 @@ def test_zero_padding_is_merged_into_the_same_padding_of_a_convolution(
     model = small_network(size, lambda x: convolve(padded(x)), "batch", "relu")
     fast = replaced(model)
     expected = all(is_left(n) for n in size)
-    assert ("zeros" in fast.done_in_training) == ("zeros" in fast.done_in_inference) == expected
+    assert ("zeros" in computed_by_others(fast.training)) == expected
+    assert ("zeros" in computed_by_others(fast.inference)) == expected
     images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
     for training in (True, False):
         pairs = list(both(model, images, training))
@@ -348,7 +358,7 @@ def test_zero_padding_of_another_pipeline_stage_is_not_merged():
     with execution_context(context):
         expected = model(images, training=True)
     for splits in ((), ("zeros",), ("convolve",), ("norm",)):
-        computed = Network(model, splits, on_cpu=True, alone=False)(images, True, PLAIN, context)
+        computed = network_of(model, splits)(images, True, PLAIN, context)
         np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -374,15 +384,15 @@ def test_outputs_with_other_readers_are_not_fused_with_the_next_layer():
     y = keras.layers.Activation("relu", name="relu")(normal)
     model = keras.Model(inputs, keras.layers.Add(name="add")([normal, y]))
     fast = replaced(model)
-    assert fast.done_in_training == [] and fast.done_in_inference == ["norm"]
+    assert computed_by_others(fast.training) == [] and computed_by_others(fast.inference) == ["norm"]
     images = tf.random.stateless_normal([6, 4, 4, 3], [0, 1])
     for training in (True, False):
         for keras_s, ours in both(model, images, training):
             np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
     model = keras.Model(inputs, y)
-    assert replaced(model).done_in_training == ["relu"] * fast_layers.HAS_KERNELS
-    alone = replaced(model, alone=True)
-    assert alone.done_in_training == alone.done_in_inference == []
+    assert computed_by_others(replaced(model).training) == ["relu"] * fast_layers.HAS_KERNELS
+    fast = replaced(model, [layer.name for layer in model.layers])
+    assert computed_by_others(fast.training) == computed_by_others(fast.inference) == []
 
 
 @pytest.mark.parametrize("layer", [
@@ -412,7 +422,7 @@ def test_the_shortcut_takes_every_second_pixel(size):
     images = tf.constant(np.random.default_rng(0).normal(size=(3, *size, 3)).astype(np.float32))
     with tf.GradientTape() as tape:
         tape.watch(images)
-        pixels = Network(model, on_cpu=True, alone=False)(images, True, PLAIN)
+        pixels = network_of(model)(images, True, PLAIN)
     np.testing.assert_array_equal(pixels[..., :3], images[:, ::2, ::2])
     gradient = np.zeros(images.shape, np.float32)
     gradient[:, ::2, ::2] = 1

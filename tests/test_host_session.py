@@ -39,7 +39,7 @@ from ipucnn.sessions.host.division import (
     TRAINING_FACTOR,
     Capacity,
     choose_fused,
-    choose_lanes,
+    choose_parallel,
 )
 from ipucnn.sessions.host.session import HostSession, UpdateLoop
 from ipucnn.sessions.session import (
@@ -241,7 +241,7 @@ def test_groups_computed_in_parallel_change_no_byte(monkeypatch, norm, method, f
         weights, slots, events = run_session(
             norm, program, ("adam", {}, {}), images, labels, fused, session=session
         )
-        parallel_groups.append(session.lanes)
+        parallel_groups.append(session.num_parallel)
         metrics = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
         results.append((metrics, [value.tobytes() for value in (*weights.values(), *slots.values())]))
     assert parallel_groups == [1, 2, 6] and len(metrics) > 0 and all(one == results[0] for one in results)
@@ -255,10 +255,10 @@ def test_parallel_groups_are_limited_by_cores_and_memory(groups, samples, at_onc
     capacity = Capacity(1, at_once, int(needed * (in_memory + 0.5)) if in_memory else 0, 1000)
     most = min(at_once, in_memory) if in_memory else at_once
     program = make_program(samples, groups).with_fused(1)
-    assert choose_lanes(program, workers, 1, capacity) == max(
+    assert choose_parallel(program, workers, 1, capacity) == max(
         [n for n in range(1, most + 1) if groups % (n * workers) == 0], default=1
     )
-    assert choose_lanes(program, workers, 2, capacity) == 1
+    assert choose_parallel(program, workers, 2, capacity) == 1
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.integers(20, 27), st.booleans())

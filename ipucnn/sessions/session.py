@@ -194,11 +194,11 @@ class Stopped(Exception):
 def execution_events(program: Program, finished: ExecutionFinished) -> List[Event]:
     """Returns the events at the end of an execution, in order: its own event, then validation, then checkpoint."""
     events: List[Event] = [finished]
-    done = finished.execution + 1
-    last = done == program.num_executions
-    if program.executions_per_validation and (done % program.executions_per_validation == 0 or last):
+    num_done = finished.execution + 1
+    is_last = num_done == program.num_executions
+    if program.executions_per_validation and (num_done % program.executions_per_validation == 0 or is_last):
         events.append(ValidationDue(finished.weight_updates))
-    if is_checkpoint_due(program, done):
+    if is_checkpoint_due(program, num_done):
         events.append(CheckpointDue(finished.weight_updates))
     return events
 
@@ -432,7 +432,7 @@ class Session:
         return 1, 0
 
     def feed(self, dataset: TfDataset) -> Iterable[Batch]:
-        """Returns the batches for :meth:`execute`; on the host, as an iterator that continues where it stopped."""
+        """Returns the batches for :meth:`execute`, whose next call continues with the batches that are left."""
         return iter(dataset)
 
     def execute(self, batches: Iterable[Batch], num_weight_updates: int) -> List[float]:

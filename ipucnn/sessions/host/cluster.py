@@ -421,8 +421,9 @@ class Cluster:
     def close(self, error: Optional[BaseException] = None) -> None:
         """Disconnects from the other workers.
 
-        Without an error, or after an interruption, it waits for all workers to arrive here.  After any other error it
-        notifies them, so that they end too.
+        Without an error, or after an interruption, it waits for all workers to arrive here.  After an error of
+        TensorFlow's collectives it waits until the watching thread knows which worker is lost, and ends this process.
+        After any other error it notifies the workers, so that they end too.
 
         Raises:
             WorkersError: ``error`` comes from TensorFlow's collectives, and it is not known which worker is lost.

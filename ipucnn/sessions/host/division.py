@@ -1,8 +1,8 @@
 """Divides a weight update over devices, into groups of fused micro-batches, and into groups computed in parallel.
 
-A fused batch is a group of fused micro-batches: they are computed as one batch.  A lane computes one fused batch at a
-time, in parallel with the other lanes.  The choices change a result only by the order of floating-point sums.  They are
-the same on every machine, except for the number of lanes.
+Memory, devices and ``--max-workers`` decide the size of the groups, so it may differ between machines.  It changes the
+result only by the order of floating-point sums.  A checkpoint keeps it.  The numbers of devices, and of groups computed
+in parallel, change only the speed.
 """
 
 import math
@@ -88,7 +88,7 @@ def choose_devices(program: Program, config: RunConfig, workers: int, capacity: 
     return max([n // workers for n in totals if n // workers <= capacity.devices], default=1)
 
 
-def choose_lanes(program: Program, workers: int, devices: int, capacity: Capacity) -> int:
+def choose_parallel(program: Program, workers: int, devices: int, capacity: Capacity) -> int:
     """Returns the number of groups of fused micro-batches that a device computes in parallel.
 
     Each of several devices computes one group at a time.  Otherwise it is the largest number within the capacity with
@@ -109,7 +109,7 @@ def choose_fused(program: Program, capacity: Capacity, num_sharing: int = 1, pai
         capacity: the capacity of every worker.
         num_sharing: the number of workers that share the groups evenly.
         pairs: whether to allow for two groups in parallel, if the micro-batches can be halved.  This does not depend
-            on the cores of a machine, so the groups are the same on all machines.
+            on the number of cores, which therefore never changes the groups.
     """
     size = program.micro_batch_size
     limit = max(TARGET_SAMPLES // size, TARGET_BYTES // max(1, capacity.bytes_per_sample * size))

@@ -1,4 +1,4 @@
-"""Imports TensorFlow for the host session: makes the settings that must precede the import, and hides its messages."""
+"""Imports TensorFlow: makes the settings that must precede the import, and hides its messages."""
 
 import contextlib
 import gc
@@ -140,7 +140,9 @@ def import_tensorflow(
     deterministic: bool = True,
     may_use_gpus: bool = False,
 ) -> Any:
-    """Imports TensorFlow and configures it for the host session; later calls return the same module.
+    """Imports TensorFlow and configures it, for both sessions and for commands that build networks without one.
+
+    Later calls return the same module.
 
     - It enables oneDNN's convolutions: they are two to four times faster than the others in training on x86 CPUs,
       if depthwise weight gradients are computed by ``fast_layers.py``.

@@ -16,7 +16,7 @@ GPUs and IPUs compute the layers as they are.
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,35 +36,41 @@ Convolve = Callable[[Tensor, Tensor], Tensor]
 # TensorFlow computes the weight gradient of depthwise convolutions with more output pixels.
 MAX_KERNEL_PIXELS = 16
 
+# TensorFlow's functions for the activations of the kernels.
+_ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}
+
 
 @dataclass
 class FastLayers:
     """The replacements of layers, by the layers' names.
 
     Attributes:
-        training, inference: the functions that replace layers in training and in inference.
-        done_in_training: the layers that a neighbour computes as well: activations that are part of the normalisation
-            before them, and zero padding that is part of the convolution after it.
-        done_in_inference: the same for inference: batch norms that are part of the convolution before them, and zero
-            padding.
+        training, inference: the functions that replace layers in training and in inference.  Layers that a neighbour
+            computes as well are replaced by :func:`unchanged`.
     """
 
     training: Dict[str, Compute] = field(default_factory=dict)
     inference: Dict[str, Compute] = field(default_factory=dict)
-    done_in_training: List[str] = field(default_factory=list)
-    done_in_inference: List[str] = field(default_factory=list)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Returns the input of a layer that a neighbour computes as well.
+
+    In training these are activations after a normalisation, in inference batch norms after a convolution, and in both
+    zero padding before a convolution.
+    """
+    return x
 
 
 def find_fast_layers(
-    steps: Sequence[Step], layers: Dict[str, KerasLayer], needed: Sequence[str], alone: bool
+    steps: Sequence[Step], layers: Dict[str, KerasLayer], needed: Container[str]
 ) -> FastLayers:
     """Chooses the layers of a pipeline stage to replace by faster functions.
 
     Args:
         steps: the steps of the stage, in order.
         layers: the layers of all steps, by name.
-        needed: the layers whose output leaves the stage.
-        alone: whether the output of every layer is needed, so that no two layers may be computed together.
+        needed: the layers whose output is needed, so that the next layer must not be computed together with them.
     """
     fast = FastLayers()
     names_of_stage = {step.name for step in steps}
@@ -76,7 +82,7 @@ def find_fast_layers(
     def next_of(name: str) -> Optional[KerasLayer]:
         """Returns the only layer that reads this one's output, if they may be computed together."""
         following = readers.get(name, [])
-        return None if alone or name in needed or len(following) != 1 else layers[following[0]]
+        return None if name in needed or len(following) != 1 else layers[following[0]]
 
     for step in steps:
         name, layer, following = step.name, layers[step.name], next_of(step.name)
@@ -85,7 +91,7 @@ def find_fast_layers(
                 continue  # A frozen layer uses no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
             if HAS_KERNELS and following is not None and activation != "linear":
-                fast.done_in_training.append(following.name)
+                fast.training[following.name] = unchanged
             if HAS_KERNELS:
                 fast.training[name] = _normalisation(layer, activation)
         elif isinstance(layer, SubsamplePad):
@@ -100,13 +106,12 @@ def find_fast_layers(
             if convolve is None:
                 continue
             if convolve.has_zeros:
-                fast.done_in_training.append(step.inputs[0])
-                fast.done_in_inference.append(step.inputs[0])
+                fast.training[before] = fast.inference[before] = unchanged
             if convolve.is_faster:
                 fast.training[name] = _layer(layer, convolve.convolve)
                 fast.inference[name] = fast.training[name]
             if isinstance(following, BatchNormalization) and _is_linear(layer):
-                fast.done_in_inference.append(following.name)
+                fast.inference[following.name] = unchanged
                 fast.inference[name] = _folded(layer, convolve.convolve, following)
     return fast
 
@@ -115,9 +120,10 @@ def _activation(layer: KerasLayer) -> str:
     """Returns the kernels' name of an activation layer; "linear" for any layer that the kernels do not support."""
     config = layer.get_config()
     if type(layer) is keras.layers.Activation:
-        names = {"relu": "relu", "relu6": "relu6", "swish": "swish", "silu": "swish"}
         # The configuration of a function unknown to Keras is a dictionary.
-        return names.get(str(config["activation"]), "linear")
+        name = str(config["activation"])
+        name = "swish" if name == "silu" else name
+        return name if name in _ACTIVATIONS else "linear"
     if type(layer) is keras.layers.ReLU and not (config.get("negative_slope") or config.get("threshold")):
         bound = config["max_value"]  # in Keras 2.6 an array
         return {None: "relu", 6.0: "relu6"}.get(None if bound is None else float(bound), "linear")
@@ -181,9 +187,7 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
     """Returns batch norm in training, with the activation after it, as one function."""
     from ipucnn.sessions.host import kernels
 
-    activate = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}[
-        activation
-    ]
+    activate = _ACTIVATIONS[activation]
 
     def compute(inputs: Tensor) -> Tensor:
         is_activated = False
@@ -247,11 +251,11 @@ def _convolution(layer: KerasLayer, before: Optional[KerasLayer]) -> Optional[_C
     geometry = None if before is None else _with_zeros(layer, before)
     unpadded = _Geometry(tuple(layer.input.shape[1:3]), layer.padding.upper())
     function = find(layer, geometry or unpadded)
-    return (
-        None
-        if function is None
-        else _Convolution(function[0], function[1] or geometry is not None, geometry is not None)
-    )
+    if function is None:
+        return None
+    convolve, is_faster = function
+    has_zeros = geometry is not None
+    return _Convolution(convolve, is_faster or has_zeros, has_zeros)
 
 
 def _with_zeros(layer: KerasLayer, before: KerasLayer) -> Optional[_Geometry]:
@@ -265,9 +269,8 @@ def _with_zeros(layer: KerasLayer, before: KerasLayer) -> Optional[_Geometry]:
         return None
     size = tuple(before.input.shape[1:3])
     for k in range(2):
-        output, first = _padding_before(size[k], layer.kernel_size[k], layer.strides[k], "SAME")
-        last = max((output - 1) * layer.strides[k] + layer.kernel_size[k] - size[k], 0) - first
-        if tuple(before.padding[k]) != (first, last):
+        _, *zeros = _padding(size[k], layer.kernel_size[k], layer.strides[k], "SAME")
+        if list(before.padding[k]) != zeros:
             return None
     return _Geometry(size, "SAME")
 
@@ -310,12 +313,13 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
     return compute
 
 
-def _padding_before(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int]:
-    """Returns (output size, zeros before the first pixel) of one dimension, as TensorFlow pads."""
+def _padding(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int, int]:
+    """Returns (output size, zeros before the first pixel, zeros after the last one) of one dimension in TensorFlow."""
     if padding == "VALID":
-        return (size - kernel) // stride + 1, 0
+        return (size - kernel) // stride + 1, 0, 0
     output = -(-size // stride)
-    return output, max((output - 1) * stride + kernel - size, 0) // 2
+    zeros = max((output - 1) * stride + kernel - size, 0)
+    return output, zeros // 2, zeros - zeros // 2
 
 
 def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[int, int, int, int]]:
@@ -323,7 +327,7 @@ def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[
 
     All numbers are those of one dimension.
     """
-    output, before = _padding_before(size, kernel, stride, padding)
+    output, before, _ = _padding(size, kernel, stride, padding)
     ranges = []
     for tap in range(kernel):
         inside = [o for o in range(output) if 0 <= o * stride + tap - before < size]
@@ -423,7 +427,7 @@ def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
 
     strides = [1, stride, stride, 1]
     size = (int(kernel.shape[0]), int(kernel.shape[1]))
-    top, left = (_padding_before(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
+    top, left = (_padding(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
     weight_gradient = functools.partial(
         kernels.depthwise_filter, kernel=size, stride=stride, before=(top, left)
     )

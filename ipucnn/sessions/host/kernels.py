@@ -55,8 +55,8 @@ def _array(kind: NumbaType, dimensions: int, readonly: bool = False) -> Any:
     return numba.types.Array(kind, dimensions, "C", readonly=readonly)
 
 
-_X3, _X4, _X1 = (_array(numba.float32, dimensions, readonly=True) for dimensions in (3, 4, 1))
-_Y3, _Y4, _Y2 = (_array(numba.float32, dimensions) for dimensions in (3, 4, 2))
+_X1, _X2, _X3, _X4 = (_array(numba.float32, dimensions, readonly=True) for dimensions in (1, 2, 3, 4))
+_Y2, _Y3, _Y4 = (_array(numba.float32, dimensions) for dimensions in (2, 3, 4))
 _INT = numba.int64
 
 
@@ -186,8 +186,7 @@ def _forward(  # type: ignore[no-untyped-def]
         _count(progress, _ENDED, 1)
 
 
-@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _array(numba.float32, 2, True),
-      _array(numba.float32, 2, True), _Y3, _Y2, _Y2, _PROGRESS)  # fmt: skip
+@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _X2, _X2, _Y3, _Y2, _Y2, _PROGRESS)
 def _backward(  # type: ignore[no-untyped-def]
     dy,
     x,
@@ -289,7 +288,7 @@ def _backward(  # type: ignore[no-untyped-def]
         _count(progress, _ENDED, 1)
 
 
-@_jit(_X4, _X4, _INT, _INT, _INT, _array(numba.float32, 4), _PROGRESS)
+@_jit(_X4, _X4, _INT, _INT, _INT, _Y4, _PROGRESS)
 def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore[no-untyped-def]
     """Computes weight gradients; a task is that of a block of samples, (kernel height, kernel width, channels)."""
     samples, height, width, channels = x.shape
@@ -397,8 +396,9 @@ def _cut(shape: Tuple[int, ...], parts: int, cores: int) -> _Parts:
     width = fold * channels
     # A task has all channels, or fewer if there are too few parts to keep all threads busy.
     step = width if fold > 1 else 1
-    per_task = -(-max(THREAD_CHANNELS, -(-width // -(-cores * THREAD_TASKS // parts))) // step) * step
-    most = min(width, per_task)
+    tasks_per_part = -(-cores * THREAD_TASKS // parts)
+    numbers_per_task = max(THREAD_CHANNELS, -(-width // tasks_per_part))
+    most = min(width, -(-numbers_per_task // step) * step)
     return _Parts((parts, rows // fold, width), fold, most, parts * -(-width // most))
 
 

@@ -13,8 +13,9 @@ added in float32 and rounded once.
 """
 
 import contextlib
+import functools
 import inspect
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -46,25 +47,53 @@ def _is_exact(layer: KerasLayer) -> bool:
     return kind in _EXACT or (kind == "Dropout" and not config["rate"])
 
 
+class _Stage(NamedTuple):
+    """A pipeline stage.
+
+    Attributes:
+        steps: its steps, in order.
+        sources: the layers before the stage whose outputs it reads.
+        leaving: its layers whose outputs later stages read, or that are the network's output.
+        fast: the faster functions of its layers.
+    """
+
+    steps: Sequence[Step]
+    sources: Sequence[str]
+    leaving: Sequence[str]
+    fast: FastLayers
+
+
 class Network:
     """A functional model with one input and one output.
 
     Args:
         model: the model whose layers are called.
+        arithmetic: the session's arithmetic.
+        unpack: the function that brings the images of a batch to the network's range.
         splits: the layers that open a stage; the forward pass of every stage but the last is recomputed.  Without
             splits nothing is recomputed.
         on_cpu: whether other operations than Keras' may compute layers (``fast_layers.py``).
-        alone: whether the output of every layer is needed, because it is rounded or measured.
+        measures: whether batch norms measure statistics, so that none is computed as a part of another layer.
+
+    Attributes:
+        model, arithmetic: as given.
     """
 
-    def __init__(self, model: KerasModel, splits: Sequence[str] = (), *, on_cpu: bool, alone: bool) -> None:
+    def __init__(
+        self,
+        model: KerasModel,
+        arithmetic: Arithmetic,
+        unpack: Callable[[Tensor], Tensor],
+        splits: Sequence[str] = (),
+        *,
+        on_cpu: bool,
+        measures: bool = False,
+    ) -> None:
+        self.model, self.arithmetic = model, arithmetic
+        self._unpack = unpack
         blueprint = read_blueprint(model)
         self._input, self._output = blueprint.steps[0].name, blueprint.output
         steps = blueprint.steps[1:]
-        stages = stages_by_layer([step.name for step in blueprint.steps], splits)
-        self._stages: List[List[Step]] = [[] for _ in range(len(splits) + 1)]
-        for step in steps:
-            self._stages[stages[step.name]].append(step)
         self._layers = {step.name: model.get_layer(step.name) for step in steps}
         self._exact = {name for name, layer in self._layers.items() if _is_exact(layer)}
         self._takes_training = {
@@ -72,90 +101,79 @@ class Network:
             for name, layer in self._layers.items()
             if "training" in inspect.signature(layer.call).parameters
         }
-
-        self._fast = [FastLayers() for _ in self._stages]
-        for number, stage in enumerate(self._stages if on_cpu else ()):
-            self._fast[number] = find_fast_layers(stage, self._layers, self._leaving(number), alone)
-
-    def _leaving(self, number: int) -> List[str]:
-        """Returns the layers of a stage whose outputs later stages read, or that are the network's output."""
-        names = {step.name for step in self._stages[number]}
-        later = {name for stage in self._stages[number + 1 :] for step in stage for name in step.inputs}
-        return sorted(names & (later | {self._output}))
+        numbers = stages_by_layer([step.name for step in blueprint.steps], splits)
+        self._stages: List[_Stage] = []
+        for number in range(len(splits) + 1):
+            in_stage = [step for step in steps if numbers[step.name] == number]
+            names = {step.name for step in in_stage}
+            sources = {name for step in in_stage for name in step.inputs} - names
+            later = {name for step in steps if numbers[step.name] > number for name in step.inputs}
+            leaving = names & (later | {self._output})
+            # Each layer's output is needed if it is rounded.
+            needed = names if measures or not arithmetic.is_plain else leaving
+            fast = find_fast_layers(in_stage, self._layers, needed) if on_cpu else FastLayers()
+            self._stages.append(_Stage(in_stage, sorted(sources), sorted(leaving), fast))
 
     def __call__(
         self,
         images: Tensor,
         training: bool,
-        rounding: Rounding,
+        rounding: Optional[Rounding] = None,
         context: Optional[ExecutionContext] = None,
     ) -> Tensor:
         """Returns the logits.
 
         Args:
-            images: float32, in the network's range.
+            images: the images of a batch, as they are transferred.
             training: Keras' ``training`` argument.
-            rounding: the rounding of each layer's output.
+            rounding: the rounding of each layer's output; None: to nearest.
             context: the micro-batches, for layers that depend on them.
         """
+        rounding = rounding or Rounding(self.arithmetic)
         # The host casts images before IPUs get them, always to nearest.
-        tensors = {self._input: rounding.images(images)}
-        for number, steps in enumerate(self._stages):
-            names = {step.name for step in steps}
-            sources = sorted({name for step in steps for name in step.inputs} - names)
-            leaving = self._leaving(number)
-
-            def stage(
-                inputs: Sequence[Tensor],
-                context: Optional[ExecutionContext],
-                number: int = number,
-                sources: Sequence[str] = sources,
-                leaving: Sequence[str] = leaving,
-            ) -> List[Tensor]:
-                tensors_after = self._run(number, dict(zip(sources, inputs)), training, rounding, context)
-                return [tensors_after[name] for name in leaving]
-
-            stage_inputs = [tensors[name] for name in sources]
-            is_last = number == len(self._stages) - 1
-            outputs = stage(stage_inputs, context) if is_last else _recomputed(stage, stage_inputs, context)
-            tensors.update(zip(leaving, outputs))
+        tensors = {self._input: rounding.images(self._unpack(images))}
+        for stage in self._stages:
+            run = functools.partial(self._run, stage, training, rounding)
+            inputs = [tensors[name] for name in stage.sources]
+            is_last = stage is self._stages[-1]
+            outputs = run(inputs, context) if is_last else _recomputed(run, inputs, context)
+            tensors.update(zip(stage.leaving, outputs))
         return tensors[self._output]
 
     def _run(
         self,
-        number: int,
-        tensors: Dict[str, Tensor],
+        stage: _Stage,
         training: bool,
         rounding: Rounding,
+        inputs: Sequence[Tensor],
         context: Optional[ExecutionContext],
-    ) -> Dict[str, Tensor]:
-        """Adds the outputs of a stage's layers to ``tensors``, which has those of the layers before them."""
-        fast = self._fast[number]
-        computes = fast.training if training else fast.inference
-        done = fast.done_in_training if training else fast.done_in_inference
+    ) -> List[Tensor]:
+        """Returns the outputs of the layers whose outputs leave a stage."""
+        tensors = dict(zip(stage.sources, inputs))
+        computes = stage.fast.training if training else stage.fast.inference
         with contextlib.ExitStack() as stack:
             if context is not None:
                 stack.enter_context(execution_context(context))
-            for step in self._stages[number]:
-                inputs = [tensors[name] for name in step.inputs]
-                if step.name in done:
-                    output = inputs[0]
-                elif step.name in computes:
-                    output = computes[step.name](inputs[0])
+            for step in stage.steps:
+                step_inputs = [tensors[name] for name in step.inputs]
+                if step.name in computes:
+                    output = computes[step.name](step_inputs[0])
                 else:
                     options = {"training": training} if step.name in self._takes_training else {}
-                    output = self._layers[step.name](inputs[0] if len(inputs) == 1 else inputs, **options)
+                    output = self._layers[step.name](
+                        step_inputs[0] if len(step_inputs) == 1 else step_inputs, **options
+                    )
                 if step.name not in self._exact:
                     output = rounding.layer_output(output, step.name)
                 tensors[step.name] = output
-        return tensors
+        return [tensors[name] for name in stage.leaving]
 
 
-_Stage = Callable[[Sequence[Tensor], Optional[ExecutionContext]], List[Tensor]]
+_RunStage = Callable[[Sequence[Tensor], Optional[ExecutionContext]], List[Tensor]]
 
 
 def _recomputed(
-    stage: _Stage, inputs: Sequence[Tensor], context: Optional[ExecutionContext]
+    run: _RunStage, inputs: Sequence[Tensor], context: Optional[ExecutionContext]
 ) -> Sequence[Tensor]:
     """Returns the outputs of a stage, and keeps only its inputs for the backward pass."""
     before = context.replayed() if context is not None else None
@@ -169,7 +187,7 @@ def _recomputed(
                 copies = [tf.identity(tensor) for tensor in inputs]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch([*copies, *variables])
-                    outputs = stage(copies, before)
+                    outputs = run(copies, before)
                 gradients = tape.gradient(
                     outputs,
                     [*copies, *variables],
@@ -178,7 +196,7 @@ def _recomputed(
                 )
             return gradients[: len(inputs)], gradients[len(inputs) :]
 
-        return stage(inputs, context), gradient
+        return run(inputs, context), gradient
 
     outputs = forget(*inputs)
     return outputs if isinstance(outputs, (list, tuple)) else [outputs]
@@ -201,12 +219,12 @@ class Weights:
         read = named_weights(model)
         norms = [x for x in model.layers if isinstance(x, BatchNormalization)]
         if arithmetic.precision == "16.32":
-            wide = tuple(f"{norm.name}/" for norm in norms)
+            not_rounded = tuple(f"{norm.name}/" for norm in norms)
         else:
-            wide = tuple(f"{norm.name}/moving_" for norm in norms if norm.moves_once)
+            not_rounded = tuple(f"{norm.name}/moving_" for norm in norms if norm.moves_once)
         self._precision = arithmetic.precision
         # The names of the rounded weights, and the variables that are read and kept, in the order of the network.
-        self.rounded = [name for name in read if arithmetic.is_half and not name.startswith(wide)]
+        self.rounded = [name for name in read if arithmetic.is_half and not name.startswith(not_rounded)]
         self._rounding = Rounding(arithmetic)
         self.read = read
         self.kept = dict(read)
@@ -218,14 +236,14 @@ class Weights:
 
     def round_to_nearest(self) -> None:
         """Rounds the weights that the layers read to nearest, for everything except training."""
-        self._copy(self.rounded, self._rounding)
+        self._round(self.rounded, self._rounding)
 
-    def copy(self, rounding: Rounding) -> None:
+    def round_trainable(self, rounding: Rounding) -> None:
         """Updates the copies that the layers read in one weight update, if they are not the kept weights."""
         if self._precision == "16.32":
-            self._copy([name for name in self.trainable if name in self.rounded], rounding)
+            self._round([name for name in self.trainable if name in self.rounded], rounding)
 
-    def _copy(self, names: Sequence[str], rounding: Rounding) -> None:
+    def _round(self, names: Sequence[str], rounding: Rounding) -> None:
         kept = [tf.convert_to_tensor(self.kept[name]) for name in names]
         for name, value in zip(names, rounding.all(kept, "the weights as layers read them")):
             self.read[name].assign(value)

@@ -27,7 +27,7 @@ from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
 from ipucnn.models.names import moved_statistics
 from ipucnn.sessions.device_preprocessing import Preprocessing
-from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic, Rounding
+from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.division import (
     Capacity,
@@ -35,7 +35,7 @@ from ipucnn.sessions.host.division import (
     check_sharing,
     choose_devices,
     choose_fused,
-    choose_lanes,
+    choose_parallel,
     similar_to,
 )
 from ipucnn.sessions.host.network import Network, Weights
@@ -79,8 +79,8 @@ class HostSession(Session):
 
     Attributes:
         places: the devices that take part in training, once a Program is compiled; before, all of them.
-        lanes: the number of groups of fused micro-batches that each device computes in parallel, once a Program is
-            compiled.  On a CPU, cores and memory limit it, and it has to divide a weight update evenly.  It changes
+        num_parallel: the number of groups of fused micro-batches that each device computes in parallel, once a Program
+            is compiled.  On a CPU, cores and memory limit it, and it has to divide a weight update evenly.  It changes
             only the speed.
     """
 
@@ -100,7 +100,7 @@ class HostSession(Session):
         self._preprocessing = Preprocessing("float32")
         self.device = device
         self.places = self._devices = tuple(places)
-        self.lanes = 1
+        self.num_parallel = 1
         self._capacity = Capacity()
         self._on_cpu = device.kind == "cpu"
         self._arithmetic = Arithmetic.of(self._config)
@@ -138,21 +138,13 @@ class HostSession(Session):
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
 
+            network = self._network(model, program.pipeline_splits if program.recomputation else ())
+
             def loop_of(program: Program) -> UpdateLoop:
-                self.lanes = choose_lanes(program, workers, num_devices, self._capacity)
-                return UpdateLoop(
-                    model,
-                    program,
-                    opt,
-                    loss,
-                    weights,
-                    self._arithmetic,
-                    self._preprocessing,
-                    self._on_cpu,
-                    self.places * self.lanes,
-                    self._cluster,
-                    self._config.reduction == "ordered",
-                )
+                self.num_parallel = choose_parallel(program, workers, num_devices, self._capacity)
+                devices = self.places * self.num_parallel
+                is_ordered = self._config.reduction == "ordered"
+                return UpdateLoop(network, program, opt, loss, weights, devices, self._cluster, is_ordered)
 
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
@@ -385,12 +377,15 @@ class HostSession(Session):
         self._make_forward(model, loss)
         self._take_capacity(model)
 
+    def _network(self, model: KerasModel, splits: Sequence[str] = ()) -> Network:
+        return Network(model, self._arithmetic, self._preprocessing.unpack, splits, on_cpu=self._on_cpu)
+
     def _make_forward(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Makes the functions of evaluation: from images to logits, and from logits to the sums of the metrics."""
-        network = Network(model, on_cpu=self._on_cpu, alone=not self._arithmetic.is_plain)
+        network = self._network(model)
 
         def forward(images: Tensor) -> Tensor:
-            return network(self._preprocessing.unpack(images), False, Rounding(self._arithmetic))
+            return network(images, training=False)
 
         self._forward, self._sums_of_logits = tf.function(forward, autograph=False), traced_sums(loss)
 
@@ -399,7 +394,8 @@ class HostSession(Session):
     ) -> Dict[str, float]:
         """Adds up the metrics over batches, in their order; every sample of weight 1 counts exactly once.
 
-        Each device of a worker computes one of its batches at a time; a CPU computes as many as it has cores for.
+        Each of several devices computes one of the worker's batches at a time.  A CPU that is one device computes
+        several in parallel, limited by its cores and memory.
 
         Raises:
             RuntimeError: nothing is compiled; or several workers would count the same samples, because without a

@@ -7,8 +7,6 @@ differently from training.  So the statistics are measured with the final weight
 the whole batch, and the moments of the batches are pooled.  In all other respects the pass is that of evaluation:
 images are not augmented, and there is no dropout, which would make variances larger than they are in evaluation (Li et
 al. 2018, arXiv:1801.05134).
-
-A fused batch is a group of fused micro-batches, which are computed as one batch.
 """
 
 import itertools
@@ -22,7 +20,8 @@ from ipucnn.aliases import KerasModel, Tensor, TfVariable
 from ipucnn.errors import InfeasibleError
 from ipucnn.machine import side_by_side
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
-from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
+from ipucnn.models.names import MOVING_STATISTICS
+from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import Batch
 from ipucnn.training.program import Program
@@ -54,7 +53,6 @@ class MovingStatistics:
 
     def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
         self._program, self._fused = program, program.fused_micro_batches
-        self._num_fused_batches = program.num_micro_batches // self._fused
         norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self._moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
@@ -107,14 +105,14 @@ class MovingStatistics:
         count = float(p.gradient_accumulation_count)
 
         def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Contribution:
-            def apply(share: Tensor, fused_batch: Tensor) -> None:
+            def apply(added: Tensor, fused_batch: Tensor) -> None:
                 decay = tf.where(tf.equal(fused_batch, 0), tf.constant(momentum**count, tf.float32), 1.0)
-                moving.assign(moving * decay + share)
+                moving.assign(moving * decay + added)
 
             weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
-            share = tf.linalg.matvec(statistic, weight, transpose_a=True)
-            share.set_shape(moving.shape)
-            return Contribution(share, apply)
+            added = tf.linalg.matvec(statistic, weight, transpose_a=True)
+            added.set_shape(moving.shape)
+            return Contribution(added, apply)
 
         contributions = []
         for layer, mean, variance in context.batch_statistics:
@@ -138,7 +136,7 @@ class MovingStatistics:
         def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Contribution:
             def apply(sums: Tensor, fused_batch: Tensor) -> None:
                 total = self._sums[name]
-                if self._num_fused_batches > 1:
+                if p.num_fused_batches > 1:
                     sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
                     total.assign(sums)
                 means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
@@ -147,7 +145,7 @@ class MovingStatistics:
                 everywhere = numbers * float(p.num_replicas)
                 new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
                 moving_mean, moving_variance, momentum = self._moving[name]
-                is_last = tf.equal(fused_batch, self._num_fused_batches - 1)
+                is_last = tf.equal(fused_batch, p.num_fused_batches - 1)
                 for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
                     moved = moving * momentum + new * (1.0 - momentum)
                     moving.assign(tf.where(is_last, moved, moving))
@@ -199,17 +197,17 @@ class LargeBatches:
         at_once: Callable[[int], int] = lambda samples: 1,
     ) -> None:
         norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
-        self.names = [f"{norm}/{moving}" for norm in norms for moving in ("moving_mean", "moving_variance")]
+        self.names = [f"{norm}/{moving}" for norm in norms for moving in MOVING_STATISTICS]
         self._at_once = at_once
         if not self.names:
             return
-        network = Network(model, on_cpu=on_cpu, alone=True)  # Batch norm measures, so it must not be folded.
+        network = Network(model, arithmetic, unpack, on_cpu=on_cpu, measures=True)
 
         def moments(images: Tensor) -> Dict[str, _Moments]:
             context = ExecutionContext(
                 num_groups=1, seeds=tf.zeros([1, 2], tf.int32), num_micro_batches=1, measures=True
             )
-            network(unpack(images), False, Rounding(arithmetic), context)
+            network(images, training=False, context=context)
             return {
                 layer.name: (mean[0], variance[0], numbers)
                 for layer, mean, variance, numbers in context.update_statistics

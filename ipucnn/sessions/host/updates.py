@@ -1,6 +1,6 @@
 """The loop of weight updates inside one TensorFlow function: fused batches, their gradients, and moving statistics.
 
-A fused batch is a group of fused micro-batches, which are computed as one batch; ``session.py`` chooses their number.
+A fused batch is a group of fused micro-batches, which are computed as one batch; ``division.py`` chooses their number.
 Workers share the fused batches of a weight update: their results are gathered, and each worker adds them up in the
 order of fused batches.  Several GPUs of one process share its fused batches in the same way: each computes one at a
 time, and the first one adds them up.  A CPU computes several in parallel, as if it were several devices.
@@ -11,10 +11,9 @@ from typing import Any, Callable, List, Sequence, Tuple, TypeVar, Union
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.aliases import KerasModel, Tensor, TfGraph, TfIterator, TfVariable
+from ipucnn.aliases import Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.models.layers.micro_batches import ExecutionContext
-from ipucnn.sessions.device_preprocessing import Preprocessing
-from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding, streams
+from ipucnn.sessions.host.arithmetic import Rounding, streams
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
@@ -30,14 +29,11 @@ class UpdateLoop:
     """``run(iterator, rates, first)``: one weight update per entry of ``rates``.
 
     Args:
-        model: functional Keras model with logits as output.
+        network: the network, with its arithmetic.
         program: batch arithmetic, with ``fused_micro_batches`` chosen.
         optimizer: the optimizer of the kept trainable weights.
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
         weights: the model's weights.
-        arithmetic: the session's arithmetic.
-        preprocessing: the last step of preprocessing for the images from the iterator.
-        on_cpu: whether the loop runs on a CPU.
         devices: TensorFlow's names of this process' devices, which share its fused batches; the first has the weights.
             A device that computes N fused batches in parallel is listed N times.
         cluster: the workers that share the fused batches of a weight update.
@@ -49,19 +45,16 @@ class UpdateLoop:
 
     def __init__(
         self,
-        model: KerasModel,
+        network: Network,
         program: Program,
         optimizer: Optimizer,
         loss: LossFunction,
         weights: Weights,
-        arithmetic: Arithmetic,
-        preprocessing: Preprocessing,
-        on_cpu: bool,
         devices: Sequence[str],
         cluster: Cluster,
         is_ordered: bool,
     ) -> None:
-        self._unpack = preprocessing.unpack
+        self._network, self._arithmetic = network, network.arithmetic
         self._devices = tuple(devices)
         self._cluster = cluster
         self._is_ordered = is_ordered or cluster.count == 1
@@ -69,19 +62,14 @@ class UpdateLoop:
         self._optimizer = optimizer
         self._loss = loss
         self._weights = weights
-        self._arithmetic = arithmetic
         self._trainable = [weights.read[name] for name in weights.trainable]
-        recomputes = program.recomputation and program.num_stages > 1
-        splits = program.pipeline_splits if recomputes else ()
-        self._network = Network(model, splits, on_cpu=on_cpu, alone=not arithmetic.is_plain)
         self._fused = program.fused_micro_batches
-        self._num_fused_batches = program.num_micro_batches // self._fused
-        self._steps = self._num_fused_batches // (cluster.count * len(self._devices))
+        self._steps = program.num_fused_batches // (cluster.count * len(self._devices))
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
             self._scale = self.scaler.factor
-        self._statistics = MovingStatistics(model, program, weights)
+        self._statistics = MovingStatistics(network.model, program, weights)
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
         # The numbers of the loop's collectives: the one of each step, and those after the last step.
@@ -126,7 +114,7 @@ class UpdateLoop:
 
         def means(fused_batch: Tensor) -> List[Tensor]:
             images, context = iterator.get_next()[0], self._context(fused_batch)
-            self._network(self._unpack(images), True, Rounding(self._arithmetic), context)
+            self._network(images, training=True, context=context)
             return self._statistics.means(context)
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
@@ -141,7 +129,7 @@ class UpdateLoop:
         _, *sums = tf.while_loop(
             lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
         )
-        count = tf.cast(num_updates, tf.int64) * self._num_fused_batches
+        count = tf.cast(num_updates, tf.int64) * self._program.num_fused_batches
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
@@ -158,8 +146,8 @@ class UpdateLoop:
         results = []
         for number, device in enumerate(self._devices):
             with tf.device(device):
-                turn = step * len(self._devices) + number
-                results.append(compute(turn * self._cluster.count + self._cluster.rank))
+                batch_of_worker = step * len(self._devices) + number
+                results.append(compute(batch_of_worker * self._cluster.count + self._cluster.rank))
         return results
 
     def _in_order(
@@ -233,14 +221,16 @@ class UpdateLoop:
         total = float(self._program.num_micro_batches)
         # All replicas share the weights and the optimizer's state, but each replica has its own gradients.
         rounding = self._rounding_of_update(update, ("ON", "RI"))
-        self._weights.copy(rounding)
-        if self._num_fused_batches == 1:
+        self._weights.round_trainable(rounding)
+        if self._program.num_fused_batches == 1:
             fused_batch = tf.constant(0, tf.int64)
-            gradients, loss, hits, contributions = self._forward_and_backward(iterator, update, fused_batch)
+            gradients, loss, num_right, contributions = self._forward_and_backward(
+                iterator, update, fused_batch
+            )
             for contribution in contributions:
                 contribution.apply(contribution.statistic, fused_batch)
         else:
-            gradients, loss, hits = self._accumulate(iterator, update)
+            gradients, loss, num_right = self._accumulate(iterator, update)
         if not self._arithmetic.is_plain:
             gradients = self._weights.round_gradients(gradients, self._rounding_of_update(update, ("ON",)))
         if self.scaler is not None:
@@ -252,34 +242,44 @@ class UpdateLoop:
         if self._arithmetic.precision == "16.16":
             rounded = lambda values: rounding.all(values, "the weights and the optimizer's state")  # noqa: E731
         self._optimizer.apply(gradients, rate, update, rounded)
-        return loss / total, hits / (total * self._program.micro_batch_size)
+        return loss / total, num_right / (total * self._program.micro_batch_size)
 
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
-        workers, count = self._cluster.count, len(self._trainable)
-        first = count if self._is_ordered else 0
+        """Returns the gradients, the sum of losses and the number of right answers of a weight update.
+
+        The loop's sums are in this order: one sum for each gradient, then loss, then right answers.  Losses, right
+        answers and contributions to moving statistics are gathered from all devices and workers.  Gradients are
+        gathered with them if they are added in the order of fused batches.
+        """
+        workers, num_gradients = self._cluster.count, len(self._trainable)
+        num_gathered = num_gradients if self._is_ordered else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
             results = self._on_devices(
                 step, lambda fused_batch: self._forward_and_backward(iterator, update, fused_batch)
             )
             contributions = results[0][-1]
-            others = [[loss, hits, *(part.statistic for part in parts)] for _, loss, hits, parts in results]
+            loss_right_statistics = [
+                [loss, num_right, *(part.statistic for part in parts)]
+                for _, loss, num_right, parts in results
+            ]
 
             def add(fused_batch: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
-                loss, hits, *statistics = parts[first:]
+                loss, num_right, *statistics = parts[num_gathered:]
+                sum_of_losses, sum_right = sums[num_gathered:]
                 for contribution, statistic in zip(contributions, statistics):
                     contribution.apply(statistic, fused_batch)
-                added_gradients = self._add_gradients(fused_batch, parts[:first], sums[:first])
-                return [*added_gradients, sums[first] + loss, sums[first + 1] + hits]
+                gradients = self._add_gradients(fused_batch, parts[:num_gathered], sums[:num_gathered])
+                return [*gradients, sum_of_losses + loss, sum_right + num_right]
 
             if self._is_ordered:
-                parts = [[*gradients, *more] for (gradients, *_), more in zip(results, others)]
+                parts = [[*gradients, *more] for (gradients, *_), more in zip(results, loss_right_statistics)]
                 return (step + 1, *self._in_order(step, parts, sums, add))
-            added: Sequence[Tensor] = sums[:count]
+            added: Sequence[Tensor] = sums[:num_gradients]
             for number, (gradients, *_) in enumerate(results):
-                turn = step * len(results) + number
-                added = self._added(turn, number, gradients, added, self._add_gradients)
-            return (step + 1, *added, *self._in_order(step, others, sums[count:], add))
+                batch_of_worker = step * len(results) + number
+                added = self._added(batch_of_worker, number, gradients, added, self._add_gradients)
+            return (step + 1, *added, *self._in_order(step, loss_right_statistics, sums[num_gradients:], add))
 
         start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
         zero = tf.constant(0.0)
@@ -289,7 +289,7 @@ class UpdateLoop:
             (tf.constant(0, tf.int64), *start, zero, zero),
             parallel_iterations=1,
         )
-        gradients, loss, hits = sums[:count], sums[count], sums[count + 1]
+        *gradients, loss, num_right = sums
         if not self._is_ordered:
             sizes = [int(v.shape.num_elements()) for v in self._trainable]
             total = self._cluster.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
@@ -298,7 +298,7 @@ class UpdateLoop:
             gradients = [
                 tf.reshape(part, v.shape) for part, v in zip(tf.split(total, sizes), self._trainable)
             ]
-        return gradients, loss, hits
+        return gradients, loss, num_right
 
     def _add_gradients(
         self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
@@ -325,21 +325,20 @@ class UpdateLoop:
         """Runs the forward and backward pass of a fused batch.
 
         Returns:
-            Gradients, sum of losses, number of hits, and contributions to moving statistics.
+            Gradients, sum of losses, number of right answers, and contributions to moving statistics.
         """
         images, labels, *weights = iterator.get_next()
-        images = self._unpack(images)
         if weights:
             weights = [weights[0] * padding_scale(self._program, update)]
-        context = self._context(update * self._num_fused_batches + fused_batch)
+        context = self._context(update * self._program.num_fused_batches + fused_batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
             logits = self._network(images, True, self._rounding_of_layers(update, fused_batch), context)
             losses = self._loss(logits, labels, self._fused, *weights)
-            share = self._gradient_weight()
-            # In 16 bits a layer's gradients must have the size of a micro-batch's: a share of them would underflow.
+            gradient_weight = self._gradient_weight()
+            # In 16 bits a layer's gradients must have the size of a micro-batch's: if weighted, they would underflow.
             objective = tf.reduce_sum(losses) * (
-                self._scale if self._arithmetic.is_half else share * self._scale
+                self._scale if self._arithmetic.is_half else gradient_weight * self._scale
             )
             if weights and self._program.gradient_accumulation_reduction_method == "sum":
                 objective = objective / padding_scale(self._program, update)
@@ -347,7 +346,7 @@ class UpdateLoop:
             objective, self._trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         if self._arithmetic.is_half:
-            gradients = [g * share for g in gradients]
+            gradients = [g * gradient_weight for g in gradients]
         right = correct(logits, labels)
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
