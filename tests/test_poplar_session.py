@@ -281,7 +281,8 @@ def test_statistics_of_16_bits_are_recomputed():
     config = dataclasses.replace(RunConfig(), precision="16.16")
     with installed():
         session = create_session("auto", config=config)
-        result = run(session, make_model("batch"), program, optimizer, images, labels)
+        of_16_bits = dataclasses.replace(program, precision="16.16")
+        result = run(session, make_model("batch"), of_16_bits, optimizer, images, labels)
     assert host[3] == result[3] == 3
     moved = [name for name in result[0] if "moving" in name]
     assert len(moved) == 4

@@ -137,7 +137,6 @@ class HostSession(Session):
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
-
             network = self._network(model, program.pipeline_splits if program.recomputation else ())
 
             def loop_of(program: Program) -> UpdateLoop:
