@@ -307,9 +307,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         for mark in item.iter_markers("slow_cases"):
             cases[item.nodeid.partition("[")[0], mark.args][item.callspec.id] = item
-    for (name, wanted), there in cases.items():
-        absent = set(wanted) - set(there)
+    for (name, slow_ids), items_by_id in cases.items():
+        absent = set(slow_ids) - set(items_by_id)
         if absent and not (any("::" in word for word in config.args) or config.getoption("lf", False)):
             raise pytest.UsageError(f"slow_cases of {name}: there are no {sorted(absent)}")
-        for identity in set(wanted) & set(there):
-            there[identity].add_marker(pytest.mark.slow)
+        for identity in set(slow_ids) & set(items_by_id):
+            items_by_id[identity].add_marker(pytest.mark.slow)

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from support.refusals import Refusal, check_refused
+from support.trained_runs import train
 
 from ipucnn.config.values import BadValue, parse_freeze
 from ipucnn.errors import ConfigurationError
@@ -13,7 +15,7 @@ NAMES = ("conv1", "bn1", "block1_conv", "block1_bn", "block2_conv", "head")
 
 
 @pytest.mark.parametrize(
-    "wanted, chosen",
+    "typed, chosen",
     [
         ("1", NAMES[:1]),
         ("5", NAMES[:5]),
@@ -24,12 +26,12 @@ NAMES = ("conv1", "bn1", "block1_conv", "block1_bn", "block2_conv", "head")
         ("block[12]_conv", ("block1_conv", "block2_conv")),
     ],
 )
-def test_frozen_layers_are_in_the_order_of_the_network(wanted, chosen):
-    assert layers_to_freeze(parse_freeze(wanted), NAMES, "net") == chosen
+def test_frozen_layers_are_in_the_order_of_the_network(typed, chosen):
+    assert layers_to_freeze(parse_freeze(typed), NAMES, "net") == chosen
 
 
 @pytest.mark.parametrize(
-    "wanted, error, hint",
+    "typed, error, hint",
     [
         ("block3*", "no layer of net that has weights is called so", "block1_bn"),
         ("conv1,Head", "--freeze Head: no layer", "'head'"),
@@ -39,9 +41,9 @@ def test_frozen_layers_are_in_the_order_of_the_network(wanted, chosen):
         ("1000000", "nothing is left to train", "--freeze backbone"),
     ],
 )
-def test_freezing_no_layer_or_all_layers_is_refused(wanted, error, hint):
+def test_freezing_no_layer_or_all_layers_is_refused(typed, error, hint):
     with pytest.raises(ConfigurationError) as caught:
-        layers_to_freeze(parse_freeze(wanted), NAMES, "net")
+        layers_to_freeze(parse_freeze(typed), NAMES, "net")
     assert error in caught.value.message and hint in caught.value.hint
 
 
@@ -91,12 +93,8 @@ def colours(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     """Trains a run of another data set with ten classes."""
-    from ipucnn import cli
-
-    folder = tmp_path_factory.mktemp("pretrained") / "run"
-    words = "train toy_model_bn --dataset random --limit-train 32 --limit-eval 8 --num-epochs 1 --seed 1"
-    assert cli.run([*words.split(), "--run-dir", str(folder)]) == 0
-    return folder
+    line = "toy_model_bn --dataset random --limit-train 32 --limit-eval 8 --num-epochs 1 --seed 1"
+    return train(tmp_path_factory.mktemp("pretrained") / "run", line)
 
 
 FINE = ("train", "toy_model_bn", "--num-epochs", "2", "--seed", "3", "--lr-schedule", "const")
@@ -144,17 +142,18 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(run, colo
         assert list(expected) == list(actual)
         assert all(np.array_equal(expected[name], actual[name]) for name in expected)
     # A resumed run cannot freeze other layers.
-    code, _, err = run("train", "--resume", "--run-dir", "cut", "--freeze", "1", "--num-epochs", "3")
-    assert code == 2 and "--freeze 1: the run in cut has backbone" in err
+    command = "train --resume --run-dir cut --freeze 1 --num-epochs 3"
+    check_refused(run, Refusal(command, "--freeze 1: the run in cut has backbone"))
 
 
-def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained, tmp_path):
-    data = ("--dataset", "imagefolder", "--dataset-path", str(colours), "--run-dir", "x")
-    start = ("--weights", str(pretrained))
-    code, _, err = run(*FINE, *data, "--freeze", "1")
-    assert code == 2 and "--freeze 1 without --weights" in err and "random numbers" in err
-    code, _, err = run(*FINE, *data, *start, "--freeze", "dense*")
-    assert code == 2 and "which is new: the weights are of other classes" in err and "backbone" in err
-    code, _, err = run("train", "cifar_resnet8", "--num-epochs", "1", *data, *start, "--freeze", "1")
-    assert code == 3 and "is of another model: it has no weight conv1_conv/kernel" in err
-    assert not (tmp_path / "x").exists()
+def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained):
+    data = ["--dataset", "imagefolder", "--dataset-path", colours, "--run-dir", "x"]
+    start = ["--weights", pretrained]
+    new = "which is new: the weights are of other classes"
+    other = "is of another model: it has no weight conv1_conv/kernel"
+    check_refused(
+        run,
+        Refusal([*FINE, *data, "--freeze", 1], "--freeze 1 without --weights"),
+        Refusal([*FINE, *data, *start, "--freeze", "dense*"], new, "backbone"),
+        Refusal(["train", "cifar_resnet8", "--num-epochs", 1, *data, *start, "--freeze", 1], other, "", 3),
+    )

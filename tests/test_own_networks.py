@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.own_networks import HEAD, MIXING, NESTED, OWN, RESIDUAL, TRAIN, last, write
+from support.refusals import Refusal, check_refused
 
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.architecture import from_data
@@ -21,9 +22,7 @@ NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (COMMANDS,) = (block.replace("$ ", "") for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def built(text, shape=(6, 6, 2), classes=3, **options):
@@ -57,25 +56,19 @@ def test_run_folder_name_is_short():
     assert folder_name("lenet") == "lenet"
 
 
-@pytest.mark.parametrize(
-    "text, name, said",
-    [
-        (None, "absent.py:build", "there is no such file"),
-        ("def other(a, b): rebuild = 1", "net.py:build", "no function build"),
-        ("def build(a, b): pass", "net.py:biuld", "did you mean 'build'"),
-        ("def build(a, b): pass", "net.py", "net.py:build"),
-        ("def build(a, b):\n  retrun 1 2", "net.py:build", "line 2 is not Python"),
-        ("x = '\0'", "net.py:build", "is not Python"),
-        (b"\xff\xfe", "net.py:build", "is not Python"),
-    ],
-)
-def test_checking_a_file_does_not_execute_it(text, name, said, run):
-    if text is not None:
+def test_files_without_a_network_are_refused(run):
+    for text, name, error, code in (
+        ("", "absent.py:build", "there is no such file", 3),
+        ("def other(a, b): rebuild = 1", "net.py:build", "no function build", 2),
+        ("def build(a, b): pass", "net.py:biuld", "net.py", 2),
+        ("def build(a, b): pass", "net.py", "net.py", 2),
+        ("def build(a, b):\n  retrun 1 2", "net.py:build", "line 2 is not Python", 2),
+        ("x = '\0'", "net.py:build", "is not Python", 2),
+        (b"\xff\xfe", "net.py:build", "is not Python", 2),
+    ):
         Path("net.py").write_bytes(text if isinstance(text, bytes) else text.encode())
-    code, out, err = run("train", name, "--print-config")
-    assert code == (3 if text is None else 2) and not out and said in err, err
-    assert err.count("error:") == 1 == err.count("hint:")
-    assert "tensorflow" not in err
+        hint = {"net.py:biuld": "did you mean 'build'", "net.py": "net.py:build"}.get(name, "")
+        check_refused(run, Refusal(["train", name, "--print-config"], error, hint, code))
 
 
 def test_print_config_executes_nothing(run):
@@ -89,47 +82,41 @@ def test_print_config_executes_nothing(run):
 
 
 def test_a_preset_or_suite_cannot_name_a_python_file(run):
-    sprung = Path("sprung").resolve()
-    trap = f"open({str(sprung)!r}, 'w')\ndef build(a, b): pass\ndef load(): pass\n"
-    Path("net.py").write_text(trap)
+    Path("net.py").write_text("open('executed', 'w')\ndef build(a, b): pass\ndef load(): pass\n")
     Path("mine.yml").write_text("mine:\n  model-name: net.py:build\n")
     Path("data.yml").write_text("mine:\n  model-name: lenet\n  dataset: net.py:load\n")
     Path("suite.yml").write_text("rows:\n- model: net.py:build\n")
-    for line in (
-        "train --config-path mine.yml --config mine",
-        "train --config-path data.yml --config mine",
-        "benchmark --suite suite.yml",
-    ):
-        code, _, err = run(*line.split())
-        assert code == 2 and err.count("error:") == 1 == err.count("hint:"), err
-        assert "net.py" in err
-    assert not sprung.exists()
+    check_refused(
+        run,
+        Refusal("train --config-path mine.yml --config mine", "net.py"),
+        Refusal("train --config-path data.yml --config mine", "net.py"),
+        Refusal("benchmark --suite suite.yml", "net.py"),
+    )
 
 
 def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
     record = get_model("net.py:build")
     with pytest.raises(ConfigurationError, match="only if the command line names it"):
         record.own.check_buildable()
-    good = {"input_shape": [6, 6, 1], "layers": [["dense", "Dense", {"units": 3}, ["input"]]]}
+
+    def network(*inputs, kind="Dense", **settings):
+        return {"input_shape": [6, 6, 1], "layers": [["dense", kind, settings, list(inputs)]]}
+
+    good = network("input", units=3)
     assert saved_network("net.py:build", good, "x", "y").num_classes == 3
-    for change in (
+    for damaged in (
         None,
         {},
         {**good, "input_shape": [6, -1, 1]},
         {**good, "layers": []},
-        {**good, "layers": [["dense", "Lambda", {"function": "x"}, ["input"]]]},
-        {
-            **good,
-            "layers": [
-                ["dense", "Dense", {"units": 3, "activation": {"class_name": "os.system"}}, ["input"]]
-            ],
-        },
-        {**good, "layers": [["dense", "Dense", {"kernel_initializer": {"class_name": "Evil"}}, ["input"]]]},
-        {**good, "layers": [["dense", "Dense", {"units": 3}, ["nothing"]]]},
-        {**good, "layers": [["dense", "Dense", {"units": 3}, []]]},
+        network("input", kind="Lambda", function="x"),
+        network("input", units=3, activation={"class_name": "os.system"}),
+        network("input", kernel_initializer={"class_name": "Evil"}),
+        network("nothing", units=3),
+        network(units=3),
     ):
         with pytest.raises(DataError):
-            saved_network("net.py:build", change, "checkpoint x", "y")
+            saved_network("net.py:build", damaged, "checkpoint x", "y")
 
 
 # --- what users write, and refusals
@@ -289,22 +276,20 @@ def test_layers_that_training_cannot_compute_are_refused(case):
 
 def test_masks_are_refused_with_one_error_and_one_hint(run):
     name = write(with_layer("return keras.Model(images, layers.Conv2D(num_classes, 1)(x))"))
-    for data, error, hint in (
-        (
-            "membranes",
+    check_refused(
+        run,
+        Refusal(
+            "--dataset membranes",
             "data set membranes is for segmentation, but the model does classification",
             "network unet",
         ),
-        (
-            "digits",
+        Refusal(
+            "--dataset digits",
             "net.py:build gives numbers of the shape (8, 8, 10) for each image",
             "masks are for the network unet",
         ),
-    ):
-        code, _, err = run("train", name, "--dataset", data, "--run-dir", "x")
-        assert code == 2 and err.count("error:") == 1 == err.count("hint:"), err
-        assert error in " ".join(err.split()) and hint in " ".join(err.split("hint:")[1].split())
-        assert not (Path("x") / "checkpoints").exists()
+        command=["train", name],
+    )
 
 
 # --- fused and unfused are equal
@@ -390,12 +375,10 @@ def test_continued_run_has_the_same_bytes(kind, run):
     has_own = kind == "mixing"
     text = Path("net.py").read_text()
     Path("net.py").write_text(text + "\n# changed\n")
-    code, _, err = run("train", name, *more[1:])
-    assert code == 2 and "has changed since" in err, err
+    check_refused(run, Refusal(["train", name, *more[1:]], "has changed since"))
     Path("net.py").write_text(text)
     if has_own:
-        code, _, err = run(*more)
-        assert code == 2 and "only if the command line names it" in err and "hint:" in err, err
+        check_refused(run, Refusal(more, "only if the command line names it"))
         code, _, err = run("train", name, *more[1:])
     else:
         Path("net.py").unlink()  # the checkpoint holds the whole network
@@ -405,8 +388,7 @@ def test_continued_run_has_the_same_bytes(kind, run):
     assert all(np.array_equal(whole.weights[k], parts.weights[k]) for k in whole.weights)
     assert Path("whole/metrics.jsonl").read_bytes() == Path("parts/metrics.jsonl").read_bytes()
     if has_own:
-        code, _, err = run("evaluate", "parts")
-        assert code == 2 and "--model-name net.py:build" in err, err
+        check_refused(run, Refusal("evaluate parts", "", "--model-name net.py:build"))
         code, out, err = run("evaluate", "parts", "--model-name", name, "--json")
     else:
         code, out, err = run("evaluate", "parts", "--json")
@@ -425,31 +407,27 @@ def test_the_four_commands_of_the_docs_page(run):
         assert " train " not in line or "ipucnn evaluate runs/mine --dataset my_data.py:load\n" in out
     assert "accuracy" in out
     Path("my_net.py").unlink()
-    code, _, err = run("evaluate", "runs/mine")
-    assert code == 2 and "--dataset my_data.py:load" in err and "hint:" in err, err
+    check_refused(run, Refusal("evaluate runs/mine", "", "--dataset my_data.py:load"))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {
-            "bias_initializer": {
-                "class_name": "Constant",
-                "config": {"value": {"module": "evil", "class_name": "X"}},
-            }
-        },
-        {"bias_initializer": {"class_name": "Constant", "config": {"value": [{"class_name": "__lambda__"}]}}},
-        {"scale": {"module": "evil", "class_name": "X", "config": {}}},
-    ],
-)
-def test_settings_that_name_objects_for_keras_to_import_are_refused(settings):
-    layers = [["dense", "Dense", {"units": 3, **settings}, ["input"]]]
-    with pytest.raises(DataError, match="which is no number, word or list of them"):
-        from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a")
-    plain = {"bias_initializer": {"class_name": "Constant", "config": {"value": 0.5}}, "scale": [1.0, 2.0]}
-    layers = [["dense", "Dense", {"units": 3, **plain}, ["input"]]]
-    layer = from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0]
-    assert layer.config == {"units": 3, **plain}
+def test_settings_that_name_objects_for_keras_to_import_are_refused():
+    def read(**settings):
+        layers = [["dense", "Dense", {"units": 3, **settings}, ["input"]]]
+        return from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0].config
+
+    def constant(value):
+        return {"class_name": "Constant", "config": {"value": value}}
+
+    evil = {"module": "evil", "class_name": "X"}
+    for settings in (
+        {"bias_initializer": constant(evil)},
+        {"bias_initializer": constant([{"class_name": "__lambda__"}])},
+        {"scale": {**evil, "config": {}}},
+    ):
+        with pytest.raises(DataError, match="which is no number, word or list of them"):
+            read(**settings)
+    plain = {"bias_initializer": constant(0.5), "scale": [1.0, 2.0]}
+    assert read(**plain) == {"units": 3, **plain}
 
 
 @pytest.mark.parametrize("text", ["for name in ['build']: globals()[name] = f", "build: 'type' = f"])
@@ -474,21 +452,22 @@ def test_keras_file_is_trained_like_its_function(run):
     of_file = _weights(build_model(record, BuildOptions((8, 8, 1), 10)))
     of_function = _weights(build_model(find_network("net.py:build"), BuildOptions((8, 8, 1), 10)))
     assert sorted(map(np.shape, of_file.values())) == sorted(map(np.shape, of_function.values()))
-    code, out, err = run("train", "net.keras", "--dataset", "digits", "--image-size", 9)
-    assert code == 2 and "takes images of 8x8x1" in err, err
+    function((8, 8, 1), 10).save("net.h5")
+    check_refused(
+        run,
+        Refusal("train net.keras --dataset digits --image-size 9", "takes images of 8x8x1"),
+        Refusal("train net.h5", "net.h5"),
+    )
     code, out, err = run("models", "net.keras", "--summary")
     assert code == 0 and "base_separable_conv2d" in out, err
     code, out, err = run("plan-splits", "net.keras", "--stages", 2, "--json")
     assert code == 0, err
-    function((8, 8, 1), 10).save("net.h5")
-    assert run("train", "net.h5")[0] == 2
 
 
 @pytest.mark.parametrize("text", [b"", b"PK\x03\x04 nothing", b"\x89HDF\r\n\x1a\n"])
 def test_damaged_keras_file_is_reported(text, run):
     Path("net.keras").write_bytes(text)
-    code, _, err = run("train", "net.keras", "--dataset", "digits")
-    assert code == 3 and err.count("error:") == 1 == err.count("hint:"), err
+    check_refused(run, Refusal("train net.keras --dataset digits", "net.keras", code=3))
 
 
 # --- data
@@ -612,15 +591,6 @@ def test_late_imports_of_a_function_are_resolved(tmp_path):
     assert model.layers[1].filters == 5 and str(tmp_path) not in sys.path
 
 
-def test_noise_does_not_replace_own_data(run):
-    Path("data.py").write_text("raise SystemExit('was run')\n")
-    words = ("train", "lenet", "--dataset", "data.py:load", "--synthetic-data", "host", "--dry-run")
-    code, _, err = run(*words)
-    assert code == 2 and "synthetic data in place of data.py:load" in err and "hint: drop --dataset" in err, (
-        err
-    )
-
-
 def test_file_of_network_and_data_is_executed_once(capfd):
     """Keras 2.6 refuses classes that are registered twice, so the file must run once."""
     from ipucnn.datasets.registry import choose_dataset, open_dataset
@@ -635,12 +605,17 @@ def test_file_of_network_and_data_is_executed_once(capfd):
     assert capfd.readouterr().err.count("it is run") == 1
 
 
-def test_own_data_are_verified(run):
+def test_own_data_are_verified_and_noise_does_not_replace_them(run):
     Path("data.py").write_text(f"{GOOD}def load():\n    return (i, l), (i[:6], l[:6]), ['a', 'b', 'c']\n")
     code, out, err = run("verify-dataset", "data.py:load", "--json")
     assert code == 3 and "leakage" in out, err  # evaluation images were trained on
-    code, _, err = run("verify-dataset", "absent.py:load")
-    assert code == 3 and "there is no such file" in err
+    Path("quits.py").write_text("raise SystemExit('was run')\n")
+    noise = "train lenet --dataset quits.py:load --synthetic-data host --dry-run"
+    check_refused(
+        run,
+        Refusal("verify-dataset absent.py:load", "there is no such file", code=3),
+        Refusal(noise, "synthetic data in place of quits.py:load", "drop --dataset"),
+    )
 
 
 # --- entry points

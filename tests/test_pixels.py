@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from support.refusals import Refusal, check_refused
+from support.trained_runs import train
 
 import ipucnn
 from ipucnn import cli
@@ -14,8 +16,10 @@ from ipucnn.datasets.base import ArrayExamples, DatasetInfo
 from ipucnn.datasets.images import pixels_for_evaluation
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.models.registry import get_model
+from ipucnn.runs import export, runtimes
 from ipucnn.runs.infer import finisher
 from ipucnn.runs.network_input import describe_input, python_lines, sentences
+from ipucnn.runs.trained import Named, open_trained
 
 
 def scene(height, width, channels, seed):
@@ -135,8 +139,8 @@ def photographs(tmp_path_factory):
         for number in range(12):
             pixels = scene(150, 200, 3, number + 12 * (label == "b"))
             Image.fromarray(pixels).save(folder / "data" / label / f"{number}.png")
-    line = f"train cifar_resnet8 --dataset {folder / 'data'} --num-epochs 1 --micro-batch-size 4 --seed 1"
-    assert cli.run([*line.split(), "--run-dir", str(folder / "run")]) == 0
+    line = f"cifar_resnet8 --dataset '{folder / 'data'}' --num-epochs 1 --micro-batch-size 4 --seed 1"
+    train(folder / "run", line, lightly=True)
     return folder
 
 
@@ -153,9 +157,7 @@ def test_arrays_files_and_evaluation_give_the_same_input(photographs):
 
 
 @pytest.mark.parametrize("form", ["onnx", "tflite", "saved-model"])
-def test_lines_of_the_readme_feed_exported_networks(photographs, form, tmp_path):
-    from ipucnn.runs import runtimes
-
+def test_lines_of_the_readme_feed_exported_networks(photographs, in_this_process, form, tmp_path):
     if runtimes.missing_packages(form):
         pytest.skip(f"{form} needs packages: pip install 'ipucnn[export]'")
     folder = tmp_path / form
@@ -166,13 +168,12 @@ def test_lines_of_the_readme_feed_exported_networks(photographs, form, tmp_path)
     record = json.loads((folder / "export.json").read_text())
     network = runtimes.load(form, folder / record["file"])
     paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
+    opened = open_trained(Named("infer", str(photographs / "run"), {}))
     inputs = np.stack([names["network_input"](path) for path in paths])
     expected = loaded.predict(paths)  # the session exists from here on
     for path, network_input in zip(paths, inputs):
-        pixels = pixels_for_evaluation(
-            path.read_bytes(), str(path), loaded._trained.source.info, network_input.shape
-        )
-        session_input = finisher(loaded._trained)(pixels[np.newaxis]).numpy()[0]
+        pixels = pixels_for_evaluation(path.read_bytes(), str(path), opened.source.info, network_input.shape)
+        session_input = finisher(opened)(pixels[np.newaxis]).numpy()[0]
         bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
         assert np.abs(network_input - session_input).max() <= bound * np.ptp(session_input), path
     logits = network.run(inputs.astype(np.float32))
@@ -180,9 +181,7 @@ def test_lines_of_the_readme_feed_exported_networks(photographs, form, tmp_path)
     np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)
 
 
-def test_wrong_description_is_refused(photographs, monkeypatch, tmp_path, capsys):
-    from ipucnn.runs import export
-
+def test_wrong_description_is_refused(photographs, in_this_process, monkeypatch, run):
     right = export.describe_input
 
     def squashed(*arguments):
@@ -190,8 +189,5 @@ def test_wrong_description_is_refused(photographs, monkeypatch, tmp_path, capsys
         return {**described, "crop": {**described["crop"], "margin": 1.0}}
 
     monkeypatch.setattr(export, "describe_input", squashed)
-    folder = tmp_path / "wrong"
-    assert (
-        cli.run(["export", str(photographs / "run"), "--format", "saved-model", "--output", str(folder)]) == 5
-    )
-    assert "README.md make other inputs" in capsys.readouterr().err and not folder.exists()
+    command = ["export", photographs / "run", "--format", "saved-model", "--output", "wrong"]
+    check_refused(run, Refusal(command, "README.md make other inputs", code=5))

@@ -10,7 +10,8 @@ import pytest
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
-from light_training import train_lightly
+from support.refusals import Refusal, check_refused
+from support.trained_runs import train
 
 from ipucnn.config.resolve import resolve
 from ipucnn.runs import recorder as recorders
@@ -38,12 +39,8 @@ def report_of(folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Trains six epochs; returns the run and the accuracy of each validation."""
-    from ipucnn import cli
-
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        train_lightly(patch)
-        assert cli.run([*map(str, TRAIN), "--num-epochs", "6", "--run-dir", str(folder)]) == 0
+    line = f"{' '.join(map(str, TRAIN[1:]))} --num-epochs 6"
+    folder = train(tmp_path_factory.mktemp("whole") / "run", line, lightly=True)
     return folder, [row["accuracy"] for row in rows(folder)]
 
 
@@ -266,20 +263,16 @@ def test_real_weights_and_biases_library_works_offline(run, tmp_path, monkeypatc
 
 
 def test_missing_weights_and_biases_requirements_are_reported(run, tmp_path, monkeypatch):
+    command = [*TRAIN, "--wandb", "--run-dir", "run"]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
-    assert code == 6 and "pip install 'ipucnn[wandb]'" in err and not (tmp_path / "run").exists()
+    check_refused(run, Refusal(command, "", "pip install 'ipucnn[wandb]'", 6))
     refusal = FakeWandb.errors.Error("api_key not configured (no-tty)\nmore")
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refusal))
-    code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
-    assert code == 6 and "api_key not configured" in err and "more" not in err
-    assert "WANDB_MODE=offline" in err and not (tmp_path / "run").exists()
+    check_refused(run, Refusal(command, "api_key not configured (no-tty)", "WANDB_MODE=offline", 6))
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(ValueError("tags: too long\nmore")))
-    code, _, err = run(*TRAIN, "--wandb", "--wandb-tags", "t" * 65, "--run-dir", "run")
-    assert code == 2 and "refuses a value: tags: too long" in err and not (tmp_path / "run").exists()
+    check_refused(run, Refusal([*command, "--wandb-tags", "t" * 65], "refuses a value: tags: too long"))
     # Settings that somebody else may have put into the folder have no effect.
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
-    code, _, err = run(*TRAIN, "--wandb", "--run-dir", "run")
-    assert code == 2 and "wandb/settings" in err and not (tmp_path / "run").exists()
+    check_refused(run, Refusal(command, "wandb/settings"))

@@ -584,7 +584,7 @@ def test_stars_within_a_name_are_one_star(tmp_path, monkeypatch, pattern):
     (tmp_path / "folder").mkdir()
     place = tmp_path / ("folder" if "/" in pattern else "") / "cat.png"
     place.write_bytes(b"")
-    assert [Path(found).name for found in find_images([pattern])[0]] == ["cat.png"]
+    assert [Path(path).name for path in find_images([pattern])[0]] == ["cat.png"]
 
 
 def test_an_image_that_ends_the_process_ends_the_decoding():

@@ -15,9 +15,11 @@ from types import SimpleNamespace
 import pytest
 from light_training import benchmark_briefly
 from PIL import Image
+from support.trained_runs import train
 
 from ipucnn import cli
 from ipucnn.command_table import COMMANDS
+from ipucnn.runs import runtimes, verification
 
 WIDTHS = (80, 100, 160)
 WIDE = 700
@@ -41,13 +43,13 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("screens")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train = "train lenet --dataset digits --num-epochs 1 --limit-train 160 --limit-eval 40 --seed 1 --run-dir run"
-        assert cli.run(train.split()) == 0
+        line = "lenet --dataset digits --num-epochs 1 --limit-train 160 --limit-eval 40 --seed 1"
+        for name, more in (("run", ""), ("run2", "--learning-rate 0.1"), ("folds", "--kfold 2")):
+            train(name, f"{line} {more}", lightly=True)
         benchmark = "benchmark lenet --host-generated-data --micro-batch-size 2 --executions 3 --min-time 0.1"
         benchmark_briefly(patch)
         assert cli.run([*benchmark.split(), "--max-time", "6", "--run-dir", "bench"]) == 0
-        assert cli.run([*train.replace("dir run", "dir run2").split(), "--learning-rate", "0.1"]) == 0
-        assert cli.run([*train.replace("dir run", "dir folds").split(), "--kfold", "2"]) == 0
+        patch.setattr(verification, "RuntimeProcess", runtimes.load)
         assert cli.run(["export", "run", "--format", "keras", "--output", "exported"]) == 0
         for n, name in enumerate(("flat", "good", "broken", "twice")):
             (folder / "data" / ("ab"[n % 2])).mkdir(parents=True, exist_ok=True)
@@ -95,60 +97,32 @@ def show_benchmark():
 
 
 SCREENS = {
-    "help": [],
-    **{f"{name} --help": [name, "--help"] for name in COMMANDS},
-    "train --help-all": ["train", "--help-all"],
-    "train --help WORD": ["train", "--help", "patience"],
-    "models": ["models", "*net5*"],
-    "doctor": ["doctor"],
-    "dry run": [
-        "train",
-        "cifar_resnet8",
-        "--dataset",
-        "digits",
-        "--replicas",
-        "2",
-        "--dry-run",
-        "--seed",
-        "1",
-    ],
-    "configuration": ["train", "lenet", "--print-config"],
-    "plan": ["plan-splits", "cifar_resnet8", "--stages", "2"],
-    "plan of a search": [
-        "plan-splits",
-        "lenet",
-        "--ipus",
-        "2",
-        "--micro-batch-size",
-        "8",
-        "--global-batch-size",
-        "64",
-    ],
-    "optimisations": ["plan-splits", "cifar_resnet8", "--stages", "2", "--optimisations"],
-    "verified": ["verify-dataset", "digits"],
-    "evaluation": ["evaluate", "run"],
-    "predictions": ["infer", "run", "--split", "eval", "--limit-eval", "8"],
+    "help": "",
+    **{f"{name} --help": f"{name} --help" for name in COMMANDS},
+    "train --help-all": "train --help-all",
+    "train --help WORD": "train --help patience",
+    "models": "models *net5*",
+    "doctor": "doctor",
+    "dry run": "train cifar_resnet8 --dataset digits --replicas 2 --dry-run --seed 1",
+    "configuration": "train lenet --print-config",
+    "plan": "plan-splits cifar_resnet8 --stages 2",
+    "plan of a search": "plan-splits lenet --ipus 2 --micro-batch-size 8 --global-batch-size 64",
+    "optimisations": "plan-splits cifar_resnet8 --stages 2 --optimisations",
+    "verified": "verify-dataset digits",
+    "evaluation": "evaluate run",
+    "predictions": "infer run --split eval --limit-eval 8",
     "end of a run": show_report,
     "benchmark": show_benchmark,
-    "layers": ["models", "cifar_resnet8", "--summary"],
-    "plan beside rules": [
-        "plan-splits",
-        "resnet50",
-        "--stages",
-        "4",
-        "--compare",
-        "params",
-        "--compare",
-        "equal-layers",
-    ],
-    "judged splits": ["plan-splits", "cifar_resnet8", "--splits", "conv3_block1_add"],
-    "suite": ["benchmark", "--suite", "keras-tutorial", "--print-config", "--seed", "1"],
-    "runs": ["runs", "."],
-    "difference": ["diff", "run", "run2"],
-    "curves": ["plot", "run", "run2"],
+    "layers": "models cifar_resnet8 --summary",
+    "plan beside rules": "plan-splits resnet50 --stages 4 --compare params --compare equal-layers",
+    "judged splits": "plan-splits cifar_resnet8 --splits conv3_block1_add",
+    "suite": "benchmark --suite keras-tutorial --print-config --seed 1",
+    "runs": "runs .",
+    "difference": "diff run run2",
+    "curves": "plot run run2",
     "folds": show_folds,
     "export": show_export,
-    "damaged": ["verify-dataset", "data"],
+    "damaged": "verify-dataset data",
 }
 NEEDS_A_RUN = (
     *("evaluation", "predictions", "end of a run", "benchmark", "runs", "difference", "curves", "folds"),
@@ -169,7 +143,7 @@ def printed(name, width, monkeypatch, terminal=False, **environment):
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     command = SCREENS[name]
-    code = command() if callable(command) else cli.run(command)
+    code = command() if callable(command) else cli.run(command.split())
     assert code == CODES.get(name, 0), err.getvalue()
     return SimpleNamespace(out=out.getvalue(), err=err.getvalue())
 
@@ -243,13 +217,15 @@ def test_a_broken_word_is_noticed():
         (["export", "run", "--format", "keras"], ("loading TensorFlow", "writing the network", "verifying")),
     ],
 )
-def test_slow_commands_show_progress_on_a_terminal(command, what, monkeypatch, request, tmp_path):
+def test_slow_commands_show_progress_on_a_terminal(
+    command, what, monkeypatch, request, tmp_path, in_this_process
+):
     if "run" in command:
         monkeypatch.chdir(request.getfixturevalue("trained"))
         command = [*command, "--output", str(tmp_path / "exported")]
     else:
         monkeypatch.chdir(tmp_path)
-    # An export starts processes: a single one suffices.
+    # An export takes longer: one suffices.
     for watched in (True,) if "export" in command else (True, False):
         monkeypatch.delenv("CI", raising=False)
         monkeypatch.setenv("TERM", "xterm")
