@@ -2,13 +2,14 @@
 
 import contextlib
 import importlib
+import sys
 import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from poplar_double import Machine, ProcessAborted, installed, rules
-from poplar_double.exchange import FOLDER_VARIABLE, Alone, Exchange
+from poplar_double.exchange import Alone, Exchange
 from poplar_double.replicas import Reductions, Replicas, combine
 from poplar_mutations.setting import plain
 from support.poprun import poprun
@@ -226,22 +227,6 @@ def test_host_reductions(monkeypatch):
         assert (distributed.size(), distributed.rank()) == (2, 0)
 
 
-def test_host_reductions_over_files(monkeypatch, tmp_path):
-    """Runs this instance against another one in a thread."""
-    poprun(monkeypatch)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    other = Exchange(tmp_path, 1, 2, 30)
-    thread = threading.Thread(target=other.gather, args=("distributed.allreduce", [np.float32(5)]))
-    thread.start()
-    with installed():
-        import popdist
-        from tensorflow.python.ipu import distributed
-
-        popdist.init()
-        assert float(distributed.allreduce(tf.constant(2.0), tf.distribute.ReduceOp.SUM)) == 7.0
-    thread.join()
-
-
 @pytest.mark.parametrize(("local", "processes", "is_refused"), [(4, 8, True), (4, 4, False), (16, 2, False)])
 def test_state_is_shared_out_within_an_ipu_link_domain(local, processes, is_refused):
     """With several instances in each of several domains of 16 IPUs, the driver does not share state out."""
@@ -399,7 +384,7 @@ def test_images_get_a_fourth_channel():
             )
 
 
-def test_every_import_of_keras_has_the_sdk_parts():
+def test_every_import_of_keras_has_the_sdk_parts_until_the_double_is_removed():
     """With TensorFlow 2.6 ``import tensorflow.keras`` makes another module than ``from tensorflow import keras``."""
     keras.Model  # noqa: B018 (it is loaded)
     from tensorflow import keras as loaded
@@ -409,3 +394,5 @@ def test_every_import_of_keras_has_the_sdk_parts():
     with installed():
         assert all(place.ipu.PipelineStage for place in places)
     assert not any(hasattr(place, "ipu") for place in places)
+    assert "tensorflow.python.ipu" not in sys.modules
+    assert not hasattr(keras.Sequential([keras.layers.Dense(1)]), "set_pipelining_options")

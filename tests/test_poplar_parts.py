@@ -26,7 +26,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.device import stdout_on_stderr
-from ipucnn.sessions.poplar.model import BatchStatistics, Preprocess, SeededDropout
+from ipucnn.sessions.poplar.model import Preprocess, SeededDropout
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
 from ipucnn.sessions.poplar.training import Stream, training_batches
 from ipucnn.sessions.processes import Instances, find_instances
@@ -216,16 +216,6 @@ def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
         seeds = tf.constant(np.repeat(numbers, 2, axis=0), tf.int32)
         np.testing.assert_array_equal(ipu([x, seeds], training=True), expected)
         np.testing.assert_array_equal(ipu([x, seeds], training=False), x)
-
-
-def test_batch_statistics_are_means_and_unbiased_variances():
-    x = np.random.default_rng(0).normal(2, 3, (4, 3, 3, 5)).astype(np.float32)
-    y, mean, variance = BatchStatistics(1e-3, True, True)(tf.constant(x))
-    flat = x.reshape(-1, 5)
-    np.testing.assert_allclose(mean[0], flat.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(variance[0], flat.var(axis=0, ddof=1), rtol=1e-5)
-    expected = (x - flat.mean(axis=0)) / np.sqrt(flat.var(axis=0) + 1e-3)
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_poprun_variables_are_read(monkeypatch):

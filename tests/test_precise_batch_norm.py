@@ -1,7 +1,6 @@
 """``--precise-batch-norm``: statistics measured over large batches, against a NumPy loop, on both sessions."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from support.reference import Naive, pooled
 from support.sessions import CPU, PLAIN, SIZE, compile_session, constant, data, make_model, make_program, run
 from tensorflow import keras
 
-from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import InfeasibleError
@@ -137,14 +135,10 @@ def test_same_images_are_measured_each_time():
     assert batches_of(precise_batch_norm="64", limit_train="150")[1:] == (2, 64)
 
 
-def test_training_is_unchanged_and_validation_uses_measured_statistics(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["train", "toy_model_bn", "--dataset", "digits", "--limit-train", "192", "--num-epochs", "2"]
-    words += ["--seed", "3", "--json", "--run-dir"]
-    assert cli.run([*words, "plain", "--precise-batch-norm", "0"]) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert cli.run([*words, "precise", "--precise-batch-norm", "64"]) == 0
-    precise = json.loads(capsys.readouterr().out)
+def test_training_is_unchanged_and_validation_uses_measured_statistics(report, tmp_path):
+    words = "train toy_model_bn --dataset digits --limit-train 192 --num-epochs 2 --seed 3"
+    plain = report(*words.split(), "--run-dir", "plain", "--precise-batch-norm", 0)
+    precise = report(*words.split(), "--run-dir", "precise", "--precise-batch-norm", 64)
     assert plain["moving_statistics"] == "running"
     assert precise["moving_statistics"] == "measured over 3 batches of 64 training images"
     plain_run, precise_run = (
@@ -158,7 +152,6 @@ def test_training_is_unchanged_and_validation_uses_measured_statistics(tmp_path,
             assert np.abs(precise_run.weights[name] - value).max() > 0
         else:
             np.testing.assert_array_equal(precise_run.weights[name], value)
-    assert cli.run(["evaluate", "precise", "--json"]) == 0
-    evaluated = json.loads(capsys.readouterr().out)
+    evaluated = report("evaluate", "precise")
     assert evaluated["measured"]["loss"] == pytest.approx(precise["validation"]["loss"], rel=1e-5)
     assert abs(plain["validation"]["loss"] - precise["validation"]["loss"]) > 1e-3

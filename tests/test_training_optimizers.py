@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 
 import numpy as np
 import pytest
@@ -192,22 +191,6 @@ def test_automatic_loss_scaling_is_for_plain_sgd(options, named):
     with pytest.raises(ConfigurationError, match="--auto-loss-scaling does not go with " + named) as error:
         make_layout(config)
     assert error.value.hint.startswith("use --")
-
-
-def test_hint_names_all_conflicts_of_automatic_loss_scaling():
-    """Following the hint is enough, whatever the preset has."""
-    given = {"auto_loss_scaling": True, "precision": "16.16", "dataset": "digits"}
-    others = {"weight_decay": "0.1", "lr_warmup_params": "{warmup_mode: shift, warmup_epochs: 1}"}
-    with pytest.raises(ConfigurationError) as error:
-        make_layout(resolve("train", {**given, **others}, model="toy_model").config)
-    assert error.value.message == (
-        "--auto-loss-scaling does not go with --optimizer adam, --weight-decay 0.1, --lr-schedule cosine, "
-        "--lr-warmup-params"
-    )
-    typed = shlex.split(error.value.hint.split("use ")[1].split(", or ")[0])
-    flags = {name[2:].replace("-", "_"): value for name, value in zip(typed[::2], typed[1::2])}
-    config = resolve("train", {**given, **others, **flags}, model="toy_model").config
-    assert program_of(config, 1000, seed=0).auto_loss_scaling
 
 
 def test_own_loss_scale_is_not_used_beside_automatic_loss_scaling():

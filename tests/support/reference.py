@@ -57,8 +57,13 @@ class Naive:
             x = tf.nn.relu(x)
         return tf.reduce_mean(x, axis=[1, 2]) @ values["logits/kernel"] + values["logits/bias"], statistics
 
-    def update(self, program, optimizer, images, labels, rate, count):
+    def update(self, program, optimizer, images, labels, rate, count, real=None):
+        """Returns loss and accuracy of a weight update; ``real``: 0 for samples that fill up the batch, otherwise 1."""
         p = program
+        real = np.ones(len(labels)) if real is None else real
+        # Method "sum" sums over accumulation steps, padded or not.
+        is_sum = p.gradient_accumulation_reduction_method == "sum"
+        shares = real if is_sum else real * len(real) / real.sum()
         kept = tuple(f"{layer}/" for layer in self.frozen)
         trainable = [k for k in self.weights if "moving" not in k and not k.startswith(kept)]
         accumulated: Dict[str, np.ndarray] = {}
@@ -74,12 +79,11 @@ class Naive:
                 values = {k: tf.Variable(v) for k, v in self.weights.items()}
                 with tf.GradientTape() as tape:
                     logits, statistics = self.forward(values, images[start:stop], p.dbn_replica_group_size)
-                    loss = tf.reduce_mean(
-                        tf.nn.sparse_softmax_cross_entropy_with_logits(labels[start:stop], logits)
-                    )
+                    entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[start:stop], logits)
+                    loss = tf.reduce_mean(entropy * shares[start:stop])
                 for k, d in zip(trainable, tape.gradient(loss, [values[k] for k in trainable])):
                     gradient[k] += d.numpy() * p.dbn_replica_group_size / p.num_replicas
-                losses += [float(loss)] * p.dbn_replica_group_size
+                losses += list(entropy.numpy())
                 hits += list(np.argmax(logits.numpy(), -1) == labels[start:stop])
                 for member in range(r, r + p.dbn_replica_group_size):
                     for name, pair in statistics.items():
@@ -114,7 +118,7 @@ class Naive:
             ):
                 value = self.weights[k]
                 self.slots[f"{k}/average"] = kept * self.slot(f"{k}/average", value) + (1 - kept) * value
-        return np.mean(losses), np.mean(hits)
+        return np.average(losses, weights=real), np.average(hits, weights=real)
 
     def move(self, replica, name, statistics):
         """Moves a replica's statistics of a norm towards the given mean and variance."""
@@ -172,7 +176,7 @@ def pooled(statistics, n):
     return mean, biased * total / (total - 1)
 
 
-def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3, frozen=()):
+def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3, frozen=(), real=None):
     """Returns the loop after all weight updates, and the loss and accuracy of each."""
     start = {k: v.numpy().astype(np.float64) for k, v in named_weights(make_model(norm, seed)).items()}
     moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
@@ -181,7 +185,8 @@ def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed
     for u in range(program.num_weight_updates):
         part = slice(u * program.global_batch_size, (u + 1) * program.global_batch_size)
         rate = np.float32(learning_rate) / np.float32(1 + u)
-        loss, hit = naive.update(program, optimizer, images[part], labels[part], rate, u)
+        counted = None if real is None else real[part]
+        loss, hit = naive.update(program, optimizer, images[part], labels[part], rate, u, counted)
         losses.append(loss)
         hits.append(hit)
     if "clip_gradient_norm" in optimizer[2]:
