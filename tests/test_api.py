@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from support.trained_runs import train
 
 import ipucnn
-from ipucnn import api, cli
+from ipucnn import api
 from ipucnn.datasets.sources import in_memory
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
 from ipucnn.runs.provenance import environment
@@ -22,11 +23,8 @@ from ipucnn.runs.provenance import environment
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("api")
-    line = (
-        "train toy_model --dataset digits --limit-train 64 --limit-eval 40 --num-epochs 2 --seed 1 --run-dir"
-    )
-    batch = ["--micro-batch-size", "8", "--gradient-accumulation-count", "4"]
-    assert cli.run([*line.split(), str(folder / "runs" / "mine"), *batch]) == 0
+    line = "toy_model --dataset digits --limit-train 64 --limit-eval 40 --num-epochs 2 --seed 1"
+    train(folder / "runs" / "mine", f"{line} --micro-batch-size 8 --gradient-accumulation-count 4")
     return folder
 
 
@@ -169,20 +167,22 @@ def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
     assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4
 
 
-def test_recipes_and_aliases_of_options(folder, tmp_path):
+def test_recipes_and_aliases_of_options(lightly, folder, tmp_path):
     mine = str(folder / "runs" / "mine")
     training = ipucnn.train(
         "toy_model", dataset="digits", config="fine-tuning", weights=mine, epochs=1, lr=0.01, seed=1,
         limit_train=16, limit_eval=8, micro_batch_size=8, run_dir=str(tmp_path / "fine"),
     )  # fmt: skip
-    config = training._run.context.config
+    list(training)
+    config = ipucnn.load(tmp_path / "fine").config
     assert (config.num_epochs, config.learning_rate) == (1, 0.01)
-    assert training._run.context.resolved.preset == "fine-tuning"
+    assert config.lr_warmup_params == {"warmup_mode": "shift", "warmup_epochs": 1}  # the recipe's
+    unused = ipucnn.train("toy_model", dataset="digits", run_dir=str(tmp_path / "unused"))
     with pytest.warns(UserWarning, match="never iterated over"):
-        del training
+        del unused
 
 
-def test_evaluations_and_exports_equal_those_of_the_commands(folder, run, tmp_path):
+def test_evaluations_and_exports_equal_those_of_the_commands(folder, in_this_process, run, tmp_path):
     mine = folder / "runs" / "mine"
     code, out, _ = run("evaluate", mine, "--json")
     ours, theirs = ipucnn.evaluate(mine), json.loads(out)

@@ -280,7 +280,7 @@ def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypat
         shapes.extend(tuple(batch.shape) for batch in dataset)
         return predict(self, dataset)
 
-    monkeypatch.setattr(Network, "__call__", lambda *words: traced.append(1) or call(*words))
+    monkeypatch.setattr(Network, "__call__", lambda *args, **kw: traced.append(1) or call(*args, **kw))
     monkeypatch.setattr(HostSession, "predict", watched)
     code, out, _ = run("infer", trained, "--split", "eval", "--json")
     assert code == 0 and len(json.loads(out)) == 37
