@@ -217,14 +217,19 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
-    """Runs a command in an empty folder and returns (exit code, stdout, stderr); a traceback fails the test."""
+    """Runs a command in an empty folder and returns (exit code, stdout, stderr); a traceback fails the test.
+
+    Without ``columns`` it has the width of output that goes to no terminal.
+    """
     from ipucnn import cli
 
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
 
     def call(*args, columns=100):
-        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", str(columns))
         capsys.readouterr()
         code = cli.run([str(a) for a in args])
         captured = capsys.readouterr()

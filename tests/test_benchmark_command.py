@@ -3,19 +3,18 @@
 import dataclasses
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import yaml
+from support.benchmark_reports import filled
+from support.data_sets import write_class_folders
+from support.refusals import Refusal, check_raises, check_refused
 
-from ipucnn import cli
-from ipucnn.benchmarking import contenders, input_pipeline, machine
+from ipucnn.benchmarking import contenders, input_pipeline, machine, records
 from ipucnn.benchmarking import run as running
 from ipucnn.benchmarking.baseline import read_report
 from ipucnn.benchmarking.benchmark import prepare
@@ -24,27 +23,23 @@ from ipucnn.benchmarking.report import first_results, report_of
 from ipucnn.benchmarking.settings import DEFAULTS, BenchmarkSettings, make_settings
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import DeviceInfo
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["--min-time", "0", "--executions", "3", "--seed", "1"]
-SMALL = ["benchmark", "lenet", "--host-generated-data", "--micro-batch-size", "4"]
+pytestmark = pytest.mark.usefixtures("short_benchmarks", "run")
+QUICK = "--min-time 0 --executions 3 --seed 1"
+SMALL = "lenet --host-generated-data --micro-batch-size 4"
 LIMITS = msgspec.structs.replace(
     DEFAULTS, min_executions=3, min_time_s=0.0, max_warmup_s=0.0, execution_s=0.01
 )
 
 
-@pytest.fixture(autouse=True)
-def quick(short_benchmarks, monkeypatch, tmp_path):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.chdir(tmp_path)
-
-
-def call(capsys, *args):
-    code = cli.run([str(a) for a in args])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+def benchmark(run, line, code=0):
+    """Runs ``benchmark``, checks its exit code, and returns stdout and stderr."""
+    ended, out, err = run("benchmark", *line.split(), columns=160)
+    assert ended == code, err
+    return out, err
 
 
 def valid(report):
@@ -53,10 +48,8 @@ def valid(report):
     return report
 
 
-def test_inference_on_generated_data(capsys, tmp_path):
-    code, out, err = call(capsys, "benchmark", "lenet", "--host-generated-data", "--replicas", "2",
-                          "--micro-batch-size", "4", *QUICK, "--executions", "6")  # fmt: skip
-    assert code == 0, err
+def test_inference_on_generated_data(run, tmp_path):
+    out, err = benchmark(run, f"{SMALL} --replicas 2 {QUICK} --executions 6")
     report = valid(json.loads((tmp_path / "runs/lenet-benchmark/report.json").read_text()))
     rows, measured, program = report["executions"], report["measured"], report["program"]
     assert len(rows) >= 3 and report["mode"] == "inference" and report["data"]["kind"] == "host-generated"
@@ -88,11 +81,10 @@ def test_inference_on_generated_data(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_against_keras_on_real_data(capsys):
-    code, out, err = call(capsys, "benchmark", "lenet", "--training", "--dataset", "digits", "--micro-batch-size", "4",
-                          "--gradient-accumulation-count", "3", "--replicas", "2", "--compare-with", "keras",
-                          "--run-dir", "r", "--json", *QUICK)  # fmt: skip
-    assert code == 0, err
+def test_training_against_keras_on_real_data(run):
+    program = "--micro-batch-size 4 --gradient-accumulation-count 3 --replicas 2"
+    line = f"lenet --training --dataset digits {program} --compare-with keras --run-dir r --json {QUICK}"
+    out, _ = benchmark(run, line)
     report = valid(json.loads(out))
     assert report == json.loads(Path("r/report.json").read_text())
     assert report["data"]["kind"] == "real" and report["program"]["global_batch_size"] == 24
@@ -115,10 +107,10 @@ def test_training_against_keras_on_real_data(capsys):
     )
 
 
-def test_inference_against_keras_on_a_constant_batch(capsys):
-    code, out, err = call(capsys, "benchmark", "mnist_cnn", "--device-generated-data", "--compare-with", "keras",
-                          "--steps-per-execution", "6", "--micro-batch-size", "2", "--json", *QUICK)  # fmt: skip
-    assert code == 0, err
+def test_inference_against_keras_on_a_constant_batch(run):
+    program = "--steps-per-execution 6 --micro-batch-size 2"
+    line = f"mnist_cnn --device-generated-data --compare-with keras {program} --json {QUICK}"
+    out, _ = benchmark(run, line)
     report = valid(json.loads(out))
     assert report["data"]["kind"] == "device-generated" and "constant" in report["data"]["description"]
     assert report["execution"]["micro_batches"] == 6
@@ -185,11 +177,9 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
     assert any("more than the 4" in note for note in small.notes)
 
 
-def test_nan_voids_the_result(capsys):
-    code, out, err = call(capsys, "benchmark", "mnist_cnn", "--training", "--dataset", "digits",
-                          "--micro-batch-size", "8", "--optimizer", "sgd", "--learning-rate", "1e38",
-                          *QUICK)  # fmt: skip
-    assert code == 2
+def test_nan_voids_the_result(run):
+    line = "mnist_cnn --training --dataset digits --micro-batch-size 8 --optimizer sgd --learning-rate 1e38"
+    out, err = benchmark(run, f"{line} {QUICK}", code=2)
     report = valid(json.loads(Path("runs/mnist_cnn-benchmark/report.json").read_text()))
     assert "nan" in report["void"] and report["measured"] is None
     assert "void" in out and "void" in err and "images/s" in out
@@ -223,8 +213,6 @@ OUT_OF_MEMORY = (
 def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void, exit_code, hint):
     import tensorflow as tf
 
-    from ipucnn.sessions.host.session import HostSession
-
     def broken(self, dataset):
         raise ValueError(text) if error == "ValueError" else getattr(tf.errors, error)(None, None, text)
 
@@ -243,10 +231,8 @@ def test_images_beyond_memory_are_refused_before_they_are_drawn(monkeypatch):
         raise AssertionError("drew images")
 
     monkeypatch.setattr(random_data, "open_random", drawn)
-    with pytest.raises(InfeasibleError, match=r"60000x60000x3 take .* GiB") as caught:
-        work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
-        prepare(work, measured())
-    assert "--image-size" in caught.value.hint
+    work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
+    check_raises(InfeasibleError, "60000x60000x3 take ", "--image-size", prepare, work, measured())
 
 
 @pytest.mark.parametrize(
@@ -260,11 +246,10 @@ def test_the_default_min_time_is_at_most_max_time(given, least):
 
 
 def test_differences_of_keras_optimizers_are_reported():
-    from ipucnn.benchmarking.contenders import keras_optimizer
     from ipucnn.training.optimizers import make_settings as optimizer
 
     def of(name, is_keras_3, **more):
-        return keras_optimizer(optimizer(name, {}, global_batch_size=8, **more), is_keras_3)
+        return contenders.keras_optimizer(optimizer(name, {}, global_batch_size=8, **more), is_keras_3)
 
     assert of("adam", True, weight_decay=0.01)[1]["weight_decay"] == 0.01
     assert of("adamw", True)[1]["weight_decay"] == 0.0  # not Keras's default 0.004
@@ -280,7 +265,6 @@ def test_differences_of_keras_optimizers_are_reported():
 
 def test_an_execution_without_results_is_refused(monkeypatch):
     """An execution fails if logits are missing or not finite."""
-    from ipucnn.benchmarking.contenders import SessionInference
 
     class Lazy:
         logit = 0.0
@@ -291,7 +275,7 @@ def test_an_execution_without_results_is_refused(monkeypatch):
         def predict(self, batches):
             return [np.full((4, 10), self.logit) for _ in list(batches)[:2]]
 
-    side = SessionInference(Lazy(), itertools.repeat(0), micro_batch_size=2, fused=2)
+    side = contenders.SessionInference(Lazy(), itertools.repeat(0), micro_batch_size=2, fused=2)
     side.execute(4)
     side.check()
     for units in (1, 6):
@@ -304,40 +288,18 @@ def test_an_execution_without_results_is_refused(monkeypatch):
         side.check()
 
 
-def baseline_of(work, **changes):
+def baseline_of(work):
     """Returns a complete benchmark report with made-up figures."""
-    speed = {"value": 100.0, "lower": None, "upper": None}
-    row = {"samples": 16, "wall_s": 0.1, "cpu_s": 0.1, "reference_s": 0.02, "reference_cpu_s": 0.02}
     report = report_of(first_results(work, DeviceInfo("cpu", "CPU", 1, 1), {})).to_dict()
-    report.update(
-        executions=[row] * 20,
-        execution={
-            "weight_updates": None,
-            "micro_batches": 4,
-            "samples": 16,
-            "fused_micro_batches": 2,
-            "reference_repetitions": 1,
-        },
-        measured={
-            "images_per_s": speed,
-            "step_s": 0.04,
-            "step_samples": 4,
-            "total_samples": 320,
-            "total_s": 3.2,
-            "num_executions": 20,
-            "execution": {"min_s": 0.1, "median_s": 0.1, "max_s": 0.1, "coefficient_of_variation": None},
-            "percentiles": [{"percent": 50.0, "needs": 7, "value_s": 0.1, "at_most_s": None}],
-            "flop_per_image": None,
-            "flop_per_s": None,
-            "matmul_peak": {"flop_per_s": 1e9, "method": "made up"},
-            "share_of_matmul_peak": None,
-            "peak_memory_bytes": None,
-            "device_peak_memory_bytes": None,
-            "others_share": 0.0,
-        },
-        **changes,
-    )
-    return json.loads(json.dumps(report))
+    speed = records.Interval(100.0, None, None)
+    row = records.Execution(16, 0.1, 0.1, 0.02, 0.02)
+    facts = {"micro_batches": 4, "samples": 16, "fused_micro_batches": 2, "reference_repetitions": 1}
+    parts = {
+        "executions": [row] * 20,
+        "execution": filled(records.ExecutionFacts, **facts),
+        "measured": filled(records.MeasuredFigures, images_per_s=speed, num_executions=20),
+    }
+    return json.loads(json.dumps({**report, **msgspec.to_builtins(parts)}))
 
 
 @pytest.fixture(scope="module")
@@ -440,30 +402,30 @@ class Clock:
         self._now_s += seconds
 
 
-def test_a_regression_against_a_baseline_fails(capsys, monkeypatch):
+def test_a_regression_against_a_baseline_fails(run, monkeypatch):
     clock = Clock(monkeypatch, contenders.SessionInference, unit_s=0.001)
-    small = [*SMALL, *QUICK, "--executions", "20", "--max-time", "60"]
-    assert call(capsys, *small, "--run-dir", "base")[0] == 0
+    small = f"{SMALL} {QUICK} --executions 20 --max-time 60"
+    benchmark(run, f"{small} --run-dir base")
     path = Path("base/report.json")
     before = json.loads(path.read_text())
-    held = [*small, "--baseline", path, "--max-regression", "20%"]
-    code, out, err = call(capsys, *held, "--run-dir", "same")
-    assert code == 0 and "not slower than allowed" in out, err
+    held = f"{small} --baseline {path} --max-regression 20%"
+    out, err = benchmark(run, f"{held} --run-dir same")
+    assert "not slower than allowed" in out
     now = valid(json.loads(Path("same/report.json").read_text()))
     assert now["execution"] == before["execution"]  # as long as in the baseline, also the reference
     assert now["regression"]["verdict"] == "not slower"
     clock.unit_s *= 1.5
-    code, out, err = call(capsys, *held, "--run-dir", "slow")
-    assert code == 5 and "slower than" in err and "slower than allowed" in out
+    out, err = benchmark(run, f"{held} --run-dir slow", code=5)
+    assert "slower than" in err and "slower than allowed" in out
     slow = valid(json.loads(Path("slow/report.json").read_text()))
     assert slow["regression"]["regressed"]
     assert slow["regression"]["ratio"]["value"] == pytest.approx(1 / 1.5, rel=0.1)
-    code, _, err = call(capsys, *small, "--training", "--baseline", path)
-    assert code == 2 and "mode inference, this run training" in err
+    refused = Refusal(f"benchmark {small} --training --baseline {path}", "mode inference, this run training")
+    check_refused(run, refused)
     before["executions"] = before["executions"][:5]
     path.write_text(json.dumps(before))
-    code, out, err = call(capsys, *SMALL, *QUICK, "--baseline", path)
-    assert code == 0 and "has 5 executions, and 20 are needed" in err and "inconclusive" in err
+    out, err = benchmark(run, f"{SMALL} {QUICK} --baseline {path}")
+    assert "has 5 executions, and 20 are needed" in err and "inconclusive" in err
     assert "needs 6" in out
     assert valid(json.loads(Path("runs/lenet-benchmark/report.json").read_text()))["regression"]
 
@@ -504,37 +466,25 @@ def test_folders_are_not_overwritten(tmp_path):
     folder = tmp_path / "r"
     folder.mkdir()
     (folder / "report.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="already exists") as caught:
-        check_folder(resolved(run_dir="r"))
-    assert "--overwrite" in caught.value.hint
+    check_raises(ConfigurationError, "already exists", "--overwrite", check_folder, resolved(run_dir="r"))
     assert check_folder(resolved(run_dir="r", overwrite=True)) == Path("r")
     (folder / "mine.txt").write_text("x")
-    with pytest.raises(ConfigurationError, match="mine"):
-        check_folder(resolved(run_dir="r", overwrite=True))
+    check_raises(ConfigurationError, "mine", "", check_folder, resolved(run_dir="r", overwrite=True))
 
 
-def test_invalid_options_are_refused_without_tensorflow(tmp_path):
-    program = (
-        "import sys; from ipucnn import cli; "
-        "codes = [cli.run(['benchmark', 'lenet', *a.split()]) for a in sys.argv[1:]]; "
-        "assert 'tensorflow' not in sys.modules; print(codes)"
+def test_invalid_options_are_refused_before_anything_is_measured(run):
+    check_refused(
+        run,
+        Refusal("benchmark lenet --loss bce_dice", "--loss"),
+        Refusal("benchmark lenet --precision 16", "--precision"),
+        Refusal("benchmark lenet --mode data --device-generated-data", "--device-generated-data"),
+        Refusal("benchmark lenet --mode datum", "--mode datum"),
+        Refusal("benchmark lenet --mode training --inference", "--mode"),
+        Refusal("benchmark lenet --mode data --compare-with keras", "--compare-with"),
     )
-    mistakes = ["--loss bce_dice", "--baseline absent", "--precision 16", "--mode data --device-generated-data",
-                "--mode datum", "--mode training --inference", "--mode data --compare-with keras"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", program, *mistakes],
-        capture_output=True,
-        text=True,
-        cwd=str(tmp_path),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert json.loads(done.stdout) == [2, 3, 2, 2, 2, 2, 2], done.stderr
-    assert done.stderr.count("error: ") == done.stderr.count("hint: ") == 7
 
 
-def test_ctrl_c_keeps_what_was_measured(capsys, monkeypatch):
-    from ipucnn.sessions.host.session import HostSession
-
+def test_ctrl_c_keeps_what_was_measured(run, monkeypatch):
     real, calls = HostSession.predict, []
 
     def predict(self, dataset):
@@ -544,8 +494,8 @@ def test_ctrl_c_keeps_what_was_measured(capsys, monkeypatch):
         return real(self, dataset)
 
     monkeypatch.setattr(HostSession, "predict", predict)
-    code, out, err = call(capsys, *SMALL, "--min-time", "300", "--max-time", "400", "--seed", "1")
-    assert code == 130 and "interrupted after" in err and "Traceback" not in err
+    out, err = benchmark(run, f"{SMALL} --min-time 300 --max-time 400 --seed 1", code=130)
+    assert "interrupted after" in err
     report = valid(json.loads(Path("runs/lenet-benchmark/report.json").read_text()))
     assert report["interrupted"] and report["measured"]
     assert 1 <= len(report["executions"]) <= 7
@@ -555,27 +505,17 @@ def test_ctrl_c_keeps_what_was_measured(capsys, monkeypatch):
 @pytest.fixture(scope="module")
 def image_folder(tmp_path_factory):
     """Writes a small folder of JPEG files of two classes."""
-    from PIL import Image
-
     folder = tmp_path_factory.mktemp("photographs")
-    random = np.random.RandomState(0)
-    for part, count in (("train", 12), ("val", 2)):
-        for name in ("cat", "dog"):
-            (folder / part / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = random.randint(0, 256, (40, 50, 3)).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / part / name / f"{i}.jpg")
+    counts = {(part, name): count for part, count in (("train", 12), ("val", 2)) for name in ("cat", "dog")}
+    write_class_folders(folder, counts, lambda number: (50, 40), "JPEG", "jpg")
     return folder
 
 
 PIPELINES = {
-    "digits": ("lenet", ["--dataset", "digits", "--augment"]),
-    "random": ("lenet", ["--host-generated-data", "--no-augment"]),
-    "membranes": (
-        "unet",
-        ["--dataset", "membranes", "--image-size", "188", "--base-filters", "2", "--augment"],
-    ),
-    "imagefolder": ("lenet", ["--augment", "--image-size", "28"]),
+    "digits": "lenet --dataset digits --augment",
+    "random": "lenet --host-generated-data --no-augment",
+    "membranes": "unet --dataset membranes --image-size 188 --base-filters 2 --augment",
+    "imagefolder": "lenet --augment --image-size 28 --dataset",
 }
 
 
@@ -583,20 +523,15 @@ PIPELINES = {
 @pytest.mark.parametrize(
     "kind", ["membranes", *(pytest.param(k, marks=pytest.mark.slow) for k in PIPELINES if k != "membranes")]
 )
-def test_the_input_pipeline_by_stage(kind, capsys, image_folder):
-    model, flags = PIPELINES[kind]
-    if kind == "imagefolder":
-        flags = [*flags, "--dataset", image_folder]
-    code, out, err = call(
-        capsys, "benchmark", model, "--mode", "data", "--micro-batch-size", "4", *flags, *QUICK
-    )
-    assert code == 0, err
-    report = valid(json.loads(Path(f"runs/{model}-benchmark/report.json").read_text()))
+def test_the_input_pipeline_by_stage(kind, run, image_folder):
+    words = f"{PIPELINES[kind]} {image_folder if kind == 'imagefolder' else ''}"
+    out, _ = benchmark(run, f"{words} --mode data --micro-batch-size 4 {QUICK}")
+    report = valid(json.loads(Path(f"runs/{words.split()[0]}-benchmark/report.json").read_text()))
     assert (report["scope"], report["mode"], report["data"]["name"]) == ("data", "training", kind)
     assert report["compilation"] is None and report["measured"]["flop_per_s"] is None
     pipeline = report["data_pipeline"]
     names = [stage["name"] for stage in pipeline["stages"]]
-    assert names == ["read", "decode", *(["augment"] if "--augment" in flags else []), "batch"]
+    assert names == ["read", "decode", *(["augment"] if "--augment" in words else []), "batch"]
     assert pipeline["stages"][-1]["images_per_s"] == report["measured"]["images_per_s"]
     costs = []
     for stage in pipeline["stages"]:
@@ -614,10 +549,8 @@ def test_the_input_pipeline_by_stage(kind, capsys, image_folder):
     assert "IPUs the pipeline could feed" in out
 
 
-def test_end_to_end_reports_the_cost_of_the_data(capsys):
-    code, out, err = call(capsys, "benchmark", "lenet", "--mode", "end-to-end", "--dataset", "digits",
-                          "--micro-batch-size", "8", *QUICK)  # fmt: skip
-    assert code == 0, err
+def test_end_to_end_reports_the_cost_of_the_data(run):
+    out, _ = benchmark(run, f"lenet --mode end-to-end --dataset digits --micro-batch-size 8 {QUICK}")
     report = valid(json.loads(Path("runs/lenet-benchmark/report.json").read_text()))
     assert (report["scope"], report["mode"]) == ("end-to-end", "training")
     end_to_end = report["end_to_end"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from support.refusals import Refusal, check_raises, check_refused
 
-from ipucnn import cli
 from ipucnn.benchmarking import suite_run
 from ipucnn.benchmarking.records import Row
 from ipucnn.benchmarking.suite import find_suite, parse_suite, plan_suite
@@ -32,14 +32,10 @@ rows:
   - benchmark lenet {--inference,--training} --micro-batch-size {1,8}
   - two replicas: ipucnn benchmark toy_model --training --num-replicas 2 --image-size 40
 """
+pytestmark = pytest.mark.usefixtures("run")
 PROGRAM = dict(
     micro_batch_size=8, gradient_accumulation_count=1, num_replicas=1, num_stages=1, global_batch_size=8
 )
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def plan(text=SMALL, model=None, typed=""):
@@ -78,12 +74,6 @@ def answering(monkeypatch, *codes):
 
     monkeypatch.setattr(suite_run, "run_command", run_command)
     return ran
-
-
-def call(capsys, *args):
-    code = cli.run(["benchmark", *args])
-    streams = capsys.readouterr()
-    return code, streams.out, streams.err
 
 
 # -- files
@@ -128,10 +118,9 @@ def test_typed_options_replace_those_of_rows():
     assert [words in rows[0].command for words in typed] == [True] * 3
     assert "--host-generated-data" not in rows[0].command
     assert [row.model for row in plan(model="toy*").rows] == ["toy_model"]
-    with pytest.raises(ConfigurationError, match="no row of vgg16"):
-        plan(model="vgg16")
-    with pytest.raises(ConfigurationError, match="--compare-with has no effect"):
-        plan("rows: [train lenet]", typed="--compare-with keras")
+    check_raises(ConfigurationError, "no row of vgg16", "", plan, model="vgg16")
+    text, words = "rows: [train lenet]", "--compare-with has no effect"
+    check_raises(ConfigurationError, words, "", plan, text, typed="--compare-with keras")
 
 
 def test_a_title_may_be_a_number_or_empty():
@@ -177,24 +166,24 @@ def test_an_image_size_is_adapted_to_the_network():
     ],
 )  # fmt: skip
 def test_invalid_suites_are_refused(text, said, hint):
-    with pytest.raises(ConfigurationError) as caught:
-        plan(text)
-    assert said in caught.value.message and hint in caught.value.hint and "\n" not in caught.value.message
+    check_raises(ConfigurationError, said, hint, plan, text)
 
 
 # -- running
 
 
-def test_a_failed_row_does_not_stop_the_others(monkeypatch, capsys):
+def test_a_failed_row_does_not_stop_the_others(monkeypatch, run):
     Path("my.yml").write_text(SMALL)
     ran = answering(monkeypatch, 0, 3)
-    code, out, err = call(capsys, "--suite", "my.yml", "--seed", "3", "--run-dir", "s", "--executions", "5")
+    code, out, err = run(
+        *["benchmark", "--suite", "my.yml", "--seed", "3", "--run-dir", "s", "--executions", "5"]
+    )
     assert code == 3 and "1 of 5 rows failed" in err and "it broke" in err and len(ran) == 5
-    assert ran[0][:2] == ["benchmark", "lenet"] and ran[0][-4:] == [
-        "--run-dir",
-        f"s/rows/{ran[0][-3][7:]}",
-        *ran[0][-2:],
-    ]
+    assert (
+        ran[0][:2] == ["benchmark", "lenet"]
+        and ran[0][-4] == "--run-dir"
+        and ran[0][-3].startswith("s/rows/")
+    )
     assert all(words[words.index("--executions") + 1] == "5" for words in ran)
     result = read_suite(Path("s"))
     assert [row.status for row in result.rows] == ["done", "failed", "done", "done", "done"]
@@ -205,34 +194,31 @@ def test_a_failed_row_does_not_stop_the_others(monkeypatch, capsys):
         Path("s/suite.csv").read_text().startswith("id,name,model,command") and Path("s/speedup.png").exists()
     )
     assert "total epoch time" in out and "failed" in out and "a note" in out
-    retry = shlex.split(err.split("to try them again: ")[-1])[2:]
+    retry = shlex.split(err.split("to try them again: ")[-1])[1:]
     for width in (60, 80, 160):
-        monkeypatch.setenv("COLUMNS", str(width))
-        code, out, err = call(capsys, *retry)
+        code, out, err = run(*retry, columns=width)
         assert code == 0 and max(map(len, out.splitlines())) <= width, err
     assert len(ran) == 6, "only the one that had failed ran again"
 
 
-def test_an_interrupted_suite_resumes(monkeypatch, capsys):
+def test_an_interrupted_suite_resumes(monkeypatch, run):
     Path("my.yml").write_text(SMALL)
     ran = answering(monkeypatch, 0, "interrupt")
-    code, _, err = call(capsys, "--suite", "my.yml", "--dataset-path", "here")
+    code, _, err = run("benchmark", "--suite", "my.yml", "--dataset-path", "here")
     assert code == 130 and "1 of 5 rows are finished" in err
-    resume = shlex.split(err.strip().split("go on with ")[-1])
+    resume = shlex.split(err.strip().split("go on with ")[-1])[1:]
     first = read_suite(Path("runs/my-suite")).rows[0]
     ran = answering(monkeypatch)
-    with pytest.raises(ConfigurationError, match="holds another suite"):
-        other = plan_suite(find_suite("my.yml"), None, ["--prefetch-depth", "7"])
-        with_kept_rows(other, Path("runs/my-suite"))
+    other = plan_suite(find_suite("my.yml"), None, ["--prefetch-depth", "7"])
+    check_raises(ConfigurationError, "holds another suite", "", with_kept_rows, other, Path("runs/my-suite"))
     # Another path of the data is still the same suite.
-    code, _, err = call(capsys, *[word.replace("here", "there") for word in resume[2:]])
+    code, _, err = run(*[word.replace("here", "there") for word in resume])
     assert code == 0 and len(ran) == 4 and "1 of 5 rows in runs/my-suite have a result" in err, err
     assert read_suite(Path("runs/my-suite")).rows[0] == first
     saved = json.loads(Path("runs/my-suite/suite.json").read_text())
     saved["machine"]["cpu"] = "another CPU"
     Path("runs/my-suite/suite.json").write_text(json.dumps(saved))
-    code, _, err = call(capsys, *resume[2:])
-    assert code == 2 and "measured with cpu another CPU" in err and "--versus" in err
+    check_refused(run, Refusal(resume, "measured with cpu another CPU", "--versus"))
 
 
 @pytest.mark.parametrize("left", ["mine.txt", "config.yml"])
@@ -240,19 +226,17 @@ def test_folders_with_other_files_are_refused(tmp_path, left):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / left).write_text("x")
     for options in ({"resume": True, "overwrite": False}, {"resume": False, "overwrite": True}):
-        with pytest.raises(ConfigurationError, match=left):
-            suite_folder("s", str(tmp_path / "r"), **options)
+        check_raises(ConfigurationError, left, "", suite_folder, "s", str(tmp_path / "r"), **options)
 
 
 def test_results_of_other_versions_are_refused(tmp_path):
     old = {"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s", "rows": []}
     (tmp_path / "suite.json").write_text(json.dumps(old))
-    with pytest.raises(DataError, match="has schema_version 2, this ipucnn reads 3"):
-        read_suite(tmp_path)
+    check_raises(DataError, "has schema_version 2, this ipucnn reads 3", "", read_suite, tmp_path)
 
 
 @pytest.mark.slow
-def test_real_rows(capsys):
+def test_real_rows(run):
     Path("my.yml").write_text("""
 options: --dataset digits --limit-train 64 --device cpu --micro-batch-size 8
 rows:
@@ -261,7 +245,7 @@ rows:
   - plain: fit lenet --num-epochs 2 --limit-eval 32 --gradient-accumulation-count 1
   - fit lenet --num-epochs 2 --num-replicas 2
 """)
-    code, out, err = call(capsys, "--suite", "my.yml", "--run-dir", "r", "--seed", "1")
+    code, out, err = run("benchmark", "--suite", "my.yml", "--run-dir", "r", "--seed", "1")
     assert code == 2 and "1 of 4 rows failed" in err and "Keras has no replicas" in err, err
     rows = {row.id: row for row in read_suite(Path("r")).rows}
     assert all(row.images_per_s > 0 for row in rows.values() if row.status == "done")
@@ -306,9 +290,10 @@ def test_speedups_of_another_machine_and_of_ipus():
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
 
 
-def test_versus_with_another_suite_is_refused_before_any_row_runs(monkeypatch, capsys):
+def test_versus_with_another_suite_is_refused_before_any_row_runs(monkeypatch, run):
     ran = answering(monkeypatch)
     result = plan()
     Path("other.json").write_text(structs.replace(result, rows=rows_of(100.0)).to_json())
-    code, _, err = call(capsys, "--suite", "ulhpc", "--versus", "other.json")
-    assert code == 3 and "no row of it is one of this suite" in err and not ran
+    line = "benchmark --suite ulhpc --versus other.json"
+    check_refused(run, Refusal(line, "no row of it is one of this suite", code=3))
+    assert not ran

@@ -1,31 +1,18 @@
 """Duplicated text stays the same: the option reference and its declarations, dependencies and their pins."""
 
-import importlib.util
 import re
 import shlex
-import sys
-from pathlib import Path
 
 import pytest
+from support.refusals import Refusal, check_refused
+from support.scripts import ROOT, load_script
 
-from ipucnn.cli import run
 from ipucnn.command_table import COMMANDS
 from ipucnn.config.help_page import FORMER_OPTIONS
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "configuration.md"
-
-
-def docs_generate():
-    """Imports docs/generate.py, which is not part of the package."""
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    generate = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    return generate
-
 
 def test_generated_parts_of_the_documentation_are_current():
-    generate = docs_generate()
+    generate = load_script("docs/generate.py")
     pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in generate.PARTS}
     for name, text in pages.items():
         assert generate.insert(name, text) == text, "run: python docs/generate.py"
@@ -37,22 +24,20 @@ def test_generated_parts_of_the_documentation_are_current():
 @pytest.mark.parametrize(
     "former, name", [("--tile-size", "--patch-size"), ("--views", "--test-time-augmentation")]
 )
-def test_a_former_name_of_an_option_works_and_is_not_shown(former, name, capsys):
-    assert former in FORMER_OPTIONS and run(["evaluate", "RUN", former, "x"]) == 2
-    assert f"error: {name} x: " in capsys.readouterr().err
-    assert run(["evaluate", "--help-all"]) == 0
-    page = capsys.readouterr().out
-    assert name in page and former not in page
+def test_a_former_name_of_an_option_works_and_is_not_shown(former, name, run):
+    assert former in FORMER_OPTIONS
+    check_refused(run, Refusal(f"evaluate RUN {former} x", f"error: {name} x: "))
+    code, page, _ = run("evaluate", "--help-all")
+    assert code == 0 and name in page and former not in page
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_examples_in_help_use_existing_options(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+def test_examples_in_help_use_existing_options(command, run):
     assert COMMANDS[command].examples
     for line, _ in COMMANDS[command].examples:
         program, name, *args = shlex.split(line)
-        assert program == "ipucnn" and run([name, "--help-all" if COMMANDS[name].common else "--help"]) == 0
-        help_page = capsys.readouterr().out
+        code, help_page, _ = run(name, "--help-all" if COMMANDS[name].common else "--help", columns=160)
+        assert program == "ipucnn" and code == 0
         # Options after -- belong to another command.
         of_command = args[: args.index("--")] if "--" in args else args
         for option in (arg for arg in of_command if arg.startswith("--")):

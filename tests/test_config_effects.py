@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 
 import pytest
-from test_cli_docs import DOCUMENT, docs_generate
+from support.scripts import ROOT, load_script
 
 import ipucnn
 from ipucnn import documents
@@ -96,9 +96,8 @@ deterministic-workers dropout-layer ckpt-all-instances
 
 def test_options_without_effect_on_the_host_are_listed():
     """Every option that a run on the host accepts and ignores must be listed here, with a reason."""
-    assert {spec.key for spec in SPECS if docs_generate().effects(spec)[0] == "none"} == set(
-        POPLAR_ONLY.split()
-    )
+    effects = load_script("docs/generate.py").effects
+    assert {spec.key for spec in SPECS if effects(spec)[0] == "none"} == set(POPLAR_ONLY.split())
 
 
 def test_every_option_names_an_existing_test():
@@ -114,7 +113,7 @@ def test_every_option_names_an_existing_test():
     for key, where in named.items():
         module, _, function = where.partition("::")
         assert function.startswith("test_") and function in functions(module), key
-    table = DOCUMENT.read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert all(f"| `{key}` | " in table and f"`{where}` |" in table for key, where in named.items())
 
 

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support.refusals import check_raises
+from support.scripts import load_script
 
 from ipucnn.config import presets
 from ipucnn.config.options import find_spec
@@ -100,7 +102,11 @@ def test_presets_do_not_affect_each_other():
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("a:\n  micro-bach-size: 8\n", "line 2: unknown key 'micro-bach-size'", "micro-batch-size"),
+        (
+            "a:\n  micro-bach-size: 8\n",
+            "mine.yml, preset a, line 2: unknown key 'micro-bach-size'",
+            "micro-batch-size",
+        ),
         ("a:\n  num-epochs: 0\n", "line 2: num-epochs: 0: must be at least 1", "num-epochs: 1"),
         ("a:\n  seed: 1\n  seed: 2\n", "line 3: 'seed' is given twice, first on line 2", "keep one"),
         ("a:\n  overwrite: True\n", "'overwrite' is a flag", "--overwrite"),
@@ -117,12 +123,8 @@ def test_presets_do_not_affect_each_other():
     ],
 )
 def test_invalid_files_are_refused_with_the_line(text, message, hint):
-    with pytest.raises(ConfigurationError) as caught:
-        PresetFile(text, "mine.yml").get("a")
-    assert "mine.yml" in caught.value.message
-    assert message in caught.value.message
-    assert hint in caught.value.hint
-    assert caught.value.exit_code == 2
+    error = check_raises(ConfigurationError, message, hint, lambda: PresetFile(text, "mine.yml").get("a"))
+    assert "mine.yml" in error.message
 
 
 def test_only_the_chosen_preset_is_checked():
@@ -143,9 +145,7 @@ def test_only_the_chosen_preset_is_checked():
 def test_a_preset_that_is_not_there_is_refused(tmp_path, name, file, error, message, hint):
     (tmp_path / "mine.yml").write_text("resnet_fast:\n  seed: 1\n")
     (tmp_path / "bytes.yml").write_bytes(b"\n\xff\xfe\x00a")
-    with pytest.raises(error, match=message) as caught:
-        presets.load_preset(name, file and str(tmp_path / file))
-    assert hint in caught.value.hint
+    check_raises(error, message, hint, presets.load_preset, name, file and str(tmp_path / file))
 
 
 def test_a_saved_config_is_a_preset(tmp_path):
@@ -201,7 +201,6 @@ def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
 
 
 def test_the_u_net_on_four_ipus_has_the_public_stages():
-    """Stages end after encoder_block_1_maxpooling, decoder_block_0_transpose and decoder_block_2_transpose."""
     from ipucnn.models.build import BuildOptions
     from ipucnn.models.registry import get_model
     from ipucnn.planning.graphs.extract import layer_graph
@@ -216,11 +215,8 @@ def test_the_u_net_on_four_ipus_has_the_public_stages():
     record = get_model("unet")
     graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
     cuts = [graph.index(split) for split in program.pipeline_splits]
-    assert [graph.layers[cut - 1].name for cut in cuts] == [
-        "encoder_block_1_maxpooling",
-        "decoder_block_0_transpose",
-        "decoder_block_2_transpose",
-    ]
+    last_layers = ["encoder_block_1_maxpooling", "decoder_block_0_transpose", "decoder_block_2_transpose"]
+    assert [graph.layers[cut - 1].name for cut in cuts] == last_layers
     # Skips are cropped on the sending stage: the crop crosses a cut, not the whole tensor.
     for cut in cuts:
         crossing = graph.crossing(cut)
@@ -246,9 +242,7 @@ SEEDS = Path(__file__).resolve().parents[2] / "shared" / "seeds"
 
 
 def test_every_published_configuration_has_a_preset_with_its_source():
-    from test_cli_docs import docs_generate
-
-    published = {one.preset: one for one in docs_generate().published()}
+    published = {one.preset: one for one in load_script("docs/generate.py").published()}
     file = next(file for file in presets.built_in_files() if file.source == "public.yml")
     assert set(published) == {*file.names, "unet@isbi2012-pod4"}
     for one in published.values():
@@ -267,19 +261,16 @@ def test_every_published_configuration_has_a_preset_with_its_source():
 def test_every_step_of_the_keras_tutorial_moves_weights_by_its_rate(name):
     """Keras on IPUs adds the gradients of all micro-batches of a weight update, and 0.01 is the rate of their sum."""
     config = resolve("train", {}, config_name=name, needs_data=False).config
-    averaged = (
-        1 if config.gradient_accumulation_reduction_method == "sum" else config.gradient_accumulation_count
-    )
+    is_sum = config.gradient_accumulation_reduction_method == "sum"
+    averaged = 1 if is_sum else config.gradient_accumulation_count
     assert config.learning_rate / (config.num_replicas * averaged) == 0.01
 
 
 @pytest.mark.skipif(not SEEDS.is_dir(), reason="no ../shared/seeds beside the repository")
 def test_no_published_command_is_missing():
-    from test_cli_docs import docs_generate
-
     listed = {
         " ".join(re.sub(r"--logs-per-epoch \S+|--num-epochs [56](?= )", "", command).split())
-        for one in docs_generate().published()
+        for one in load_script("docs/generate.py").published()
         for command in one.commands
     }
     texts = [path.read_text(encoding="utf-8") for path in SEEDS.glob("*.md")]

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ipucnn import cli
-
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The files of `world` are not data sets, which verify-dataset reports, and too few for build-records.  There is no
@@ -25,10 +23,8 @@ def examples():
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(tmp_path):
     """Writes the files that the examples name, as far as resolving a configuration reads them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     cifar, mnist = tmp_path / "DATA" / "cifar-10-batches-py", tmp_path / "DATA" / "mnist"
     for folder, names in (
         (cifar, ["data_batch_1", "test_batch", "batches.meta"]),
@@ -51,14 +47,13 @@ def world(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", list(examples()))
-def test_example(line, world, capsys):
+def test_example(line, world, run):
     args = shlex.split(line)
     if args[0] in ("evaluate", "infer", "export", "diff", "plot"):
         args = [args[0], "--help"]
     if args[0] in ("train", "plan-splits", "benchmark") and "--print-config" not in args:
         args.append("--print-config")
-    code = cli.run(args)
-    err = capsys.readouterr().err
+    code, _, err = run(*args)
     assert code == EXIT_CODES.get(line, EXIT_CODES.get(args[0], 0)), err
 
 
@@ -73,12 +68,12 @@ def test_pages_have_examples():
         ("docs/unet.md", "plan-splits unet --config unet@isbi2012-pod4 --optimisations"),
     ],
 )
-def test_pages_show_the_printed_output(page, line, capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_pages_show_the_printed_output(page, line, run):
     text = (ROOT / page).read_text(encoding="utf-8")
     shown = text.rpartition(f"$ ipucnn {line}\n")[2].partition("\n```")[0].splitlines()
     assert len(shown) > 20
-    assert cli.run(shlex.split(line)) == 0
-    printed = "\n".join(row.rstrip() for row in capsys.readouterr().out.splitlines())
+    code, out, err = run(*shlex.split(line), columns=None)
+    assert code == 0, err
+    printed = "\n".join(row.rstrip() for row in out.splitlines())
     for part in "\n".join(shown).split("\n..."):
         assert part in printed

@@ -1,14 +1,9 @@
 """benchmarks/paste_docs.py: the commands that it finds in a page, and the shape of an output."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from support.scripts import ROOT, load_script
 
-ROOT = Path(__file__).resolve().parents[1]
-SPEC = importlib.util.spec_from_file_location("paste_docs", ROOT / "benchmarks" / "paste_docs.py")
-paste_docs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(paste_docs)
+paste_docs = load_script("benchmarks/paste_docs.py")
 
 PAGE = """
 <!-- paste: --num-epochs 2 -->

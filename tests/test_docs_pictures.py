@@ -1,19 +1,16 @@
 """The numbers behind the pictures of the documentation are current; docs/pictures.py draws them."""
 
-import importlib.util
 import json
 import re
 from html import unescape
-from pathlib import Path
 
 import pytest
+from support.scripts import ROOT, load_script
 
 from ipucnn import cli
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-SPEC = importlib.util.spec_from_file_location("docs_pictures", DOCS / "pictures.py")
-pictures = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(pictures)
+DOCS = ROOT / "docs"
+pictures = load_script("docs/pictures.py")
 DATA = json.loads(pictures.DATA.read_text(encoding="utf-8"))
 
 

@@ -78,13 +78,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-b",
-        "html",
+        *["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"],
         str(DOCS),
         str(folder),
     ]

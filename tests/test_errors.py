@@ -4,8 +4,6 @@ import ast
 from pathlib import Path
 from typing import Iterator, Optional
 
-import pytest
-
 import ipucnn
 from ipucnn import errors
 
@@ -65,20 +63,3 @@ def test_errors_without_hints_are_found():
         'DataError("a", did_you_mean("b", names) or "c")',
     )
     assert list(_without_hint("\n".join(lines))) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("infer", "nothing", "--split", "b" * 5000),
-        ("infer", "nothing", "image.png", "--format", "b" * 5000),
-        ("infer", "b" * 5000, "--weights", "w" * 5000),
-        ("evaluate", "b" * 5000, "--checkpoint", "c" * 5000),
-        ("benchmark", "lenet", "--mode", "m" * 5000),
-        ("verify-dataset", "d" * 5000, "--dataset", "e" * 5000),
-    ],
-)
-def test_long_arguments_are_shortened_in_messages(run, words):
-    code, _, err = run(*words)
-    assert code in (2, 3) and "\nhint: " in err
-    assert max(map(len, err.splitlines())) < 3200

@@ -8,10 +8,10 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 from altered import altered, places
-from msgspec.inspect import DictType, FloatType, IntType, ListType, StrType, StructType, UnionType, type_info
-from support.plans import home_graph, refused, run
+from support.benchmark_reports import filled
+from support.plans import home_graph, plan_splits, refused
+from support.refusals import check_raises
 
-from ipucnn import cli
 from ipucnn.benchmarking import records
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.options import RunConfig
@@ -49,12 +49,6 @@ UNUSED = [
     ("mnist_cnn", (8, 1, 16)),
     ("mnist_cnn", (64, 4, 1)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
 
 
 def true_images_per_s(name, batch, truth):
@@ -175,29 +169,14 @@ def test_measured_stages_distinguish_computing_from_feeds():
 
 
 def test_impossible_measurements_are_refused():
-    with pytest.raises(ConfigurationError, match="nothing was measured"):
-        calibrate([], POD16)
-    with pytest.raises(ConfigurationError, match="ran on 16 IPUs, and IPU-M2000 has 4"):
-        calibrate(simulated(TRUTHS[0], 0), get_system("m2000"))
-    wild = [
-        replace(measurement, images_per_s=measurement.images_per_s / 1e6)
-        for measurement in simulated(TRUTHS[0], 0)
-    ]
-    with pytest.raises(DataError, match="no factor between"):
-        calibrate(wild, POD16)
+    honest, small = simulated(TRUTHS[0], 0), get_system("m2000")
+    check_raises(ConfigurationError, "nothing was measured", "", calibrate, [], POD16)
+    check_raises(ConfigurationError, "ran on 16 IPUs, and IPU-M2000 has 4", "", calibrate, honest, small)
+    wild = [replace(measurement, images_per_s=measurement.images_per_s / 1e6) for measurement in honest]
+    check_raises(DataError, "no factor between", "", calibrate, wild, POD16)
 
 
 # --- profiles and the command line
-
-
-def filled(record, /, **values):
-    """Returns a record of a report; required fields that are not given are empty, 1, or None."""
-    empty = {IntType: 1, FloatType: 1.0, StrType: "", ListType: [], DictType: {}, UnionType: None}
-    for field in type_info(record).fields:
-        if field.required and field.name not in values:
-            is_record = isinstance(field.type, StructType)
-            values[field.name] = filled(field.type.cls) if is_record else empty[type(field.type)]
-    return record(**values)
 
 
 def save_report(path, name, batch, images_per_s, kind="ipu"):
@@ -238,14 +217,14 @@ def save_report(path, name, batch, images_per_s, kind="ipu"):
     return path.name
 
 
-def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, capsys):
+def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, run):
     truth = TRUTHS[0]
     names = [
         save_report(tmp_path / f"r{i}.json", name, batch, true_images_per_s(name, batch, truth))
         for i, (name, batch) in enumerate(zip(NETWORKS, zip(*SETTINGS.values())))
     ]
-    code, out, err = run(capsys, "--calibrate", *names, "--system", "pod16", "--system-profile", "p.json")
-    assert code == 0 and "written: p.json" in err, err
+    out, err = plan_splits(run, "--calibrate", *names, "--system", "pod16", "--system-profile", "p.json")
+    assert "written: p.json" in err
     assert "geometric mean error" in out and "with the profile" in out
     profile = read_profile(tmp_path / "p.json")
     assert astuple(profile.calibration)[:3] == pytest.approx(astuple(truth)[:3], rel=0.1)
@@ -254,13 +233,12 @@ def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, capsys):
     flags = ["--micro-batch-size", batch[0], "--gradient-accumulation-count", batch[1], "--replicas", batch[2],
              "--stages", 1, "--precision", "16.16", "--half-partials", "--no-optimizer-state-offloading",
              "--optimizer", "sgd", "--optimizer-params", '{"momentum":0.9}', "--json"]  # fmt: skip
-    code, out, err = run(capsys, name, *flags, "--system-profile", "p.json")
-    assert code == 0, err
+    out, err = plan_splits(run, name, *flags, "--system-profile", "p.json")
     plan = json.loads(out)
     assert plan["predicted_images_per_s"] == pytest.approx(true_images_per_s(name, batch, truth), rel=0.05)
     assert plan["system"]["name"] == "pod16" and plan["system"]["calibration"]["compute"] > 1.1
     assert any("as measured on IPU-POD16" in text for text in plan["assumed"])
-    code, out, _ = run(capsys, name, *flags)
+    out, _ = plan_splits(run, name, *flags)
     assert json.loads(out)["predicted_images_per_s"] > 1.1 * plan["predicted_images_per_s"]
     # The prediction of a benchmark uses it, too.
     config = RunConfig(model_name="lenet", micro_batch_size=8)
@@ -270,37 +248,33 @@ def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, capsys):
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped
 
 
-def test_plan_with_measured_figures_is_accepted(tmp_path, capsys):
+def test_plan_with_measured_figures_is_accepted(tmp_path, run):
     flags = "cifar_resnet8 --stages 2 --norm-layer group_norm --micro-batch-size 8 --gradient-accumulation-count 8"
-    code, out, err = run(capsys, flags, "--json --save p.yml")
-    assert code == 0, err
+    out, _ = plan_splits(run, flags, "--json --save p.yml")
     plan, text = json.loads(out), (tmp_path / "p.yml").read_text()
-    refused(
-        capsys, 3, "the plan has no measured throughput", "measured_images_per_s: 1234", "--calibrate p.yml"
-    )
+    refused(run, 3, "the plan has no measured throughput", "measured_images_per_s: 1234", "--calibrate p.yml")
     measured = text.replace("measured_images_per_s: null", "measured_images_per_s: 12345.0")
     (tmp_path / "p.yml").write_text(measured)
-    code, out, err = run(capsys, "--calibrate", "p.yml", "--json")
-    assert code == 0, err
+    out, _ = plan_splits(run, "--calibrate", "p.yml", "--json")
     (row,) = json.loads(out)["measurements"]
     assert row["images_per_s"] == 12345
     assert row["shipped_images_per_s"] == pytest.approx(plan["predicted_images_per_s"])
     (tmp_path / "p.yml").write_text(measured.replace("measured_stage_s: []", "measured_stage_s: [0.1]"))
-    refused(capsys, 3, "measured_stage_s has 1 value, for 2 stages", "give the seconds", "--calibrate p.yml")
+    refused(run, 3, "measured_stage_s has 1 value, for 2 stages", "give the seconds", "--calibrate p.yml")
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_measurements_of_other_devices_are_refused(kind, tmp_path, capsys):
+def test_measurements_of_other_devices_are_refused(kind, tmp_path, run):
     name = save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 1000.0, kind)
     error = f"was measured on a {kind.upper()}"
-    refused(capsys, 2, error, "give run", f"--calibrate {name} --system-profile p.json")
+    refused(run, 2, error, "give run", f"--calibrate {name} --system-profile p.json")
     assert not (tmp_path / "p.json").exists()
 
 
-def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
+def test_wrong_profiles_and_options_are_refused(tmp_path, run):
     report = save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)
-    code, _, err = run(capsys, "--calibrate", report, "--system-profile", "p.json")
-    assert code == 0 and "--system is not given: measured on IPU-POD16" in err
+    _, err = plan_splits(run, "--calibrate", report, "--system-profile", "p.json")
+    assert "--system is not given: measured on IPU-POD16" in err
     good = json.loads((tmp_path / "p.json").read_text())
     changes = [
         {"schema_version": 2}, {"schema_version": True}, {"kind": "x"}, {"system": "pod17"}, {"system": 3},
@@ -310,10 +284,11 @@ def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
     bad = "lenet --stages 1 --system-profile bad.json"
     for change in changes:
         (tmp_path / "bad.json").write_text(json.dumps({**good, **change}))
-        refused(capsys, 3, "", "make it again", bad)
+        refused(run, 3, "", "make it again", bad)
     for text in ("", "[]", "{", '"x"'):
         (tmp_path / "bad.json").write_text(text)
-        assert run(capsys, bad)[0] == run(capsys, "--calibrate bad.json")[0] == 3
+        refused(run, 3, "bad.json", "", bad)
+        refused(run, 3, "bad.json", "", "--calibrate bad.json")
     for words in (
         "lenet --stages 1 --system-profile p.json --system bow-pod16",
         "lenet --stages 1 --system-profile p.json --save p.json",
@@ -321,12 +296,12 @@ def test_wrong_profiles_and_options_are_refused(tmp_path, capsys):
         f"--calibrate {report} --stages 2",
         f"--calibrate {report} --html x.html",
     ):
-        refused(capsys, 2, "", "", words)
+        refused(run, 2, "", "", words)
     assert json.loads((tmp_path / "p.json").read_text()) == good
-    assert run(capsys, "--calibrate", "absent.json")[0] == 3
+    refused(run, 3, "absent.json", "", "--calibrate absent.json")
 
 
-def test_changed_reports_never_cause_a_traceback(tmp_path, capsys):
+def test_changed_reports_never_cause_a_traceback(tmp_path, run):
     draw = random.Random(5)
     save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)
     whole = (tmp_path / "r.json").read_text()
@@ -336,31 +311,27 @@ def test_changed_reports_never_cause_a_traceback(tmp_path, capsys):
         at = draw.choice(spots)
         report = altered(json.loads(whole), at, draw, values)
         (tmp_path / "r.json").write_text(json.dumps(report))
-        code, _, err = run(capsys, "--calibrate", "r.json")
+        code, _, err = run("plan-splits", "--calibrate", "r.json")
         assert code in (0, 2, 3) and (code == 0 or "hint:" in err), (at, err)
     for shape in ([10**30, 32, 1], [32, 32, 10**30], [32, 0, 1], [32, 32]):
         (tmp_path / "r.json").write_text(json.dumps({**json.loads(whole), "input_shape": shape}))
-        code, _, err = run(capsys, "--calibrate", "r.json")
-        assert code == 3 and "hint:" in err, shape
+        _, err = plan_splits(run, "--calibrate", "r.json", code=3)
+        assert "hint:" in err, shape
 
 
 @pytest.mark.slow
-def test_training_run_can_be_used_for_calibration(tmp_path, capsys):
+def test_training_run_can_be_used_for_calibration(tmp_path, run):
     """A run of this machine, whose report is edited to be of IPUs."""
     words = "train lenet --dataset digits --num-epochs 1 --image-size 32 --run-dir run"
-    assert cli.run(words.split()) == 0
-    capsys.readouterr()
-    code, _, err = run(capsys, "--calibrate", "run")
-    assert code == 2 and "was measured on a CPU" in err
+    assert run(*words.split())[0] == 0
+    refused(run, 2, "was measured on a CPU", "", "--calibrate run")
     report = json.loads((tmp_path / "run/report.json").read_text())
     report["compilation"]["device"]["kind"] = "ipu"
     report["measured"]["images_per_s"] = 200_000.0
     (tmp_path / "run/report.json").write_text(json.dumps(report))
-    code, out, err = run(capsys, "--calibrate", "run", "--json")
-    assert code == 0, err
+    out, _ = plan_splits(run, "--calibrate", "run", "--json")
     row = json.loads(out)["measurements"][0]
     assert row["model"] == "lenet" and row["images_per_s"] == 200_000
     for name in ("last.npz", "best.npz", "checkpoint-00000044.npz"):
         (tmp_path / "run/checkpoints" / name).unlink()
-    code, _, err = run(capsys, "--calibrate", "run")
-    assert code == 3 and "kept no checkpoint" in err and "hint:" in err
+    refused(run, 3, "kept no checkpoint", "", "--calibrate run")

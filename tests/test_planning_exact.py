@@ -418,16 +418,6 @@ def test_simulated_tick_equals_one_computed_by_hand():
 # --- properties of any planner
 
 
-@settings(max_examples=100)
-@given(
-    seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES), k=st.integers(1, 5), more=st.floats(1, 3)
-)
-def test_more_memory_is_never_slower(seed, schedule, k, more):
-    tables = network_like(seed, 12, 0.3)
-    roomy = replace(tables, capacity_bytes=tables.capacity_bytes * more)
-    assert fastest_split(roomy, k, schedule).objective_s <= fastest_split(tables, k, schedule).objective_s
-
-
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate_stages
-from support.plans import SYSTEM, home_graph, plan, refused, run
+from support.plans import SYSTEM, home_graph, plan, plan_splits, refused
+from support.refusals import Refusal, check_refused
 
-from ipucnn import cli
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.resolve import resolve
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
@@ -28,11 +28,6 @@ MODEL = "cifar_resnet8"
 @pytest.fixture(scope="module")
 def planner():
     return Planner(home_graph(MODEL), SYSTEM)
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @settings(max_examples=30)
@@ -95,32 +90,30 @@ def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
     assert not any(row.recomputation for row in rows)
 
 
-def test_plan_splits_plans_inference(capsys, here):
-    planned = plan(capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--save", "i.yml")
+def test_plan_splits_plans_inference(run):
+    planned = plan(run, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--save", "i.yml")
     assert not planned.settings.training and not planned.settings.recomputation
     assert all(stage.predicted_backward_s == stage.predicted_recompute_s == 0 for stage in planned.stages)
     assert not any(ipu.predicted_memory_bytes["stash"] for ipu in planned.ipus)
     splits = planned.splits
-    judged = plan(capsys, MODEL, "--inference", "--splits", *splits, "--micro-batch-size", 8)
+    judged = plan(run, MODEL, "--inference", "--splits", *splits, "--micro-batch-size", 8)
     assert judged.predicted_images_per_s == planned.predicted_images_per_s and judged.optimal
-    code, out, _ = run(capsys, MODEL, "--inference", "--ipus", 4, "--micro-batch-size", 8)
-    assert code == 0
+    out, _ = plan_splits(run, MODEL, "--inference", "--ipus", 4, "--micro-batch-size", 8)
     text = " ".join(out.split())
     assert "is better than another in throughput, latency" in text
     assert f"ipucnn benchmark {MODEL} --inference" in text and "recomp. " not in text
     # Training refuses a plan for inference.
     for more in ([], ["--print-config"]):
-        assert cli.run(["train", "--plan", "i.yml", "--dataset", "digits", *more]) == 2
-        shown = capsys.readouterr()
-        assert not shown.out and "i.yml is a plan for inference" in shown.err
+        line = ["train", "--plan", "i.yml", "--dataset", "digits", *more]
+        check_refused(run, Refusal(line, "i.yml is a plan for inference"))
     assert sorted(path.name for path in Path().iterdir()) == ["i.yml"]
 
 
 @pytest.mark.parametrize("steps", [None, 7])
-def test_benchmark_predicts_the_figures_of_an_inference_plan(capsys, planner, steps):
+def test_benchmark_predicts_the_figures_of_an_inference_plan(run, planner, steps):
     more = [] if steps is None else ["--steps-per-execution", steps]
     planned = plan(
-        capsys, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--num-replicas", 2, *more
+        run, MODEL, "--inference", "--stages", 2, "--micro-batch-size", 8, "--num-replicas", 2, *more
     )
     text = planned.to_yaml()
     resolved = resolve(
@@ -168,13 +161,13 @@ def test_benchmark_predicts_the_figures_of_an_inference_plan(capsys, planner, st
         ("--ipus 4 --dbn-replica-group-size 3", "does not divide", "--dbn-replica-group-size 1 or 2 or 4"),
     ],
 )
-def test_options_incompatible_with_inference_or_shared_statistics_are_refused(capsys, args, error, hint):
-    refused(capsys, 2, error, hint, MODEL, args)
+def test_options_incompatible_with_inference_or_shared_statistics_are_refused(run, args, error, hint):
+    refused(run, 2, error, hint, MODEL, args)
 
 
-def test_shared_statistics_take_time_in_both_passes_of_each_norm(capsys, planner):
+def test_shared_statistics_take_time_in_both_passes_of_each_norm(run, planner):
     args = [MODEL, "--stages", 1, "--num-replicas", 4, "--available-memory-proportion", 60]
-    alone, shared = plan(capsys, *args), plan(capsys, *args, "--dbn-replica-group-size", 2)
+    alone, shared = plan(run, *args), plan(run, *args, "--dbn-replica-group-size", 2)
     norms = sum(layer.op_class == "norm" for layer in planner.graph.layers)
     assert norms > 0 and shared.settings.dbn_replica_group_size == 2
     each_s = layer_times(planner.graph, shared.settings, SYSTEM.ipu).shared_s
@@ -185,8 +178,8 @@ def test_shared_statistics_take_time_in_both_passes_of_each_norm(capsys, planner
     assert shared.predicted_fill == alone.predicted_fill
 
 
-def test_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(capsys):
-    planned = plan(capsys, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
+def test_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(run):
+    planned = plan(run, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
     assert {row.ipus_per_replica for row in planned.pareto} == {1}
     assert {row.num_replicas for row in planned.pareto} <= {2, 4}
     assert planned.settings.dbn_replica_group_size == 2

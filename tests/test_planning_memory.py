@@ -1,9 +1,6 @@
 """The memory model against naive counts on random graphs, the planner's tables, and published facts."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import numpy as np
@@ -12,6 +9,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from support.plans import conv
+from support.scripts import ROOT, load_script
 
 from ipucnn.hardware import get_ipu, get_system
 from ipucnn.planning.cost.layer_times import layer_times
@@ -34,8 +32,7 @@ from ipucnn.planning.search.tables import item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import PlanSettings
 
 MK2 = get_ipu("mk2")
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
+SHARED = ROOT.parent / "shared" / "ipu"
 
 
 @st.composite
@@ -296,18 +293,6 @@ def test_range_tables_equal_naive_ones(things, values) -> None:
 # --- published facts -------------------------------------------------------------------------------------------------
 
 
-def _benchmark(name: str) -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.pop(0)
-
-
 def _rows(name: str) -> Dict[str, Any]:
     path = SHARED / name
     if not path.is_file():
@@ -317,7 +302,7 @@ def _rows(name: str) -> Dict[str, Any]:
 
 def _judged(name: str) -> Iterator[Tuple[Dict[str, Any], StageMemory]]:
     """Returns the published configurations that a benchmark can represent, each with its fullest IPU."""
-    rows, benchmark = _rows("published_fits_and_splits.json"), _benchmark(name)
+    rows, benchmark = _rows("published_fits_and_splits.json"), load_script(f"benchmarks/{name}.py")
     for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
         for row in rows[key]:
             try:
@@ -347,7 +332,7 @@ def test_published_fits_are_judged_correctly() -> None:
 @pytest.fixture
 def calibration() -> Tuple[Any, List[Tuple[Any, float]]]:
     """Returns the benchmark that fits the constants, and the published programs with their images/s."""
-    benchmark = _benchmark("fit_cost_model")
+    benchmark = load_script("benchmarks/fit_cost_model.py")
     return benchmark, benchmark.calibration_programs()
 
 

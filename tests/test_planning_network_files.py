@@ -7,8 +7,8 @@ import zipfile
 import numpy as np
 import pytest
 from altered import altered, places
+from support.refusals import Refusal, check_refused
 
-from ipucnn import cli
 from ipucnn.compat import KERAS_VERSION
 from ipucnn.errors import DataError, UserError
 from ipucnn.hardware import get_ipu
@@ -20,17 +20,6 @@ from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings
 
 needs_keras_3 = pytest.mark.skipif(KERAS_VERSION < (3,), reason="only Keras 3 writes .keras files")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def run(capsys, *args):
-    code = cli.run(list(map(str, args)))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def options_of(record):
@@ -76,7 +65,7 @@ def sequential(keras):
 
 @needs_keras_3
 @pytest.mark.parametrize("build", [residual, sequential])
-def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, capsys):
+def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, run):
     from tensorflow import keras
 
     from ipucnn.planning.graphs.keras_graph import graph_of
@@ -94,13 +83,12 @@ def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, capsys):
         layer.output_shape for layer in of_keras.layers
     )
     assert graph.total_macs == of_keras.total_macs
-    code, out, err = run(capsys, "plan-splits", "net.keras", "--stages", 2, "--json")
+    code, out, err = run("plan-splits", "net.keras", "--stages", 2, "--json")
     assert code == 0, err
     plan = json.loads(out)
     assert plan["input_shape"] == list(graph.input_shape) and plan["num_classes"] == graph.num_classes
     assert not any("input" in text for text in plan["assumed"])
-    code, _, err = run(capsys, "plan-splits", "net.keras", "--stages", 2, "--image-size", 64)
-    assert code == 2 and "takes images of" in err and "hint:" in err
+    check_refused(run, Refusal("plan-splits net.keras --stages 2 --image-size 64", "takes images of"))
 
 
 def test_layer_of_unknown_class_costs_its_bytes_and_macs():
@@ -202,18 +190,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
-def test_files_without_a_network_are_refused(case, tmp_path, capsys):
-    expected, config, words = REFUSED[case]
+def test_files_without_a_network_are_refused(case, tmp_path, run):
+    code, config, words = REFUSED[case]
     save(tmp_path / "net.keras", config)
-    code, out, err = run(capsys, "plan-splits", "net.keras", "--stages", 1)
-    assert code == expected and not out, err
-    assert words in err.strip().replace("\n", " // ")
-    assert err.count("error:") == 1 and err.count("hint:") == 1 and "Traceback" not in err
+    error, _, hint = words.partition(" // hint: ")
+    check_refused(run, Refusal("plan-splits net.keras --stages 1", error, hint, code))
 
 
-def test_terminal_control_sequences_in_names_are_not_printed(tmp_path, capsys):
+def test_terminal_control_sequences_in_names_are_not_printed(tmp_path, run):
     save(tmp_path / "net.keras", changed(relu=dict(name="x\x1b[2J")))
-    code, out, err = run(capsys, "plan-splits", "net.keras", "--stages", 1)
+    code, out, err = run("plan-splits", "net.keras", "--stages", 1)
     assert code == 0 and "\x1b" not in out + err
 
 
@@ -231,10 +217,9 @@ def test_deeply_nested_empty_models_are_refused_quickly(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"{}"])
-def test_a_damaged_file_is_refused(content, tmp_path, capsys):
+def test_a_damaged_file_is_refused(content, tmp_path, run):
     (tmp_path / "net.keras").write_bytes(content)
-    code, _, err = run(capsys, "plan-splits", "net.keras", "--stages", 1)
-    assert code == 3 and "error: " in err and "hint: " in err
+    check_refused(run, Refusal("plan-splits net.keras --stages 1", "net.keras", code=3))
     whole = save(tmp_path / "whole.keras", network()).read_bytes()
     (tmp_path / "net.keras").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError):
@@ -277,9 +262,9 @@ def test_changed_files_give_a_graph_or_a_refusal(tmp_path):
 # --- layer graphs as JSON
 
 
-def test_terminal_control_sequences_in_names_are_refused(tmp_path, capsys):
+def test_terminal_control_sequences_in_names_are_refused(tmp_path, run):
     (tmp_path / "net.json").write_text(graph_text().replace('"conv"', '"a\\u001b[2J"'))
-    code, out, err = run(capsys, "plan-splits", "net.json", "--stages", 1)
+    code, out, err = run("plan-splits", "net.json", "--stages", 1)
     assert code == 3 and "\x1b" not in out + err and "hint:" in err
 
 
@@ -300,12 +285,10 @@ SETTINGS = [
 ]
 
 
-def test_saved_graph_has_the_plan_of_its_network(capsys, tmp_path):
-    code, out, err = run(
-        capsys, "plan-splits", "cifar_resnet8", *SETTINGS, "--json", "--save-graph", "g.json"
-    )
+def test_saved_graph_has_the_plan_of_its_network(run, tmp_path):
+    code, out, err = run("plan-splits", "cifar_resnet8", *SETTINGS, "--json", "--save-graph", "g.json")
     assert code == 0 and "written: g.json" in err, err
-    code, out_of_file, err = run(capsys, "plan-splits", "g.json", *SETTINGS, "--json")
+    code, out_of_file, err = run("plan-splits", "g.json", *SETTINGS, "--json")
     assert code == 0, err
     plan, of_file = json.loads(out), json.loads(out_of_file)
     for one in (plan, of_file):
@@ -313,38 +296,31 @@ def test_saved_graph_has_the_plan_of_its_network(capsys, tmp_path):
     # A run of the network takes its input from options; a file contains it.
     inputs = {key: plan["options"].pop(key) for key in set(plan["options"]) - set(of_file["options"])}
     assert set(inputs) <= {"dataset", "image_size"} and plan == of_file
-    code, out, err = run(capsys, "plan-splits", "g.json", *SETTINGS, "--html", "p.html", "--save", "p.yml")
+    code, out, err = run("plan-splits", "g.json", *SETTINGS, "--html", "p.html", "--save", "p.yml")
     assert code == 0 and "ipucnn train" not in out and "for a program of your own" in out
     assert "ipucnn train g.json" not in (tmp_path / "p.html").read_text()
-    code, _, err = run(capsys, "train", "--plan", "p.yml")
-    assert code == 2 and "g.json is a file" in err and "hint:" in err
+    check_refused(run, Refusal("train --plan p.yml", "g.json is a file"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "plan-splits lenet --stages 1 --save-graph g.yml",
-        "plan-splits net.json --stages 1 --save-graph net.json",
-        "plan-splits net.json --stages 1 --image-size 16",
-        "plan-splits net.json --stages 1 --classes 16",
-        "plan-splits net.json --stages 1 --norm-layer group_norm",
-        "plan-splits net.h5 --stages 1",
-        "plan-splits net.json --stages 2 --splits nothing",
-        "train net.json",
-        "benchmark net.json",
-        "models net.json",
-    ],
-)
-def test_operations_that_a_file_does_not_allow_are_refused(line, tmp_path, capsys):
+def test_operations_that_a_file_does_not_allow_are_refused(tmp_path, run):
     (tmp_path / "net.json").write_text(graph_text())
     (tmp_path / "net.h5").write_bytes(b"")
-    code, out, err = run(capsys, *line.split())
-    assert code == 2 and not out, err
-    assert err.count("error:") == 1 and err.count("hint:") == 1
-    assert (tmp_path / "net.json").read_text() == graph_text()
+    check_refused(
+        run,
+        Refusal("plan-splits lenet --stages 1 --save-graph g.yml", "g.yml"),
+        Refusal("plan-splits net.json --stages 1 --save-graph net.json", "net.json"),
+        Refusal("plan-splits net.json --stages 1 --image-size 16", "--image-size"),
+        Refusal("plan-splits net.json --stages 1 --classes 16", "--classes"),
+        Refusal("plan-splits net.json --stages 1 --norm-layer group_norm", "--norm-layer"),
+        Refusal("plan-splits net.h5 --stages 1", "net.h5"),
+        Refusal("plan-splits net.json --stages 2 --splits nothing", "nothing"),
+        Refusal("train net.json", "net.json"),
+        Refusal("benchmark net.json", "net.json"),
+        Refusal("models net.json", "net.json"),
+    )
 
 
-def test_registered_name_takes_precedence_over_a_folder(tmp_path, capsys):
+def test_registered_name_takes_precedence_over_a_folder(tmp_path, run):
     (tmp_path / "lenet").mkdir()
-    code, out, _ = run(capsys, "plan-splits", "lenet", "--stages", 1, "--json")
+    code, out, _ = run("plan-splits", "lenet", "--stages", 1, "--json")
     assert code == 0 and json.loads(out)["model"] == "lenet"

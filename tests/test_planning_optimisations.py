@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.plans import refused, run
+from support.plans import plan_splits, refused
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_system
@@ -34,18 +34,20 @@ def graph():
     return layer_graph(record, BuildOptions(record.input_shape, 2))
 
 
-def own(graph, splits, settings):
+def predicted(graph, splits, settings):
     fills = [memory.fill for memory in program_memory(graph, splits, settings, SYSTEM.ipu)]
     return max(fills), predict(graph, splits, settings, SYSTEM).images_per_s
 
 
-def by_name(found):
-    return {one.name: one for one in found}
+def by_name(rows):
+    return {row.name: row for row in rows}
 
 
 def test_rows_are_predictions_with_one_setting_changed(graph):
     base, changed_rows = optimisations(Planner(graph, SYSTEM), EARLY, SETTINGS, loss_scaling=128)
-    assert (base.predicted_fill, base.predicted_images_per_s) == pytest.approx(own(graph, EARLY, SETTINGS))
+    assert (base.predicted_fill, base.predicted_images_per_s) == pytest.approx(
+        predicted(graph, EARLY, SETTINGS)
+    )
     assert sorted({one.number for one in changed_rows}) == list(range(1, 12))
     rows = by_name(changed_rows)
     for name, changes in (
@@ -57,7 +59,7 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
         ("offloaded optimizer state", {"optimizer_state_offloading": True}),
     ):
         outcome = rows[name].outcome
-        expected = own(graph, EARLY, replace(SETTINGS, **changes))
+        expected = predicted(graph, EARLY, replace(SETTINGS, **changes))
         assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(expected), name
     assert rows["loss scaling"].outcome == base and rows["loss scaling"].here == "128"
     assert rows["internal exchange"].outcome is None
@@ -65,7 +67,9 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
         SETTINGS, num_stages=1, num_replicas=4, gradient_accumulation_count=6, recomputation=False
     )
     outcome = rows["pipelining"].outcome
-    assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(own(graph, (), alone))
+    assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(
+        predicted(graph, (), alone)
+    )
 
 
 def test_rows_switch_settings_off_as_well_as_on(graph):
@@ -78,7 +82,7 @@ def test_rows_switch_settings_off_as_well_as_on(graph):
         ("loss scaling", "none", "128"),
     ):
         assert (rows[name].here, rows[name].instead) == (present, instead)
-    expected = own(graph, EARLY, replace(other, half_partials=True))
+    expected = predicted(graph, EARLY, replace(other, half_partials=True))
     assert rows["16-bit partials"].outcome.predicted_fill == pytest.approx(expected[0])
 
 
@@ -95,7 +99,7 @@ def test_proportions_of_each_stage(graph):
     assert len({stage.forward_s for stage in stages}) > 1
     row = by_name(rows)["options of each stage"]
     assert (row.here, row.instead) == ("60 30 15 60%", "60%")
-    same = own(graph, EARLY, replace(SETTINGS, available_memory_proportion=uniform(0.6)))
+    same = predicted(graph, EARLY, replace(SETTINGS, available_memory_proportion=uniform(0.6)))
     assert (row.outcome.predicted_fill, row.outcome.predicted_images_per_s) == pytest.approx(same)
 
 
@@ -109,17 +113,16 @@ def test_only_training_pipelines_are_accepted(graph, changes):
         optimisations(Planner(graph, SYSTEM), EARLY if settings.num_stages > 1 else (), settings)
 
 
-def test_optimisations_command_prints_its_table(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations")
-    assert code == 0 and max(map(len, out.splitlines())) <= 80
+def test_optimisations_command_prints_its_table(run):
+    out, _ = plan_splits(run, "unet", "--config", "unet@isbi2012-pod4", "--optimisations", columns=80)
+    assert max(map(len, out.splitlines())) <= 80
     for word in ("pipelining", "not modelled", "does not fit", "70 30", "--loss-scaling", "predicted"):
         assert word in out
     assert "--recomputation on|off" in out and "micro-batches are accumulated" in " ".join(out.split())
     assert f"splits: {' '.join(EARLY)}" in " ".join(out.split()) and "the model knows one" not in out
-    code, out, _ = run(capsys, "unet", "--config", "unet@isbi2012-pod4", "--optimisations", "--json")
+    out, _ = plan_splits(run, "unet", "--config", "unet@isbi2012-pod4", "--optimisations", "--json")
     answer = json.loads(out)
-    assert code == 0 and len(answer["optimisations"]) == 12 and len(answer["splits"]) == 3
+    assert len(answer["optimisations"]) == 12 and len(answer["splits"]) == 3
     outcomes = [one["outcome"] for one in answer["optimisations"] if one["outcome"]]
     verdicts = {one["verdict"] for one in outcomes}
     assert "does not fit" in verdicts and len(verdicts) > 1
@@ -137,5 +140,5 @@ def test_optimisations_command_prints_its_table(capsys, monkeypatch):
         ("--stages 4 --save p.yml", "makes no plan"),
     ],
 )
-def test_optimisations_command_refuses_wrong_options(capsys, args, error):
-    refused(capsys, 2, error, "", "unet --optimisations", args)
+def test_optimisations_command_refuses_wrong_options(run, args, error):
+    refused(run, 2, error, "", "unet --optimisations", args)

@@ -12,13 +12,14 @@ import yaml
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plans import SYSTEM, home_graph, refused, run
+from support.plans import SYSTEM, home_graph, plan_splits, refused
 from support.plans import plan as plan_of
+from support.refusals import check_raises
 
-from ipucnn import cli
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS
 from ipucnn.config.presets import Preset
 from ipucnn.config.resolve import resolve
+from ipucnn.errors import DataError
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
@@ -356,24 +357,17 @@ def test_run_reports_a_setting_that_differs_from_its_plan(name):
     assert differences(settings_of_plan, settings_of_plan) == []
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(capsys, here):
+def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(run):
     typed = "--half-partials --no-optimizer-state-offloading --optimizer lars --eight-bit-transfer"
     typed += " --precision 16.32 --recomputation on --num-replicas 2"
-    code, out, err = run(capsys, f"{MODEL} --splits conv2_block1_add {typed} --save q.yml")
-    assert code == 0, err
+    out, _ = plan_splits(run, f"{MODEL} --splits conv2_block1_add {typed} --save q.yml")
     command = next(line for line in out.splitlines() if line.startswith("ipucnn train"))
     text = out.partition("as YAML:")[2]
     Path("mine.yml").write_text(text)
     (name,) = yaml.safe_load(text)
 
     def options(*words):
-        assert cli.run(["train", *words, "--print-config", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)["options"]
+        return json.loads(run("train", *words, "--print-config", "--json")[1])["options"]
 
     expected = PipelinePlan.from_yaml(Path("q.yml").read_text(encoding="utf-8"), "q.yml").run_options()
     assert expected["pipeline-splits"] == ["conv2_block1_add"] and expected["num-replicas"] == 2
@@ -391,15 +385,13 @@ def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(capsys, 
     assert overridden["half-partials"]["value"] is False and overridden["optimizer"]["value"] == "sgd"
 
 
-def test_typed_data_set_is_saved_in_the_plan(capsys, here):
+def test_typed_data_set_is_saved_in_the_plan(run):
     args = [MODEL, "--dataset", "cifar10", "--stages", 2]
-    code, out, err = run(capsys, *args, "--save", "q.yml")
-    assert code == 0, err
+    out, _ = plan_splits(run, *args, "--save", "q.yml")
     assert " --dataset cifar10" in out
 
     def chosen(*more):
-        assert cli.run(["train", "--plan", "q.yml", *more, "--print-config", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+        return json.loads(run("train", "--plan", "q.yml", *more, "--print-config", "--json")[1])
 
     assert chosen()["options"]["dataset"] == {"value": "cifar10", "origin": "plan q.yml"}
     assert chosen()["preset"] == MODEL
@@ -432,30 +424,25 @@ def test_one_stage_plan_replaces_the_pipeline_of_a_preset(planner):
 
 
 def test_options_that_no_plan_has_are_refused(planner):
-    from ipucnn.errors import DataError
-
     plan = assemble(planner, planner.judge((), PlanSettings(), 1.0), planned=False, build={})
     data = {**plan.to_dict(), "options": {"optimiser": "sgd"}}
-    with pytest.raises(DataError, match="unknown key 'optimiser'") as error:
-        PipelinePlan.from_dict(data, "q.yml")
-    assert "optimizer" in error.value.hint
+    check_raises(DataError, "unknown key 'optimiser'", "optimizer", PipelinePlan.from_dict, data, "q.yml")
 
 
 # --- batches, schedules, hints, and saved files
 
 
-def test_a_global_batch_below_the_smallest_is_refused(capsys):
+def test_a_global_batch_below_the_smallest_is_refused(run):
     words = f"{MODEL} --ipus 16 --stages 4 --micro-batch-size 16 --global-batch-size"
     error = "--global-batch-size 7 is not possible: micro-batch 16 x 4 replicas x 8"
-    refused(capsys, 2, error, "use --global-batch-size 512 or 1024", words, 7)
+    refused(run, 2, error, "use --global-batch-size 512 or 1024", words, 7)
     for legal in (512, 1024):
-        assert plan_of(capsys, words, legal).settings.gradient_accumulation_count == legal // 64
+        assert plan_of(run, words, legal).settings.gradient_accumulation_count == legal // 64
 
 
-def test_changed_global_batch_is_a_warning(capsys):
+def test_changed_global_batch_is_a_warning(run):
     args = [MODEL, "--ipus", 16, "--stages", 4, "--global-batch-size", 100, "--micro-batch-size", 3]
-    code, out, err = run(capsys, *args)
-    assert code == 0
+    out, err = plan_splits(run, *args)
     assert err.startswith("warning: global batch size 100 is not a multiple of micro-batch 3 x 4 replicas")
     assert "using 96" in err and "global batch 96" in out
 
@@ -463,11 +450,11 @@ def test_changed_global_batch_is_a_warning(capsys):
 PRESET = f"{MODEL} --stages 4 --config mine --config-path configs.yml"
 
 
-def test_untyped_schedule_is_searched(capsys, here):
+def test_untyped_schedule_is_searched(run):
     preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8, gradient-accumulation-count: 24}\n"
     Path("configs.yml").write_text(preset)
-    planned = plan_of(capsys, PRESET)
-    grouped, interleaved = (plan_of(capsys, PRESET, "--schedule", s) for s in ("Grouped", "Interleaved"))
+    planned = plan_of(run, PRESET)
+    grouped, interleaved = (plan_of(run, PRESET, "--schedule", s) for s in ("Grouped", "Interleaved"))
     fastest = max((grouped, interleaved), key=lambda each: each.predicted_images_per_s)
     assert planned.splits == fastest.splits and planned.settings == fastest.settings == grouped.settings
     row = {row.name: row for row in planned.comparison}["Interleaved (preset mine)"]
@@ -476,18 +463,18 @@ def test_untyped_schedule_is_searched(capsys, here):
     assert row.ratio == pytest.approx(interleaved.predicted_tick_s / planned.predicted_tick_s)
     assert not [row for each in (grouped, interleaved) for row in each.comparison if "(" in row.name]
     # The same for given splits
-    judged = plan_of(capsys, PRESET, "--splits", *interleaved.splits)
+    judged = plan_of(run, PRESET, "--splits", *interleaved.splits)
     assert judged.settings.schedule == "Grouped" and judged.splits == interleaved.splits
     assert {row.name for row in judged.comparison} >= {"Interleaved (preset mine)", "planned"}
 
 
-def test_typed_batch_is_legal_for_the_chosen_schedule(capsys, here):
+def test_typed_batch_is_legal_for_the_chosen_schedule(run):
     Path("configs.yml").write_text("mine: {pipeline-schedule: Interleaved, micro-batch-size: 8}\n")
-    settings = plan_of(capsys, PRESET, "--gradient-accumulation-count 12").settings
+    settings = plan_of(run, PRESET, "--gradient-accumulation-count 12").settings
     assert (settings.schedule, settings.gradient_accumulation_count) == ("Interleaved", 12)
 
 
-def test_search_saves_only_the_plan(capsys, here):
-    planned = plan_of(capsys, MODEL, "--ipus 4 --save plan.yml")
+def test_search_saves_only_the_plan(run):
+    planned = plan_of(run, MODEL, "--ipus 4 --save plan.yml")
     saved = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")
     assert planned.pareto and saved == replace(planned, pareto=())

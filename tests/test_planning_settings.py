@@ -9,7 +9,19 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
-from support.plans import SCHEDULES, SYSTEM, all_splits, fill, home_graph, network, plan, refused, run, system
+from support.plans import (
+    SCHEDULES,
+    SYSTEM,
+    all_splits,
+    fill,
+    home_graph,
+    network,
+    plan,
+    plan_splits,
+    refused,
+    system,
+)
+from support.refusals import check_raises
 from test_planning_round_trip import numeric
 from test_planning_search import BASE
 
@@ -98,10 +110,10 @@ def asked(patch, question):
 
 
 @tries(20, slow=60)
-@given(own=flags())
-def test_every_command_plans_the_same_program(graph, own):
+@given(typed=flags())
+def test_every_command_plans_the_same_program(graph, typed):
     def resolved(command, **more):
-        return resolve(command, {**own, **more}, model=MODEL, reads_data=False)
+        return resolve(command, {**typed, **more}, model=MODEL, reads_data=False)
 
     config = resolved("train").config
     program = make_program(config, 4096, seed=1)
@@ -113,11 +125,11 @@ def test_every_command_plans_the_same_program(graph, own):
         settings_by_command = {"hint": hinted, "benchmark": measured}
         if program.num_stages > 1:
             settings_by_command["train"] = asked(patch, lambda: choose_splits(None, MODEL, program, config))
-    without_recomputation = {key: value for key, value in own.items() if key != "recomputation"}
+    without_recomputation = {key: value for key, value in typed.items() if key != "recomputation"}
     request = make_request(
         resolve("plan-splits", without_recomputation, model=MODEL, reads_data=False),
         stages=None if program.num_stages > 1 else 1,
-        recomputation="on" if own.get("recomputation") else "off",
+        recomputation="on" if typed.get("recomputation") else "off",
     )
     settings_by_command["plan-splits"] = candidates(
         request.settings, request.recomputation, request.proportions
@@ -145,11 +157,8 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
 
 def test_planner_refuses_wrong_optimizer_parameters():
     options = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
-    with pytest.raises(ConfigurationError, match="no parameter 'centered'"):
-        make_request(
-            resolve("plan-splits", options, model=MODEL, reads_data=False),
-            stages=2,
-        )
+    resolved = resolve("plan-splits", options, model=MODEL, reads_data=False)
+    check_raises(ConfigurationError, "no parameter 'centered'", "", make_request, resolved, stages=2)
 
 
 # --- a proportion for each stage
@@ -174,11 +183,9 @@ def test_planned_proportions_are_those_that_the_session_sets():
     # Values of single stages override those of all convolutions.
     assert given_proportions(config_of([20.0, 40.0], **options), 2) == stages
     for count in (3, 5):  # also for 2n + 1
-        with pytest.raises(ConfigurationError, match=f"{count} values for 2 stage") as error:
-            given_proportions(config_of([10.0] * count), 2)
-        assert error.value.hint == (
-            "give 1, 2 (per stage) or 4 (convolutions and matrix products of each stage)"
-        )
+        error, config = f"{count} values for 2 stage", config_of([10.0] * count)
+        hint = "give 1, 2 (per stage) or 4 (convolutions and matrix products of each stage)"
+        check_raises(ConfigurationError, error, hint, given_proportions, config, 2)
 
 
 def test_two_values_per_stage_are_for_convolutions_and_matrix_products():
@@ -208,16 +215,14 @@ def test_proportions_of_another_number_of_stages():
     )
     assert program_settings.proportions_differ
     assert program_settings.restaged(4).available_memory_proportion == uniform(0.2)
-    assert (
-        program_settings.proportions_of(1, 3) == uniform(0.2)[0]
-        and program_settings.proportions_of(1, 2) == uniform(0.4)[0]
-    )
+    assert program_settings.proportions_of(1, 3) == uniform(0.2)[0]
+    assert program_settings.proportions_of(1, 2) == uniform(0.4)[0]
     alike = PlanSettings(num_stages=2, available_memory_proportion=2 * uniform(0.2))
     assert alike == PlanSettings(num_stages=2, available_memory_proportion=uniform(0.2))
-    with pytest.raises(ConfigurationError, match="2 entries for 3 stages"):
-        PlanSettings(num_stages=3, available_memory_proportion=(uniform(0.2)[0], uniform(0.4)[0]))
-    with pytest.raises(ConfigurationError, match="available_memory_proportion is 2"):
-        uniform(2)
+    two = program_settings.available_memory_proportion
+    details = {"num_stages": 3, "available_memory_proportion": two}
+    check_raises(ConfigurationError, "2 entries for 3 stages", "", PlanSettings, **details)
+    check_raises(ConfigurationError, "available_memory_proportion is 2", "", uniform, 2)
 
 
 SHARES = (0.6, 0.05, 0.2)
@@ -230,10 +235,8 @@ def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
     program_settings = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     alike = [replace(base, available_memory_proportion=uniform(share)) for share in SHARES]
     splits = Planner(graph, SYSTEM).names((0, 5, 9))
-    memory, prediction = (
-        program_memory(graph, splits, program_settings, SYSTEM.ipu),
-        predict(graph, splits, program_settings, SYSTEM),
-    )
+    memory = program_memory(graph, splits, program_settings, SYSTEM.ipu)
+    prediction = predict(graph, splits, program_settings, SYSTEM)
     for stage, settings_ in enumerate(alike):
         assert memory[stage] == program_memory(graph, splits, settings_, SYSTEM.ipu)[stage]
         assert prediction.stages[stage] == predict(graph, splits, settings_, SYSTEM).stages[stage]
@@ -293,8 +296,8 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
         given = replace(program_settings, available_memory_proportion=vector)
         for splits in all_splits(graph, 2):
             if fill(graph, splits, given, machine) <= limit:
-                found = predict(graph, splits, given, machine)
-                fitting[splits, vector] = (found.tick_s, found.images_per_s)
+                prediction = predict(graph, splits, given, machine)
+                fitting[splits, vector] = (prediction.tick_s, prediction.images_per_s)
     best = planner.best_with_stage_proportions(program_settings, limit, float("inf"))
     assert best.prediction.tick_s == pytest.approx(min(fitting.values())[0], rel=1e-9)
     assert best.solution.optimal and best.predicted_fill <= limit * (1 + 1e-12)
@@ -311,28 +314,27 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
             (planner.judge(splits, each, limit) for each in group),
             key=lambda c: (c.predicted_fill <= limit, c.prediction.images_per_s),
         )
-        found = planner.judge_with_stage_proportions(splits, group[0], judged)
+        separate = planner.judge_with_stage_proportions(splits, group[0], judged)
         fastest = max(speed for (other, _), (_, speed) in fitting.items() if other == splits)
-        assert fastest * (1 - SAME_SPEED) <= found.prediction.images_per_s <= fastest * (1 + 1e-9)
+        assert fastest * (1 - SAME_SPEED) <= separate.prediction.images_per_s <= fastest * (1 + 1e-9)
 
 
-def test_plan_splits_takes_a_proportion_for_each_stage(capsys):
+def test_plan_splits_takes_a_proportion_for_each_stage(run):
     words, shares = f"{MODEL} --stages 2 --recomputation off", "--available-memory-proportion 60 10"
-    planned = plan(capsys, words, shares)
+    planned = plan(run, words, shares)
     assert percentages(planned.settings.available_memory_proportion) == (60, 10)
     assert planned.run_options()["available-memory-proportion"] == [60, 10]
     assert not any("proportion" in line for line in planned.assumed)
     assert PipelinePlan.from_yaml(planned.to_yaml(), "plan.yml") == planned
-    code, out, _ = run(capsys, words, shares)
-    assert code == 0 and "proportion 60 10%" in " ".join(out.split()) and shares in out
-    refused(capsys, 2, "3 values for 2 stages", "give 1, 2 (per stage) or 4", words, shares, 30)
-    refused(capsys, 2, "nothing says how many stages", "--stages", MODEL, "--ipus 2", shares)
+    out, _ = plan_splits(run, words, shares)
+    assert "proportion 60 10%" in " ".join(out.split()) and shares in out
+    refused(run, 2, "3 values for 2 stages", "give 1, 2 (per stage) or 4", words, shares, 30)
+    refused(run, 2, "nothing says how many stages", "--stages", MODEL, "--ipus 2", shares)
 
 
-def test_proportions_of_a_preset_for_other_stages_are_ignored(capsys):
+def test_proportions_of_a_preset_for_other_stages_are_ignored(run):
     """A preset's four values do not apply to two stages."""
-    code, out, err = run(capsys, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")
-    assert code == 0, err
+    out, _ = plan_splits(run, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")
     assert "4 values are not for 2 stages" in " ".join(out.split())
     assert "--available-memory-proportion 70 30" not in out
 

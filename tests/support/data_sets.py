@@ -89,6 +89,12 @@ def write_class_folders(folder, counts, size=lambda number: (30, 20), form="PNG"
             number += 1
 
 
+def save_pages(path, pages, **options):
+    """Writes a TIFF file of pages, which are arrays or Pillow images."""
+    images = [page if isinstance(page, Image.Image) else Image.fromarray(page) for page in pages]
+    images[0].save(path, save_all=True, append_images=images[1:], **options)
+
+
 def verified(name, path, **options):
     """Verifies a data set; returns the codes of its errors and of its warnings, and the whole report."""
     report = verify.verify(verify.choose(str(name), str(path)), **options)

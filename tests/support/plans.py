@@ -4,7 +4,6 @@ import itertools
 import json
 from dataclasses import replace
 
-from ipucnn import cli
 from ipucnn.hardware import get_system
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
@@ -12,6 +11,7 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import home_options, layer_graph
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from support.refusals import Refusal, check_refused
 
 SYSTEM = get_system("pod16")
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
@@ -23,28 +23,26 @@ def home_graph(name="cifar_resnet8"):
     return layer_graph(record, home_options(record))
 
 
-def run(capsys, *args):
-    """Runs ``plan-splits`` with arguments of one or more words; returns exit code, stdout and stderr."""
-    capsys.readouterr()
-    code = cli.run(["plan-splits", *(word for arg in args for word in str(arg).split())])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+def _words(args):
+    return ["plan-splits", *(word for arg in args for word in str(arg).split())]
 
 
-def plan(capsys, *args):
+def plan_splits(run, *args, columns=None, code=0):
+    """Runs ``plan-splits`` with arguments of one or more words, checks its exit code, and returns stdout and stderr."""
+    ended, out, err = run(*_words(args), columns=columns)
+    assert ended == code, err
+    return out, err
+
+
+def plan(run, *args):
     """Returns the plan of ``plan-splits --json``."""
-    code, out, err = run(capsys, *args, "--json")
-    assert code == 0, err
+    out, _ = plan_splits(run, *args, "--json")
     return PipelinePlan.from_dict(json.loads(out))
 
 
-def refused(capsys, code, error, hint, *args):
+def refused(run, code, error, hint, *args):
     """Checks that ``plan-splits`` ends with a code and prints one line of an error, one of a hint, and nothing else."""
-    got, out, err = run(capsys, *args)
-    lines = [line for line in err.splitlines() if not line.startswith("reading the layers")]
-    assert (got, out, len(lines)) == (code, "", 2), err
-    assert lines[0].startswith("error: ") and error in lines[0]
-    assert lines[1].startswith("hint: ") and hint in lines[1]
+    check_refused(run, Refusal(_words(args), error, hint, code), alone=True)
 
 
 def conv(name, source, size, inputs, outputs, kernel=3, stride=1, groups=1, **more):
