@@ -30,6 +30,7 @@ import yaml
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn import documents
 from ipucnn.command_table import COMMANDS
@@ -400,11 +401,7 @@ TEXTS = [
     ("--lr-schedule-params", '{"a": {"b": "-1e39"}}', "a.b must be at least"),
     ("--norm-layer", '{"name": "group_norm", "num_groups": 99999999999}', "num_groups"),
     ("--norm-layer", '{"name": "batch_norm", "epsilon": 1e30}', "epsilon"),
-    (
-        "--norm-layer",
-        '{"name": "batch_norm", "momentum": NaN}',
-        "momentum must be a number, not NaN",
-    ),
+    ("--norm-layer", '{"name": "batch_norm", "momentum": NaN}', "momentum must be a number, not NaN"),
     ("--matmul-options", '{"a": Infinity}', "a must be at most"),
     ("--pipeline-splits", ",".join(f"l{n}" for n in range(100_000)), "has 100,000 values"),
     ("--device-mapping", ",".join(map(str, range(100_000))), "has 100,000 values"),
@@ -457,15 +454,13 @@ def test_a_fraction_of_huge_parts_is_divided():
 
 def test_products_of_legal_numbers_are_bounded():
     large = RunConfig(micro_batch_size=1, num_replicas=2**16, gradient_accumulation_count=2**20)
-    with pytest.raises(ConfigurationError, match="the global batch of 68,719,476,736 samples") as caught:
-        make_layout(large)
-    assert caught.value.hint == "lower --gradient-accumulation-count to 32767 or less, or one of the others"
+    hint = "lower --gradient-accumulation-count to 32767 or less, or one of the others"
+    check_raises(ConfigurationError, "the global batch of 68,719,476,736 samples", hint, make_layout, large)
     most = make_layout(dataclasses.replace(large, gradient_accumulation_count=32767)).global_batch_size
     assert most <= bounds.MAX_COUNT
     long = RunConfig(weight_updates_per_epoch=10**6, num_epochs=10**6)
-    with pytest.raises(ConfigurationError, match="and a run has at most 2147483647") as caught:
-        make_program(long, 1, seed=0)
-    assert "--num-epochs 2147 " in caught.value.hint
+    error, hint = "and a run has at most 2147483647", "--num-epochs 2147 "
+    check_raises(ConfigurationError, error, hint, make_program, long, 1, seed=0)
     make_program(dataclasses.replace(long, num_epochs=2147), 1, seed=0)
 
 
@@ -529,8 +524,7 @@ def test_weights_beyond_memory_are_refused_before_the_network_is_built(run, monk
     monkeypatch.setattr("ipucnn.planning.graphs.extract.host_memory_bytes", lambda: 2**33)
     monkeypatch.setattr("ipucnn.planning.graphs.extract.build_graph", None)
     monkeypatch.setattr("ipucnn.runs.setup.build", None)
-    code, out, err = run(*line.split())
-    assert (code, out) == (4, "") and "iB while it is made" in err and "hint: lower the classes" in err
+    check_refused(run, Refusal(line, "iB while it is made", "lower the classes", 4))
 
 
 # -- YAML and JSON ----------------------------------------------------------------------------------------------
@@ -609,14 +603,9 @@ def test_hostile_yaml_is_refused_with_place_and_hint(name):
         ("# nothing\n", None),
         ("a: 2001-01-01\n", {"a": "2001-01-01"}),
         ("a: 2001-12-14t21:59:43.10-05:00\n", {"a": "2001-12-14t21:59:43.10-05:00"}),
-        ("a: =\n", {"a": "="}),
         ("a: 0x_\n", {"a": "0x_"}),
         ("1: a\ntrue: b\n", {"1": "a", "true": "b"}),
         ("'~': 1\n", {"~": 1}),
-        ("a: .inf\n", {"a": math.inf}),
-        ("a: 1.0e+400\n", {"a": math.inf}),
-        ("a: 0x1F\nb: 0b11\nc: 017\n", {"a": 31, "b": 3, "c": 15}),
-        ("a: 1:30\nb: 1_000\nc: -5\n", {"a": 90, "b": 1000, "c": -5}),
         ("\ufeffa: 1\n", {"a": 1}),
         ("a: &x {b: 1}\nc: {<<: *x, d: 2}\n", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
         ("%YAML 1.1\n---\na: 1\n", {"a": 1}),
@@ -632,7 +621,7 @@ _WORD_FORMS = [
     for form in (word, word.capitalize(), word.upper(), word + "x")
 ]  # fmt: skip
 _NUMBER_FORMS = """~ 1:30 1:30.5 -1:30 190:20:30.15 1:60 +.5 .5 5. -5 +12 0 -0 00 017 08 0o17 0x1F -0x1f 0b101 0b2 0x
-    1_000 1__0. _1 1e5 1.0e5 1.0e+5 1.5E-3 .5e+1 +1:30 0:0 -0.0 1.2.3 1- --1 0b_1 1:30:59 ="""
+    1_000 1__0. _1 1e5 1.0e5 1.0e+5 1.5E-3 .5e+1 +1:30 0:0 -0.0 1.2.3 1- --1 0b_1 1:30:59 = 1.0e+400 1_000"""
 
 
 def test_plain_scalars_equal_those_of_pyyaml():
@@ -749,8 +738,8 @@ def test_a_suite_cannot_expand_to_a_billion_rows(run, tmp_path):
     numbers = ",".join(map(str, range(1, 101)))
     options = " ".join(f"--seed {{{numbers}}}" for _ in range(5))
     (tmp_path / "many.yml").write_text(f"rows:\n- benchmark lenet {options}\n")
-    code, _, err = run("benchmark", "--suite", "many.yml", "--print-config")
-    assert code == 2 and "stands for 10000000000 command lines" in err and "hint: " in err
+    line = "benchmark --suite many.yml --print-config"
+    check_refused(run, Refusal(line, "stands for 10000000000 command lines"))
 
 
 def test_hostile_json_is_refused():
@@ -848,13 +837,9 @@ _VALUES = st.recursive(
 
 
 @given(_VALUES, st.sampled_from([None, True, False]))
-def test_plain_values_survive_yaml(value, flow):
+def test_plain_values_survive_yaml_and_json(value, flow):
     text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
     assert documents.load(text) == value
-
-
-@given(_VALUES)
-def test_plain_values_survive_json(value):
     assert documents.load_record(json.dumps(value)) == value
 
 

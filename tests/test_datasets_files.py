@@ -13,8 +13,10 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.data_sets import encode
+from support.data_sets import encode, write_class_folders
+from support.refusals import Refusal, check_raises, check_refused
 
+from ipucnn.config.resolve import resolve
 from ipucnn.datasets import limits
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, data_source, read_file
 from ipucnn.datasets.hashing import AUGMENT, draw
@@ -25,6 +27,7 @@ from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.errors import DataError
+from ipucnn.models.registry import list_models
 from ipucnn.runs.images.inputs import _reader
 
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
@@ -189,11 +192,8 @@ def test_bytes_that_are_not_an_image_are_refused(data):
 def test_an_absurdly_large_image_is_refused_by_its_header(form):
     data = encode(picture(12, 12), form)
     assert open_image(data, "image", 3, 144).size == (12, 12)
-    with pytest.raises(
-        DataError, match="image x has 12x12 pixels, more than --max-image-pixels 143"
-    ) as caught:
-        open_image(data, "image x", 3, 143)
-    assert "--max-image-pixels 144" in caught.value.hint
+    error, hint = "image x has 12x12 pixels, more than --max-image-pixels 143", "--max-image-pixels 144"
+    check_raises(DataError, error, hint, open_image, data, "image x", 3, 143)
 
 
 def test_a_mode_that_pillow_cannot_convert_is_a_data_error(monkeypatch):
@@ -201,15 +201,14 @@ def test_a_mode_that_pillow_cannot_convert_is_a_data_error(monkeypatch):
         raise ValueError("conversion from LAB to RGB not supported")
 
     monkeypatch.setattr(Image.Image, "convert", refuse)
-    with pytest.raises(DataError, match="image x cannot be decoded"):
-        open_image(encode(Image.new("LAB", (8, 8)), "TIFF"), "image x", 3)
+    data = encode(Image.new("LAB", (8, 8)), "TIFF")
+    check_raises(DataError, "image x cannot be decoded", "", open_image, data, "image x", 3)
 
 
 def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
     data = bytearray(encode(picture(40, 40), "TIFF", compression="tiff_lzw"))
     data[8:200] = b"\xff" * 192
-    with pytest.raises(DataError):
-        open_image(bytes(data), "image", 3)
+    check_raises(DataError, "image", "", open_image, bytes(data), "image", 3)
     assert capfd.readouterr().err == ""
 
 
@@ -375,48 +374,41 @@ def test_photographs_with_odd_files():
         assert upright.size == (stored.height, stored.width)
 
 
-def class_folders(root, counts):
-    for name, count in counts.items():
-        (root / name).mkdir(parents=True)
-        for k in range(count):
-            (root / name / f"{k:03}.png").write_bytes(encode(np.full((6, 5, 3), 10 * k, np.uint8)))
-
-
 def test_damaged_images_are_refused_or_left_out(tmp_path, run, lightly):
     folder = tmp_path / "photos"
-    class_folders(folder, {"a": 20, "b": 20})
-    whole = (folder / "b" / "004.png").read_bytes()
-    (folder / "a" / "003.png").write_text("junk")
-    (folder / "b" / "004.png").write_bytes(whole[:40])
-    (folder / "b" / "005.png").write_bytes(b"")
+    write_class_folders(folder, {(".", "a"): 20, (".", "b"): 20})
+    whole = (folder / "b" / "4.png").read_bytes()
+    (folder / "a" / "3.png").write_text("junk")
+    (folder / "b" / "4.png").write_bytes(whole[:40])
+    (folder / "b" / "5.png").write_bytes(b"")
     train = ("train", "toy_model", "--dataset", folder, "--num-epochs", 1, "--run-dir", tmp_path / "run")
     code, _, err = run(*train)
     assert code == 3 and "3 of 40 images cannot be read" in err and "compiling" not in err
-    assert all(name in err for name in ("a/003.png", "b/004.png", "b/005.png")) and "--skip-damaged" in err
+    assert all(name in err for name in ("a/3.png", "b/4.png", "b/5.png")) and "--skip-damaged" in err
     assert not (tmp_path / "run").exists()
     code, out, err = run(*train, "--skip-damaged", "--json")
     data = json.loads(out)["dataset"]
     assert code == 0 and data["train"] + data["evaluation"] == 37 and "3 damaged images left out" in err
-    assert [Path(path).name for path in data["left_out"]] == ["003.png", "004.png", "005.png"]
-    (folder / "b" / "004.png").write_bytes(whole)
+    assert [Path(path).name for path in data["left_out"]] == ["3.png", "4.png", "5.png"]
+    (folder / "b" / "4.png").write_bytes(whole)
     code, _, err = run("evaluate", tmp_path / "run", "--limit-eval", 2)
     assert code == 0 and "2 damaged images left out" in err, err
     for path in (folder / "a").iterdir():
         path.write_bytes(b"")
-    code, _, err = run("train", "lenet", "--dataset", "digits", "--skip-damaged")
-    assert code == 2 and "no folder of image files" in err
+    check_refused(run, Refusal("train lenet --dataset digits --skip-damaged", "no folder of image files"))
 
 
 @pytest.mark.parametrize(
     ("fraction", "held_out"), [(0.2, {"a": 4, "b": 1, "c": 1}), (0.5, {"a": 10, "b": 2, "c": 1})]
 )
 def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
-    class_folders(tmp_path, {"a": 20, "b": 4, "c": 2})
+    write_class_folders(tmp_path, {(".", "a"): 20, (".", "b"): 4, (".", "c"): 2})
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "read.txt").write_text("no class")
-    with pytest.raises(DataError, match="lacks train/ or val/"):
-        choose_dataset(str(tmp_path), tmp_path, home="imagenet", task="classification")
-    choice = choose_dataset(str(tmp_path), tmp_path, home="imagenet", task="classification", divides=True)
+    named = (str(tmp_path), tmp_path)
+    home = {"home": "imagenet", "task": "classification"}
+    check_raises(DataError, "lacks train/ or val/", "", choose_dataset, *named, **home)
+    choice = choose_dataset(*named, **home, divides=True)
     sources = [open_dataset(choice, Opening(seed=seed, validation_fraction=fraction)) for seed in (1, 2)]
     source = sources[0]
     assert source.info.class_names == ("a", "b", "c") and source.info.num_train == len(source.train)
@@ -439,14 +431,14 @@ def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
 @pytest.mark.parametrize("change", ["first", "last", "gone"])
 def test_adding_or_removing_an_image_moves_at_most_one_between_splits(tmp_path, change):
     folder = tmp_path / "photos"
-    class_folders(folder, {"a": 20, "b": 20})
+    write_class_folders(folder, {(".", "a"): 20, (".", "b"): 20})
     before = open_imagefolder(folder)
     if change == "gone":
-        (folder / "a" / "000.png").unlink()
+        (folder / "a" / "0.png").unlink()
     else:
-        name = "000-a.png" if change == "last" else "!.png"
-        (folder / "a" / name).write_bytes((folder / "a" / "000.png").read_bytes())
-        class_folders(folder, {"0": 5})  # a class that sorts before all others
+        name = "9-a.png" if change == "last" else "!.png"
+        (folder / "a" / name).write_bytes((folder / "a" / "0.png").read_bytes())
+        write_class_folders(folder, {(".", "0"): 5})  # a class that sorts before all others
     after = open_imagefolder(folder)
     moved = set(before.train.paths) & set(after.eval.paths) | set(before.eval.paths) & set(after.train.paths)
     assert len(moved) <= 1
@@ -460,9 +452,8 @@ def test_adding_or_removing_an_image_moves_at_most_one_between_splits(tmp_path, 
 
 
 def test_one_image_of_each_class_cannot_be_split(tmp_path):
-    class_folders(tmp_path, {"a": 1, "b": 1})
-    with pytest.raises(DataError, match="none can be held out"):
-        open_imagefolder(tmp_path)
+    write_class_folders(tmp_path, {(".", "a"): 1, (".", "b"): 1})
+    check_raises(DataError, "none can be held out", "", open_imagefolder, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -475,18 +466,13 @@ def test_one_image_of_each_class_cannot_be_split(tmp_path):
     ],
 )
 def test_other_commands_and_trained_weights_keep_the_default_size(command, weights, size):
-    from ipucnn.config.resolve import resolve
-
     flags = {"dataset": "imagefolder", **weights}
     resolved = resolve(command, flags, model="resnet50-keras", needs_data=False)
     assert resolved.config.image_size == size
 
 
 def test_image_folders_have_presets_with_a_small_batch(tmp_path):
-    from ipucnn.config.resolve import resolve
-    from ipucnn.models.registry import list_models
-
-    class_folders(tmp_path, {"a": 20, "b": 20, "c": 20, "d": 20})
+    write_class_folders(tmp_path, {(".", "a"): 20, (".", "b"): 20, (".", "c"): 20, (".", "d"): 20})
     for record in list_models():
         if record.task == "classification":
             resolved = resolve("train", {"dataset": str(tmp_path)}, model=record.name)

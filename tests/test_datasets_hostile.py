@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.data_sets import encode, noise, write_cifar10, write_class_folders, write_mnist
+from support.refusals import check_raises
 
 from ipucnn.datasets.images import open_image
 from ipucnn.datasets.sources import cifar, idx, records
@@ -121,28 +122,24 @@ POSTSCRIPT = (
     b"(%pipe%touch " + str(MARKER).encode() + b")(w) file\n"
 )
 LIMIT = r"(more|far more) than --max-image-pixels"
+LIMIT_OR_DAMAGE = f"{LIMIT}|cannot be decoded"
+TILE = "a tile of .* has 60000x60000 pixels"
 IMAGES = {
     "png": (png_of_gigapixels, LIMIT),
     "jpeg": (jpeg_of_gigapixels, LIMIT),
-    "gif": (gif_of_gigapixels, f"{LIMIT}|cannot be decoded"),
-    "gif after a comment": (lambda: gif_of_gigapixels(b"!\xfe\0"), f"{LIMIT}|cannot be decoded"),
-    "gif after text": (lambda: gif_of_gigapixels(b"!\x01\0\x02xx\0"), f"{LIMIT}|cannot be decoded"),
-    "gif after a loop": (
-        lambda: gif_of_gigapixels(b"!\xff\x0bNETSCAPE2.0\0\x02xx\0"),
-        f"{LIMIT}|cannot be decoded",
-    ),
-    "gif after rubbish": (lambda: gif_of_gigapixels(b"xyz"), f"{LIMIT}|cannot be decoded"),
-    "webp": (webp_of_gigapixels, f"{LIMIT}|cannot be decoded"),
+    "gif": (gif_of_gigapixels, LIMIT_OR_DAMAGE),
+    "gif after a comment": (lambda: gif_of_gigapixels(b"!\xfe\0"), LIMIT_OR_DAMAGE),
+    "gif after text": (lambda: gif_of_gigapixels(b"!\x01\0\x02xx\0"), LIMIT_OR_DAMAGE),
+    "gif after a loop": (lambda: gif_of_gigapixels(b"!\xff\x0bNETSCAPE2.0\0\x02xx\0"), LIMIT_OR_DAMAGE),
+    "gif after rubbish": (lambda: gif_of_gigapixels(b"xyz"), LIMIT_OR_DAMAGE),
+    "webp": (webp_of_gigapixels, LIMIT_OR_DAMAGE),
     "tiff of shared bytes": (tiff_of_shared_bytes, "claims"),
     "exif of shared bytes": (exif_of_shared_bytes, "claims"),
     "tiff with a long table": (lambda: tiff_that_ends_within_its_table(8, 65535), "claims"),
     "tiff with a table at its end": (lambda: tiff_that_ends_within_its_table(100_000, 9900), "claims"),
     "tiff of tables over one another": (tiff_of_tables_over_one_another, "over one another"),
-    "tiff of large tiles": (lambda: tiff_of_large_tiles(4), "a tile of .* has 60000x60000 pixels"),
-    "tiff of large tiles in SLONG8": (
-        lambda: tiff_of_large_tiles(17),
-        "a tile of .* has 60000x60000 pixels",
-    ),
+    "tiff of large tiles": (lambda: tiff_of_large_tiles(4), TILE),
+    "tiff of large tiles in SLONG8": (lambda: tiff_of_large_tiles(17), TILE),
     "jpeg of exif segments": (jpeg_of_exif_segments, "EXIF segments"),
     "postscript": (lambda: POSTSCRIPT, "not an image in a known format"),
 }
@@ -290,9 +287,9 @@ def test_the_exploits_are_live(kind):
 def test_class_names_in_a_hostile_pickle_are_refused(clean, tmp_path):
     write_cifar10(tmp_path)
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": EXPLOITS["eval"]}, 2))
-    with pytest.raises(DataError, match=r"batches.meta .* could run code") as caught:
-        cifar.open_cifar("cifar10", tmp_path)
-    assert not MARKER.exists() and "nothing in it was run" in caught.value.hint
+    hint = "nothing in it was run"
+    error = check_raises(DataError, "could run code", hint, cifar.open_cifar, "cifar10", tmp_path)
+    assert not MARKER.exists() and "batches.meta " in error.message
 
 
 # ---------------------------------------------------------------- other pickles
@@ -367,15 +364,12 @@ def _value(value):
 NESTED = [0] * 100
 for _ in range(4):
     NESTED = [NESTED] * 100
-# NumPy would read the address; the others are no whole numbers, or 10**10 of them.
+# NumPy would read the address, and 10**10 numbers.
 ADDRESS = {"__array_interface__": {"shape": (2,), "typestr": "<i8", "data": (16, True), "version": 3}}
 LABELS = {
     "an address": b"c__builtin__\nbytes\n" + _value((None, ADDRESS)) + b"b",
     "an address in a list": b"]c__builtin__\nbytes\n" + _value((None, ADDRESS)) + b"ba",
-    "nothing": _value([None, None]),
-    "a large number": _value([2**70, 1]),
     "nested lists": _value(NESTED),
-    "truths": _value([True, False]),
 }
 
 
@@ -383,8 +377,7 @@ LABELS = {
 def test_labels_are_plain_whole_numbers_before_numpy_sees_them(tmp_path, labels):
     path = tmp_path / "data_batch_1"
     path.write_bytes(_with_labels(labels))
-    with pytest.raises(DataError, match="not a list of whole numbers"):
-        cifar.read_pickle(path, "labels", None)
+    check_raises(DataError, "not a list of whole numbers", "", cifar.read_pickle, path, "labels", None)
 
 
 def test_keys_that_are_not_text_are_ignored(tmp_path):

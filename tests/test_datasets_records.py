@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, noise, smooth
+from support.refusals import check_raises
 
+from ipucnn.datasets import images, pipeline
 from ipucnn.datasets.base import INDEXING, RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
 from ipucnn.datasets.images import decode_for_training, distorted_box
+from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example
@@ -70,10 +73,9 @@ def open_folder(path):
 
 def error_of(path, action=None):
     """Returns the error message of opening a folder, or of another action."""
-    with pytest.raises(DataError) as caught:
-        (action or (lambda: open_folder(path)))()
-    assert caught.value.hint and caught.value.exit_code == 3
-    return caught.value.message
+    error = check_raises(DataError, "", "", action or (lambda: open_folder(path)))
+    assert error.exit_code == 3
+    return error.message
 
 
 # ---------------------------------------------------------------- messages
@@ -234,9 +236,7 @@ def test_a_damaged_index_is_rebuilt(folder, tmp_path, monkeypatch, damage):
     whole = fingerprint(open_folder(folder))
     (path,) = cache_folder("records").iterdir()
     data = path.read_bytes()
-    if damage == "flipped":
-        data = data[:200] + bytes([data[200] ^ 1]) + data[201:]
-    elif damage == "folder":
+    if damage == "folder":
         path.unlink()
         path.mkdir()
     elif damage == "foreign":
@@ -246,11 +246,11 @@ def test_a_damaged_index_is_rebuilt(folder, tmp_path, monkeypatch, damage):
                 name: stored[name] + ("shards" in name) * stored[name].dtype.type(9) for name in stored
             }
         np.savez(path, **columns)
-        data = path.read_bytes()
     else:
-        data = {"cut": data[:-7], "pickle": b"x" * 64 + b"\ncos\nsystem\n", "empty": b""}[damage]
-    if damage != "folder":
-        path.write_bytes(data)
+        flipped = data[:200] + bytes([data[200] ^ 1]) + data[201:]
+        pickled = b"x" * 64 + b"\ncos\nsystem\n"
+        damaged = {"cut": data[:-7], "flipped": flipped, "pickle": pickled, "empty": b""}
+        path.write_bytes(damaged[damage])
     scanned = count_scans(monkeypatch)
     assert fingerprint(open_folder(folder)) == whole and len(scanned) == 5
 
@@ -273,9 +273,9 @@ def test_indexing_reads_only_labels(folder, monkeypatch):
         return pread(handle, size, place)
 
     monkeypatch.setattr(os, "pread", counting)
-    assert [at for _, at, _, _ in tfrecord.scan_records(path)] == [0, len(big) + 16, 2 * (len(big) + 16)]
-    assert [label for _, _, label in records._index_shard(path, 3).T.tolist()] == [1, 1, 1]
-    assert sum(taken) < 10**4
+    train = open_folder(folder).train
+    assert train.places[:3].tolist() == [0, len(big) + 16, 2 * (len(big) + 16)]
+    assert train.labels[:3].tolist() == [1, 1, 1] and sum(taken) < 10**5
 
 
 # ---------------------------------------------------------------- refused records
@@ -398,13 +398,9 @@ def test_distorted_boxes_have_the_distribution_of_tensorflow():
     )
     top, left, _, tall, wide, _ = tf.map_fn(sample, tf.range(count)).numpy().T.astype(float)
     theirs = np.stack([left, top, left + wide, top + tall], axis=1)
-    for measure in (
-        lambda b: b[:, 2] - b[:, 0],
-        lambda b: b[:, 3] - b[:, 1],
-        lambda b: b[:, 0],
-        lambda b: b[:, 1],
-    ):
-        a, b = measure(ours), measure(theirs)
+    # Left, top, width and height
+    ours, theirs = (np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]).T for boxes in (ours, theirs))
+    for a, b in zip(ours, theirs):
         spread = np.hypot(a.std(), b.std()) / np.sqrt(count)
         assert abs(a.mean() - b.mean()) < 4 * spread + 0.5
         assert abs(a.std() / b.std() - 1) < 0.06
@@ -413,8 +409,6 @@ def test_distorted_boxes_have_the_distribution_of_tensorflow():
 
 def test_training_and_validation_crops_equal_those_of_pillow(folder):
     """Compares batches from records with Pillow: the same boxes, pixels and labels."""
-    from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
-
     source = open_folder(folder)
     options = dict(input_shape=(14, 14, 3), input_range="raw", batch_size=2)
     (images, labels, weights), *_ = eval_batches(source.eval, source.info, **options).as_numpy_iterator()
@@ -487,13 +481,11 @@ def test_a_crop_of_a_jpeg_equals_a_crop_of_the_whole_image(
 
 def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
     """37 images take 37 calls and are joined; one image or 20 take one call each and are not joined."""
-    from ipucnn.datasets import pipeline
-    from ipucnn.datasets.pipeline import Stream, train_batches
 
     def images(batch_size, num_parallel):
-        batches = train_batches(
-            open_folder(folder), Stream(batch_size=batch_size, samples_per_epoch=7, input_shape=(9, 8, 3),
-            input_range="tf", augment=True, seed=4, num_parallel=num_parallel,)).as_numpy_iterator()  # fmt: skip
+        options = {"samples_per_epoch": 7, "input_shape": (9, 8, 3), "input_range": "tf", "augment": True}
+        stream = Stream(batch_size=batch_size, num_parallel=num_parallel, seed=4, **options)
+        batches = train_batches(open_folder(folder), stream).as_numpy_iterator()
         return [np.concatenate(part) for part in zip(*(next(batches) for _ in range(-(-37 // batch_size))))]
 
     one, many = images(1, 1), images(37, 4)
@@ -504,8 +496,6 @@ def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["cmyk", "grey", "turned", "png"])
 def test_other_images_are_decoded_whole(kind):
-    from ipucnn.datasets import images
-
     image = Image.fromarray(noise(1, 40, 30, 3))
     exif = Image.Exif()
     if kind == "turned":
@@ -543,13 +533,11 @@ def test_plain_jpegs_are_read_without_pillow():
     assert [plain_jpeg_size(other) for other in more] == [None] * len(more)
     huge = data[: frame_at + 5] + b"\xff\xff\xff\xff" + data[frame_at + 9 :]
     assert plain_jpeg_size(huge) == (65535, 65535)
-    with pytest.raises(DataError, match="x has 65535x65535 pixels, more than --max-image-pixels"):
-        crop_of(huge, (12, 12), 0)
+    words = "x has 65535x65535 pixels, more than --max-image-pixels"
+    check_raises(DataError, words, "", crop_of, huge, (12, 12), 0)
 
 
 def test_an_unreadable_image_is_reported_with_its_place(folder):
-    from ipucnn.datasets.pipeline import Stream, data_errors, train_batches
-
     path = folder / "train-00001-of-00003"
     bad = make_example({"image/encoded": jpeg(5)[:200], "image/class/label": 1})
     at = len(path.read_bytes())

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.refusals import check_raises
 
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
@@ -109,26 +110,22 @@ def test_images_of_many_sizes_stay_encoded(prepared):
 
 
 def test_a_set_without_classes_is_refused(prepared):
-    with pytest.raises(DataError, match="no image with a class"):
-        open_dataset(choose("tfds:nolabel", prepared))
+    check_raises(DataError, "no image with a class", "", open_dataset, choose("tfds:nolabel", prepared))
 
 
 def test_an_absent_set_is_an_error(prepared):
-    with pytest.raises(DataError, match="tfds:svhn_cropped is not in") as caught:
-        choose("tfds:svhn_cropped", prepared)
-    assert "--download" in caught.value.hint
-    assert choose("tfds:svhn_cropped", prepared, download=True).download_to == prepared
+    name = "tfds:svhn_cropped"
+    check_raises(DataError, f"{name} is not in", "--download", choose, name, prepared)
+    assert choose(name, prepared, download=True).download_to == prepared
 
 
 def test_a_version_can_be_chosen(prepared):
     assert choose("tfds:mnist:3.0.1", prepared).location == prepared / "mnist" / "3.0.1"
-    with pytest.raises(DataError):
-        choose("tfds:mnist:1.0.0", prepared)
+    check_raises(DataError, "is not in", "", choose, "tfds:mnist:1.0.0", prepared)
     folder = prepared / "mnist" / "3.0.1"  # the folder of the version
     assert choose("tfds:mnist:3.0.1", folder).location == folder
     for other in ("tfds:mnist:9.9.9", "tfds:photos"):
-        with pytest.raises(DataError, match="is not in"):
-            choose(other, folder)
+        check_raises(DataError, "is not in", "", choose, other, folder)
 
 
 def test_a_set_is_identified_by_its_description(prepared, tmp_path):
@@ -141,12 +138,10 @@ def test_a_set_is_identified_by_its_description(prepared, tmp_path):
     copytree(prepared / "photos" / "3.0.1", folder)
     info = json.loads((folder / "dataset_info.json").read_text())
     (folder / "dataset_info.json").write_text(json.dumps({**info, "configName": "small"}))
-    with pytest.raises(DataError, match="is not in"):
-        choose("tfds:mnist", folder)
+    check_raises(DataError, "is not in", "", choose, "tfds:mnist", folder)
     for name in ("tfds:photos", "tfds:photos/small", "tfds:photos/small:3.0.1"):
         assert choose(name, folder).location == folder
-    with pytest.raises(DataError, match="is not in"):
-        choose("tfds:photos/large", folder)
+    check_raises(DataError, "is not in", "", choose, "tfds:photos/large", folder)
     for name, path in ((str(folder), "."), (None, str(folder))):
         assert verify.choose(name, path).name == "tfds:photos/small"
     choice = choose(str(folder), ".")
@@ -169,26 +164,24 @@ def test_a_missing_package_is_an_error(prepared, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(MissingError, match="tensorflow-datasets") as caught:
-        open_dataset(choose("tfds:mnist", prepared))
-    assert caught.value.exit_code == 6 and "ipucnn[tfds]" in caught.value.hint
+    choice = choose("tfds:mnist", prepared)
+    error = check_raises(MissingError, "tensorflow-datasets", "ipucnn[tfds]", open_dataset, choice)
+    assert error.exit_code == 6
 
 
 def test_an_unknown_set_cannot_be_prepared(tmp_path):
     choice = choose("tfds:no_such_set_at_all", tmp_path, download=True)
-    with pytest.raises(MissingError, match="cannot prepare tfds:no_such_set_at_all"):
-        open_dataset(choice, download=True)
+    error = "cannot prepare tfds:no_such_set_at_all"
+    check_raises(MissingError, error, "", open_dataset, choice, download=True)
 
 
 def test_a_set_too_large_for_memory_is_refused(prepared, monkeypatch):
     from ipucnn.datasets import limits
 
     monkeypatch.setattr(limits, "available_bytes", lambda: 40_000)
-    with pytest.raises(
-        DataError, match=r"tfds:mnist needs .*iB of memory, and half of what is free is"
-    ) as caught:
-        open_dataset(choose("tfds:mnist", prepared))
-    assert "image folder" in caught.value.hint
+    choice, words = choose("tfds:mnist", prepared), "iB of memory, and half of what is free is"
+    error = check_raises(DataError, words, "image folder", open_dataset, choice)
+    assert "tfds:mnist needs " in error.message
 
 
 def test_images_are_held_in_memory_once(prepared, monkeypatch):

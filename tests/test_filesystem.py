@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn import filesystem
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -60,9 +62,8 @@ def test_every_text_is_a_path_or_an_error_with_a_hint(name):
     ],
 )
 def test_impossible_paths_are_refused(name, code, message):
-    with pytest.raises(UserError, match=message) as caught:
-        filesystem.expand(name)
-    assert caught.value.exit_code == code and caught.value.hint and len(caught.value.message) < 500
+    error = check_raises({2: ConfigurationError, 3: DataError}[code], message, "", filesystem.expand, name)
+    assert error.exit_code == code and len(error.message) < 500
 
 
 def test_a_cache_path_needs_no_access_to_the_home_folder(monkeypatch):
@@ -76,12 +77,9 @@ def test_a_cache_path_needs_no_access_to_the_home_folder(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "lstat", refuse)
         assert filesystem.cache_folder("graphs") == Path("/closed/.cache/ipucnn/graphs")
-        with pytest.raises(DataError, match="Permission denied"):
-            filesystem.expand("~/runs")
+        check_raises(DataError, "Permission denied", "", filesystem.expand, "~/runs")
     monkeypatch.setattr(Path, "expanduser", lambda path: (_ for _ in ()).throw(RuntimeError("no home")))
-    with pytest.raises(ConfigurationError, match="home folder") as caught:
-        filesystem.expand("~/runs")
-    assert "HOME" in caught.value.hint
+    check_raises(ConfigurationError, "home folder", "HOME", filesystem.expand, "~/runs")
 
 
 def test_kinds_follow_links(here):
@@ -103,11 +101,10 @@ def test_a_deleted_working_directory_is_an_error(here):
     os.chdir(gone)
     gone.rmdir()
     try:
-        with pytest.raises(DataError, match="was deleted"):
-            filesystem.absolute(Path("runs"))
+        check_raises(DataError, "was deleted", "", filesystem.absolute, Path("runs"))
         assert filesystem.absolute(Path("/runs")) == Path("/runs")
-        with pytest.raises(DataError, match="was deleted"):
-            filesystem.check_not_replaced([("--save", here / "a")], [("the plan", Path("plan.yml"))])
+        outputs, inputs = [("--save", here / "a")], [("the plan", Path("plan.yml"))]
+        check_raises(DataError, "was deleted", "", filesystem.check_not_replaced, outputs, inputs)
     finally:
         os.chdir(here)
 
@@ -117,9 +114,7 @@ def test_a_deleted_working_directory_is_an_error(here):
 )
 def test_an_unsearchable_folder_is_an_error(here):
     (here / "closed").mkdir(mode=0)
-    with pytest.raises(DataError, match="ermission denied") as caught:
-        filesystem.exists(here / "closed" / "a")
-    assert "permissions" in caught.value.hint
+    check_raises(DataError, "ermission denied", "permissions", filesystem.exists, here / "closed" / "a")
 
 
 @pytest.mark.parametrize(
@@ -146,9 +141,7 @@ def test_each_system_error_ends_a_command_with_its_hint(name, hint, monkeypatch,
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "a")
 
     monkeypatch.setattr(cli, "_dispatch", refuse)
-    code, out, err = run("runs")
-    assert (code, out) == (3, "") and err.startswith(f"error: a: {os.strerror(getattr(errno, name))}\nhint: ")
-    assert hint in err.splitlines()[1] and len(err.splitlines()) == 2
+    check_refused(run, Refusal("runs", f"error: a: {os.strerror(getattr(errno, name))}", hint, 3), alone=True)
 
 
 LONG = "x" * 300
@@ -158,10 +151,7 @@ REFUSED = {
     "expand": (filesystem.expand, ["nul\0", LONG]),
     "file_size": (filesystem.file_size, ["none", "loop"]),
     "entries": (filesystem.entries, ["loop"]),
-    "read_bytes": (
-        lambda path: filesystem.read_bytes(path, 10),
-        ["none", "fifo", "folder", "loop", "large"],
-    ),
+    "read_bytes": (lambda path: filesystem.read_bytes(path, 10), ["none", "fifo", "folder", "loop", "large"]),
     "read_text": (lambda path: filesystem.read_text(path, 100), ["none", "large"]),
     "append_text": (lambda path: filesystem.append_text(path, "x"), ["to-file", "fifo", "folder"]),
     "make_folder": (filesystem.make_folder, ["file", "file/below"]),
@@ -184,17 +174,12 @@ def test_errors_of_wrong_kinds_begin_with_the_path(here, ask, names):
     (here / "large").write_bytes(b"\xff" * 20)
     (here / "folder").mkdir()
     os.mkfifo(here / "fifo")
-    for link, target in (
-        ("loop", "loop"),
-        ("dangling", "no/where"),
-        ("to-folder", "folder"),
-        ("to-file", "file"),
-    ):
+    links = {"loop": "loop", "dangling": "no/where", "to-folder": "folder", "to-file": "file"}
+    for link, target in links.items():
         (here / link).symlink_to(target)
     for name in names:
-        with pytest.raises(UserError) as caught:
-            ask(f"{here}/{name}" if ask is filesystem.expand else here / name)
-        assert caught.value.message.startswith(str(here)) and caught.value.hint, name
+        path = f"{here}/{name}" if ask is filesystem.expand else here / name
+        assert check_raises(UserError, "", "", ask, path).message.startswith(str(here)), name
     assert (here / "file").read_text() == "mine"
 
 
@@ -207,20 +192,18 @@ def test_reading_is_bounded(here, size):
     if size <= 10:
         assert filesystem.read_bytes(here / "a", 10) == b"x" * size
     else:
-        with pytest.raises(DataError, match="larger than"):
-            filesystem.read_bytes(here / "a", 10)
+        check_raises(DataError, "larger than", "", filesystem.read_bytes, here / "a", 10)
 
 
 def test_files_of_proc_are_read_and_devices_are_refused(here):
     leader, follower = os.openpty()
-    with pytest.raises(DataError, match="is a device, a FIFO or a socket, not a file"):
-        filesystem.read_bytes(Path(os.ttyname(follower)), 10)
+    terminal, words = Path(os.ttyname(follower)), "is a device, a FIFO or a socket, not a file"
+    check_raises(DataError, words, "", filesystem.read_bytes, terminal, 10)
     os.close(leader), os.close(follower)
     version = Path("/proc/version")  # its reported size is 0
     data = version.read_bytes()
     assert filesystem.read_bytes(version, len(data)) == data and version.stat().st_size == 0
-    with pytest.raises(DataError, match="larger than"):
-        filesystem.read_bytes(version, len(data) - 1)
+    check_raises(DataError, "larger than", "", filesystem.read_bytes, version, len(data) - 1)
     symbols = Path("/proc/kallsyms")  # several megabytes
     if os.access(symbols, os.R_OK):
         assert len(filesystem.read_bytes(symbols, 2**26)) > 2**20
@@ -233,8 +216,7 @@ def test_a_folder_deleted_meanwhile_counts_as_locked(here):
 
 def test_invalid_utf_8_is_reported_with_its_line(here):
     (here / "a").write_bytes(b"one\ntwo\n\xff")
-    with pytest.raises(DataError, match="line 3: byte 0xff"):
-        filesystem.read_text(here / "a", 100)
+    check_raises(DataError, "line 3: byte 0xff", "", filesystem.read_text, here / "a", 100)
 
 
 # -- writing --------------------------------------------------------------------------------------------------
@@ -307,9 +289,7 @@ def test_a_full_disk_leaves_only_the_old_file(here, monkeypatch, broken):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, broken, full)
-    with pytest.raises(DataError, match="No space left") as caught:
-        filesystem.write_output_text(here / "a", "new")
-    assert "free some space" in caught.value.hint
+    check_raises(DataError, "No space left", "free some", filesystem.write_output_text, here / "a", "new")
     assert (here / "a").read_text() == "old" and left(here) == []
 
 
@@ -331,9 +311,8 @@ class Reader(threading.Thread):
 def test_a_fifo_is_written_to_and_stays_a_fifo(here):
     fifo = here / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(DataError, match="fifo cannot be written") as caught:
-        filesystem.write_output_text(fifo, "a")
-    assert "start the program that reads" in caught.value.hint
+    hint = "start the program that reads"
+    check_raises(DataError, "fifo cannot be written", hint, filesystem.write_output_text, fifo, "a")
     # The last reader closes the FIFO before all is written, which is no error.
     for num_read, num_written in ((5, 5), (300_000, 300_000), (10, 1_000_000)):
         reader = Reader(fifo, num_read)
@@ -383,16 +362,13 @@ def test_streams_of_this_process_are_recognised_by_name(here):
         assert not filesystem.is_written_to(here / name)
     reading = os.open(here / "file", os.O_RDONLY)
     for number in (reading, 1000000):
-        with pytest.raises(DataError, match="/dev/fd/"):
-            filesystem.write_output_text(Path(f"/dev/fd/{number}"), "a")
-        with pytest.raises(DataError, match="/dev/fd/"):
-            filesystem.check_output(Path(f"/dev/fd/{number}"))
+        path = Path(f"/dev/fd/{number}")
+        check_raises(DataError, "/dev/fd/", "", filesystem.write_output_text, path, "a")
+        check_raises(DataError, "/dev/fd/", "", filesystem.check_output, path)
     os.close(reading)
 
 
 def test_stdout_keeps_the_order_of_writes(here):
-    import subprocess
-
     # Not /dev/stdout: a failure as root would remove it from the machine.
     code = (
         "import pathlib; from ipucnn import filesystem; print('first'); "
@@ -409,23 +385,20 @@ def test_sockets_and_disks_are_refused_as_outputs(here):
         listener.bind("socket")
         paths = [here / "socket", *(path for path in Path("/dev").iterdir() if path.is_block_device())]
         for path in paths:
-            with pytest.raises(DataError, match="is a disk or a socket"):
-                filesystem.check_output(path)
+            check_raises(DataError, "is a disk or a socket", "", filesystem.check_output, path)
 
 
 def test_a_link_or_a_fifo_in_place_of_a_file_of_a_run_is_removed_by_the_hint(here):
     os.mkfifo(here / "fifo")
     (here / "link").symlink_to("file")
     for name in ("fifo", "link"):
-        with pytest.raises(DataError, match=f"{name} is a link or a FIFO, not a file") as caught:
-            filesystem.append_text(here / name, "x")
-        assert caught.value.hint == f"remove it: rm {here / name}"
+        error, hint = f"{name} is a link or a FIFO, not a file", f"remove it: rm {here / name}"
+        check_raises(DataError, error, hint, filesystem.append_text, here / name, "x")
 
 
 def test_an_absent_folder_is_named_as_typed(here):
-    with pytest.raises(DataError, match="absent/a: there is no folder absent") as caught:
-        filesystem.check_output(Path("absent/a"))
-    assert caught.value.hint == "mkdir -p absent"
+    error = "absent/a: there is no folder absent"
+    check_raises(DataError, error, "mkdir -p absent", filesystem.check_output, Path("absent/a"))
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root writes everywhere")
@@ -435,25 +408,20 @@ def test_unwritable_outputs_are_refused_beforehand(here):
     (here / "kept").chmod(0o444)
     os.mkfifo(here / "fifo", 0o444)
     for name in ("sealed/a", "kept", "fifo"):
-        with pytest.raises(DataError, match="not writable"):
-            filesystem.check_output(here / name)
-    with pytest.raises(DataError, match="not writable"):
-        filesystem.check_makeable(here / "sealed" / "a" / "b")
+        check_raises(DataError, "not writable", "", filesystem.check_output, here / name)
+    check_raises(DataError, "not writable", "", filesystem.check_makeable, here / "sealed" / "a" / "b")
 
 
 def test_two_outputs_cannot_be_one_file(here):
     (here / "a").write_text("a")
     (here / "b").symlink_to("a")
     (here / "c").symlink_to("new")
-    for one, two in (
-        ("a", "a"),
-        ("a", "b"),
-        ("c", "new"),
-        ("new", "./new"),
-        ("new", "../" + here.name + "/new"),
-    ):
-        with pytest.raises(ConfigurationError, match="--save and --html are both"):
-            filesystem.check_not_replaced((("--save", here / one), ("--html", here / two)))
+    same = (("a", "a"), ("a", "b"), ("c", "new"), ("new", "./new"), ("new", f"../{here.name}/new"))
+    for one, two in same:
+        outputs = ("--save", here / one), ("--html", here / two)
+        check_raises(
+            ConfigurationError, "--save and --html are both", "", filesystem.check_not_replaced, outputs
+        )
     filesystem.check_not_replaced((("--save", here / "a"), ("--html", here / "new"), ("--plot", None)))
     filesystem.check_not_replaced((("--save", Path("/dev/stdout")), ("--html", Path("/dev/stdout"))))
 
@@ -461,9 +429,10 @@ def test_two_outputs_cannot_be_one_file(here):
 def test_an_output_cannot_be_an_input(here):
     (here / "a").write_text("a")
     (here / "b").symlink_to("a")
-    with pytest.raises(ConfigurationError, match="is the plan"):
-        filesystem.check_not_replaced([("--html", here / "b")], [("the plan", here / "a")])
-    filesystem.check_not_replaced([("--html", here / "c")], [("the plan", here / "a")])
+    inputs = [("the plan", here / "a")]
+    outputs = [("--html", here / "b")]
+    check_raises(ConfigurationError, "is the plan", "", filesystem.check_not_replaced, outputs, inputs)
+    filesystem.check_not_replaced([("--html", here / "c")], inputs)
 
 
 def test_checking_a_new_folder_does_not_create_it(here):
@@ -486,11 +455,7 @@ def test_only_temporary_files_of_killed_processes_are_removed(here):
 READS = re.compile(r"\.(read_text|read_bytes)\(|os\.open\(|(?<![\w.])open\(")
 OWN = ("config/presets", "models/counts", "planning/graphs/", "runs/provenance")
 SYSTEM = (
-    "benchmarking/machine",
-    "cli",
-    "datasets/images",
-    "machine",
-    "models/imagenet",
+    *("benchmarking/machine", "cli", "datasets/images", "machine", "models/imagenet"),
     "sessions/host/environment",
 )
 JUST_WRITTEN = ("commands/infer", "runs/images/outputs", "runs/runtimes")
@@ -510,8 +475,7 @@ def test_files_of_users_are_opened_in_one_place():
 
 
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = Path("folder")
+    folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "old").write_text("old")
 
@@ -529,11 +493,10 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", failing)
         patched.setattr(filesystem, "_exchange", lambda one, other: False)
-        with pytest.raises(DataError, match="cannot be written"):
-            filesystem.write_folder(folder, write)
-    assert [p.name for p in folder.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
+        check_raises(DataError, "cannot be written", "", filesystem.write_folder, folder, write)
+    assert [p.name for p in folder.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [folder]
     filesystem.write_folder(folder, write)
-    assert [p.name for p in folder.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [tmp_path / "folder"]
+    assert [p.name for p in folder.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the step in which two folders change places is Linux's")
