@@ -24,7 +24,7 @@ from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colo
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.trained import Named, open_trained
 from ipucnn.training.evaluation import EvaluationTotals
-from ipucnn.training.metrics import SCORES, SegmentScores
+from ipucnn.training.segment_scores import SCORES, SegmentScores
 
 pytestmark = pytest.mark.usefixtures("membranes_once")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipucnn.training.metrics import (
+from ipucnn.training.segment_scores import (
     THRESHOLDS,
     SegmentScores,
     information,

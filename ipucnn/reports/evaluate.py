@@ -34,7 +34,7 @@ from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.images.outputs import mask_picture
 from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
 from ipucnn.text import counted, printable
-from ipucnn.training.metrics import SCORES
+from ipucnn.training.segment_scores import SCORES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, soft_dice
-from ipucnn.training.metrics import SCORES, SegmentScores
+from ipucnn.training.segment_scores import SCORES, SegmentScores
 
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
 """Thresholds to choose the recommended one from, if the classes are not membranes and cells."""
