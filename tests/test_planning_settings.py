@@ -151,7 +151,7 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
     config = replace(RunConfig(), optimizer=name, optimizer_params=params)
     program = make_program(config, 64, seed=0)
     weight = tf.Variable(tf.zeros([3, 2]))
-    optimizer = Optimizer(settings_of_run(config, program.global_batch_size), [weight], ["weight"])
+    optimizer = Optimizer(settings_of_run(config, program.global_batch_size), {"weight": weight})
     assert plan_settings(config, program).optimizer_slots == len(optimizer.slots)
 
 

@@ -220,11 +220,11 @@ def test_optimizers_as_on_the_host(optimizer):
     gradients = [[rng.normal(size=s.shape).astype(np.float32) for s in start] for _ in range(4)]
     rates = [0.1, 0.05, 0.2, 0.01]
     host = [tf.Variable(s) for s in start]
-    expected = Optimizer(settings, host, ["a", "b"])
+    expected = Optimizer(settings, dict(zip("ab", host)))
     for i, step in enumerate(gradients):
         expected.apply([tf.constant(g) for g in step], tf.constant(rates[i]), tf.constant(i, tf.int64))
     device = [keras.Variable(s) if hasattr(keras, "Variable") else tf.Variable(s) for s in start]
-    update_rule = Optimizer(settings, [tf_variable(v) for v in device], ["a", "b"])
+    update_rule = Optimizer(settings, dict(zip("ab", map(tf_variable, device))))
     update = WeightUpdate(update_rule, 2, 8.0, [], None)
     keras_optimizer = DeviceOptimizer(update)
     for first in (0, 2):
@@ -252,7 +252,7 @@ def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
         mirrored = layer.add_weight("a", shape=(3,), initializer="zeros")
         mirrored.assign(start)
         moving = tf.Variable([5.0], trainable=False)
-        update_rule = Optimizer(settings, [mirrored], ["a"])
+        update_rule = Optimizer(settings, {"a": mirrored})
         update = WeightUpdate(update_rule, 2, 4.0, [moving], lambda value: value * 2)
         keras_optimizer = DeviceOptimizer(update)
         keras_optimizer.iterations.assign(0)
@@ -376,7 +376,7 @@ def test_updates_of_16_bit_weights_are_rounded_32_bit_updates(name):
     rng = np.random.default_rng(2)
     start = rng.normal(size=(6, 5)).astype(np.float16)
     variables = [tf.Variable(start.astype(kind)) for kind in (np.float32, np.float16)]
-    optimizers = [Optimizer(settings, [variable], ["a"]) for variable in variables]
+    optimizers = [Optimizer(settings, {"a": variable}) for variable in variables]
     for i in range(4):
         gradient = tf.constant(rng.normal(size=start.shape).astype(np.float16))
         for optimizer in optimizers:

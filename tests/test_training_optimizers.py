@@ -35,7 +35,7 @@ def test_lars_follows_the_published_rule_for_all_gradient_sizes(exponent, epsilo
     start = rng.normal(size=(5, 4)).astype(np.float32)
     params = {"momentum": 0.9, "weight_decay": 1e-4 if epsilon else 0.0, "eeta": 0.02, "epsilon": epsilon}
     variable = tf.Variable(start)
-    optimizer = Optimizer(make_settings("lars", params, global_batch_size=8), [variable], ["w"])
+    optimizer = Optimizer(make_settings("lars", params, global_batch_size=8), {"w": variable})
     naive = Naive("none", {"w": start.astype(np.float64)}, {}, [])
     for step in range(3):
         gradient = (rng.normal(size=start.shape) * 10.0**-exponent).astype(np.float32)

@@ -150,7 +150,7 @@ def test_overflowing_gradient_norm_stops_the_run():
     from ipucnn.training.optimizers import Optimizer, make_settings
 
     settings = make_settings("sgd", {}, global_batch_size=1, clip_gradient_norm=1.0)
-    optimizer = Optimizer(settings, [tf.Variable([0.0, 0.0]), tf.Variable([0.0])], ["a", "b"])
+    optimizer = Optimizer(settings, {"a": tf.Variable([0.0, 0.0]), "b": tf.Variable([0.0])})
     for first in ([3e19, 1e19], [float("inf"), 1.0], [float("nan"), 1.0]):
         clipped = optimizer.clipped([tf.constant(first), tf.constant([1.0])])
         assert all(np.isnan(g.numpy()).all() for g in clipped)

@@ -105,7 +105,7 @@ class PlanSettings:
         available_memory_proportion: an entry for each stage, or one that holds for all stages.  If all entries are the
             same, they become one.
         training: whether to run forward and backward passes with updates, or forward passes only.
-        optimizer_slots: state tensors per weight, see ``OptimizerSettings.slots``.
+        optimizer_slots: state tensors per weight, see ``OptimizerSettings.slot_names``.
         optimizer_state_offloading: whether that state should be in streaming memory outside the chip; see
             :attr:`offloads_optimizer_state`.
         dbn_replica_group_size: the number of replicas that share batch norm statistics; 1 if each has its own.
@@ -431,7 +431,9 @@ def _settings_of(
         schedule=config.pipeline_schedule,
         available_memory_proportion=given_proportions(config, num_stages) or _DEFAULT,
         training=training,
-        optimizer_slots=len(settings_of_run(config, micro_batch_size * accumulation * num_replicas).slots),
+        optimizer_slots=len(
+            settings_of_run(config, micro_batch_size * accumulation * num_replicas).slot_names
+        ),
         **{name: getattr(config, name) for name in _AS_CONFIGURED},
     )
 

@@ -511,8 +511,8 @@ class Session:
     def take_averages(self) -> None:
         """Puts the averages of weights and moving statistics that the optimizer keeps into ``evaluated``."""
         slots = self.state.slots
-        names = [name for name in self.state.weights if name + AVERAGE in slots]
-        self.evaluated = {name: slots[name + AVERAGE].numpy() for name in names}
+        names = [name for name in self.state.weights if f"{name}/{AVERAGE}" in slots]
+        self.evaluated = {name: slots[f"{name}/{AVERAGE}"].numpy() for name in names}
 
     def measure_statistics(self, batches: TfDataset) -> None:
         """Measures batch norm's statistics over large batches of training images, and puts them into ``evaluated``.

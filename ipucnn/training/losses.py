@@ -9,20 +9,20 @@ from typing import Callable, Optional
 from ipucnn.aliases import Tensor
 from ipucnn.training.program import Program
 
-LossFunction = Callable[..., "Tensor"]
+LossFunction = Callable[..., Tensor]
 """(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
 
 Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.patches.IGNORED``)."""
 
 
-def class_numbers(labels: "Tensor") -> "Tensor":
+def class_numbers(labels: Tensor) -> Tensor:
     """Returns labels as class numbers; for a mixed image, that of the class with the larger share."""
     import tensorflow as tf
 
     return tf.argmax(labels, -1, output_type=tf.int32) if labels.dtype.is_floating else labels
 
 
-def correct(logits: "Tensor", labels: "Tensor") -> "Tensor":
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns float32, 1 for each sample or pixel whose class has the largest logit."""
     import tensorflow as tf
 
@@ -30,7 +30,7 @@ def correct(logits: "Tensor", labels: "Tensor") -> "Tensor":
     return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
 
 
-def cross_entropy_per_sample(logits: "Tensor", labels: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
+def cross_entropy_per_sample(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Returns the softmax cross-entropy, averaged over the pixels of a sample that are not ignored.
 
     Args:
@@ -73,7 +73,7 @@ def padding_scale(program: Program, update: Tensor) -> Tensor:
     return tf.where(is_last, program.padding_scale, 1.0)
 
 
-def _dice_per_micro_batch(logits: "Tensor", labels: "Tensor", num_micro_batches: int) -> "Tensor":
+def _dice_per_micro_batch(logits: Tensor, labels: Tensor, num_micro_batches: int) -> Tensor:
     """Returns 1 - soft Dice (Milletari et al. 2016, arXiv:1606.04797), float32 (micro-batches,).
 
     It averages the Dice of the foreground classes, so that a rare class counts as much as a common one.
@@ -106,8 +106,8 @@ def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunctio
     smoothing = float(label_smoothing or 0.0)
 
     def loss(
-        logits: "Tensor", labels: "Tensor", num_micro_batches: int, weights: "Optional[Tensor]" = None
-    ) -> "Tensor":
+        logits: Tensor, labels: Tensor, num_micro_batches: int, weights: Optional[Tensor] = None
+    ) -> Tensor:
         per_sample = cross_entropy_per_sample(logits, labels, smoothing)
         if weights is not None:
             if name == "bce_dice":

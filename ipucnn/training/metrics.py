@@ -9,9 +9,7 @@ from ipucnn.aliases import Tensor
 from ipucnn.training.losses import LossFunction, correct
 
 
-def batch_sums(
-    logits: "Tensor", labels: "Tensor", weights: "Tensor", per_sample_loss: "Tensor"
-) -> "Dict[str, Tensor]":
+def batch_sums(logits: Tensor, labels: Tensor, weights: Tensor, per_sample_loss: Tensor) -> Dict[str, Tensor]:
     """Returns the sums of one batch for the totals: float32 scalars, but ``samples``, the sum of weights, is float64.
 
     Args:
@@ -64,7 +62,7 @@ def batch_sums(
     return sums
 
 
-SumsOfLogits = Callable[["Tensor", "Tensor", "Tensor"], "Dict[str, Tensor]"]
+SumsOfLogits = Callable[[Tensor, Tensor, Tensor], Dict[str, Tensor]]
 
 
 def traced_sums(loss: Optional[LossFunction]) -> SumsOfLogits:
@@ -75,7 +73,7 @@ def traced_sums(loss: Optional[LossFunction]) -> SumsOfLogits:
     """
     import tensorflow as tf
 
-    def sums(logits: "Tensor", labels: "Tensor", weights: "Tensor") -> "Dict[str, Tensor]":
+    def sums(logits: Tensor, labels: Tensor, weights: Tensor) -> Dict[str, Tensor]:
         assert loss is not None
         return batch_sums(logits, labels, weights, loss(logits, labels, tf.shape(labels)[0]))
 
@@ -89,7 +87,7 @@ class MetricTotals:
 
     totals: Dict[str, float] = field(default_factory=dict)
 
-    def add(self, sums: "Mapping[str, Union[float, Tensor]]") -> None:
+    def add(self, sums: Mapping[str, Union[float, Tensor]]) -> None:
         """Adds the result of :func:`batch_sums`, as tensors or as numbers."""
         for key, value in sums.items():
             self.totals[key] = self.totals.get(key, 0.0) + float(np.asarray(value))

@@ -1,4 +1,4 @@
-"""Optimizers of the host session: Keras' formulas with TensorFlow's kernels, and state that can be saved.
+"""Optimizers of both sessions: Keras' formulas with TensorFlow's kernels, and state that can be saved.
 
 Keras 2.6 and Keras 3 keep optimizer state in different classes and orders; here a slot is a variable named
 after its weight, so one checkpoint works with both.  The settings are checked without TensorFlow.
@@ -31,8 +31,8 @@ _SLOTS = {
     "rmsprop": ("mean_square", "momentum"),
 }
 OPTIMIZERS = tuple(_PARAMETERS)
-AVERAGE = "/average"
-"""The suffix of averaged weights among the slots."""
+AVERAGE = "average"
+"""The slot of averaged weights."""
 LOSS_SCALE = "loss_scale/factor"
 """The name of the automatic loss scale in the state of a run."""
 
@@ -58,14 +58,14 @@ class OptimizerSettings:
     ema_decay: float = 0.0
 
     @property
-    def slots(self) -> Tuple[str, ...]:
+    def slot_names(self) -> Tuple[str, ...]:
         """Returns the names of the state tensors of every weight, on the host and on IPUs.
 
         RMSprop's operation always takes both of its tensors, with momentum or without.
         """
         unused = self.name != "rmsprop" and not self.params.get("momentum")
         names = tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
-        return (*names, AVERAGE[1:]) if self.ema_decay else names
+        return (*names, AVERAGE) if self.ema_decay else names
 
 
 def make_settings(
@@ -158,7 +158,7 @@ class LossScaler:
         self._allowed = float(self.PERIOD * num_gradients // self._SHARE)
         self.slots: Dict[str, TfVariable] = {LOSS_SCALE: self.factor, "loss_scale/beyond": self._beyond}
 
-    def unscaled(self, gradients: "Sequence[Tensor]", times: float = 1.0) -> "Tuple[List[Tensor], Tensor]":
+    def unscaled(self, gradients: Sequence[Tensor], times: float = 1.0) -> Tuple[List[Tensor], Tensor]:
         """Returns the gradients without the scale, and the number of scaled values beyond the edge.
 
         Args:
@@ -168,11 +168,13 @@ class LossScaler:
         import tensorflow as tf
 
         factor = tf.convert_to_tensor(self.factor)
-        wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
-        beyond = tf.add_n([tf.reduce_sum(tf.cast(tf.abs(g) > self.EDGE * times, tf.float32)) for g in wide])
-        return [g / factor for g in wide], beyond
+        gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        beyond = tf.add_n(
+            [tf.reduce_sum(tf.cast(tf.abs(g) > self.EDGE * times, tf.float32)) for g in gradients]
+        )
+        return [g / factor for g in gradients], beyond
 
-    def rescale(self, beyond: "Tensor", update: "Tensor") -> "List[Tensor]":
+    def rescale(self, beyond: Tensor, update: Tensor) -> List[Tensor]:
         """Adds to the count of values beyond the edge, and adjusts the scale if it is due.
 
         Args:
@@ -187,99 +189,84 @@ class LossScaler:
         factor = tf.convert_to_tensor(self.factor)
         total = self._beyond + beyond
         is_due = tf.equal((tf.cast(update, tf.int32) + 1) % self.PERIOD, 0)
-        moved = tf.where(total > self._allowed, factor / 2.0, factor * 2.0)
-        moves = tf.logical_and(is_due, tf.logical_and(moved >= 1.0, moved < self.LARGEST))
+        adjusted = tf.where(total > self._allowed, factor / 2.0, factor * 2.0)
+        changes = tf.logical_and(is_due, tf.logical_and(adjusted >= 1.0, adjusted < self.LARGEST))
         return [
-            self.factor.assign(tf.where(moves, moved, factor)),
+            self.factor.assign(tf.where(changes, adjusted, factor)),
             self._beyond.assign(tf.where(is_due, 0.0, total)),
         ]
 
 
 class Optimizer:
-    """Applies gradients to variables; every slot is a variable of the weight's shape and type.
+    """Applies gradients to weights; every slot is a variable of the weight's shape and type.
 
     Args:
         settings: from :func:`make_settings`.
-        variables: the tf.Variables to train.
-        names: their canonical names, unique.
+        weights: the tf.Variables to train, by canonical name.
         statistics: moving statistics by name, which are averaged if weights are.
 
     Attributes:
-        variables: the trained variables, in order.
+        weights: the trained variables by name, in order.
         slots: the state by ``<name>/<slot>``.
     """
 
     def __init__(
         self,
         settings: OptimizerSettings,
-        variables: "Sequence[TfVariable]",
-        names: Sequence[str],
-        statistics: "Optional[Mapping[str, TfVariable]]" = None,
+        weights: Mapping[str, TfVariable],
+        statistics: Optional[Mapping[str, TfVariable]] = None,
     ) -> None:
         import tensorflow as tf
 
         self.settings = settings
-        self.variables = list(variables)
-        self._names = list(names)
-        self._adaptive = [v.shape.rank > 1 for v in self.variables]
+        self.weights = dict(weights)
+        self._statistics = dict(statistics or {}) if settings.ema_decay else {}
         self.slots: Dict[str, TfVariable] = {}
-        for slot in settings.slots:
-            for variable, name in zip(self.variables, self._names):
+        for slot in settings.slot_names:
+            variables = {**self.weights, **self._statistics} if slot == AVERAGE else self.weights
+            for name, variable in variables.items():
                 # In 16 bits an average would not move: the change in one weight update is too small.
-                dtype = tf.float32 if slot == AVERAGE[1:] else variable.dtype
+                dtype = tf.float32 if slot == AVERAGE else variable.dtype
                 self.slots[f"{name}/{slot}"] = tf.Variable(
                     tf.zeros(variable.shape, dtype), trainable=False, name=f"{slot}_slot"
                 )
-        self._statistics = dict(statistics or {}) if settings.ema_decay else {}
-        for name, variable in self._statistics.items():
-            self.slots[name + AVERAGE] = tf.Variable(
-                tf.zeros(variable.shape, tf.float32), trainable=False, name="average_slot"
-            )
 
     def apply(
         self,
-        gradients: "Sequence[Tensor]",
-        learning_rate: "Tensor",
-        weight_update: "Tensor",
-        rounded: "Optional[Callable[[List[Tensor]], List[Tensor]]]" = None,
-    ) -> "List[Tensor]":
+        gradients: Sequence[Tensor],
+        learning_rate: Tensor,
+        weight_update: Tensor,
+        rounded: Optional[Callable[[List[Tensor]], List[Tensor]]] = None,
+    ) -> None:
         """Applies one weight update.
 
         Args:
-            gradients: one gradient per variable, in their order.
+            gradients: one gradient per weight, in their order.
             learning_rate: scalar float32 tensor.
             weight_update: scalar int tensor, the number of updates before this one (for Adam's bias correction).
             rounded: the function that rounds new float32 weights and state to the precision in which they are kept;
                 None: they are kept in float32.
-
-        Returns:
-            The operations, for control dependencies in graph mode.
         """
         import tensorflow as tf
 
         count = tf.cast(weight_update, tf.float32) + 1.0
-        gradients = self.clipped(gradients)
+        done: List[Tensor] = []
+        new_values: List[Tuple[TfVariable, Tensor]] = []
+        for name, gradient in zip(self.weights, self.clipped(gradients)):
+            if rounded is None:
+                done += self._apply(name, gradient, learning_rate, count)
+            else:
+                new_values += self._new_values(name, gradient, learning_rate, count)
         if rounded is not None:
-            pairs = [
-                pair
-                for index, gradient in enumerate(gradients)
-                for pair in self._new_values(index, gradient, learning_rate, count)
-            ]
-            values = rounded([value for _, value in pairs])
-            done = [variable.assign(value) for (variable, _), value in zip(pairs, values)]
-        else:
-            done = [
-                operation
-                for index, gradient in enumerate(gradients)
-                for operation in self._apply(index, gradient, learning_rate, count)
-            ]
+            values = rounded([value for _, value in new_values])
+            done = [variable.assign(value) for (variable, _), value in zip(new_values, values)]
         if self.settings.ema_decay:
             with tf.control_dependencies(done):
-                done += [self._average(n, v, count) for n, v in zip(self._names, self.variables)]
-                done += self.average_statistics(weight_update)
-        return done
+                for name, variable in self.weights.items():
+                    self._average(name, variable, count)
+                self.average_statistics(weight_update)
 
-    def clipped(self, gradients: "Sequence[Tensor]", times: float = 1.0) -> "List[Tensor]":
+    def clipped(self, gradients: Sequence[Tensor], times: float = 1.0) -> List[Tensor]:
         """Returns the gradients, scaled down if their global norm is above ``clip_gradient_norm``.
 
         All are multiplied by the same number, which keeps their direction (Pascanu et al. 2013, arXiv:1211.5063,
@@ -294,13 +281,13 @@ class Optimizer:
         largest = self.settings.clip_gradient_norm
         if not largest:
             return list(gradients)
-        wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
-        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in wide])) / times
+        gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])) / times
         # norm * 0 is 0, or not-a-number if the norm is infinite or not-a-number.
         factor = tf.where(norm > largest, largest / norm, 1.0) + norm * 0.0
-        return [g * factor for g in wide]
+        return [g * factor for g in gradients]
 
-    def _average(self, name: str, variable: "TfVariable", count: "Tensor") -> "Tensor":
+    def _average(self, name: str, variable: TfVariable, count: Tensor) -> Tensor:
         """Moves an average after weight update number ``count``, from 1 on: d average + (1 - d) value.
 
         This is the averaging of Polyak and Juditsky 1992 (doi:10.1137/0330046), with exponential weights as in timm's
@@ -310,14 +297,12 @@ class Optimizer:
         """
         import tensorflow as tf
 
-        average = self.slots[name + AVERAGE]
+        average = self.slots[f"{name}/{AVERAGE}"]
         decay = tf.minimum(self.settings.ema_decay, (count - 1.0) / (count + 9.0))
         value = tf.cast(tf.convert_to_tensor(variable), tf.float32)
         return average.assign(decay * tf.convert_to_tensor(average) + (1.0 - decay) * value)
 
-    def average_statistics(
-        self, weight_update: "Tensor", only: "Optional[TfVariable]" = None
-    ) -> "List[Tensor]":
+    def average_statistics(self, weight_update: Tensor, only: Optional[TfVariable] = None) -> List[Tensor]:
         """Moves the averages of moving statistics, or of ``only`` one; does nothing if nothing is averaged."""
         import tensorflow as tf
 
@@ -331,54 +316,55 @@ class Optimizer:
     @property
     def num_weights(self) -> int:
         """Returns the number of values in all trained variables."""
-        return sum(int(variable.shape.num_elements()) for variable in self.variables)
+        return sum(int(variable.shape.num_elements()) for variable in self.weights.values())
 
     def apply_one(
-        self, index: int, gradient: "Tensor", learning_rate: "Tensor", weight_update: "Tensor"
-    ) -> "List[Tensor]":
-        """Applies a weight update to the ``index``-th variable alone, without clipping and moving statistics.
+        self, name: str, gradient: Tensor, learning_rate: Tensor, weight_update: Tensor
+    ) -> List[Tensor]:
+        """Applies a weight update to one weight, without clipping and moving statistics.
 
         The arguments are those of :meth:`apply`, but ``weight_update`` is a float32 scalar.
+
+        Returns:
+            The operations, for control dependencies in graph mode.
         """
         import tensorflow as tf
 
         count = weight_update + 1.0
-        done = self._apply(index, gradient, learning_rate, count)
+        done = self._apply(name, gradient, learning_rate, count)
         if self.settings.ema_decay:
             with tf.control_dependencies(done):
-                done = [*done, self._average(self._names[index], self.variables[index], count)]
+                done = [*done, self._average(name, self.weights[name], count)]
         return done
 
-    def _apply(
-        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "List[Tensor]":
+    def _apply(self, name: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> List[Tensor]:
         """Updates one weight; ``count`` is the number of the weight update from 1 on."""
         import tensorflow as tf
 
-        s, variable = self.settings, self.variables[index]
+        s, variable = self.settings, self.weights[name]
         if variable.dtype == tf.float16:
             # Values that are too large become the largest number, as on IPUs without --fp-exceptions.
             return [
                 kept.assign(tf.cast(tf.clip_by_value(value, kept.dtype.min, kept.dtype.max), kept.dtype))
-                for kept, value in self._new_values(index, gradient, learning_rate, count)
+                for kept, value in self._new_values(name, gradient, learning_rate, count)
             ]
         if s.l2_regularization:
             gradient = gradient + s.l2_regularization * variable
         if not s.weight_decay or s.name == "lars":
-            return [self._kernel(index, gradient, learning_rate, count)]
+            return [self._kernel(name, gradient, learning_rate, count)]
         with tf.control_dependencies([gradient]):
             decayed = variable.assign_sub(learning_rate * s.weight_decay * variable)
         with tf.control_dependencies([decayed]):
-            return [self._kernel(index, gradient, learning_rate, count)]
+            return [self._kernel(name, gradient, learning_rate, count)]
 
-    def _kernel(self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor") -> "Tensor":
+    def _kernel(self, weight: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> Tensor:
         """Runs TensorFlow's operation that updates a 32-bit weight and its state in place."""
         import tensorflow as tf
 
-        name, p, variable = self.settings.name, self.settings.params, self.variables[index]
+        name, p, variable = self.settings.name, self.settings.params, self.weights[weight]
 
-        def slot(which: str) -> "Tensor":
-            return self.slots[f"{self._names[index]}/{which}"].handle
+        def slot(slot_name: str) -> Tensor:
+            return self.slots[f"{weight}/{slot_name}"].handle
 
         if name in ("adam", "adamw"):
             return tf.raw_ops.ResourceApplyAdam(
@@ -405,7 +391,7 @@ class Optimizer:
                 grad=gradient,
             )
         if name == "lars":
-            gradient, learning_rate = self._scaled_by_layer(index, variable, gradient, learning_rate)
+            gradient, learning_rate = self._scaled_by_layer(variable, gradient, learning_rate)
         if not p["momentum"]:
             return tf.raw_ops.ResourceApplyGradientDescent(
                 var=variable.handle, alpha=learning_rate, delta=gradient
@@ -419,16 +405,14 @@ class Optimizer:
             use_nesterov=bool(p["nesterov"]),
         )
 
-    def _scaled_by_layer(
-        self, index: int, weight: "Tensor", gradient: "Tensor", rate: "Tensor"
-    ) -> "Tuple[Tensor, Tensor]":
+    def _scaled_by_layer(self, weight: Tensor, gradient: Tensor, rate: Tensor) -> Tuple[Tensor, Tensor]:
         """Returns gradient and learning rate of LARS (You et al. 2017, arXiv:1708.03888).
 
         Biases and norm scales (vectors) use the plain rate.
         """
         import tensorflow as tf
 
-        if not self._adaptive[index]:
+        if weight.shape.rank < 2:
             return gradient, rate
         p = self.settings.params
         decay = p["weight_decay"]
@@ -439,22 +423,22 @@ class Optimizer:
         return gradient, rate * tf.where(usable, p["eeta"] * weight_norm / denominator, 1.0)
 
     def _new_values(
-        self, index: int, gradient: "Tensor", learning_rate: "Tensor", count: "Tensor"
-    ) -> "List[Tuple[TfVariable, Tensor]]":
+        self, name: str, gradient: Tensor, learning_rate: Tensor, count: Tensor
+    ) -> List[Tuple[TfVariable, Tensor]]:
         """Returns the state of a weight and the weight, each with its new value.
 
         The values follow from the kernels' formulas in float32.
         """
         import tensorflow as tf
 
-        s, p, variable = self.settings, self.settings.params, self.variables[index]
+        s, p, variable = self.settings, self.settings.params, self.weights[name]
 
-        def wide(value: "Union[Tensor, TfVariable]") -> "Tensor":
+        def in_float32(value: Union[Tensor, TfVariable]) -> Tensor:
             return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
-        weight, gradient, rate, count = map(wide, (variable, gradient, learning_rate, count))
-        slots = {slot: self.slots[f"{self._names[index]}/{slot}"] for slot in s.slots if slot != AVERAGE[1:]}
-        old, new = {slot: wide(value) for slot, value in slots.items()}, {}
+        weight, gradient, rate, count = map(in_float32, (variable, gradient, learning_rate, count))
+        slots = {slot: self.slots[f"{name}/{slot}"] for slot in s.slot_names if slot != AVERAGE}
+        old, new = {slot: in_float32(value) for slot, value in slots.items()}, {}
         if s.l2_regularization:
             gradient = gradient + s.l2_regularization * weight
         if s.name in ("adam", "adamw"):
@@ -469,11 +453,11 @@ class Optimizer:
             change = -new["momentum"]
         else:
             if s.name == "lars":
-                gradient, rate = self._scaled_by_layer(index, weight, gradient, rate)
+                gradient, rate = self._scaled_by_layer(weight, gradient, rate)
             change = -rate * gradient
             if p["momentum"]:
-                new["momentum"] = moved = p["momentum"] * old["momentum"] - rate * gradient
-                change = p["momentum"] * moved - rate * gradient if p["nesterov"] else moved
+                new["momentum"] = momentum = p["momentum"] * old["momentum"] - rate * gradient
+                change = p["momentum"] * momentum - rate * gradient if p["nesterov"] else momentum
         if s.weight_decay and s.name != "lars":
             change = change - rate * s.weight_decay * weight
         return [*((slots[slot], value) for slot, value in new.items()), (variable, weight + change)]

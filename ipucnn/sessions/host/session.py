@@ -133,9 +133,9 @@ class HostSession(Session):
         self.places = self._devices[:num_devices]
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
-            names = weights.trainable
+            trained = {name: weights.kept[name] for name in weights.trainable}
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
-            opt = Optimizer(optimizer, [weights.kept[name] for name in names], names, statistics)
+            opt = Optimizer(optimizer, trained, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
             network = self._network(model, program.pipeline_splits if program.recomputation else ())
 

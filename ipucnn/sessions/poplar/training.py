@@ -317,7 +317,7 @@ class WeightUpdate:
         self._beyond: Optional[Tensor] = None
         self._optimizer, self._scale = optimizer, scale
         self._averaged, self._mean = list(averaged), mean
-        self._index = {id(underlying(v)): index for index, v in enumerate(optimizer.variables)}
+        self._names = {id(underlying(v)): name for name, v in optimizer.weights.items()}
         self.resize(num_rates)
 
     def resize(self, num_rates: int) -> None:
@@ -344,15 +344,16 @@ class WeightUpdate:
             with tf.control_dependencies([moved]):
                 return [moved, *self._optimizer.average_statistics(count, only=underlying(variable))]
         rate = tf.gather(self.rates, tf.cast(iterations, tf.int32) % self.num_rates)
-        index = self._index[id(underlying(variable))]
+        name = self._names[id(underlying(variable))]
+        is_first = name == next(iter(self._optimizer.weights))
         # In 32 bits: in 16 bits, values that the loss scale kept from underflowing would be lost.
         gradient = tf.cast(gradient, tf.float32)
         if self._scale != 1.0:
             gradient = gradient / self._scale
-        done = self._optimizer.apply_one(index, gradient, rate, count)
-        if index == 0 and self._scaler is not None:
+        done = self._optimizer.apply_one(name, gradient, rate, count)
+        if is_first and self._scaler is not None:
             done += self._scaler.rescale(self._beyond, iterations)
-        if index == 0:
+        if is_first:
             done += [moving.assign(self._mean(moving)) for moving in self._averaged]
             if self._moved is None:
                 with tf.control_dependencies(done):
@@ -576,11 +577,11 @@ class TrainedNetwork:
 def _make_optimizer(settings: OptimizerSettings, made: DeviceModel) -> Optimizer:
     ids = {id(tf_variable(v)) for v in made.model.trainable_weights}
     ids -= {id(tf_variable(v)) for norm in made.moved_once for v in (norm.moving_mean, norm.moving_variance)}
-    names: Sequence[str] = [name for name, v in made.weights.items() if id(v) in ids]
+    weights = {name: v for name, v in made.weights.items() if id(v) in ids}
     frozen = tuple(f"{layer.name}/" for layer in made.model.layers if not layer.trainable)
     moving = [name for name in made.weights if is_moving_statistic(name) and not name.startswith(frozen)]
     statistics = {name: made.weights[name] for name in moving}
-    return Optimizer(settings, [made.weights[name] for name in names], names, statistics)
+    return Optimizer(settings, weights, statistics)
 
 
 def _seed(run_seed: int, weight_update: int) -> int:
