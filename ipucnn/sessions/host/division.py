@@ -10,6 +10,7 @@ import os
 from typing import List, NamedTuple, Optional, Tuple
 
 from ipucnn.aliases import KerasModel
+from ipucnn.config.bounds import MAX_ACCUMULATION
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
@@ -174,6 +175,16 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
     sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
     if num_groups % sharing:
         times = sharing // math.gcd(num_groups, sharing)
+        count, size, ways = program.gradient_accumulation_count * times, program.micro_batch_size, []
+        if count <= MAX_ACCUMULATION:
+            smaller = (
+                f", and divide --micro-batch-size by {times} to keep the global batch"
+                if size % times == 0
+                else ""
+            )
+            ways.append(f"add --gradient-accumulation-count {count}{smaller}")
+        if num_groups > 1 or not ways:
+            ways.append(f"share the weight update among {_even_divisions(num_groups)} of them")
         what = counted(num_groups, "micro-batch")
         if group_size > 1:
             what = (
@@ -182,13 +193,7 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
         raise ConfigurationError(
             f"a weight update has {what}, which {who if sharing == all_devices else sharers(sharing, 1)} cannot share "
             "evenly",
-            f"add --gradient-accumulation-count {program.gradient_accumulation_count * times}, and divide "
-            f"--micro-batch-size by {times} to keep the global batch"
-            + (
-                f"; or share the weight update among {_even_divisions(num_groups)} of them"
-                if num_groups > 1
-                else ""
-            ),
+            "; or ".join(ways),
         )
 
 
