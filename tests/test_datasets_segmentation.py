@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.data_sets import save_pages, verified
+from support.data_sets import noise, save_pages, verified, write_pairs
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
@@ -268,9 +268,7 @@ def several_classes(folder, values, num=5, side=12):
     """Writes pairs whose masks have the values, which may be colours; returns the classes."""
     random = np.random.RandomState(1)
     classes = random.randint(0, len(values), (num, side, side))
-    for i, mask in enumerate(classes):
-        save(folder / "images" / f"{i}.png", random.randint(0, 256, (side, side)).astype(np.uint8))
-        save(folder / "masks" / f"{i}.png", np.array(values)[mask])
+    write_pairs(folder, [(noise(k, side, side), np.array(values)[mask]) for k, mask in enumerate(classes)])
     return classes
 
 

@@ -25,12 +25,6 @@ from ipucnn.text import printable
 IS_ROOT = os.geteuid() == 0
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 # -- inspecting -----------------------------------------------------------------------------------------------
 
 text = st.text(max_size=300) | st.text(alphabet="~/.a\0\n\udc80\ud800é", max_size=40)

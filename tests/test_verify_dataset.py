@@ -24,6 +24,7 @@ from support.data_sets import (
     write_cifar10,
     write_class_folders,
     write_mnist,
+    write_pairs,
 )
 from support.refusals import Refusal, check_raises, check_refused
 
@@ -66,13 +67,10 @@ def write_folders(folder):
 
 
 def write_masks(folder):
-    for n in range(10):
-        for below in ("images", "masks"):
-            (folder / below).mkdir(exist_ok=True)
-        Image.fromarray(noise(n, 24, 32)).save(folder / "images" / f"{n}.png")
-        mask = np.zeros((24, 32), np.uint8)
-        mask[: n + 3] = 255
-        Image.fromarray(mask).save(folder / "masks" / f"{n}.png")
+    rows = np.repeat(np.arange(24)[:, np.newaxis], 32, axis=1)
+    write_pairs(
+        folder, [(noise(n, 24, 32), np.where(rows < n + 3, 255, 0).astype(np.uint8)) for n in range(10)]
+    )
 
 
 def write_volumes(folder, count=30, size=512):
