@@ -16,7 +16,7 @@ from ipucnn.runs.start import newest_checkpoint
 from ipucnn.training import checkpoints
 from ipucnn.training.checkpoints import (
     Checkpoint,
-    Facts,
+    CheckpointFacts,
     assign_weights,
     digest_of,
     load_checkpoint,
@@ -304,7 +304,7 @@ def test_facts_are_distinguished_from_similar_types(tmp_path, name, good, bad):
 
 def test_every_fact_is_in_the_table_of_types():
     (table,) = (mark.args[1] for mark in test_facts_are_distinguished_from_similar_types.pytestmark)
-    assert {name for name, *_ in table} == set(Facts.__struct_encode_fields__)
+    assert {name for name, *_ in table} == set(CheckpointFacts.__struct_encode_fields__)
 
 
 def test_facts_that_recurse_or_repeat_are_refused():

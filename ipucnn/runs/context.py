@@ -137,11 +137,9 @@ def make_context(resolved: Resolved) -> RunContext:
     most = max(1, num_train // config.num_replicas)
     if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
         config = replace(config, micro_batch_size=most)
-        layout = make_layout(config)
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
-    program = make_program(
-        config, num_train, seed=setup.seed, num_instances=instances.num_shares, layout=layout
-    ).with_frozen(frozen)
+    program = make_program(config, num_train, seed=setup.seed, num_instances=instances.num_shares)
+    program = program.with_frozen(frozen)
     if runs_on_ipus(config.device):
         check_program(program, config, instances)
     context = RunContext(

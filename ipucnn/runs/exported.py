@@ -32,7 +32,7 @@ from ipucnn.runs import runtimes
 from ipucnn.runs.checkpoints import colours_of_masks
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import printable, shown_value
-from ipucnn.training.checkpoints import Setup
+from ipucnn.training.checkpoints import SetupFacts
 from ipucnn.training.losses import LossFunction
 
 RECORD, LABELS = "export.json", "labels.json"
@@ -45,7 +45,7 @@ The largest activations of the registry's networks are some 30 times as large as
 _BATCH = 32
 
 
-class _Setup(Setup, kw_only=True):
+class _Setup(SetupFacts, kw_only=True):
     """The facts of a checkpoint that an exported network needs."""
 
     config_text: str = msgspec.field(name="config")

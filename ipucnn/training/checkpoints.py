@@ -57,7 +57,7 @@ class Checkpoint:
         weights: float32 (float16 for 16-bit runs) arrays by canonical name.
         slots: optimizer state by ``<weight>/<slot>``.
         meta: ``model``, ``num_classes``, ``input_shape``, ``weight_updates``, ``seed`` (always present in a file) and
-            any other facts from the writer; see :class:`Facts`.
+            any other facts from the writer; see :class:`CheckpointFacts`.
     """
 
     weights: Dict[str, Any]
@@ -67,9 +67,7 @@ class Checkpoint:
     @property
     def digest(self) -> str:
         """Returns the SHA-256 over the whole content."""
-        arrays = {f"weights/{k}": v for k, v in self.weights.items()}
-        arrays.update({f"slots/{k}": v for k, v in self.slots.items()})
-        return digest_of(arrays, self.meta)
+        return digest_of(_by_member(self.weights, self.slots), self.meta)
 
 
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -80,7 +78,7 @@ class _Header(msgspec.Struct):
     sha256: str
 
 
-class Setup(msgspec.Struct, kw_only=True):
+class SetupFacts(msgspec.Struct, kw_only=True):
     """The facts about the set-up of a run, which an export keeps as well.
 
     Attributes:
@@ -131,7 +129,7 @@ class _Run(msgspec.Struct):
             raise ValueError("a line of history is no row")
 
 
-class Facts(Setup, kw_only=True):
+class CheckpointFacts(SetupFacts, kw_only=True):
     """The types of a checkpoint's facts, some of which are optional; see :class:`Checkpoint`."""
 
     model: str
@@ -144,6 +142,15 @@ class Facts(Setup, kw_only=True):
     program: Union[_Program, UnsetType] = UNSET
     position: Union[_Position, UnsetType] = UNSET
     run: Union[_Run, UnsetType] = UNSET
+
+
+def _by_member(weights: Mapping[str, Any], slots: Mapping[str, Any]) -> Dict[str, Any]:
+    """Returns all arrays by their names in the file."""
+    return {
+        f"{part}/{name}": array
+        for part, arrays in (("weights", weights), ("slots", slots))
+        for name, array in arrays.items()
+    }
 
 
 def digest_of(arrays: Mapping[str, np.ndarray], header: Mapping[str, PlainValue]) -> str:
@@ -173,8 +180,7 @@ def save_checkpoint(
         weights, slots: arrays by name.
         meta: facts that JSON can represent.
     """
-    arrays = {f"weights/{k}": np.asarray(v) for k, v in weights.items()}
-    arrays.update({f"slots/{k}": np.asarray(v) for k, v in slots.items()})
+    arrays = _by_member(weights, slots)
     # A round trip through JSON makes the checksum cover what a reader sees: tuples become lists.
     header = json.loads(json.dumps({**meta, "format": FORMAT}))
     header["sha256"] = digest_of(arrays, header)
@@ -289,7 +295,7 @@ def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:
 
 
 def _check_facts(header: Mapping[str, PlainValue], name: str) -> None:
-    problem = misfit(header, Facts)
+    problem = misfit(header, CheckpointFacts)
     if problem:
         raise DataError(f"{name} is damaged: {problem}", _HINT)
 

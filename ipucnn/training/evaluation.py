@@ -16,7 +16,7 @@ NUM_BINS = 15
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns float64 [..., classes] for logits [..., classes], shifted by the largest so that nothing overflows."""
+    """Returns float64 (..., classes) for logits (..., classes), shifted by the largest so that nothing overflows."""
     logits = np.asarray(logits, np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -29,8 +29,8 @@ def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
     ``dice_coef_accuracy_fn``).
 
     Args:
-        logits: [h, w, classes].
-        labels: integer [h, w].
+        logits: (h, w, classes).
+        labels: integer (h, w).
     """
     probabilities = np.exp(log_softmax(logits))
     truth = np.arange(logits.shape[-1]) == np.asarray(labels)[..., np.newaxis]
@@ -40,7 +40,7 @@ def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ranks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns int64 [n]: the number of classes that rank before the label in logits [n, classes].
+    """Returns int64 (n,): the number of classes that rank before the label in logits (n, classes).
 
     The lower of two classes with equal logits ranks first, as in argmax.
     """
@@ -71,7 +71,7 @@ class EvaluationTotals:
         self._loss = 0.0
         self._top5 = 0
         self._bin_counts: np.ndarray = np.zeros(NUM_BINS, np.int64)
-        self._bin_hits: np.ndarray = np.zeros(NUM_BINS, np.int64)
+        self._bin_right: np.ndarray = np.zeros(NUM_BINS, np.int64)
         self._bin_confidence: np.ndarray = np.zeros(NUM_BINS, np.float64)
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
@@ -114,7 +114,7 @@ class EvaluationTotals:
         return predicted.reshape(labels.shape), confidence.reshape(labels.shape)
 
     def _losses(self, logs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Returns the loss of each sample, float64 [n]."""
+        """Returns the loss of each sample, float64 (n,)."""
         label_logs = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
         loss = -label_logs
         if self._smoothing:
@@ -130,11 +130,11 @@ class EvaluationTotals:
             loss = loss + (1.0 - (2.0 * overlap + 1.0) / (total + 1.0)).mean(axis=-1)
         return loss
 
-    def _add_to_bins(self, confidence: np.ndarray, hits: np.ndarray) -> None:
+    def _add_to_bins(self, confidence: np.ndarray, is_right: np.ndarray) -> None:
         # Bin m holds confidences in ((m - 1) / M, m / M] (Guo et al. 2017, section 2).
         bins = np.clip(np.ceil(confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
         self._bin_counts += np.bincount(bins, minlength=NUM_BINS)
-        self._bin_hits += np.bincount(bins[hits], minlength=NUM_BINS)
+        self._bin_right += np.bincount(bins[is_right], minlength=NUM_BINS)
         self._bin_confidence += np.bincount(bins, weights=confidence, minlength=NUM_BINS)
 
     def result(self) -> Dict[str, Any]:
@@ -160,7 +160,7 @@ class EvaluationTotals:
             result["dice"], result["iou"] = mean_scores(list(zip(np.diag(matrix).tolist(), either)))
         else:
             result["top5"] = self._top5 / units
-        gaps = np.abs(self._bin_hits - self._bin_confidence)
+        gaps = np.abs(self._bin_right - self._bin_confidence)
         result["calibration_error"] = float(gaps.sum() / units)
         return result
 
@@ -178,7 +178,7 @@ class EvaluationTotals:
                     "upper": (i + 1) / NUM_BINS,
                     "count": count,
                     "confidence": float(self._bin_confidence[i]) / count if count else None,
-                    "accuracy": int(self._bin_hits[i]) / count if count else None,
+                    "accuracy": int(self._bin_right[i]) / count if count else None,
                 }
             )
         return rows

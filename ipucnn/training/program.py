@@ -427,14 +427,7 @@ def make_layout(config: RunConfig) -> Program:
     )
 
 
-def make_program(
-    config: RunConfig,
-    num_samples: int,
-    *,
-    seed: int,
-    num_instances: int = 1,
-    layout: Optional[Program] = None,
-) -> Program:
+def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instances: int = 1) -> Program:
     """Turns a configuration and a training-set size into the Program.
 
     Args:
@@ -442,12 +435,11 @@ def make_program(
         num_samples: the number of training samples.
         seed: the run's seed (drawn by the caller if the configuration has none).
         num_instances: the number of processes of ``poprun`` that share the replicas.
-        layout: the configuration's layout from :func:`make_layout`, if it is known.
 
     Raises:
         ConfigurationError: a combination is illegal; the hint has the nearest legal values.
     """
-    layout = layout or make_layout(config)
+    layout = make_layout(config)
     warnings, size = list(layout.warnings), layout.global_batch_size
     per_epoch = config.weight_updates_per_epoch
     if per_epoch in (None, -1):

@@ -38,11 +38,11 @@ def segment_pixels(
     """Returns the components of the pixels that are cell in the truth.
 
     Args:
-        predicted, truth: bool [h, w], True for cell.
+        predicted, truth: bool (h, w), True for cell.
         thin: whether to thin the membranes of the prediction first.
 
     Returns:
-        The number of each pixel's component in the truth, and in the prediction, both int64 [n].
+        The number of each pixel's component in the truth, and in the prediction, both int64 (n,).
     """
     from scipy.ndimage import label  # its default structure connects 4 neighbours
 
@@ -70,10 +70,10 @@ def thinned_components(cell: np.ndarray) -> np.ndarray:
     neighbours to the left, above, to the right and below.
 
     Args:
-        cell: bool [h, w], True for cell.
+        cell: bool (h, w), True for cell.
 
     Returns:
-        int64 [h, w] numbers of components from 1 on, 0 on dams.  An image without any cell is one component.
+        int64 (h, w) numbers of components from 1 on, 0 on dams.  An image without any cell is one component.
     """
     from scipy.ndimage import binary_dilation, label
 
@@ -138,9 +138,9 @@ class Overlaps:
     """The overlaps of the truth's components with the prediction's, over which all scores are sums.
 
     Attributes:
-        both: int64 [m], the number of pixels in both components of each of the m pairs that overlap.
-        in_true, in_predicted: int64 [t], [p], the number of pixels in each component of truth and prediction.
-        true, predicted: int64 [m], the components of each pair in the truth and in the prediction.
+        both: int64 (m,), the number of pixels in both components of each of the m pairs that overlap.
+        in_true, in_predicted: int64 (t,), (p,), the number of pixels in each component of truth and prediction.
+        true, predicted: int64 (m,), the components of each pair in the truth and in the prediction.
     """
 
     both: np.ndarray
@@ -165,9 +165,9 @@ def overlaps(true: np.ndarray, predicted: np.ndarray) -> Overlaps:
 
 
 def pairs(counts: Overlaps) -> np.ndarray:
-    """Returns float64 [3]: the ordered pairs of pixels that share a component in both, in the truth, in the prediction.
+    """Returns float64 (3,), the pairs of pixels that share a component in both, in the truth, and in the prediction.
 
-    The pair of a pixel with itself is included.
+    Pairs are ordered, and the pair of a pixel with itself is included.
     """
     sizes = (counts.both, counts.in_true, counts.in_predicted)
     return np.array([float((size.astype(np.int64) ** 2).sum()) for size in sizes])
@@ -212,8 +212,8 @@ class SegmentScores:
         """Adds an image.
 
         Args:
-            cell: [h, w] probability of cell in [0, 1].
-            truth: [h, w], nonzero for cell.
+            cell: (h, w) probability of cell in [0, 1].
+            truth: (h, w), nonzero for cell.
 
         Returns:
             Each of ``SCORES`` for this image alone at threshold 0.5; None if its truth has no cell, in which case the
@@ -261,7 +261,7 @@ class _Sums:
     """The sums over images for each threshold.
 
     Attributes:
-        pairs: float64 [thresholds, 3], the sums of :func:`pairs` over images.
+        pairs: float64 (thresholds, 3), the sums of :func:`pairs` over images.
         information: the results of :func:`information` for each image and threshold.
     """
 
