@@ -55,9 +55,9 @@ class RunState:
 
 def position(state: TrainState, run: RunState) -> Dict[str, Any]:
     """Returns the meta entries of a checkpoint from which a run continues."""
-    at: Dict[str, Any] = {"losses": state.losses, "hits": state.hits, "events_done": state.events_done}
+    at: Dict[str, Any] = {"losses": state.losses, "hits": state.accuracies, "events_done": state.events_done}
     if state.earlier_losses:
-        at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_hits)
+        at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_accuracies)
     return {
         "weight_updates": state.weight_updates,
         "position": at,
@@ -129,10 +129,10 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
         slot.assign(checkpoint.slots[name])
     at, run = checkpoint.meta["position"], checkpoint.meta["run"]
     state.weight_updates = checkpoint.meta["weight_updates"]
-    state.losses, state.hits = list(at["losses"]), list(at["hits"])
+    state.losses, state.accuracies = list(at["losses"]), list(at["hits"])
     state.events_done = at["events_done"]
     state.earlier_losses = list(at.get("earlier_losses", ()))
-    state.earlier_hits = list(at.get("earlier_hits", ()))
+    state.earlier_accuracies = list(at.get("earlier_hits", ()))
     # Not splitlines, which also splits at separators other than line feeds.
     history = [line + "\n" for line in run["history"].split("\n")[:-1]]
     return RunState(history, run["best"], run["last_validation"])

@@ -139,7 +139,7 @@ def make_context(resolved: Resolved) -> RunContext:
         config = replace(config, micro_batch_size=most)
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
     program = make_program(config, num_train, seed=setup.seed, num_instances=instances.num_shares)
-    program = program.with_frozen(frozen)
+    program = replace(program, frozen_layers=frozen)
     if runs_on_ipus(config.device):
         check_program(program, config, instances)
     context = RunContext(

@@ -533,7 +533,7 @@ def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
         path: the path of the missing run.
         command: a command that takes a run, for an example line; None: no line is shown.
     """
-    for folder in (path.parent, Path("runs")):
+    for folder in (path.parent, RUNS):
         runs = [p for p in entries(folder) if is_run(p)] if is_folder(folder) else []
         if runs:
             by_name = {p.name: shown(p) for p in sorted(runs, key=lambda p: natural_key(p.name))}

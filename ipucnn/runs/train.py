@@ -159,7 +159,8 @@ class TrainingRun:
         context = self.context
         program = context.program
         if context.config.freeze is not None:
-            program = program.with_frozen(freeze_layers(model, context.config.freeze, self.fresh_weights > 0))
+            frozen = freeze_layers(model, context.config.freeze, self.fresh_weights > 0)
+            program = replace(program, frozen_layers=frozen)
         program = with_run_splits(program, model, context.resolved, context.saved_program)
         self.context = replace(context, program=program)
 

@@ -141,20 +141,20 @@ class TrainState:
         weights: trainable and moving-statistics weights by canonical name, in the model's order.
         slots: optimizer state by ``<weight name>/<slot>``.
         weight_updates: weight updates done.
-        losses, hits: mean loss and accuracy of each weight update of the current execution.
+        losses, accuracies: mean loss and accuracy of each weight update of the current execution.
         events_done: the number of events at that execution's end (in the order of :func:`execution_events`) that have
             been handled; the code that handles an event counts it here.
-        earlier_losses, earlier_hits: the same values of earlier executions that have not been logged yet.
+        earlier_losses, earlier_accuracies: the same values of earlier executions that have not been logged yet.
     """
 
     weights: Dict[str, TfVariable] = field(default_factory=dict)
     slots: Dict[str, TfVariable] = field(default_factory=dict)
     weight_updates: int = 0
     losses: List[float] = field(default_factory=list)
-    hits: List[float] = field(default_factory=list)
+    accuracies: List[float] = field(default_factory=list)
     events_done: int = 0
     earlier_losses: List[float] = field(default_factory=list)
-    earlier_hits: List[float] = field(default_factory=list)
+    earlier_accuracies: List[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ class TrainedPart:
     """The result of some weight updates of an execution.
 
     Attributes:
-        losses, hits: mean loss and accuracy of each weight update.
+        losses, accuracies: mean loss and accuracy of each weight update.
         timed_s: their time in seconds; 0 if it included compiling, and so is not counted.
     """
 
     losses: List[float]
-    hits: List[float]
+    accuracies: List[float]
     timed_s: float
 
 
@@ -321,23 +321,24 @@ class Session:
                 first = state.weight_updates
                 part = run(end)
                 state.losses.extend(part.losses)
-                state.hits.extend(part.hits)
+                state.accuracies.extend(part.accuracies)
                 state.weight_updates = first + len(part.losses)
                 if part.timed_s:
                     busy_s += part.timed_s
                     timed_samples += p.samples_before(state.weight_updates) - p.samples_before(first)
                     images_per_s = timed_samples / busy_s
                 self._require_finite(part.losses, first)
-                loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.hits))
+                loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.accuracies))
                 yield Progress(state.weight_updates, loss, accuracy, images_per_s)
-            losses, hits = state.earlier_losses + state.losses, state.earlier_hits + state.hits
+            losses = state.earlier_losses + state.losses
+            accuracies = state.earlier_accuracies + state.accuracies
             scale = state.slots.get(LOSS_SCALE)
             finished = ExecutionFinished(
                 execution=execution,
                 weight_updates=end,
                 samples=p.samples_before(end),
                 epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": _mean(p, losses, end), "accuracy": _mean(p, hits, end)},
+                metrics={"loss": _mean(p, losses, end), "accuracy": _mean(p, accuracies, end)},
                 learning_rate=self._rate(end - 1),
                 wall_s=busy_s,
                 images_per_s=images_per_s,
@@ -346,10 +347,10 @@ class Session:
             )
             yield from execution_events(p, finished)[state.events_done :]
             if finished.is_logged:
-                losses, hits = [], []
+                losses, accuracies = [], []
                 busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
-            state.earlier_losses, state.earlier_hits = losses, hits
-            state.losses, state.hits, state.events_done = [], [], 0
+            state.earlier_losses, state.earlier_accuracies = losses, accuracies
+            state.losses, state.accuracies, state.events_done = [], [], 0
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
         """Prepares training from ``state`` on.

@@ -141,10 +141,6 @@ class Program:
             raise ValueError(f"{len(splits)} splits for {self.num_stages} stages")
         return replace(self, pipeline_splits=tuple(splits), splits_from=splits_from)
 
-    def with_frozen(self, frozen_layers: Sequence[str]) -> "Program":
-        """Returns the same Program with the frozen layers filled in."""
-        return replace(self, frozen_layers=tuple(frozen_layers))
-
     def with_fused(self, fused_micro_batches: int) -> "Program":
         """Returns the same Program with the number of fused micro-batches filled in."""
         return replace(self, fused_micro_batches=fused_micro_batches)
