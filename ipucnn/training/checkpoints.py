@@ -144,7 +144,7 @@ class CheckpointFacts(SetupFacts, kw_only=True):
     run: Union[_Run, UnsetType] = UNSET
 
 
-def _by_member(weights: Mapping[str, Any], slots: Mapping[str, Any]) -> Dict[str, Any]:
+def _by_member(weights: Mapping[str, np.ndarray], slots: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
     """Returns all arrays by their names in the file."""
     return {
         f"{part}/{name}": array
