@@ -190,7 +190,7 @@ def test_planned_proportions_are_those_that_the_session_sets():
 
 def test_two_values_per_stage_are_for_convolutions_and_matrix_products():
     """The public application's order: convolution and matrix product of stage 1, then of stage 2, ..."""
-    from ipucnn.sessions.poplar.config import pipelining_options
+    from ipucnn.sessions.poplar.options import pipelining_options
 
     config = config_of([10, 20, 30, 40, 50, 60], pipeline_splits=("dense5", "dense6"))
     program = make_program(replace(config, gradient_accumulation_count=6), 120, seed=0)

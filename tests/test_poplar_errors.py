@@ -11,7 +11,7 @@ import pytest
 from ipucnn.errors import EXIT_DATA, EXIT_MISSING, ConfigurationError
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.errors import CASES, ErrorContext, poplar_errors, translate, translate_output
-from ipucnn.sessions.poplar.surroundings import Surroundings, check_requirements, doubts, problems
+from ipucnn.sessions.poplar.surroundings import Surroundings, check_requirements, problems, version_warnings
 
 FACTS = Path(__file__).resolve().parents[2] / "shared" / "poplar" / "api.json"
 
@@ -170,7 +170,7 @@ def changed(**changes):
 def test_sound_sdk_has_no_problems():
     flags = "--use_on_demand --executable_cache_path='/a b' "
     for system in (SDK, changed(TF_POPLAR_FLAGS=flags), changed(POPLAR_SDK_ENABLED="/opt/poplar")):
-        assert not [*problems(system), *doubts(system)]
+        assert not [*problems(system), *version_warnings(system)]
         check_requirements(system)
         assert surroundings.sdk_version(system) == "3.3.0"
 
@@ -219,5 +219,5 @@ def test_broken_requirements_are_reported(changes, message, hint):
 def test_doubtful_environments_are_only_warnings(changes, message, hint):
     system = changed(**changes)
     check_requirements(system)
-    (doubt,) = doubts(system)
+    (doubt,) = version_warnings(system)
     assert message in doubt.message and hint in doubt.hint

@@ -17,7 +17,7 @@ from poplar_mutations import calls, leaves, operations, several, training, versi
 from poplar_mutations.cases import try_group
 
 from ipucnn.config.options import RunConfig, specs_for
-from ipucnn.sessions.poplar.config import LEAVES, Layout, make_ipu_config
+from ipucnn.sessions.poplar.options import LEAVES, Layout, make_ipu_config
 
 # Group, SDK, environment variables, number of mutations
 GROUPS = [

@@ -25,10 +25,10 @@ from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalis
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar import checks
+from ipucnn.sessions.poplar.batches import BatchStream, training_batches
 from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import Preprocess, SeededDropout
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
-from ipucnn.sessions.poplar.training import Stream, training_batches
 from ipucnn.sessions.processes import Instances, find_instances
 
 FLOAT = Preprocessing("float32")
@@ -135,7 +135,7 @@ def test_executions_continue_where_the_previous_one_stopped():
     batches = training_batches(source, program, 5, True, FLOAT, Instances())
     whole = [tf.nest.map_structure(np.ravel, element) for element in batches.take(12).as_numpy_iterator()]
     started.clear()
-    stream, elements = Stream(batches), []
+    stream, elements = BatchStream(batches), []
     for count in (5, 1, 6):
         part = stream.take(count)
         assert int(part.cardinality()) == count and part.element_spec == batches.element_spec

@@ -17,9 +17,9 @@ from ipucnn.config.options import RunConfig
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.poplar import evaluation
-from ipucnn.sessions.poplar.evaluation import Predictor
-from ipucnn.sessions.poplar.training import DeviceOptimizer, WeightUpdate
+from ipucnn.sessions.poplar import prediction
+from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
+from ipucnn.sessions.poplar.prediction import Predictor
 from ipucnn.sessions.session import ExecutionFinished, Stopped
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import Optimizer, make_settings
@@ -334,7 +334,7 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
     often only if the memory for a joint exchange is too small.
     """
     poprun(monkeypatch, 1, total=2, local=1)
-    monkeypatch.setattr(evaluation, "_LARGEST_BYTES", largest_bytes)
+    monkeypatch.setattr(prediction, "_LARGEST_BYTES", largest_bytes)
     monkeypatch.setattr(Predictor, "_largest_steps", lambda self: 16)
     images, labels = data(16, 8)
     parts = (images, labels, np.ones(16, np.float32))

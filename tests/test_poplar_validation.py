@@ -28,7 +28,7 @@ from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.poplar.checks import check_program
-from ipucnn.sessions.poplar.config import Layout, make_ipu_config, pipelining_options
+from ipucnn.sessions.poplar.options import Layout, make_ipu_config, pipelining_options
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizers import make_settings
 from ipucnn.training.program import make_program
@@ -195,8 +195,8 @@ def check_network(name: str) -> None:
                     check_program(program, session._config)
                     session.program = program
                     session._attach(program.num_ipus, program)
-                    session._set_options(session._trained.made.model, training=True)
-                trained = session._trained.made
+                    session._set_options(session._trained.network.model, program, training=True)
+                trained = session._trained.network
                 if stages > 1:
                     _check_stages(trained.model, network, splits)
                 spec = tf.nest.map_structure(

@@ -37,7 +37,7 @@ from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
-from ipucnn.sessions.poplar.surroundings import look_around
+from ipucnn.sessions.poplar.surroundings import read_surroundings
 from ipucnn.text import shown_value
 
 FOLDER = Path(__file__).parent / "suites"
@@ -341,7 +341,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suit
             num_cores=num_cores(),
             memory_bytes=host_memory_bytes(),
             python=platform.python_version(),
-            tensorflow=look_around().versions["tensorflow"],
+            tensorflow=read_surroundings().versions["tensorflow"],
         ),
         epoch_images=suite.epoch_images,
         rows=[_pending(row, row_id) for row, row_id in zip(rows, _ids(rows))],

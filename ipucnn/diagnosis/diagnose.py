@@ -110,7 +110,7 @@ def diagnose(requested: str = "auto", *, dataset_path: Path = Path("."), full: b
         dataset_path: the folder in which to look for data sets.
         full: whether to import TensorFlow in another process.
     """
-    software = surroundings.look_around()
+    software = surroundings.read_surroundings()
     gpus, gpu_problem = look.find_gpus()
     can_probe = full and software.versions.get("tensorflow") is not None
     probe = look.probe_tensorflow() if can_probe else None

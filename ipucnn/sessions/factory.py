@@ -39,8 +39,8 @@ def device_warnings(device: str) -> List[str]:
     """Returns warnings for the user about a device on this machine, one line each, before the work begins."""
     if not runs_on_ipus(device):
         return []
-    facts = surroundings.look_around()
-    return [f"{doubt.message}: {doubt.hint}" for doubt in surroundings.doubts(facts)]
+    facts = surroundings.read_surroundings()
+    return [f"{w.message}: {w.hint}" for w in surroundings.version_warnings(facts)]
 
 
 def visible_gpus() -> List[Tuple[str, str]]:

@@ -226,6 +226,8 @@ class TrainedPart:
 
 
 Batch = Tuple[Tensor, ...]
+TrainingFeed = Any
+"""The result of :meth:`Session.feed`: on the host an iterator over batches, on IPUs a stream of batches for ``fit``."""
 MakeDataset = Callable[[int, int], TfDataset]
 """(Weight update to start from, samples per element) -> infinite data set of (images, labels[, weights 0 or 1])."""
 
@@ -432,11 +434,11 @@ class Session:
         """
         return 1, 0
 
-    def feed(self, dataset: TfDataset) -> Iterable[Batch]:
+    def feed(self, dataset: TfDataset) -> TrainingFeed:
         """Returns the batches for :meth:`execute`, whose next call continues with the batches that are left."""
         return iter(dataset)
 
-    def execute(self, batches: Iterable[Batch], num_weight_updates: int) -> List[float]:
+    def execute(self, batches: TrainingFeed, num_weight_updates: int) -> List[float]:
         """Runs weight updates as one execution, without events, for benchmarks.
 
         Args:
@@ -455,7 +457,7 @@ class Session:
         self._require_finite(part.losses, first)
         return part.losses
 
-    def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
+    def _run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
         """Runs weight updates from ``state`` on in one call, and times them; does not count them in ``state``."""
         raise NotImplementedError
 

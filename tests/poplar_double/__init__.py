@@ -128,14 +128,14 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     functional.__init__ = init
     stateless_uniform = tf.random.stateless_uniform
     tf.random.stateless_uniform = _poprand(stateless_uniform)
-    look_around, remote_memory = around.look_around, around.remote_memory
-    around.look_around = lambda: surroundings(machine)
+    read_surroundings, remote_memory = around.read_surroundings, around.remote_memory
+    around.read_surroundings = lambda: surroundings(machine)
     around.remote_memory = lambda: machine.remote_memory if machine.gc_info else None
     try:
         yield machine
     finally:
         functional.__init__ = original
-        around.look_around, around.remote_memory = look_around, remote_memory
+        around.read_surroundings, around.remote_memory = read_surroundings, remote_memory
         tf.random.stateless_uniform = stateless_uniform
         sys.meta_path.remove(finder)
         del python.ipu

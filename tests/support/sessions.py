@@ -40,7 +40,7 @@ def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
         first_checkpoint_execution=0,
         executions_per_validation=0,
         validation_micro_batch_size=batch,
-        validation_num_replicas=1,
+        validation_num_replicas=replicas * changes.get("ipus_per_replica", 1),
         num_stages=1,
         pipeline_splits=(),
         device_mapping=(0,),

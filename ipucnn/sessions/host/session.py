@@ -51,6 +51,7 @@ from ipucnn.sessions.session import (
     Sharing,
     Stopped,
     TrainedPart,
+    TrainingFeed,
     TrainState,
 )
 from ipucnn.text import counted, printable
@@ -314,7 +315,7 @@ class HostSession(Session):
         """Returns an iterator over the data set, which continues where it stopped."""
         return iter(self._preprocessing.pack_8_bits(dataset))
 
-    def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
+    def _run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
         """Calls the compiled loop once."""
         assert self._loop is not None and self.program is not None
         first = self.state.weight_updates

@@ -16,8 +16,8 @@ from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar.checks import check_selected
-from ipucnn.sessions.poplar.config import Layout, make_ipu_config
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
+from ipucnn.sessions.poplar.options import Layout, make_ipu_config
 from ipucnn.sessions.processes import Instances
 from ipucnn.training.program import Program
 
@@ -28,14 +28,12 @@ class Api:
 
     Attributes:
         ipu: ``tensorflow.python.ipu``; its operations are attributes (``ipu.pipelining_ops``).
-        keras_ipu: ``keras.ipu``.
         addons_layers: ``ipu_tensorflow_addons.keras.layers``.
         reduces_metrics: models have ``set_replication_options`` (3.1); before, a metric is the last replica's.
     """
 
-    ipu: "SdkModule"
-    keras_ipu: "SdkModule"
-    addons_layers: "SdkModule"
+    ipu: SdkModule
+    addons_layers: SdkModule
     reduces_metrics: bool
 
     def start_instances(self) -> None:
@@ -48,7 +46,7 @@ class Api:
         if hasattr(popdist, "init"):
             popdist.init()
 
-    def join_instances(self, config: "SdkModule", ipus_per_replica: int, selects_device: bool) -> None:
+    def join_instances(self, config: SdkModule, ipus_per_replica: int, selects_device: bool) -> None:
         """Adds the instances and the IPUs of this one to an ``IPUConfig`` that is not applied yet."""
         import popdist.tensorflow
 
@@ -67,7 +65,7 @@ class Api:
                 return distributed.allreduce(tensor, op=distributed.Sum).numpy()
             return distributed.allreduce(tensor, tf.distribute.ReduceOp.SUM).numpy()
 
-    def popdist_strategy(self) -> "Type[SdkModule]":
+    def popdist_strategy(self) -> Type[SdkModule]:
         """The class ``PopDistStrategy``; the package does not bind it, only its module."""
         from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 
@@ -86,8 +84,8 @@ def load_api() -> Api:
         from tensorflow import keras
         from tensorflow.python import ipu
 
-        keras_ipu = keras.ipu
-    return Api(ipu, keras_ipu, layers, hasattr(keras_ipu, "ReplicatedMetricReductionMethod"))
+        reduces_metrics = hasattr(keras.ipu, "ReplicatedMetricReductionMethod")
+    return Api(ipu, layers, reduces_metrics)
 
 
 @contextlib.contextmanager
@@ -197,7 +195,7 @@ class Device:
         """Seeds the IPUs' random numbers."""
         self.api.ipu.utils.reset_ipu_seed(int(seed))
 
-    def mean_over_replicas(self, value: "Tensor") -> "Tensor":
+    def mean_over_replicas(self, value: Tensor) -> Tensor:
         """The mean of a tensor over replicas, on the IPUs."""
         return self.api.ipu.cross_replica_ops.cross_replica_mean(value)
 

@@ -12,6 +12,7 @@ from typing import Callable, Iterator, Match, NamedTuple, Optional, Sequence, Se
 
 from ipucnn.aliases import MemoryAdvice
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, MissingError, UserError
+from ipucnn.training.batching import alternatives, nearest_multiples
 
 _DOCTOR = "ipucnn doctor --device ipu says what is here"
 
@@ -112,11 +113,9 @@ def _depth(match: Match[str], context: ErrorContext) -> UserError:
         return ConfigurationError(
             f"{count} are too few for the pipeline, which needs {base}", f"{option} {base}"
         )
-    number = int(given or 0)
-    legal = sorted({max(base, number // base * base), -(-number // base) * base} - {0})
     return ConfigurationError(
         f"{count} are not a multiple of the {base} that the pipeline needs",
-        f"use {option} {' or '.join(map(str, legal))}",
+        f"use {option} {alternatives(nearest_multiples(int(given or 0), base))}",
     )
 
 
@@ -190,11 +189,18 @@ def _not_loaded(match: Match[str], context: ErrorContext) -> UserError:
 
 _FAILED, _INVALID = ("FailedPreconditionError",), ("InvalidArgumentError",)
 _IMPORT = ("ImportError", "OSError")
-_ENABLE = (
-    MissingError,
-    "the Poplar SDK is not enabled in this shell: {what} is not found",
-    "type: source PATH/TO/poplar_sdk-*/enable",
-)
+
+
+def _enable_row(classes: Tuple[str, ...], pattern: str) -> Case:
+    """Returns a case for a shell in which the SDK is not enabled; the pattern has the group ``what``."""
+    return _row(
+        classes,
+        pattern,
+        MissingError,
+        "the Poplar SDK is not enabled in this shell: {what} is not found",
+        "type: source PATH/TO/poplar_sdk-*/enable",
+    )
+
 
 # In order: the first match counts.
 CASES: Tuple[Case, ...] = (
@@ -335,12 +341,10 @@ CASES: Tuple[Case, ...] = (
         r"[Dd]etected unsupported operations when trying to compile graph .* on XLA_IPU",
         _unsupported,
     ),
-    _row(
-        _IMPORT,
-        r"(?P<what>lib(?:pop|gcl|gcipuinfo|pva|pvti)[\w.+-]*): cannot open shared object file",
-        *_ENABLE,
+    _enable_row(
+        _IMPORT, r"(?P<what>lib(?:pop|gcl|gcipuinfo|pva|pvti)[\w.+-]*): cannot open shared object file"
     ),
-    _row(("ImportError",), r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b", *_ENABLE),
+    _enable_row(("ImportError",), r"No module named '(?P<what>popdist|libpvti|popef|popart|poplar)\b"),
     _row(
         ("ImportError",),
         r"(?:No module named '|cannot import name ')"

@@ -207,8 +207,8 @@ class MovedByGradient(_FusedBatchNorm):
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Properties of a network built for IPUs.
+class ModelSpec:
+    """Properties of a network to build for IPUs.
 
     Attributes:
         micro_batch_size: static batch.
@@ -265,8 +265,8 @@ def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasL
 class _Builder:
     """Builds one model; each kind of replaced layer has a method."""
 
-    def __init__(self, api: Api, shape: Shape) -> None:
-        self.api, self.shape = api, shape
+    def __init__(self, api: Api, spec: ModelSpec) -> None:
+        self.api, self.spec = api, spec
         self.seeds: Optional[Tensor] = None
         self.statistics: List[Tensor] = []
         self.norms: List[str] = []
@@ -274,14 +274,14 @@ class _Builder:
 
     def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """The output of a step."""
-        common = {"name": step.name, "dtype": _policy(self.shape.precision)}
+        common = {"name": step.name, "dtype": _policy(self.spec.precision)}
         if not step.config["trainable"]:
             common["trainable"] = False
         kind: Any = step.layer_class
         if kind is micro_batches.BatchNormalization:
             return self._normalised(step, inputs, common)
         if kind is micro_batches.GroupNormalization:
-            made = self.api.addons_layers.GroupNormalization(
+            norm = self.api.addons_layers.GroupNormalization(
                 groups=step.config["groups"],
                 channels_axis=-1,
                 epsilon=step.config["epsilon"],
@@ -291,7 +291,7 @@ class _Builder:
                 strided_channel_grouping=False,
                 **common,
             )
-            return made(inputs)
+            return norm(inputs)
         if kind is micro_batches.Dropout:
             return self._dropped(step, inputs, common)
         # Initial weights do not matter, because the network's are copied.
@@ -306,12 +306,12 @@ class _Builder:
             return _batch_norm(step.config, common)(inputs)
         settings = {key: step.config[key] for key in ("epsilon", "center", "scale")}
         if step.config["moves_once"]:
-            if self.shape.purpose != TRAINING:
+            if self.spec.purpose != TRAINING:
                 return _batch_norm(step.config, common)(inputs)
             self.moved_once.append(MovedByGradient(step.config["momentum"], **settings, **common))
             return self.moved_once[-1](inputs)
         self.norms.append(step.name)
-        if self.shape.purpose != STATISTICS:
+        if self.spec.purpose != STATISTICS:
             return _batch_norm(step.config, common)(inputs)
         output, mean, variance = BatchStatistics(**settings, **common)(inputs)
         self.statistics += [mean, variance]
@@ -319,16 +319,16 @@ class _Builder:
 
     def _dropped(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
         rate, noise = step.config["rate"], step.config["noise_shape"]
-        if self.shape.purpose == PREDICTION or rate == 0:
+        if self.spec.purpose == PREDICTION or rate == 0:
             return keras.layers.Activation("linear", **common)(inputs)
-        always = self.shape.purpose == STATISTICS
-        if self.shape.stateless_dropout:
+        always = self.spec.purpose == STATISTICS
+        if self.spec.stateless_dropout:
             if self.seeds is None:
                 self.seeds = keras.Input(
-                    batch_shape=(self.shape.micro_batch_size, 2), name=SEEDS_NAME, dtype="int32"
+                    batch_shape=(self.spec.micro_batch_size, 2), name=SEEDS_NAME, dtype="int32"
                 )
-            made = SeededDropout(rate, noise, self.shape.micro_batch_size, always, **common)
-            return made([inputs, self.seeds])
+            dropout = SeededDropout(rate, noise, self.spec.micro_batch_size, always, **common)
+            return dropout([inputs, self.seeds])
         if noise is not None:
             noise = [int(size) if n is None else n for n, size in zip(noise, inputs.shape)]
         return self.api.addons_layers.Dropout(rate, noise_shape=noise, **common)(
@@ -336,25 +336,25 @@ class _Builder:
         )
 
 
-def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> DeviceModel:
+def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) -> DeviceModel:
     """Builds a network for IPUs, with its weights; call it inside the strategy's scope.
 
     Args:
         api: the SDK's modules.
         network: from ``build_model``.
-        shape: properties of the model.
+        spec: properties of the model.
         name: name of the model.
     """
     blueprint = read_blueprint(network)
-    builder = _Builder(api, shape)
+    builder = _Builder(api, spec)
     first = blueprint.steps[0]
     sizes = tuple(int(n) for n in network.inputs[0].shape[1:])
-    compute = compute_type(shape.precision)
-    transfer, affine = shape.preprocess.transfer, shape.preprocess.affine
-    images = keras.Input(batch_shape=(shape.micro_batch_size, *sizes), name=INPUT_NAME, dtype=transfer)
+    compute = compute_type(spec.precision)
+    transfer, affine = spec.preprocess.transfer, spec.preprocess.affine
+    images = keras.Input(batch_shape=(spec.micro_batch_size, *sizes), name=INPUT_NAME, dtype=transfer)
     x = images
     if affine is not None:
-        fused = api.ipu.image_ops.normalise_image if shape.fused_preprocessing else None
+        fused = api.ipu.image_ops.normalise_image if spec.fused_preprocessing else None
         x = Preprocess(affine, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
     for step in blueprint.steps[1:]:
@@ -364,18 +364,16 @@ def build_for_ipus(api: Api, network: KerasModel, shape: Shape, name: str) -> De
     if compute != "float32":
         # Loss and metrics are float32, and Keras casts sample weights to the type of the logits.
         outputs = keras.layers.Activation("linear", dtype="float32", name="float32_logits")(outputs)
-    if shape.purpose == STATISTICS:
+    if spec.purpose == STATISTICS:
         # The network's end is kept, reduced to one value: without it, a pipeline could lack its last stages.
         if len(outputs.shape) == 4:
             outputs = keras.layers.GlobalAveragePooling2D(name="end")(outputs)
         outputs = [*builder.statistics, outputs]
     inputs = images if builder.seeds is None else [images, builder.seeds]
     model = keras.Model(inputs, outputs, name=name)
-    made = DeviceModel(
-        model, _weights(model, network), builder.seeds is not None, builder.norms, builder.moved_once
-    )
-    copy_weights(named_weights(network), made.weights)
-    return made
+    weights = _weights(model, network)
+    assign_weights(named_weights(network), weights)
+    return DeviceModel(model, weights, builder.seeds is not None, builder.norms, builder.moved_once)
 
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
@@ -389,12 +387,10 @@ def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
     return {name: by_name[name] for name in named_weights(network) if name in by_name}
 
 
-def copy_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariable]) -> None:
-    """Copies weights with the same names; a model for statistics has no moving statistics."""
+def assign_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVariable]) -> None:
+    """Gives variables the values of those with the same names; a model for statistics has no moving statistics."""
     for name, variable in target.items():
-        value = source[name]
-        value = value.numpy() if hasattr(value, "numpy") else value
-        variable.assign(value.astype(variable.dtype.as_numpy_dtype))
+        variable.assign(source[name].numpy().astype(variable.dtype.as_numpy_dtype))
 
 
 def assign_stages(model: KerasModel, order: Sequence[str], splits: Sequence[str]) -> None:

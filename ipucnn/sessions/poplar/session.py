@@ -4,7 +4,7 @@ import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,22 +16,23 @@ from ipucnn.hardware import get_ipu
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
-from ipucnn.sessions.poplar.checks import check_program, check_remote_memory, evaluation_replicas
-from ipucnn.sessions.poplar.config import accumulation_options, pipelining_options
+from ipucnn.sessions.poplar.batches import BatchStream
+from ipucnn.sessions.poplar.checks import check_remote_memory, evaluation_replicas
 from ipucnn.sessions.poplar.device import Device
-from ipucnn.sessions.poplar.evaluation import Predictor, StatisticsNetwork
 from ipucnn.sessions.poplar.model import (
     PREDICTION,
     STATISTICS,
     TRAINING,
     DeviceModel,
-    Shape,
+    ModelSpec,
     assign_stages,
+    assign_weights,
     build_for_ipus,
-    copy_weights,
 )
+from ipucnn.sessions.poplar.options import accumulation_options, pipelining_options
+from ipucnn.sessions.poplar.prediction import Predictor, StatisticsNetwork
 from ipucnn.sessions.poplar.surroundings import cached_programs, executable_cache, gives_nothing_back
-from ipucnn.sessions.poplar.training import Stream, TrainedNetwork
+from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -40,12 +41,13 @@ from ipucnn.sessions.session import (
     Session,
     Stopped,
     TrainedPart,
+    TrainingFeed,
     TrainState,
 )
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, traced_sums
 from ipucnn.training.optimizers import OptimizerSettings
-from ipucnn.training.program import Program, validation_replicas
+from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 # Generation whose tiles and memory are reported; Bow has the same.
@@ -62,6 +64,7 @@ class PoplarSession(Session):
     """
 
     _has_loss_of_each_update = False
+    _programs: FrozenSet[str]
 
     def __init__(self, device: Device) -> None:
         self._device, self._config = device, device.config
@@ -70,12 +73,9 @@ class PoplarSession(Session):
         self._network: KerasModel = None
         self._trained: Optional[TrainedNetwork] = None
         self._predictor: Optional[Predictor] = None
-        self._shares = True
         self._statistics: Optional[StatisticsNetwork] = None
         self._large_batches: Optional[LargeBatches] = None
         self._host_weights: Optional[Weights] = None
-        self._sums = traced_sums(None)
-        self._programs = cached_programs()
 
     def take_preprocessing(self, affine: ChannelAffine) -> bool:
         """Takes the last step of preprocessing with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
@@ -115,26 +115,24 @@ class PoplarSession(Session):
             MissingError: there are no such IPUs.
         """
         self._require_same_precision(program)
-        instances = self._device.instances
-        check_program(program, self._config, instances)
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
-        self._device.would_fit = self.would_fit
         self._device.kept_remotely = check_remote_memory(program, self._config, self.would_fit)
         self.program, self._network = program, model
         self._sums = traced_sums(loss)
         self._schedule = schedule
         self._programs = cached_programs()
-        self._attach(program.num_ipus // instances.count, program)
+        self._attach(program.num_ipus // self._device.instances.count, program)
         started = time.perf_counter()
         with self._device.scope():
-            made = self._build(TRAINING, program.micro_batch_size, "training", program)
-        self._trained = TrainedNetwork(self._device, program, made, optimizer, loss, schedule)
+            network = self._build(TRAINING, program.micro_batch_size, "training", program)
+        self._trained = TrainedNetwork(self._device, program, network, optimizer, loss, schedule)
         self.state = TrainState(self._trained.weights, self._trained.slots, 0)
         return self._report(model, time.perf_counter() - started, program.fused_micro_batches)
 
     def _attach(self, num_ipus: int, program: Optional[Program]) -> None:
         """Configures the system for ``num_ipus`` IPUs."""
+        self._device.would_fit = self.would_fit
         self._device.configure(num_ipus, program)
         ipu = get_ipu(_IPU)
         memory_bytes = num_ipus * ipu.num_tiles * ipu.sram_per_tile_bytes
@@ -146,7 +144,7 @@ class PoplarSession(Session):
     ) -> DeviceModel:
         """The network built for a purpose; with a program, in its stages and with the SDK's options for it."""
         config = self._config
-        shape = Shape(
+        spec = ModelSpec(
             micro_batch_size=micro_batch_size,
             purpose=purpose,
             precision=config.precision,
@@ -154,19 +152,17 @@ class PoplarSession(Session):
             preprocess=self._device.preprocess,
             fused_preprocessing=config.fused_preprocessing,
         )
-        made = build_for_ipus(self._device.api, self._network, shape, name)
+        network = build_for_ipus(self._device.api, self._network, spec, name)
         if program is not None:
             if program.num_stages > 1:
-                assign_stages(
-                    made.model, [layer.name for layer in self._network.layers], program.pipeline_splits
-                )
-            self._set_options(made.model, training=purpose == TRAINING)
-        return made
+                layers = [layer.name for layer in self._network.layers]
+                assign_stages(network.model, layers, program.pipeline_splits)
+            self._set_options(network.model, program, training=purpose == TRAINING)
+        return network
 
-    def _set_options(self, model: KerasModel, training: bool) -> None:
+    def _set_options(self, model: KerasModel, program: Program, training: bool) -> None:
         """Sets the SDK's options of a model, which models do not save."""
-        p, config = self.program, self._config
-        assert p is not None
+        p, config = program, self._config
         if p.num_stages > 1:
             model.set_pipelining_options(**pipelining_options(self._device.api.ipu, p, config, training))
         elif training and p.gradient_accumulation_count > 1:
@@ -213,15 +209,15 @@ class PoplarSession(Session):
 
         return run
 
-    def feed(self, dataset: TfDataset) -> Stream:
+    def feed(self, dataset: TfDataset) -> BatchStream:
         """A stream of batches for :meth:`execute`, which continues where it stopped."""
         if self._trained is None:
             raise RuntimeError("compile() comes before feed()")
         return self._trained.stream(dataset, self.state.weight_updates)
 
-    def _run(self, batches: Iterable[Batch], num_weight_updates: int) -> TrainedPart:
+    def _run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
         """Runs one execution; its mean loss and accuracy stand for each of its weight updates."""
-        assert self._trained is not None and isinstance(batches, Stream)
+        assert self._trained is not None
         started = time.perf_counter()
         loss, hit = self._trained.execute(batches, self.state.weight_updates, num_weight_updates)
         spent_s = time.perf_counter() - started
@@ -245,7 +241,7 @@ class PoplarSession(Session):
 
     def _has_batch_norm(self) -> bool:
         """Whether the network in training has moving statistics."""
-        return self._trained is not None and bool(self._trained.made.norms)
+        return self._trained is not None and bool(self._trained.network.norms)
 
     def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
         """A forward pass on IPUs, pipelined like training."""
@@ -259,7 +255,7 @@ class PoplarSession(Session):
                 num_updates,
             )
         batches = make_dataset(self.state.weight_updates, p.micro_batch_size)
-        for name, value in self._statistics.measure(trained.made.weights, batches).items():
+        for name, value in self._statistics.measure(trained.network.weights, batches).items():
             self.state.weights[name].assign(value)
 
     def measure_statistics(self, batches: TfDataset) -> None:
@@ -274,7 +270,7 @@ class PoplarSession(Session):
                 unpack = self._device.preprocess.unpack
                 self._large_batches = LargeBatches(self._network, arithmetic, unpack, on_cpu=True)
             assert self._host_weights is not None
-            copy_weights(self.state.weights, self._host_weights.kept)
+            assign_weights(self.state.weights, self._host_weights.kept)
             self._host_weights.round_to_nearest()
             packed = self._device.preprocess.pack_8_bits(batches)
             self.evaluated = {**self.evaluated, **self._large_batches.measure(packed)}
@@ -287,15 +283,17 @@ class PoplarSession(Session):
         Instances of ``poprun`` then predict batches of their own.
         """
         started = time.perf_counter()
-        self._shares = False
-        self.prepare_evaluation(model, None)
+        self._prepare(model, None, shares=False)
         return self._report(model, time.perf_counter() - started, 1)
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
         """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
+        self._prepare(model, loss, shares=True)
+
+    def _prepare(self, model: KerasModel, loss: Optional[LossFunction], shares: bool) -> None:
+        """Prepares evaluation and prediction; with ``shares``, instances share the samples."""
         config = self._config
         self._network, self._sums = model, traced_sums(loss)
-        self._device.would_fit = self.would_fit
         replicas = evaluation_replicas(self._device.instances, config)
         self._attach(replicas, None)
         size = config.validation_micro_batch_size or config.micro_batch_size
@@ -305,7 +303,7 @@ class PoplarSession(Session):
             size,
             replicas,
             self._gives_zeros(),
-            shares=self._shares,
+            shares=shares,
         )
 
     def write_program(
@@ -331,17 +329,17 @@ class PoplarSession(Session):
         self._network = model
         self._attach(1, None)
         with self._device.scope():
-            made = self._build(PREDICTION, batch_size, "serving")
+            served = self._build(PREDICTION, batch_size, "serving").model
             # Calls that run together; more of them would delay the first result.
-            made.model.compile(steps_per_execution=1)
+            served.compile(steps_per_execution=1)
         with self._device.running(training=False):
             predict = self._device.api.ipu.serving.export_keras(
-                made.model, str(folder), batch_size, output_names=output_name
+                served, str(folder), batch_size, output_names=output_name
             )
 
         def run(images: np.ndarray) -> np.ndarray:
             with self._device.running(training=False):
-                logits = predict(tf.constant(images, made.model.inputs[0].dtype))
+                logits = predict(tf.constant(images, served.inputs[0].dtype))
             return np.asarray(logits[output_name], np.float32)
 
         return run
@@ -358,17 +356,12 @@ class PoplarSession(Session):
                 self._device,
                 lambda: self._build(PREDICTION, size, "validation", pipeline),
                 size,
-                validation_replicas(
-                    self._config.pipeline_validation_model,
-                    p.num_replicas,
-                    p.ipus_per_replica,
-                    self._device.instances.count,
-                ),
+                p.validation_num_replicas,
                 self._gives_zeros(),
                 pipeline,
             )
         if self._trained is not None:
-            self._predictor.take_weights(self._trained.made.weights)
+            self._predictor.take_weights(self._trained.network.weights)
         return self._predictor
 
     def _gives_zeros(self) -> bool:
@@ -382,7 +375,6 @@ class PoplarSession(Session):
 
         Each instance has the totals of all instances.
         """
-
         predictor = self._validation()
         # One process can stop between any two batches; instances agree once per execution.
         between = predictor.samples_per_execution if self._device.instances.count > 1 else 0

@@ -1,9 +1,9 @@
 """Checks the SDK's environment before TensorFlow is imported, and sets the driver's flags.
 
-:func:`look_around` reads files, package metadata and environment variables, and imports nothing of the SDK.  Rules then
-judge these values: :func:`problems` are fatal, :func:`doubts` may work.  Sources: the setup.py of graphcore/tensorflow
-r2.6 (versions), its driver/tools/flags.cc (flags) and keras/ipu (modules).  The driver reads TF_POPLAR_FLAGS once, on
-its first access in the process, and aborts the process if it does not know a flag.
+:func:`read_surroundings` reads files, package metadata and environment variables, and imports nothing of the SDK.
+Rules then judge these values: :func:`problems` are fatal, :func:`version_warnings` are not.  Sources: the setup.py of
+graphcore/tensorflow r2.6 (versions), its driver/tools/flags.cc (flags) and keras/ipu (modules).  The driver reads
+TF_POPLAR_FLAGS once, on its first access in the process, and aborts the process if it does not know a flag.
 """
 
 import importlib.util
@@ -28,6 +28,39 @@ from ipucnn.machine import cpu_flags
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
 SDK_MODULES = ("popdist", "libpvti", "popef")
 _GC_INFO_S = 10.0
+
+FLAGS_VARIABLE, _CACHE = "TF_POPLAR_FLAGS", "executable_cache_path"
+SDK_PYTHON = (3, 8)
+_PACKAGES = (("tensorflow", (2, 6)), ("keras", (2, 6)), ("numpy", (1, 19)))
+OLDEST_SDK, NEWEST_SDK = (3, 0), (3, 4)
+
+# The flags of TF_POPLAR_FLAGS.  Any other flag aborts the process, even save_vertex_graph, which the help text lists.
+FLAGS = (
+    "help",
+    "use_synthetic_data",
+    "synthetic_data_initializer",
+    "use_ipu_model",
+    "log_cycle_count",
+    "while_loop_brute_force_max_trip_count",
+    "max_compilation_threads",
+    "max_infeed_threads",
+    "executable_cache_path",
+    "dump_schedule_as_dot",
+    "tensor_map_file_path",
+    "fallback_scheduler",
+    "allow_nans",
+    "null_data_feed",
+    "show_progress_bar",
+    "use_on_demand",
+    "on_demand_device_poll_time",
+    "on_demand_device_timeout",
+    "ipu_model_tiles",
+    "sync_replica_start",
+    "enable_hlo_verifier",
+    "disable_poplar_version_check",
+    "synthetic_data_categories",
+)
+_FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 
 @dataclass(frozen=True)
@@ -54,7 +87,7 @@ class Surroundings:
     cpu_flags: Tuple[str, ...] = ()
 
 
-def look_around() -> Surroundings:
+def read_surroundings() -> Surroundings:
     """The environment of this process; imports neither TensorFlow nor NumPy."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -158,40 +191,6 @@ def parse_flags(text: str) -> Dict[str, str]:
     return flags
 
 
-VARIABLE, _CACHE = "TF_POPLAR_FLAGS", "executable_cache_path"
-SDK_PYTHON = (3, 8)
-_PACKAGES = (("tensorflow", (2, 6)), ("keras", (2, 6)), ("numpy", (1, 19)))
-OLDEST_SDK, NEWEST_SDK = (3, 0), (3, 4)
-
-# The flags of TF_POPLAR_FLAGS.  Any other flag aborts the process, even save_vertex_graph, which the help text lists.
-FLAGS = (
-    "help",
-    "use_synthetic_data",
-    "synthetic_data_initializer",
-    "use_ipu_model",
-    "log_cycle_count",
-    "while_loop_brute_force_max_trip_count",
-    "max_compilation_threads",
-    "max_infeed_threads",
-    "executable_cache_path",
-    "dump_schedule_as_dot",
-    "tensor_map_file_path",
-    "fallback_scheduler",
-    "allow_nans",
-    "null_data_feed",
-    "show_progress_bar",
-    "use_on_demand",
-    "on_demand_device_poll_time",
-    "on_demand_device_timeout",
-    "ipu_model_tiles",
-    "sync_replica_start",
-    "enable_hlo_verifier",
-    "disable_poplar_version_check",
-    "synthetic_data_categories",
-)
-_FLAG_SINCE = {"use_on_demand": (3, 2)}
-
-
 def problems(system: Surroundings) -> Iterator[UserError]:
     """Everything that prevents the Poplar session from starting, the most fundamental first."""
     tensorflow, keras = system.versions.get("tensorflow"), system.versions.get("keras")
@@ -235,7 +234,7 @@ def problems(system: Surroundings) -> Iterator[UserError]:
         )
 
 
-def doubts(system: Surroundings) -> Iterator[UserError]:
+def version_warnings(system: Surroundings) -> Iterator[UserError]:
     """Versions that the Poplar session was not made for, but that may work."""
     if not system.has_ipu_package:
         return
@@ -260,7 +259,7 @@ def check_requirements(system: Optional[Surroundings] = None) -> None:
     Raises:
         MissingError, ConfigurationError: the first of :func:`problems`.
     """
-    for problem in problems(look_around() if system is None else system):
+    for problem in problems(read_surroundings() if system is None else system):
         raise problem
 
 
@@ -295,7 +294,7 @@ def _dotted(version: Tuple[int, ...]) -> str:
 
 def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
     """Flags for which the driver would abort the process."""
-    text = system.variables.get(VARIABLE, "").strip()
+    text = system.variables.get(FLAGS_VARIABLE, "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
     if text and not text.startswith("-"):
         # compiler/xla/parse_flags_from_env.cc
@@ -346,7 +345,7 @@ def _quoted(value: str) -> str:
 
 def gives_nothing_back() -> bool:
     """Whether IPUs send no results because of flags in TF_POPLAR_FLAGS, set by the user or by a run."""
-    flags = parse_flags(os.environ.get(VARIABLE, ""))
+    flags = parse_flags(os.environ.get(FLAGS_VARIABLE, ""))
     return "use_synthetic_data" in flags or "outfeed" in flags.get("synthetic_data_categories", "").split(",")
 
 
@@ -380,7 +379,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
 
 def executable_cache() -> str:
     """The folder of compiled programs, from the driver's flags; "" without one."""
-    return parse_flags(os.environ.get(VARIABLE, "")).get(_CACHE, "")
+    return parse_flags(os.environ.get(FLAGS_VARIABLE, "")).get(_CACHE, "")
 
 
 def cached_programs() -> FrozenSet[str]:
@@ -399,7 +398,7 @@ def set_flags(config: RunConfig) -> None:
         ConfigurationError: see :func:`poplar_flags`.
         DataError: nothing can be written to that folder.
     """
-    flags = poplar_flags(config, os.environ.get(VARIABLE, ""))
+    flags = poplar_flags(config, os.environ.get(FLAGS_VARIABLE, ""))
     folder = parse_flags(flags).get(_CACHE)
     if folder:
         # The driver would fail only after minutes of compiling.
@@ -407,4 +406,4 @@ def set_flags(config: RunConfig) -> None:
         with errors_about(folder):
             # A unique name, because several instances may test the folder at the same time.
             tempfile.TemporaryFile(dir=folder).close()
-    os.environ[VARIABLE] = flags
+    os.environ[FLAGS_VARIABLE] = flags

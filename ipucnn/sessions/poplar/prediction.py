@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.models.names import MOVING_STATISTICS
+from ipucnn.sessions.poplar.batches import training_batches
 from ipucnn.sessions.poplar.device import Device
-from ipucnn.sessions.poplar.model import DeviceModel, copy_weights
-from ipucnn.sessions.poplar.training import training_batches
+from ipucnn.sessions.poplar.model import DeviceModel, assign_weights
 from ipucnn.sessions.session import Batch
 from ipucnn.training.program import Program
 
@@ -58,12 +58,12 @@ class Predictor:
             self._depth = pipeline.num_stages
         self._steps = 0
         with device.scope():
-            self._made = build()
+            self._network = build()
         self._largest = self._largest_steps()
 
     def take_weights(self, weights: Mapping[str, TfVariable]) -> None:
         """Copies weights from another model."""
-        copy_weights(weights, self._made.weights)
+        assign_weights(weights, self._network.weights)
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Each batch with its float32 logits [n, ...], in order; some batches are taken ahead.
@@ -142,7 +142,7 @@ class Predictor:
             filled = np.zeros((capacity, *images.shape[1:]), images.dtype)
             filled[: len(images_of_part)] = images_of_part
             with self._device.running(training=False):
-                logits = self._made.model.predict(filled, batch_size=self._size, verbose=0)
+                logits = self._network.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
             if self._gives_zeros:
                 # The SDK returns zeros: for generated data those of one replica (_get_all_batch_results in
@@ -165,12 +165,12 @@ class Predictor:
         if self._steps and needed < _WORTH_COMPILING * self._steps:
             return
         with self._device.scope():
-            self._made.model.compile(steps_per_execution=needed)
+            self._network.model.compile(steps_per_execution=needed)
         self._steps = needed
 
     def _largest_steps(self) -> int:
         """Micro-batches of each replica in a full execution."""
-        model = self._made.model
+        model = self._network.model
         shapes = [model.inputs[0].shape[1:], model.outputs[0].shape[1:]]
         sample_bytes = sum(4 * int(np.prod([int(n) for n in shape])) for shape in shapes)
         samples = max(1, min(_SAMPLES, _LARGEST_BYTES // sample_bytes))
@@ -204,8 +204,8 @@ class StatisticsNetwork:
         self._device, self._program = device, program
         self._steps = num_updates * program.gradient_accumulation_count
         with device.scope():
-            self._made = build()
-            self._made.model.compile(steps_per_execution=self._steps)
+            self._network = build()
+            self._network.model.compile(steps_per_execution=self._steps)
 
     def measure(self, weights: Mapping[str, TfVariable], dataset: TfDataset) -> Dict[str, np.ndarray]:
         """float32 [channels] of each ``<layer>/moving_mean`` and ``/moving_variance``: means over all micro-batches.
@@ -214,8 +214,8 @@ class StatisticsNetwork:
             weights: the weights to measure with.
             dataset: training batches of this instance.
         """
-        p, network, instances = self._program, self._made, self._device.instances
-        copy_weights(weights, network.weights)
+        p, network, instances = self._program, self._network, self._device.instances
+        assign_weights(weights, network.weights)
         batches = training_batches(dataset, p, 0, network.takes_seeds, self._device.preprocess, instances)
         inputs = batches.map(lambda images, *rest: (images,))
         with self._device.running(training=False):

@@ -87,38 +87,42 @@ _ROUNDING = {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}
 # (config, layout) -> value of a leaf of ``IPUConfig``, by its dotted name.  A member of an enumeration is given by its
 # name; None keeps the SDK's default.
 LEAVES: Dict[str, Callable[[RunConfig, Layout], Any]] = {
-    "auto_select_ipus": lambda c, p: p.num_ipus if p.selects and c.select_ipu is None else None,
-    "select_ipus": lambda c, p: c.select_ipu if p.selects else None,
-    "device_connection.type": lambda c, p: connection_type(c),
-    "device_connection.version": lambda c, p: _COMPILED_VERSION if c.compile_only else None,
+    "auto_select_ipus": lambda c, layout: (
+        layout.num_ipus if layout.selects and c.select_ipu is None else None
+    ),
+    "select_ipus": lambda c, layout: c.select_ipu if layout.selects else None,
+    "device_connection.type": lambda c, layout: connection_type(c),
+    "device_connection.version": lambda c, layout: _COMPILED_VERSION if c.compile_only else None,
     # Read only if no device is attached during compilation, so that the driver cannot ask one.
-    "device_connection.enable_remote_buffers": lambda c, p: connection_type(c) != "ALWAYS" or None,
-    "allow_recompute": lambda c, p: p.recomputation,
-    "floating_point_behaviour.inv": lambda c, p: c.fp_exceptions,
-    "floating_point_behaviour.div0": lambda c, p: c.fp_exceptions,
-    "floating_point_behaviour.oflo": lambda c, p: c.fp_exceptions,
-    "floating_point_behaviour.nanoo": lambda c, p: c.nanoo,
-    "floating_point_behaviour.esr": lambda c, p: _ROUNDING[c.stochastic_rounding],
+    "device_connection.enable_remote_buffers": lambda c, layout: connection_type(c) != "ALWAYS" or None,
+    "allow_recompute": lambda c, layout: layout.recomputation,
+    "floating_point_behaviour.inv": lambda c, layout: c.fp_exceptions,
+    "floating_point_behaviour.div0": lambda c, layout: c.fp_exceptions,
+    "floating_point_behaviour.oflo": lambda c, layout: c.fp_exceptions,
+    "floating_point_behaviour.nanoo": lambda c, layout: c.nanoo,
+    "floating_point_behaviour.esr": lambda c, layout: _ROUNDING[c.stochastic_rounding],
     "convolutions.poplar_options": _convolution,
     "matmuls.poplar_options": _matmul,
     "compilation_poplar_options": _engine,
     # The driver then reseeds around operations that all replicas must round alike.
-    "experimental.enable_prng_stability": lambda c, p: c.stochastic_rounding != "OFF" or None,
-    "norms.use_stable_statistics": lambda c, p: c.stable_norm,
-    "norms.experimental.distributed_batch_norm_replica_group_size": lambda c, p: p.dbn_replica_group_size,
-    "optimizations.maximum_cross_replica_sum_buffer_size": lambda c, p: c.max_cross_replica_buffer_size,
-    "optimizations.maximum_reduce_many_buffer_size": lambda c, p: c.max_reduce_many_buffer_size,
-    "optimizations.minimum_remote_tensor_size": lambda c, p: c.min_remote_tensor_size,
-    "scheduling.algorithm": lambda c, p: c.scheduling_algorithm,
+    "experimental.enable_prng_stability": lambda c, layout: c.stochastic_rounding != "OFF" or None,
+    "norms.use_stable_statistics": lambda c, layout: c.stable_norm,
+    "norms.experimental.distributed_batch_norm_replica_group_size": lambda c, layout: (
+        layout.dbn_replica_group_size
+    ),
+    "optimizations.maximum_cross_replica_sum_buffer_size": lambda c, layout: c.max_cross_replica_buffer_size,
+    "optimizations.maximum_reduce_many_buffer_size": lambda c, layout: c.max_reduce_many_buffer_size,
+    "optimizations.minimum_remote_tensor_size": lambda c, layout: c.min_remote_tensor_size,
+    "scheduling.algorithm": lambda c, layout: c.scheduling_algorithm,
 }
 
 
-def set_leaf(config: "SdkModule", leaf: str, value: PlainValue) -> None:
+def set_leaf(ipu_config: SdkModule, leaf: str, value: PlainValue) -> None:
     """Sets a leaf of an ``IPUConfig``; enumerations take their member's name."""
     import enum
 
     *categories, name = leaf.split(".")
-    node = config
+    node = ipu_config
     for category in categories:
         node = getattr(node, category)
     present = getattr(node, name)
@@ -127,7 +131,7 @@ def set_leaf(config: "SdkModule", leaf: str, value: PlainValue) -> None:
     setattr(node, name, value)
 
 
-def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
+def make_ipu_config(ipu: SdkModule, config: RunConfig, layout: Layout) -> Any:
     """An ``IPUConfig`` with every leaf of the table set, not yet applied.
 
     Args:
@@ -143,12 +147,7 @@ def make_ipu_config(ipu: "SdkModule", config: RunConfig, layout: Layout) -> Any:
     return ipu_config
 
 
-def proportions(program: Program) -> Sequence[Tuple[float, float]]:
-    """availableMemoryProportion of convolutions and of matrix products per stage; empty if all stages share one."""
-    return stage_proportions(program.available_memory_proportion, program.num_stages)
-
-
-def _stage_options(ipu: "SdkModule", values: Sequence[Tuple[float, float]]) -> List[Any]:
+def _stage_options(ipu: SdkModule, values: Sequence[Tuple[float, float]]) -> List[Any]:
     return [
         ipu.pipelining_ops.PipelineStageOptions(
             convolution_options={"availableMemoryProportion": option_text(convolution)},
@@ -158,9 +157,7 @@ def _stage_options(ipu: "SdkModule", values: Sequence[Tuple[float, float]]) -> L
     ]
 
 
-def pipelining_options(
-    ipu: "SdkModule", program: Program, config: RunConfig, training: bool
-) -> Dict[str, Any]:
+def pipelining_options(ipu: SdkModule, program: Program, config: RunConfig, training: bool) -> Dict[str, Any]:
     """Arguments of ``set_pipelining_options``.
 
     The SDK does not remember keywords from call to call, and models do not save them: each call must pass all.
@@ -170,7 +167,8 @@ def pipelining_options(
         "device_mapping": [int(ipu_number) for ipu_number in program.device_mapping],
         "pipeline_schedule": schedule,
     }
-    per_stage = proportions(program)
+    # empty if all stages share one
+    per_stage = stage_proportions(program.available_memory_proportion, program.num_stages)
     if per_stage:
         options["forward_propagation_stages_poplar_options"] = _stage_options(ipu, per_stage)
     if not training:
