@@ -162,7 +162,7 @@ BUDGET = {
     "commands": (1768, 1047),
     "config": (2510, 1327),
     "datasets": (5483, 4320),
-    "diagnosis": (517, 402),
+    "diagnosis": (518, 403),
     "models": (2675, 2123),
     "planning": (5121, 4019),
     "reports": (3600, 2870),

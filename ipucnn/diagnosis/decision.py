@@ -88,9 +88,8 @@ def choose(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     if is_ipu:
         messages = [finding.message for finding in findings]
         findings += [problem("sdk", each) for each in broken_sdk if each.message not in messages]
-        findings += [
-            Finding(WARNING, "sdk", d.message, d.hint) for d in surroundings.version_warnings(software)
-        ]
+        warnings = surroundings.version_warnings(software)
+        findings += [Finding(WARNING, "sdk", each.message, each.hint) for each in warnings]
         findings += _of_ipus(machine)
     elif ipus.num_ipus and broken_sdk:
         message = f"there is hardware ({counted(ipus.num_ipus, 'IPU')}), but {broken_sdk[0].message}"

@@ -47,7 +47,7 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
 
     Args:
         program: from ``make_program``.
-        config: the options that only IPUs act on.
+        config: the options of the run.
         instances: the instances of ``poprun`` that share its replicas.
 
     Raises:
@@ -129,7 +129,7 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
 
 
 def evaluation_replicas(instances: Instances, config: RunConfig) -> int:
-    """The replicas of an evaluation in one process: the IPUs that ``poprun`` gave it, or one per replica.
+    """Returns the replicas of an evaluation in one process: the IPUs that ``poprun`` gave it, or one per replica.
 
     Raises:
         ConfigurationError: another number of IPUs was requested, or no device has so many.

@@ -55,7 +55,7 @@ class Api:
         )
 
     def sum_over_instances(self, values: np.ndarray) -> np.ndarray:
-        """The sum of an array over instances, computed on the host."""
+        """Returns the sum of an array over instances, computed on the host."""
         import tensorflow as tf
         from tensorflow.python.ipu import distributed
 
@@ -66,7 +66,7 @@ class Api:
             return distributed.allreduce(tensor, tf.distribute.ReduceOp.SUM).numpy()
 
     def popdist_strategy(self) -> Type[SdkModule]:
-        """The class ``PopDistStrategy``; the package does not bind it, only its module."""
+        """Returns the class ``PopDistStrategy``; the package does not bind it, only its module."""
         from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 
         return PopDistStrategy
@@ -171,13 +171,13 @@ class Device:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """A context whose models and variables are placed on the IPUs."""
+        """Places the models and variables of the block on the IPUs."""
         with self._errors(training=True), self._strategy.scope():
             yield
 
     @contextlib.contextmanager
     def running(self, training: bool) -> Iterator[None]:
-        """A context for calls that run the IPUs (and compile, the first time).
+        """Surrounds calls that run the IPUs (and compile, the first time).
 
         Raises:
             UserError: in place of the SDK's known errors.
@@ -196,11 +196,11 @@ class Device:
         self.api.ipu.utils.reset_ipu_seed(int(seed))
 
     def mean_over_replicas(self, value: Tensor) -> Tensor:
-        """The mean of a tensor over replicas, on the IPUs."""
+        """Returns the mean of a tensor over replicas, on the IPUs."""
         return self.api.ipu.cross_replica_ops.cross_replica_mean(value)
 
     def mean_over_instances(self, values: Sequence[float]) -> np.ndarray:
-        """float64 means of numbers over the instances of ``poprun``, the same on each of them.
+        """Returns float64 means of numbers over the instances of ``poprun``, the same on each of them.
 
         Every instance must make this call, in the same order as other collective calls.  NaN on one is NaN on all.
         """
@@ -213,7 +213,7 @@ class Device:
         return np.asarray(total, np.float64) / self.instances.count
 
     def gather_over_instances(self, array: np.ndarray) -> np.ndarray:
-        """float32 [instances, ...]: the arrays of all instances of ``poprun``, which have one shape.
+        """Returns float32 (instances, ...): the arrays of all instances of ``poprun``, which have one shape.
 
         Every instance must make this call, in the same order as other collective calls.
         """
@@ -227,7 +227,7 @@ class Device:
             return np.asarray(self.api.sum_over_instances(rows), np.float32)
 
     def of_first_instance(self, value: float) -> float:
-        """The value of the first instance, to the last bit, on every instance."""
+        """Returns the value of the first instance, to the last bit, on every instance."""
         number: np.ndarray = np.array([value], np.float64)
         # Collectives have 32 bits, so the float64 travels byte by byte.
         sent: np.ndarray = self.gather_over_instances(number.view(np.uint8).astype(np.float32))[0]

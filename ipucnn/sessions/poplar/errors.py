@@ -22,12 +22,12 @@ class ErrorContext:
     """Facts of the run that make hints better.
 
     Attributes:
-        training: the pipeline's depth is the gradient accumulation count; otherwise it is the steps per execution.
-        num_ipus: IPUs that the program asked for; 0: unknown.
-        fp_exceptions: floating-point exceptions are switched on.
-        would_fit: predicts which change would fit, see ``planning.search.variations``; called only if memory ran out or
-            remote memory is missing.
-        kept_remotely: active options of :data:`REMOTE_MEMORY`.
+        training: whether the pipeline's depth is the gradient accumulation count; otherwise the steps per execution.
+        num_ipus: the IPUs that the program needs; 0: unknown.
+        fp_exceptions: whether floating-point exceptions are switched on.
+        would_fit: the function that predicts which change would fit, see ``planning.search.variations``; called only if
+            memory ran out or remote memory is missing.
+        kept_remotely: the active options of :data:`REMOTE_MEMORY`.
     """
 
     training: bool = True
@@ -38,7 +38,7 @@ class ErrorContext:
 
     @property
     def depth_option(self) -> str:
-        """The option that sets the pipeline's depth."""
+        """Returns the option that sets the pipeline's depth."""
         return "--gradient-accumulation-count" if self.training else "--steps-per-execution"
 
 
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def _row(classes: Tuple[str, ...], pattern: str, kind: Type[UserError], message: str, hint: str) -> Case:
-    """A case whose message and hint are texts with values in braces.
+    """Returns a case whose message and hint are texts with values in braces.
 
     These are the groups of the pattern, ``rest`` (": " and the rest of the line), ``size`` (" of 4 IPUs", if the number
     is known), ``option`` (the one of the pipeline's depth) and ``reset`` (what to do for the group ``action``).
@@ -77,7 +77,7 @@ def _row(classes: Tuple[str, ...], pattern: str, kind: Type[UserError], message:
 
 
 def _rest(match: Match[str]) -> str:
-    """The rest of the line after the match, in Poplar's words, after a colon; "" if there is none."""
+    """Returns the rest of the line after the match, in Poplar's words, after a colon; "" if there is none."""
     rest = match.string[match.end() :].lstrip(" :").partition("\n")[0].strip()
     return f": {rest}" if rest else ""
 
@@ -159,7 +159,7 @@ REMOTE_MEMORY = {
 
 
 def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> ConfigurationError:
-    """The error for an option that needs remote memory on IPUs that have none."""
+    """Returns the error for an option that needs remote memory on IPUs that have none."""
     what, change = REMOTE_MEMORY[option]
     held = would_fit(None, without=option) if would_fit is not None else None
     return ConfigurationError(
@@ -169,7 +169,7 @@ def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> Configur
 
 
 def _remote_memory(option: str, pattern: str) -> Case:
-    """A FailedPrecondition for IPUs that are attached before the program is compiled.
+    """Returns a case of FailedPrecondition for IPUs that are attached before the program is compiled.
 
     It is raised in variables_offload_and_partition.cc, pipeline_fifo_inserter.cc or
     gradient_accumulation_buffers_offload.cc.
@@ -179,7 +179,7 @@ def _remote_memory(option: str, pattern: str) -> Case:
 
 
 def _not_loaded(match: Match[str], context: ErrorContext) -> UserError:
-    """Loading fails for several reasons with Poplar's own texts; only missing remote memory can be named here."""
+    """Returns the error if loading fails; of its reasons, only missing remote memory can be named here."""
     changes = ", ".join(REMOTE_MEMORY[option][1] for option in context.kept_remotely)
     hint = f"if `gc-info --device-id 0 --device-info` says 'remote buffers supported: 0', {changes}"
     return MissingError(
@@ -383,7 +383,7 @@ CASES: Tuple[Case, ...] = (
 
 
 def _translated(text: str, classes: Set[str], context: ErrorContext) -> Optional[UserError]:
-    """The error of the first case that fits; without classes (text on stderr), any case may."""
+    """Returns the error of the first case that fits; without classes (text on stderr), any case may."""
     for case in CASES:
         match = re.search(case.pattern, text) if not classes or classes & set(case.classes) else None
         if match is not None:
@@ -392,7 +392,7 @@ def _translated(text: str, classes: Set[str], context: ErrorContext) -> Optional
 
 
 def translate(exception: BaseException, context: ErrorContext = ErrorContext()) -> Optional[UserError]:
-    """The error for the user, or None if the exception is unknown (a bug, or an error of other code).
+    """Returns the error for the user, or None if the exception is unknown (a bug, or an error of other code).
 
     Args:
         exception: from the SDK's TensorFlow; AutoGraph's "in user code:" around the text does not matter.
@@ -404,7 +404,7 @@ def translate(exception: BaseException, context: ErrorContext = ErrorContext()) 
 
 
 def translate_output(stderr: str) -> Optional[UserError]:
-    """The error for the user from the stderr of a process that aborted, or None."""
+    """Returns the error for the user from the stderr of a process that aborted, or None."""
     return _translated(stderr, set(), ErrorContext())
 
 

@@ -44,10 +44,10 @@ class SeededDropout(keras.layers.Layer):
     seed as the key of its own generator (kernels/poprand/random.cc of graphcore/tensorflow r2.6/sdk-release-3.4).
 
     Args:
-        rate: probability of zeroing.
+        rate: the probability of zeroing.
         noise_shape: as for the host's layer.
-        micro_batch_size: samples of a micro-batch; the input may hold several, as in distributed batch norm.
-        always: drop in inference, too (for the statistics of a training forward pass).
+        micro_batch_size: the samples of a micro-batch; the input may hold several, as in distributed batch norm.
+        always: whether to drop in inference, too (for the statistics of a training forward pass).
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Preprocess(keras.layers.Layer):
     """Converts pixels from 0 to 255 to the network's input range, on the IPU.
 
     Args:
-        affine: offset and scale of each channel.
-        fused: ``ipu.image_ops.normalise_image``, which applies them in one operation; or None.
-        compute: type of the result.
+        affine: the function to apply to each channel.
+        fused: ``ipu.image_ops.normalise_image``, which applies it in one operation; or None.
+        compute: the type of the result.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class _FusedBatchNorm(keras.layers.Layer):
     """Batch norm with the SDK's operation, whose moments are over the replicas that share statistics.
 
     Attributes:
-        numbers: values of each channel in one replica's micro-batch; known after building.
+        numbers: the values of each channel in one replica's micro-batch; known after building.
     """
 
     def __init__(self, epsilon: float, center: bool, scale: bool, **kwargs: object) -> None:
@@ -130,10 +130,10 @@ class _FusedBatchNorm(keras.layers.Layer):
         super().build(input_shape)
 
     def normalised(self, inputs: Tensor, moving: Sequence[Tensor] = ()) -> Tuple[Tensor, Tensor, Tensor]:
-        """The normalised input, and the mean and biased variance used, float32 (channels,).
+        """Returns the normalised input, and the mean and biased variance used, float32 (channels,).
 
         Args:
-            moving: mean and variance to use; none: those of the micro-batch.
+            moving: the mean and variance to use; empty: those of the micro-batch.
         """
         channels = int(inputs.shape[-1])
         rows = int(inputs.shape.num_elements()) // channels
@@ -211,13 +211,13 @@ class ModelSpec:
     """Properties of a network to build for IPUs.
 
     Attributes:
-        micro_batch_size: static batch.
+        micro_batch_size: the samples of the static batch.
         purpose: TRAINING, PREDICTION, or STATISTICS (a training forward pass that returns batch norm's
             statistics).
         precision: "16.16", "16.32" or "32.32".
-        stateless_dropout: dropout is a :class:`SeededDropout`.
+        stateless_dropout: whether dropout is a :class:`SeededDropout`.
         preprocess: the last step of preprocessing, which a :class:`Preprocess` layer does if it is the IPU's.
-        fused_preprocessing: that layer is the SDK's operation.
+        fused_preprocessing: whether that layer is the SDK's operation.
     """
 
     micro_batch_size: int
@@ -233,10 +233,10 @@ class DeviceModel:
     """A network built for IPUs.
 
     Attributes:
-        model: Keras model; its inputs are the images, and the micro-batch's seeds if ``takes_seeds``.
-        weights: variables by canonical name, in the order of the original network.
-        norms: names of the batch norms that move with every micro-batch, in the order of a STATISTICS model's outputs
-            (mean, variance of each).
+        model: the Keras model; its inputs are the images, and the micro-batch's seeds if ``takes_seeds``.
+        weights: the variables by canonical name, in the order of the original network.
+        norms: the names of the batch norms that move with every micro-batch, in the order of a STATISTICS model's
+            outputs (mean, variance of each).
         moved_once: the batch norms that move once per weight update, of a TRAINING model.
     """
 
@@ -248,7 +248,7 @@ class DeviceModel:
 
 
 def _policy(precision: str) -> Any:
-    """The dtype or policy of a layer."""
+    """Returns the dtype or policy of a layer."""
     if precision == "16.32":
         return keras.mixed_precision.Policy("mixed_float16")
     return compute_type(precision)
@@ -273,7 +273,7 @@ class _Builder:
         self.moved_once: List[MovedByGradient] = []
 
     def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
-        """The output of a step."""
+        """Returns the output of a step."""
         common = {"name": step.name, "dtype": _policy(self.spec.precision)}
         if not step.config["trainable"]:
             common["trainable"] = False
@@ -341,9 +341,9 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
 
     Args:
         api: the SDK's modules.
-        network: from ``build_model``.
-        spec: properties of the model.
-        name: name of the model.
+        network: the network from ``build_model``.
+        spec: the properties of the model.
+        name: the name of the model.
     """
     blueprint = read_blueprint(network)
     builder = _Builder(api, spec)
@@ -377,7 +377,7 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
 
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:
-    """The model's variables by the network's names; those of the addons' group norm are read by attribute."""
+    """Returns the model's variables by the network's names; those of the addons' group norm are read by attribute."""
     norms = {layer.name for layer in network.layers if isinstance(layer, micro_batches.GroupNormalization)}
     by_name = named_weights(SimpleNamespace(layers=[x for x in model.layers if x.name not in norms]))
     for layer in model.layers:

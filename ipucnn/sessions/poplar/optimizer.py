@@ -18,7 +18,7 @@ from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
 from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
 from ipucnn.training.program import Program
 
-MeanOverReplicas = Callable[[Tensor], Tensor]
+ReplicaMean = Callable[[Tensor], Tensor]
 """Averages a tensor over replicas."""
 Gradients = List[Tuple[Tensor, TfVariable]]
 """Pairs of a gradient and its variable."""
@@ -58,7 +58,7 @@ class StatisticsUpdate:
         mean: averages a tensor over replicas.
     """
 
-    def __init__(self, norms: Sequence[MovedByGradient], program: Program, mean: MeanOverReplicas) -> None:
+    def __init__(self, norms: Sequence[MovedByGradient], program: Program, mean: ReplicaMean) -> None:
         self._replicas, self._mean = program.num_replicas, mean
         is_sum = program.gradient_accumulation_reduction_method == "sum"
         self._steps = float(program.gradient_accumulation_count if is_sum else 1)
@@ -99,12 +99,12 @@ class WeightUpdate:
 
     Args:
         optimizer: the arithmetic and its state.
-        num_rates: weight updates of an execution.
+        num_rates: the weight updates of an execution.
         scale: the factor in the gradients: the loss scale times the number of replicas.  Keras's optimizers sum over
             replicas, and nothing divides, because ``IPUStrategy`` counts as one replica (``num_replicas_in_sync``).
-        averaged: moving statistics that are averaged over replicas once per weight update.
-        mean: averages a tensor over replicas.
-        statistics: moves the statistics that move once per weight update; None: there are none.
+        averaged: the moving statistics that are averaged over replicas once per weight update.
+        mean: the function that averages a tensor over replicas.
+        statistics: the object that moves the statistics that move once per weight update; None: there are none.
         scaler: automatic loss scaling, whose scale is not part of ``scale``; None: the loss scale is fixed.
     """
 
@@ -114,7 +114,7 @@ class WeightUpdate:
         num_rates: int,
         scale: float,
         averaged: Sequence[TfVariable],
-        mean: MeanOverReplicas,
+        mean: ReplicaMean,
         statistics: Optional[StatisticsUpdate] = None,
         scaler: Optional[LossScaler] = None,
     ) -> None:
@@ -173,9 +173,7 @@ class WeightUpdate:
         """Clips the gradients of a weight update, summed over replicas, and removes the automatic loss scale."""
         if self._scaler is None and not self._optimizer.settings.clip_gradient_norm:
             return gradients
-        trained = [
-            n for n, (_, v) in enumerate(gradients) if self._statistics is None or v not in self._statistics
-        ]
+        trained = [n for n, (_, v) in enumerate(gradients) if v not in (self._statistics or ())]
         values = [gradients[n][0] for n in trained]
         if self._scaler is not None:
             # Here the scale is the number of replicas: the host checks the mean over replicas.

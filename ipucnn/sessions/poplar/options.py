@@ -18,12 +18,12 @@ class Layout:
     """The part of the system's configuration that follows from the Program.
 
     Attributes:
-        num_ipus: IPUs of this process.
-        available_memory_proportion: for all convolutions and matrix products, in [0, 1]; None: one per stage, or
+        num_ipus: the IPUs of this process.
+        available_memory_proportion: the one of all convolutions and matrix products, in [0, 1]; None: one per stage, or
             Poplar's default.
-        recomputation: activations are recomputed.
-        dbn_replica_group_size: replicas that share batch norm statistics.
-        selects: this configuration selects the IPUs; under ``poprun``, poprun does.
+        recomputation: whether activations are recomputed.
+        dbn_replica_group_size: the replicas that share batch norm statistics.
+        selects: whether this configuration selects the IPUs; under ``poprun``, poprun does.
     """
 
     num_ipus: int
@@ -34,7 +34,7 @@ class Layout:
 
 
 def option_text(value: object) -> str:
-    """The text of a Poplar option's value."""
+    """Returns the text of a Poplar option's value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -43,14 +43,14 @@ def option_text(value: object) -> str:
 
 
 def connection_type(config: RunConfig) -> str:
-    """When the process attaches to its device."""
+    """Returns when the process attaches to its device, as the SDK's ``DeviceConnectionType``."""
     if config.compile_only:
         return "PRE_COMPILE"
     return "ON_DEMAND" if config.on_demand else "ALWAYS"
 
 
 def _products(config: RunConfig, layout: Layout, gather: str) -> Dict[str, Any]:
-    """Options that convolutions and matrix products share; ``gather`` is their name of --gather-conv-output."""
+    """Returns options that convolutions and matrix products share; ``gather`` is their name of --gather-conv-output."""
     options: Dict[str, Any] = {}
     if layout.available_memory_proportion is not None:
         options["availableMemoryProportion"] = layout.available_memory_proportion
@@ -132,12 +132,12 @@ def set_leaf(ipu_config: SdkModule, leaf: str, value: PlainValue) -> None:
 
 
 def make_ipu_config(ipu: SdkModule, config: RunConfig, layout: Layout) -> Any:
-    """An ``IPUConfig`` with every leaf of the table set, not yet applied.
+    """Returns an ``IPUConfig`` with every leaf of the table set, not yet applied.
 
     Args:
         ipu: ``tensorflow.python.ipu``.
-        config: the options.
-        layout: values that follow from the Program.
+        config: the options of the run.
+        layout: the values that follow from the Program.
     """
     ipu_config = ipu.config.IPUConfig()
     for leaf, value_of in LEAVES.items():
@@ -158,7 +158,7 @@ def _stage_options(ipu: SdkModule, values: Sequence[Tuple[float, float]]) -> Lis
 
 
 def pipelining_options(ipu: SdkModule, program: Program, config: RunConfig, training: bool) -> Dict[str, Any]:
-    """Arguments of ``set_pipelining_options``.
+    """Returns the arguments of ``set_pipelining_options``.
 
     The SDK does not remember keywords from call to call, and models do not save them: each call must pass all.
     """
@@ -186,7 +186,7 @@ def pipelining_options(ipu: SdkModule, program: Program, config: RunConfig, trai
 
 
 def accumulation_options(program: Program, config: RunConfig) -> Dict[str, Any]:
-    """Arguments of ``set_gradient_accumulation_options`` for a model without a pipeline."""
+    """Returns the arguments of ``set_gradient_accumulation_options`` for a model without a pipeline."""
     options: Dict[str, Any] = {
         "gradient_accumulation_steps_per_replica": int(program.gradient_accumulation_count),
         "gradient_accumulation_reduction_method": program.gradient_accumulation_reduction_method,

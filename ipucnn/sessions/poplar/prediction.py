@@ -30,12 +30,12 @@ class Predictor:
 
     Args:
         device: the IPUs.
-        build: builds the model; called inside the scope.
-        micro_batch_size: samples of a micro-batch.
-        num_replicas: replicas of this process.
-        gives_zeros: the IPUs generate their data, or nothing is executed: results are zeros.
+        build: the function that builds the model; called inside the scope.
+        micro_batch_size: the samples of a micro-batch.
+        num_replicas: the replicas of this process.
+        gives_zeros: whether results are zeros, because the IPUs generate their data, or nothing is executed.
         pipeline: the Program whose stages the model has; None without a pipeline.
-        shares: instances share the samples; else each has its own.
+        shares: whether instances share the samples; else each has its own.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Predictor:
         assign_weights(weights, self._network.weights)
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Each batch with its float32 logits [n, ...], in order; some batches are taken ahead.
+        """Yields each batch with its float32 logits (n, ...), in order; some batches are taken ahead.
 
         Args:
-            batches: tuples that begin with images [n, height, width, channels], the same in all instances.
+            batches: tuples that begin with images (n, height, width, channels), the same in all instances.
         """
         for held, logits in self._executions(batches, self._parts, self._part):
             yield from zip(held, logits)
 
     def logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Each batch with its logits, if every instance receives its part of each batch only.
+        """Yields each batch with its logits, if every instance receives its part of each batch only.
 
         Instances exchange results once per execution, or more often if memory is short, but not once per batch: a batch
         may be one patch of thousands, and an exchange between hosts takes longer than computing it.
@@ -94,21 +94,20 @@ class Predictor:
             numbers = sum(part.size for part in of_instance[0])
             each = max(1, _LARGEST_BYTES // (4 * numbers * self._parts))
             for start in range(0, len(held), each):
-                joined = [self._join_batches(parts) for parts in zip(*of_instance[start : start + each])]
+                joined = [self._joined(parts) for parts in zip(*of_instance[start : start + each])]
                 for batch, labels, weights, logits in zip(held[start:], *joined):
                     yield (batch[0], tf.constant(labels), tf.constant(weights)), logits
 
     @property
     def samples_per_execution(self) -> int:
-        """Samples that an instance computes between two exchanges."""
+        """Returns the samples that an instance computes between two exchanges."""
         return self._largest * self._per_step
 
-    def _join(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all instances in their order; whole numbers are below 2**24, which float32 holds exactly."""
-        return self._device.gather_over_instances(array).reshape((-1, *array.shape[1:])).astype(array.dtype)
+    def _joined(self, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
+        """Returns each array with the parts of all instances, in their order.
 
-    def _join_batches(self, arrays: Sequence[np.ndarray]) -> List[np.ndarray]:
-        """Each batch with the parts of all instances, in their order."""
+        They are float32, or whole numbers below 2**24, which float32 holds exactly.
+        """
         gathered = self._device.gather_over_instances(np.concatenate(arrays)).astype(arrays[0].dtype)
         parts = np.split(gathered, _ends(arrays), axis=1)
         return [part.reshape((-1, *part.shape[2:])) for part in parts]
@@ -116,7 +115,7 @@ class Predictor:
     def _executions(
         self, batches: Iterable[Batch], parts: int, part: int
     ) -> Iterator[Tuple[List[Batch], List[np.ndarray]]]:
-        """The batches of each execution and their logits; this instance computes one of ``parts`` of the samples."""
+        """Yields the batches of each execution and their logits; this instance computes one of ``parts`` shares."""
         held: List[Batch] = []
         waiting = 0
         for batch in batches:
@@ -130,7 +129,7 @@ class Predictor:
             yield held, self._run([b[0] for b in held], parts, part)
 
     def _run(self, batches: List[Tensor], parts: int, part: int) -> List[np.ndarray]:
-        """The logits of batches of images, as one execution or several."""
+        """Returns the logits of batches of images, from one execution or several."""
         with tf.device("/CPU:0"):
             images = np.concatenate([self._device.preprocess.pack(batch) for batch in batches])
         self._choose_steps(-(-len(images) // parts))
@@ -154,7 +153,7 @@ class Predictor:
                     f"{capacity} images were sent to the IPUs, and {len(logits)} results came back"
                 )
             if parts > 1:
-                logits = self._join(logits)
+                (logits,) = self._joined([logits])
             results.append(logits[: len(images) - start])
         return np.split(np.concatenate(results), _ends(batches))
 
@@ -169,7 +168,7 @@ class Predictor:
         self._steps = needed
 
     def _largest_steps(self) -> int:
-        """Micro-batches of each replica in a full execution."""
+        """Returns the micro-batches of each replica in a full execution."""
         model = self._network.model
         shapes = [model.inputs[0].shape[1:], model.outputs[0].shape[1:]]
         sample_bytes = sum(4 * int(np.prod([int(n) for n in shape])) for shape in shapes)
@@ -179,7 +178,7 @@ class Predictor:
 
 
 def _ends(batches: Sequence[Tensor]) -> np.ndarray:
-    """Indices at which to split concatenated batches."""
+    """Returns the indices at which to split concatenated batches."""
     ends: np.ndarray = np.cumsum([len(batch) for batch in batches])[:-1]
     return ends
 
@@ -190,8 +189,8 @@ class StatisticsNetwork:
     Args:
         device: the IPUs.
         program: the Program whose batches are used.
-        build: builds the model and sets the SDK's options; called inside the scope.
-        num_updates: weight updates whose batches are used.
+        build: the function that builds the model and sets the SDK's options; called inside the scope.
+        num_updates: the number of weight updates whose batches are used.
     """
 
     def __init__(
@@ -208,7 +207,7 @@ class StatisticsNetwork:
             self._network.model.compile(steps_per_execution=self._steps)
 
     def measure(self, weights: Mapping[str, TfVariable], dataset: TfDataset) -> Dict[str, np.ndarray]:
-        """float32 [channels] of each ``<layer>/moving_mean`` and ``/moving_variance``: means over all micro-batches.
+        """Returns float32 (channels,) for each ``<layer>/moving_mean`` and ``/moving_variance``, averaged.
 
         Args:
             weights: the weights to measure with.

@@ -142,7 +142,7 @@ class PoplarSession(Session):
     def _build(
         self, purpose: str, micro_batch_size: int, name: str, program: Optional[Program] = None
     ) -> DeviceModel:
-        """The network built for a purpose; with a program, in its stages and with the SDK's options for it."""
+        """Builds the network for a purpose; with a program, in its stages and with the SDK's options for it."""
         config = self._config
         spec = ModelSpec(
             micro_batch_size=micro_batch_size,
@@ -210,7 +210,7 @@ class PoplarSession(Session):
         return run
 
     def feed(self, dataset: TfDataset) -> BatchStream:
-        """A stream of batches for :meth:`execute`, which continues where it stopped."""
+        """Returns a stream of batches for :meth:`execute`, which continues where it stopped."""
         if self._trained is None:
             raise RuntimeError("compile() comes before feed()")
         return self._trained.stream(dataset, self.state.weight_updates)
@@ -232,19 +232,19 @@ class PoplarSession(Session):
         self.compilation = replace(self.compilation, first_update_s=spent_s, cached=is_cached)
 
     def any_instance(self, flag: bool) -> bool:
-        """Whether the flag is set on any instance of ``poprun``; every instance must make this call."""
+        """Returns whether a flag is set on any instance of ``poprun``; every instance must make this call."""
         return bool(self._device.mean_over_instances([float(flag)])[0] > 0)
 
     def of_first_instance(self, value: float) -> float:
-        """The value of the first instance; every instance must make this call."""
+        """Returns the value of the first instance; every instance must make this call."""
         return self._device.of_first_instance(value)
 
     def _has_batch_norm(self) -> bool:
-        """Whether the network in training has moving statistics."""
+        """Returns whether the network in training has moving statistics that move with every micro-batch."""
         return self._trained is not None and bool(self._trained.network.norms)
 
     def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
-        """A forward pass on IPUs, pipelined like training."""
+        """Runs a forward pass on IPUs, pipelined like training."""
         p, trained = self.program, self._trained
         assert p is not None and trained is not None
         if self._statistics is None:
@@ -283,15 +283,16 @@ class PoplarSession(Session):
         Instances of ``poprun`` then predict batches of their own.
         """
         started = time.perf_counter()
-        self._prepare(model, None, shares=False)
+        self.prepare_evaluation(model, None, shares=False)
         return self._report(model, time.perf_counter() - started, 1)
 
-    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
-        self._prepare(model, loss, shares=True)
+    def prepare_evaluation(
+        self, model: KerasModel, loss: Optional[LossFunction], shares: bool = True
+    ) -> None:
+        """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline.
 
-    def _prepare(self, model: KerasModel, loss: Optional[LossFunction], shares: bool) -> None:
-        """Prepares evaluation and prediction; with ``shares``, instances share the samples."""
+        With ``shares``, instances share the samples; otherwise each has its own.
+        """
         config = self._config
         self._network, self._sums = model, traced_sums(loss)
         replicas = evaluation_replicas(self._device.instances, config)
@@ -345,7 +346,7 @@ class PoplarSession(Session):
         return run
 
     def _validation(self) -> Predictor:
-        """The predictor, with the trained weights."""
+        """Returns the predictor, with the trained weights."""
         if self._predictor is None:
             p = self.program
             if p is None:
@@ -365,13 +366,13 @@ class PoplarSession(Session):
         return self._predictor
 
     def _gives_zeros(self) -> bool:
-        """Whether IPUs return zeros, for fewer images than were sent."""
+        """Returns whether IPUs return zeros, for fewer images than were sent."""
         return gives_nothing_back() or self._config.compile_only
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
     ) -> Dict[str, float]:
-        """IPUs compute logits and the host adds up metrics: every sample of weight 1 counts exactly once.
+        """Computes logits on IPUs and adds up metrics on the host: every sample of weight 1 counts exactly once.
 
         Each instance has the totals of all instances.
         """
@@ -397,7 +398,7 @@ class PoplarSession(Session):
 
     @property
     def evaluation_part(self) -> Tuple[int, int]:
-        """(number of instances of ``poprun``, index of this one)."""
+        """Returns (number of instances of ``poprun``, index of this one)."""
         return self._device.instances.count, self._device.instances.index
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
@@ -409,5 +410,5 @@ class PoplarSession(Session):
             yield from predictor.logits(given) if len(first) == 1 else predictor.logits_of_parts(given)
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Logits of each element, several elements per execution.  All instances receive the same elements."""
+        """Returns the logits of each element, computing several at once.  All instances receive the same elements."""
         return [logits for _, logits in self._validation().logits((images,) for images in dataset)]

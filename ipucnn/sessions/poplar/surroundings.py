@@ -69,10 +69,10 @@ class Surroundings:
 
     Attributes:
         python: (major, minor).
-        versions: installed version by package ("tensorflow", "keras", "numpy", "ipu-tensorflow-addons"), None where
+        versions: the installed version by package ("tensorflow", "keras", "numpy", "ipu-tensorflow-addons"), None where
             it is absent.
-        has_ipu_package: TensorFlow has ``tensorflow.python.ipu``: it is the SDK's.
-        has_keras_ipu: Keras has ``keras.ipu``: it is the SDK's.
+        has_ipu_package: whether TensorFlow has ``tensorflow.python.ipu``: it is the SDK's.
+        has_keras_ipu: whether Keras has ``keras.ipu``: it is the SDK's.
         modules: those of ``SDK_MODULES`` that can be imported.
         variables: environment variables.
         cpu_flags: instruction sets of the processor as Linux lists them; empty where unknown.
@@ -88,7 +88,7 @@ class Surroundings:
 
 
 def read_surroundings() -> Surroundings:
-    """The environment of this process; imports neither TensorFlow nor NumPy."""
+    """Returns the environment of this process; imports neither TensorFlow nor NumPy."""
     from importlib.metadata import PackageNotFoundError, version
 
     def installed(*names: str) -> Optional[str]:
@@ -116,12 +116,12 @@ def read_surroundings() -> Surroundings:
 
 
 def has_poplar_sdk() -> bool:
-    """Whether this TensorFlow is the Poplar SDK's, judged by its files; imports nothing."""
+    """Returns whether this TensorFlow is the Poplar SDK's, judged by its files; imports nothing."""
     return "tensorflow.python.ipu" in sys.modules or _has_folder("tensorflow", os.path.join("python", "ipu"))
 
 
 def remote_memory() -> Optional[bool]:
-    """Whether gc-info reports remote memory, where programs can keep tensors; None if it reports nothing."""
+    """Returns whether gc-info reports remote memory, where programs can keep tensors; None if it reports nothing."""
     # Relative folders of PATH depend on the working folder, where anybody may have put a program.
     folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
     program = shutil.which("gc-info", path=os.pathsep.join(folders)) if folders else None
@@ -144,26 +144,26 @@ def remote_memory() -> Optional[bool]:
 
 
 def _spec(module: str) -> Optional[ModuleSpec]:
-    """Where Python finds a module; None if it does not, or if its parent cannot be imported."""
+    """Returns where Python finds a module; None if it does not, or if its parent cannot be imported."""
     with suppress(ImportError, ValueError):
         return importlib.util.find_spec(module)
     return None
 
 
 def _has_folder(package: str, name: str) -> bool:
-    """Whether an installed package has a package of that name; imports neither."""
+    """Returns whether an installed package has a package of that name; imports neither."""
     spec = _spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     return any((Path(place) / name).is_dir() for place in places or ())
 
 
 def version_number(version: Optional[str]) -> Tuple[int, ...]:
-    """(major, minor) of a version."""
+    """Returns (major, minor) of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version or "")[:2])
 
 
 def sdk_version(system: Surroundings) -> Optional[str]:
-    """The SDK's version from the folder that enabled it or from TensorFlow's wheel (``2.6.3+gc3.3.0+...``)."""
+    """Returns the SDK's version from the folder that enabled it or TensorFlow's wheel (``2.6.3+gc3.3.0+...``)."""
     path = system.variables.get("POPLAR_SDK_ENABLED", "")
     # PATH/poplar_sdk-ubuntu_20_04-3.3.0+1403-208993bbb7/poplar-ubuntu_20_04-3.3.0+7857-b67b751185
     for text in reversed(Path(path).parts):
@@ -175,7 +175,7 @@ def sdk_version(system: Surroundings) -> Optional[str]:
 
 
 def flag_words(text: str) -> List[str]:
-    """The words of ``TF_POPLAR_FLAGS``; quotes keep blanks in a value."""
+    """Returns the words of ``TF_POPLAR_FLAGS``; quotes keep blanks in a value."""
     try:
         return shlex.split(text)
     except ValueError:  # a quote is not closed
@@ -183,7 +183,7 @@ def flag_words(text: str) -> List[str]:
 
 
 def parse_flags(text: str) -> Dict[str, str]:
-    """Flags of ``TF_POPLAR_FLAGS`` by name; one without a value is "true"."""
+    """Returns the flags of ``TF_POPLAR_FLAGS`` by name; one without a value is "true"."""
     flags = {}
     for word in flag_words(text):
         name, equals, value = word.lstrip("-").partition("=")
@@ -192,7 +192,7 @@ def parse_flags(text: str) -> Dict[str, str]:
 
 
 def problems(system: Surroundings) -> Iterator[UserError]:
-    """Everything that prevents the Poplar session from starting, the most fundamental first."""
+    """Yields everything that prevents the Poplar session from starting, the most fundamental first."""
     tensorflow, keras = system.versions.get("tensorflow"), system.versions.get("keras")
     if not system.has_ipu_package:
         yield _no_package(tensorflow)
@@ -235,7 +235,7 @@ def problems(system: Surroundings) -> Iterator[UserError]:
 
 
 def version_warnings(system: Surroundings) -> Iterator[UserError]:
-    """Versions that the Poplar session was not made for, but that may work."""
+    """Yields a warning for each version that the Poplar session was not made for; it may work."""
     if not system.has_ipu_package:
         return
     for name, needed in _PACKAGES:
@@ -264,7 +264,7 @@ def check_requirements(system: Optional[Surroundings] = None) -> None:
 
 
 def _no_package(version: Optional[str]) -> UserError:
-    """The error of a TensorFlow without IPUs."""
+    """Returns the error of a TensorFlow without IPUs."""
     if version is None:
         return MissingError(
             "TensorFlow is not installed here",
@@ -293,7 +293,7 @@ def _dotted(version: Tuple[int, ...]) -> str:
 
 
 def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
-    """Flags for which the driver would abort the process."""
+    """Yields the errors of flags for which the driver would abort the process."""
     text = system.variables.get(FLAGS_VARIABLE, "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
     if text and not text.startswith("-"):
@@ -331,7 +331,7 @@ def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
 
 
 def _quoted(value: str) -> str:
-    """A flag's value as the driver and ``shlex`` both read it.
+    """Returns a flag's value as the driver and ``shlex`` both read it.
 
     The driver (compiler/xla/parse_flags_from_env.cc) accepts quotes only around a whole value, right after the ``=``,
     and ``\\`` as an escape only between double quotes.  ``shlex.quote`` writes other forms.
@@ -344,13 +344,13 @@ def _quoted(value: str) -> str:
 
 
 def gives_nothing_back() -> bool:
-    """Whether IPUs send no results because of flags in TF_POPLAR_FLAGS, set by the user or by a run."""
+    """Returns whether IPUs send no results because of flags in TF_POPLAR_FLAGS, set by the user or by a run."""
     flags = parse_flags(os.environ.get(FLAGS_VARIABLE, ""))
     return "use_synthetic_data" in flags or "outfeed" in flags.get("synthetic_data_categories", "").split(",")
 
 
 def poplar_flags(config: RunConfig, present: str) -> str:
-    """The value of TF_POPLAR_FLAGS for a run: the user's flags, and those of the run that they lack.
+    """Returns the value of TF_POPLAR_FLAGS for a run: the user's flags, and those of the run that they lack.
 
     Args:
         config: with ``device_generated_data`` or ``synthetic_data`` "ipu", the IPUs generate their data.
@@ -378,12 +378,12 @@ def poplar_flags(config: RunConfig, present: str) -> str:
 
 
 def executable_cache() -> str:
-    """The folder of compiled programs, from the driver's flags; "" without one."""
+    """Returns the folder of compiled programs, from the driver's flags; "" without one."""
     return parse_flags(os.environ.get(FLAGS_VARIABLE, "")).get(_CACHE, "")
 
 
 def cached_programs() -> FrozenSet[str]:
-    """Names of the compiled programs that the executable cache holds."""
+    """Returns the names of the compiled programs that the executable cache holds."""
     folder = executable_cache()
     with suppress(OSError):
         names = os.listdir(folder) if folder else ()

@@ -19,7 +19,7 @@ from ipucnn.sessions.poplar.device import Device
 from ipucnn.sessions.poplar.model import DeviceModel
 from ipucnn.sessions.poplar.optimizer import (
     DeviceOptimizer,
-    MeanOverReplicas,
+    ReplicaMean,
     StatisticsUpdate,
     WeightUpdate,
     make_optimizer,
@@ -31,7 +31,7 @@ from ipucnn.training.schedules import Schedule
 
 
 def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """Labels in the shape that losses take, where Keras 2.6 turned (n,) into (n, 1); mixed labels are like logits."""
+    """Returns labels in the shape that losses take: Keras 2.6 turned (n,) into (n, 1); mixed labels are like logits."""
     if labels.dtype.is_floating and labels.shape[-1] == logits.shape[-1]:
         return tf.cast(labels, tf.float32)
     return tf.cast(tf.reshape(labels, logits.shape[:-1]), tf.int32)
@@ -42,7 +42,7 @@ class MicroBatchLoss(keras.losses.Loss):
 
     Args:
         function: (logits, labels, 1[, weights]) -> (1,).
-        scale: number or variable that multiplies the loss; the optimizer divides the gradients by it.
+        scale: the number or variable that multiplies the loss; the optimizer divides the gradients by it.
     """
 
     def __init__(self, function: LossFunction, scale: Union[float, TfVariable]) -> None:
@@ -64,17 +64,17 @@ class SampleMean(keras.metrics.Metric):
 
     Args:
         figure: (labels, logits, weights 0 or 1) -> the mean over the samples of weight 1 of the micro-batch.
-        name: name of the metric.
-        mean: averages the result over replicas; None: each replica keeps its own.
-        divides_by_all: the sum over samples of weight 1 is divided by the number of all samples.  Replicas then have
-            one denominator, and their mean is right even if they have different numbers of samples of weight 1.
+        name: the name of the metric.
+        mean: the function that averages the result over replicas; None: each replica keeps its own.
+        divides_by_all: whether to divide the sum over samples of weight 1 by the number of all samples.  Replicas then
+            have one denominator, and their mean is right even if they have different numbers of samples of weight 1.
     """
 
     def __init__(
         self,
         figure: Callable[[Tensor, Tensor, Optional[Tensor]], Tensor],
         name: str,
-        mean: Optional[MeanOverReplicas] = None,
+        mean: Optional[ReplicaMean] = None,
         divides_by_all: bool = False,
     ) -> None:
         super().__init__(name=name)
@@ -107,9 +107,9 @@ class SampleMean(keras.metrics.Metric):
 
 
 def make_metrics(
-    loss: LossFunction, mean: Optional[MeanOverReplicas] = None, divides_by_all: bool = False
+    loss: LossFunction, mean: Optional[ReplicaMean] = None, divides_by_all: bool = False
 ) -> List[SampleMean]:
-    """Loss and accuracy of an execution as the host session reports them; see :class:`SampleMean`."""
+    """Returns loss and accuracy of an execution as the host session reports them; see :class:`SampleMean`."""
 
     def mean_loss(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
         if counts is None:
@@ -137,7 +137,7 @@ class Float32View:
         self.shape, self.dtype = variable.shape, tf.float32
 
     def numpy(self) -> np.ndarray:
-        """The values as float32."""
+        """Returns the values as float32."""
         return self._variable.numpy().astype(np.float32)
 
     def assign(self, values: Union[Tensor, np.ndarray]) -> None:
@@ -147,7 +147,7 @@ class Float32View:
 
 
 def portable(variable: TfVariable) -> Union[TfVariable, Float32View]:
-    """The variable itself if it is float32, else a float32 view."""
+    """Returns the variable itself if it is float32, else a float32 view."""
     return variable if variable.dtype.name == "float32" else Float32View(variable)
 
 
@@ -202,16 +202,16 @@ class TrainedNetwork:
 
     @property
     def weights(self) -> Dict[str, Union[TfVariable, Float32View]]:
-        """float32 variables, or views, by canonical name."""
+        """Returns float32 variables, or views, by canonical name."""
         return {name: portable(v) for name, v in self.network.weights.items()}
 
     @property
     def slots(self) -> Dict[str, Union[TfVariable, Float32View]]:
-        """The optimizer's state, in the same form."""
+        """Returns the optimizer's state, in the same form."""
         return {name: portable(v) for name, v in self._slots.items()}
 
     def _averaged(self) -> List[TfVariable]:
-        """Moving statistics that differ between replicas; a pipeline recomputes them instead."""
+        """Returns the moving statistics that differ between replicas; those of a pipeline are recomputed instead."""
         p = self._program
         if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.network.moved_once:
             return []
@@ -220,7 +220,7 @@ class TrainedNetwork:
 
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
-        mean: Optional[MeanOverReplicas] = None
+        mean: Optional[ReplicaMean] = None
         if self._device.config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
             # The IPUs average metrics over replicas themselves, which a pipeline cannot.
             mean = self._device.mean_over_replicas
@@ -233,7 +233,7 @@ class TrainedNetwork:
         self._steps = steps_per_execution
 
     def stream(self, dataset: TfDataset, first: int) -> BatchStream:
-        """The batches of all executions from a weight update on.
+        """Returns the batches of all executions from a weight update on.
 
         Args:
             dataset: (images, labels[, weights]) of this instance, from weight update ``first`` on.
@@ -247,9 +247,9 @@ class TrainedNetwork:
         """Runs one execution.
 
         Args:
-            stream: its next batches are those of weight update ``first``.
-            first: weight updates done before.
-            count: weight updates to run.
+            stream: the batches, which continue with weight update ``first``.
+            first: the weight updates done before.
+            count: the weight updates to run.
 
         Returns:
             Mean loss and accuracy, the same on every instance.
@@ -281,11 +281,11 @@ class TrainedNetwork:
         return float(loss), float(hit)
 
     def _draws_random_numbers(self) -> bool:
-        """Whether the program uses the IPUs' random number generator."""
+        """Returns whether the program uses the IPUs' random number generator."""
         layers = {type(layer).__name__ for layer in self.network.model.layers}
         return self._device.config.stochastic_rounding != "OFF" or "Dropout" in layers
 
 
 def _seed(run_seed: int, weight_update: int) -> int:
-    """The IPUs' seed of an execution, a function of its first weight update: continued runs draw the same numbers."""
+    """Returns the IPUs' seed of an execution: continued runs draw the same numbers."""
     return zlib.crc32(f"{run_seed}/{weight_update}".encode()) & SEED_MASK
