@@ -37,10 +37,10 @@ def training_batches(
     Args:
         dataset: (images, labels[, weights 0 or 1]) of this instance, from ``first_update`` on.
         program: the Program with the batch sizes.
-        first_update: number of the first weight update.
+        first_update: the number of the first weight update.
         takes_seeds: whether the model's second input is the seeds of the micro-batch.
         preprocess: the last step of preprocessing.
-        instances: this instance has every ``count``-th micro-batch, from ``index`` on.
+        instances: the instance of this process, which has every ``count``-th micro-batch, from ``index`` on.
 
     Returns:
         (images or (images, seeds), labels[, weights]), by :func:`padding_scale` larger weights than 0 or 1.

@@ -46,7 +46,7 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
     """Refuses a Program that the SDK would refuse during compilation, minutes or hours later.
 
     Args:
-        program: from ``make_program``.
+        program: the Program from ``make_program``.
         config: the options of the run.
         instances: the instances of ``poprun`` that share its replicas.
 
@@ -182,9 +182,9 @@ def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
     (keras/ipu of SDK 3.4: ``get_num_of_ipus_in_device`` // shards).
 
     Args:
-        select_ipu: ``--select-ipu``.
-        ipus_of_device: IPUs of that device, which the SDK reports after configuration.
-        num_ipus: IPUs that the program needs.
+        select_ipu: the value of ``--select-ipu``.
+        ipus_of_device: the IPUs of that device, which the SDK reports after configuration.
+        num_ipus: the IPUs that the program needs.
 
     Raises:
         ConfigurationError: naming both numbers.

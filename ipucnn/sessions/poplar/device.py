@@ -29,7 +29,7 @@ class Api:
     Attributes:
         ipu: ``tensorflow.python.ipu``; its operations are attributes (``ipu.pipelining_ops``).
         addons_layers: ``ipu_tensorflow_addons.keras.layers``.
-        reduces_metrics: models have ``set_replication_options`` (3.1); before, a metric is the last replica's.
+        reduces_metrics: whether models have ``set_replication_options`` (3.1); before, a metric is the last replica's.
     """
 
     ipu: SdkModule
@@ -120,9 +120,9 @@ class Device:
         api: the SDK's modules.
         instances: the instances of ``poprun``, and which one this process is.
         config: the options of the run.
-        num_ipus: IPUs of this process; 0 before :meth:`configure`.
+        num_ipus: the IPUs of this process; 0 before :meth:`configure`.
         preprocess: the last step of preprocessing.
-        would_fit, kept_remotely: what hints about memory need; see ``ErrorContext``.
+        would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
     """
 
     def __init__(self, api: Api, instances: Instances, config: RunConfig) -> None:
@@ -137,7 +137,7 @@ class Device:
         """Applies the system's configuration, and makes the strategy.
 
         Args:
-            num_ipus: IPUs of this process.
+            num_ipus: the IPUs of this process.
             program: the Program to train, or None.
 
         Raises:

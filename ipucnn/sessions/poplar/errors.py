@@ -49,8 +49,8 @@ class Case(NamedTuple):
     """One known error.
 
     Attributes:
-        classes: names of exception classes, base classes included; empty for text on stderr before the process aborts.
-        pattern: regular expression to search for.
+        classes: the names of exception classes, base classes included; empty for text on stderr before an abort.
+        pattern: the regular expression to search for.
         answer: (match, context) -> the error for the user.
     """
 
@@ -395,8 +395,8 @@ def translate(exception: BaseException, context: ErrorContext = ErrorContext()) 
     """Returns the error for the user, or None if the exception is unknown (a bug, or an error of other code).
 
     Args:
-        exception: from the SDK's TensorFlow; AutoGraph's "in user code:" around the text does not matter.
-        context: facts for better hints.
+        exception: the exception from the SDK's TensorFlow; AutoGraph's "in user code:" around the text does not matter.
+        context: the facts for better hints.
     """
     if isinstance(exception, UserError):
         return None

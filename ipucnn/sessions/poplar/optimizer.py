@@ -55,7 +55,7 @@ class StatisticsUpdate:
     Args:
         norms: the batch norm layers.
         program: the Program with replicas and accumulation.
-        mean: averages a tensor over replicas.
+        mean: the function that averages a tensor over replicas.
     """
 
     def __init__(self, norms: Sequence[MovedByGradient], program: Program, mean: ReplicaMean) -> None:

@@ -211,7 +211,7 @@ class StatisticsNetwork:
 
         Args:
             weights: the weights to measure with.
-            dataset: training batches of this instance.
+            dataset: the training batches of this instance.
         """
         p, network, instances = self._program, self._network, self._device.instances
         assign_weights(weights, network.weights)

@@ -317,8 +317,8 @@ class PoplarSession(Session):
         Args:
             model: the network with its weights.
             folder: an absent or empty folder.
-            batch_size: images of each call.
-            output_name: name of the logits in the signature; the input has the name of the network's.
+            batch_size: the images of each call.
+            output_name: the name of the logits in the signature; the input has the name of the network's.
 
         Returns:
             A function that runs the program: images of one batch -> float32 logits.

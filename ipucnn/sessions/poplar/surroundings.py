@@ -74,8 +74,8 @@ class Surroundings:
         has_ipu_package: whether TensorFlow has ``tensorflow.python.ipu``: it is the SDK's.
         has_keras_ipu: whether Keras has ``keras.ipu``: it is the SDK's.
         modules: those of ``SDK_MODULES`` that can be imported.
-        variables: environment variables.
-        cpu_flags: instruction sets of the processor as Linux lists them; empty where unknown.
+        variables: the environment variables.
+        cpu_flags: the instruction sets of the processor as Linux lists them; empty where unknown.
     """
 
     python: Tuple[int, int]

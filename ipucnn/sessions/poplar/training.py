@@ -158,9 +158,9 @@ class TrainedNetwork:
         device: the IPUs.
         program: the Program to run.
         network: the network built for training, with the SDK's options set.
-        optimizer: checked settings.
+        optimizer: the checked settings.
         loss: the function of ``make_loss``.
-        schedule: weight updates (int array) -> learning rates.
+        schedule: the function from weight updates (int array) to learning rates.
     """
 
     def __init__(
