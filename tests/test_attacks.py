@@ -802,7 +802,10 @@ def test_any_text_is_a_value_or_an_error_with_a_hint(lines):
         assert error.message.startswith("f.yml") and error.hint and len(error.message) < 600
         return
     # Values that are read are the same in PyYAML, except for keys and dates.
-    assert _same(value, yaml.load(text, Loader=_Oracle)), text
+    try:
+        assert _same(value, yaml.load(text, Loader=_Oracle)), text
+    except yaml.YAMLError:
+        assert "\t" in text  # LibYAML takes a tab for a blank where PyYAML's own reader does not
     try:
         presets.PresetFile(text, "f.yml").get("a")
     except UserError as error:
