@@ -43,7 +43,8 @@ def training_batches(
         instances: the instance of this process, which has every ``count``-th micro-batch, from ``index`` on.
 
     Returns:
-        (images or (images, seeds), labels[, weights]), by :func:`padding_scale` larger weights than 0 or 1.
+        (images or (images, seeds), labels[, weights]); unless gradients are summed, weights are multiplied by
+        :func:`padding_scale`.
     """
     p, size = program, program.micro_batch_size
     run_seed = tf.constant(p.seed & SEED_MASK, tf.int32)

@@ -207,7 +207,8 @@ class StatisticsNetwork:
             self._network.model.compile(steps_per_execution=self._steps)
 
     def measure(self, weights: Mapping[str, TfVariable], dataset: TfDataset) -> Dict[str, np.ndarray]:
-        """Returns float32 (channels,) for each ``<layer>/moving_mean`` and ``/moving_variance``, averaged.
+        """Returns float32 (channels,) for each ``<layer>/moving_mean`` and ``/moving_variance``, averaged over all
+        micro-batches.
 
         Args:
             weights: the weights to measure with.

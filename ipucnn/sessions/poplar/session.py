@@ -110,9 +110,12 @@ class PoplarSession(Session):
     ) -> CompilationReport:
         """Builds the network for IPUs.  Poplar compiles it in the first execution; see ``compilation`` afterwards.
 
+        The Program has passed :func:`~ipucnn.sessions.poplar.checks.check_program`.
+
         Raises:
-            ConfigurationError: the SDK cannot run the program.
+            ConfigurationError: it needs remote memory, which the IPUs lack, or ``--select-ipu`` names another device.
             MissingError: there are no such IPUs.
+            ValueError: the Program has another precision than the configuration.
         """
         self._require_same_precision(program)
         if program.fused_micro_batches == 0:
