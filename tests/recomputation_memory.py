@@ -42,7 +42,7 @@ def peak_mib(recomputation: bool) -> float:
         make_loss("cross_entropy"),
         lambda u: np.full(np.shape(u), 1e-3, np.float32),
     )
-    size = session.samples_per_element
+    size = session.program.samples_per_fused_batch
     images, labels = tf.zeros([size, 32, 32, 3]), tf.zeros([size], tf.int32)
     batches = session.feed(tf.data.Dataset.from_tensors((images, labels)).repeat())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 from support.sessions import CPU, data, make_model, make_program
 
 from ipucnn.config.options import RunConfig
@@ -257,6 +259,28 @@ def test_suggested_numbers_of_workers_are_accepted(num_groups, sharing):
         assert all((num_groups * smaller) % sharing for smaller in range(1, times))
         for workers in map(int, re.findall(r"\d+", hint.partition("share the weight update among")[2])):
             check_sharing(shared(num_groups, accumulation), RunConfig(), workers)
+
+
+@given(
+    st.integers(1, 48), st.integers(1, 8), st.integers(1, 3), st.integers(1, 8), st.sampled_from([0, 1, 2])
+)
+def test_suggestions_are_accepted_with_several_devices_and_max_workers(groups, workers, devices, most, fused):
+    config, program = RunConfig(max_workers=most), shared(groups * (fused or 1), fused=fused)
+    try:
+        check_sharing(program, config, workers, devices)
+        return
+    except ConfigurationError as refused:
+        hint = refused.hint
+    among = re.search(r"(?:use|among) ([\d,. ]+) of them", hint)
+    for number in map(int, re.findall(r"\d+", among.group(1)) if among else ()):
+        check_sharing(program, config, *((number, devices) if workers > 1 else (1, number)))
+    other = re.search(r"use --max-workers ([\d,. ]+)", hint)
+    for number in map(int, re.findall(r"\d+", other.group(1)) if other else ()):
+        check_sharing(program, RunConfig(max_workers=number), workers, devices)
+    count = re.search(r"accumulation-count (\d+)", hint)
+    if count:
+        check_sharing(shared(int(count.group(1))), config, workers, devices)
+    assert among or other or count or "another --max-workers" in hint or "a new run" in hint
 
 
 def test_workers_use_their_common_capacity():

@@ -175,7 +175,7 @@ class Sharing:
 
 
 class NotFiniteError(UserError):
-    """The loss or the weights of a training run became NaN or infinite.
+    """A loss, weights or, with ``--fp-exceptions``, logits became NaN or infinite.
 
     Args:
         message: what is not finite.

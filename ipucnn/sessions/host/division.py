@@ -157,20 +157,22 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
     """
     all_devices, most = workers * devices, config.max_workers
     who, num_groups = sharers(workers, devices), program.num_fused_batches
+    legal = _listed(_legal_numbers(program, most, devices if workers > 1 else 1))
     if program.fused_micro_batches:
         for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
             if num_groups % sharing:
                 groups = f"{counted(num_groups, 'group')} of fused micro-batches"
                 raise ConfigurationError(
                     f"{name} cannot share the {groups} of a weight update evenly",
-                    f"use {_even_divisions(num_groups)} of them, or begin a new run with --max-workers {sharing}",
+                    (f"use {legal} of them, or " if legal else "")
+                    + f"begin a new run with --max-workers {sharing}",
                 )
         return
     if most > 1 and most % all_devices:
         raise ConfigurationError(
             f"--max-workers {most} with {who}: it has to be a multiple of {all_devices}",
-            f"use {_even_divisions(most, devices if workers > 1 else 1)} of them; a new run can have another "
-            f"--max-workers, for example {most * all_devices}",
+            (f"use {legal} of them; " if legal else "")
+            + f"a new run can have another --max-workers, for example {most * all_devices}",
         )
     sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
     if num_groups % sharing:
@@ -183,8 +185,11 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
                 else ""
             )
             ways.append(f"add --gradient-accumulation-count {count}{smaller}")
-        if num_groups > 1 or not ways:
-            ways.append(f"share the weight update among {_even_divisions(num_groups)} of them")
+        if legal and (num_groups > 1 or not ways):
+            ways.append(f"share the weight update among {legal} of them")
+        others = _listed([n for n in divisors(num_groups) if n % all_devices == 0])
+        if not legal and others:
+            ways.append(f"use --max-workers {others}")
         what = counted(num_groups, "micro-batch")
         if group_size > 1:
             what = (
@@ -193,7 +198,7 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
         raise ConfigurationError(
             f"a weight update has {what}, which {who if sharing == all_devices else sharers(sharing, 1)} cannot share "
             "evenly",
-            "; or ".join(ways),
+            "; or ".join(ways or ["use fewer workers or --devices"]),
         )
 
 
@@ -247,10 +252,24 @@ def notes_of_sharing(
     return lines
 
 
-def _even_divisions(shares: int, devices: int = 1) -> str:
-    """Returns the numbers of workers with ``devices`` devices each that divide ``shares`` evenly, as text."""
-    legal = ["1"] if shares % devices else [str(count) for count in divisors(shares // devices)]
-    return ", ".join(legal if len(legal) < 10 else [*legal[:8], "..."])
+def _legal_numbers(program: Program, most: int, devices: int) -> List[int]:
+    """Returns the numbers of workers with ``devices`` devices each that can share a weight update.
+
+    Args:
+        program: the Program of the run.
+        most: ``--max-workers``.
+        devices: the number of devices of each worker.
+    """
+    num_groups, is_chosen = program.num_fused_batches, program.fused_micro_batches > 0
+    if num_groups % most:
+        return []
+    shares = num_groups if is_chosen or most == 1 else most
+    return [count for count in divisors(num_groups) if shares % (count * devices) == 0]
+
+
+def _listed(numbers: List[int]) -> str:
+    """Returns the first numbers as text."""
+    return ", ".join([*map(str, numbers[:8]), *(["..."] if len(numbers) > 9 else map(str, numbers[8:]))])
 
 
 def threads_of_training(program: Program, sharing: int) -> int:
