@@ -344,6 +344,7 @@ def test_plotting_a_folder_of_runs_names_the_runs(folder, run):
         (0.123456, 0.123457, ["0.123456", "0.123457"]),
         (1 / 3, float(np.nextafter(1 / 3, 1)), ["0.3333333333333333", "0.3333333333333334"]),
         (3, 4, ["3", "4"]),
+        (None, 0.5, ["-", "0.5"]),
     ],
 )
 def test_two_values_are_shown_with_enough_digits_to_differ(folder, run, first, second, shown):

@@ -153,7 +153,10 @@ def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained):
     other = "is of another model: it has no weight conv1_conv/kernel"
     check_refused(
         run,
-        Refusal([*FINE, *data, "--freeze", 1], "--freeze 1 without --weights"),
+        Refusal(
+            [*FINE, *data, "--freeze", 1],
+            "--freeze 1 without --weights: these layers would keep random numbers",
+        ),
         Refusal([*FINE, *data, *start, "--freeze", "dense*"], new, "backbone"),
         Refusal(["train", "cifar_resnet8", "--num-epochs", 1, *data, *start, "--freeze", 1], other, "", 3),
     )

@@ -10,7 +10,9 @@ from ipucnn.models.registry import list_models
 
 
 def test_a_pipe_gets_a_whole_line_for_each_model(run):
-    head, *lines = run("models")[1].splitlines()
+    code, out, _ = run("models")
+    head, *lines = out.splitlines()
+    assert code == 0
     assert [line.split()[0] for line in lines] == [record.name for record in list_models()]
     assert "\x1b" not in "".join(lines) and "…" not in "".join(lines)
     # Numbers end where their heading ends, and texts begin where it begins.
@@ -31,22 +33,22 @@ def test_a_narrow_terminal_leaves_columns_out(run, monkeypatch, width, shown):
     assert "MACs" in " ".join(lines) and sum("efficientnet-b" in line for line in lines) >= 8
 
 
-def test_pattern_and_json(run):
-    records = json.loads(run("models", "ResNet*", "--json")[1])
+def test_pattern_and_json(report):
+    records = report("models", "ResNet*")
     names = [record["name"] for record in records]
     assert "resnet50" in names and "cifar_resnet8" not in names
     assert "builder" not in records[0]
 
 
-def test_summary(run):
+def test_summary(run, report):
     out = run("models", "lenet", "--summary")[1].splitlines()
     assert out[0].split() == ["layer", "type", "output", "parameters", "MACs"]
     assert out[1].startswith("input")
     assert "61,706 trainable parameters" in out[-1]
-    report = json.loads(run("models", "lenet", "--summary", "--json", "--image-size", "32x40")[1])
-    assert report["input_shape"] == [32, 40, 1]
-    assert report["layers"][0]["name"] == "input"
-    assert report["macs"] == sum(layer["macs"] for layer in report["layers"])
+    summary = report("models", "lenet", "--summary", "--image-size", "32x40")
+    assert summary["input_shape"] == [32, 40, 1]
+    assert summary["layers"][0]["name"] == "input"
+    assert summary["macs"] == sum(layer["macs"] for layer in summary["layers"])
 
 
 def test_errors(run):

@@ -58,5 +58,5 @@ def test_old_suite_and_result_are_refused_with_their_replacement(old, run):
     check_refused(
         run,
         Refusal("benchmark --suite old/suite.yml", "unknown field `defaults`", "options: --flag value"),
-        Refusal("benchmark --suite old/new.yml --versus old/suite.json", "suite.json", code=3),
+        Refusal("benchmark --suite old/new.yml --versus old/suite.json", "version", code=3),
     )

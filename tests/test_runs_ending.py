@@ -269,6 +269,7 @@ def test_missing_weights_and_biases_requirements_are_reported(run, tmp_path, mon
     refusal = FakeWandb.errors.Error("api_key not configured (no-tty)\nmore")
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refusal))
     check_refused(run, Refusal(command, "api_key not configured (no-tty)", "WANDB_MODE=offline", 6))
+    assert "more" not in run(*command)[2]
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(ValueError("tags: too long\nmore")))
     check_refused(run, Refusal([*command, "--wandb-tags", "t" * 65], "refuses a value: tags: too long"))
     # Settings that somebody else may have put into the folder have no effect.

@@ -262,7 +262,7 @@ def test_unreadable_images_are_reported_and_skipped(trained, run, images, tmp_pa
     ]
     check_refused(
         run,
-        Refusal("in/text.jpg --output n.csv --contact-sheet n.png", "", code=3),
+        Refusal("in/text.jpg --output n.csv --contact-sheet n.png", "1 of 1 inputs could not be", code=3),
         Refusal("absent.png", "there is no image to classify", code=3),
         command=["infer", trained],
     )

@@ -197,8 +197,8 @@ def test_existing_folders_are_refused(whole, run):
     )
 
 
-def test_fold_is_evaluated_on_its_held_out_part(whole, run):
-    measured = json.loads(run("evaluate", whole / "fold-3", "--json")[1])["measured"]
+def test_fold_is_evaluated_on_its_held_out_part(whole, report):
+    measured = report("evaluate", whole / "fold-3")["measured"]
     assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
 
 

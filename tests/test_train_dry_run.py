@@ -181,9 +181,11 @@ def test_dry_run_shows_where_a_run_continues(run, finished):
 
 def test_dry_run_refuses_unusable_checkpoints(run, finished, monkeypatch):
     resume = ["train", "--resume", "--run-dir", finished, "--dry-run", "--num-epochs"]
-    check_refused(run, Refusal([*resume, 1], "--num-epochs 1 are 2 weight updates", "give more epochs"))
+    epochs = Refusal([*resume, 1], "--num-epochs 1 are 2 weight updates", "give more epochs")
+    check_refused(run, epochs, unchanged=[finished])
     monkeypatch.setattr("ipucnn.runs.context.fingerprint", lambda source: "of other images")
-    check_refused(run, Refusal([*resume, 3], "is of another run: data set's data sha256"))
+    data = Refusal([*resume, 3], "is of another run: data set's data sha256")
+    check_refused(run, data, unchanged=[finished])
 
 
 def test_tensorflow_starts_as_in_a_run_if_the_network_is_built(tmp_path):

@@ -25,7 +25,11 @@ class Refusal(NamedTuple):
 
 
 def check_refused(
-    run: Callable[..., Any], *rows: Refusal, command: Sequence[Any] = (), alone: bool = False
+    run: Callable[..., Any],
+    *rows: Refusal,
+    command: Sequence[Any] = (),
+    alone: bool = False,
+    unchanged: Sequence[Path] = (),
 ) -> None:
     """Checks that each command shows one error and one hint, prints nothing else, and writes nothing.
 
@@ -34,17 +38,18 @@ def check_refused(
         rows: the commands.
         command: the words that all of them begin with.
         alone: whether stderr may have no further lines, except that layers are read.
+        unchanged: folders elsewhere in which nothing may be written, either.
     """
     for row in rows:
         words = [*command, *(shlex.split(row.command) if isinstance(row.command, str) else row.command)]
-        before = _files()
+        before = _files(unchanged)
         code, out, err = run(*words, columns=2000)
         lines = [line for line in err.splitlines() if not line.startswith("reading the layers")]
         errors, hints = ([line for line in lines if line.startswith(kind)] for kind in ("error:", "hint:"))
         assert (code, out, len(errors), len(hints)) == (row.code, "", 1, 1), f"{row}\n{err}"
         assert row.error in errors[0] and row.hint in hints[0], f"{row}\n{err}"
         assert len(lines) == 2 or not alone, f"{row}\n{err}"
-        assert _files() == before, row
+        assert _files(unchanged) == before, row
 
 
 def check_raises(
@@ -58,7 +63,7 @@ def check_raises(
     return caught.value
 
 
-def _files() -> Any:
-    """Returns the files below the current folder, with their times of change, and the folders."""
-    paths = sorted(Path().rglob("*"))
+def _files(more: Sequence[Path]) -> Any:
+    """Returns the files below the current folder and ``more``, with their times of change, and the folders."""
+    paths = sorted(path for folder in (Path(), *more) for path in folder.rglob("*"))
     return [(path, 0 if path.is_dir() else path.lstat().st_mtime_ns) for path in paths]
