@@ -159,6 +159,7 @@ def test_invalid_arguments_are_refused(run):
         Refusal(["diff", __file__, "."], "test_compare.py is a file", code=3),
         Refusal("plot absent", "run folder absent does not exist", code=3),
         Refusal("plot absent --output curves.txt", "--output curves.txt"),
+        alone=True,
     )
     Path("runs").mkdir()
     check_refused(run, Refusal("runs absent", "", "list the runs in runs: ipucnn runs", 3))

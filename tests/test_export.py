@@ -507,6 +507,7 @@ def test_invalid_options_are_refused(trained, run):
         Refusal("--format keras --output .", above, "exports/mine"),
         Refusal("--format keras --output /", above, "exports/mine"),
         command=["export", trained],
+        alone=True,
     )
 
 
@@ -684,7 +685,7 @@ def test_files_other_than_the_verified_one_are_refused(exported, run, tmp_path):
     infer = "infer copy/model.onnx --split eval"
     for damage in ('{"format": "onnx"}', "[1]", "{"):
         Path("copy/export.json").write_text(damage)
-        check_refused(run, Refusal(infer, "copy/export.json", code=3))
+        check_refused(run, Refusal(infer, "copy/export.json", code=3), alone=True)
     damages = (
         ("output", "name", 3, "$.output.name"),
         ("output", "shape", "10", "$.output.shape"),
