@@ -367,14 +367,35 @@ def test_workers_with_different_processors_are_noted_or_refused(monkeypatch):
         assert isinstance(result, ConfigurationError) and "--require-same-bytes: worker 1" in result.message
 
 
-JOINED = """
+def test_a_worker_with_another_secret_is_rejected(monkeypatch):
+    worker, right = threading.local(), cluster._proof
+    without = right("nonce", 1, 2)
+    monkeypatch.setenv("IPUCNN_SECRET", "x")
+    assert right("nonce", 1, 2) != without
+
+    def proof(nonce, rank, count):
+        return right(nonce + getattr(worker, "secret", ""), rank, count)
+
+    monkeypatch.setattr(cluster, "_proof", proof)
+
+    def run(rank):
+        worker.secret = "x" if rank else ""
+        return {}
+
+    first, second = met(2, run=run, start_timeout=3.0)
+    assert isinstance(second, ConfigurationError) and "another secret" in second.message
+    assert isinstance(first, WorkersError) and first.exit_code == 7
+    assert "worker 1 of 2 did not connect" in first.message
+    assert "sent away, as it has another secret" in first.message
+
+
+LEAVING = """
 import os, sys
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.host.cluster import join
 from ipucnn.sessions.host.workers import Workers
-rank, seconds, named = int(sys.argv[1]), float(sys.argv[2]), tuple(sys.argv[3:])
-workers = Workers(len(named), rank, addresses=named, source="test")
-one, _ = join(workers, RunConfig(start_timeout=seconds), {}, 1)
+rank, named = int(sys.argv[1]), tuple(sys.argv[2:])
+one, _ = join(Workers(3, rank, addresses=named, source="test"), RunConfig(start_timeout=60.0), {}, 1)
 one.exchange("x", rank)
 if rank == 2:
     os._exit(9)
@@ -382,28 +403,14 @@ one.exchange("y", rank)
 """
 
 
-def in_processes(count, seconds, **variables):
-    """Connects workers in processes, of which the last has the variables; returns their exit codes and stderr."""
-    named, started = addresses(count), []
-    for rank in range(count):
-        words = [sys.executable, "-c", JOINED, str(rank), str(seconds), *named]
-        env = environment(**(variables if rank == count - 1 else {}))
-        started.append(subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=120)[1] for process in started]
-    return [process.returncode for process in started], errors
-
-
-def test_a_worker_with_another_secret_is_rejected():
-    _, (first, second) = in_processes(2, 8.0, IPUCNN_SECRET="x")
-    assert "ConfigurationError" in second and "another secret" in second
-    assert "WorkersError" in first and "worker 1 of 2 did not connect" in first
-    assert "sent away, as it has another secret" in first
-
-
 def test_remaining_workers_report_which_one_left():
     """Worker 0 tells the other workers which one left, and ends as well."""
-    codes, errors = in_processes(3, 60.0)
-    assert codes == [7, 7, 9], errors
+    named, started = addresses(3), []
+    for rank in range(3):
+        words = [sys.executable, "-c", LEAVING, str(rank), *named]
+        started.append(subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True))
+    errors = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [7, 7, 9], errors
     assert all("error: worker 2 left\n" in text for text in errors[:2])
 
 

@@ -375,7 +375,7 @@ def test_missing_threads_are_not_waited_for(monkeypatch):
     np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_outputs_with_other_readers_are_not_fused_with_the_next_layer():
+def test_outputs_with_other_readers_are_not_fused_with_the_next_layer(monkeypatch):
     """A skip from before the activation, --precision 16.16 and --fp-exceptions need the output of each layer."""
     keras.backend.clear_session()
     inputs = keras.Input((4, 4, 3))
@@ -393,6 +393,14 @@ def test_outputs_with_other_readers_are_not_fused_with_the_next_layer():
     assert computed_by_others(replaced(model).training) == ["relu"] * fast_layers.HAS_KERNELS
     fast = replaced(model, [layer.name for layer in model.layers])
     assert computed_by_others(fast.training) == computed_by_others(fast.inference) == []
+    needed = []
+    found = "ipucnn.sessions.host.network.find_fast_layers"
+    monkeypatch.setattr(found, lambda steps, layers, names: needed.append(set(names)))
+    plain, half, checked = Arithmetic(), Arithmetic("16.16"), Arithmetic(fp_exceptions=True)
+    for arithmetic, on_cpu in ((plain, True), (half, True), (checked, True), (plain, False)):
+        Network(model, arithmetic, lambda images: images, on_cpu=on_cpu)
+    # Nothing is looked for elsewhere than on a CPU.
+    assert needed == [{"relu"}, *[{"conv", "norm", "relu"}] * 2]
 
 
 @pytest.mark.parametrize("layer", [

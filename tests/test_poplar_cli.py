@@ -10,6 +10,7 @@ import pytest
 from poplar_double import installed
 from support.refusals import Refusal, check_refused
 
+from ipucnn import cli
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.sessions.session import NotFiniteError
 from ipucnn.training.checkpoints import load_checkpoint
@@ -221,12 +222,22 @@ def test_doubtful_environments_are_reported(run, folder):
         code, _, err = run("train", "toy_model", "--run-dir", folder / "doubtful", *FEW)
         assert code == 0, err
         assert sum(line.startswith(warning) for line in err.splitlines()) == 1
-        # Nothing of the driver's progress bar
-        assert "Compiling module" not in err and "[" not in err.split("run folder")[0]
         for command in (["evaluate", folder / "doubtful"], ["infer", folder / "doubtful", "--split", "eval"]):
             code, _, err = run(*command)
             assert code == 0 and err.count(warning) == 1, err
     assert "numpy 1.21" not in run("evaluate", folder / "doubtful", "--device", "cpu")[2]
+
+
+@pytest.mark.parametrize("users", ["", "--show_progress_bar=true"])
+def test_stdout_has_only_the_result_also_of_the_driver(capfd, monkeypatch, tmp_path, users):
+    """The driver's progress bar, which C++ prints on stdout, is shown on request only, on stderr."""
+    monkeypatch.setenv("TF_POPLAR_FLAGS", users)
+    with installed() as machine:
+        words = ["train", "toy_model", *SMALL, *FEW, "--run-dir", str(tmp_path / "run"), "--json"]
+        assert cli.run(words) == 0
+        assert machine.flags["show_progress_bar"] == ("true" if users else "false")
+    out, err = capfd.readouterr()
+    assert json.loads(out) and ("Compiling module" in err) == bool(users)
 
 
 def test_prediction_out_of_memory_hints_at_a_fit(short_benchmarks, run, report, folder):

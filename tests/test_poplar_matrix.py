@@ -82,7 +82,8 @@ def flags_of(row: Dict[str, Any]) -> List[str]:
     flags += (
         f" --num-replicas {row['replicas']} --limit-train {global_batch - int(row['padding'])} --limit-eval 4"
     )
-    flags += f" --dataset random --image-size {size} --num-epochs 2 --seed 7 --learning-rate 0.001"
+    flags += f" --dataset random --image-size {size} --num-epochs 2 --seed 7"
+    flags += f" --learning-rate {row.get('learning_rate', 0.001)}"
     flags += f" --optimizer {row['optimizer']} --optimizer-params {params}"
     flags += f" --precision {row['precision']} --loss-scaling 8"
     flags += f" --gradient-accumulation-reduction-method {row['reduction']} --norm-layer {row['norm']}"
@@ -179,8 +180,12 @@ COMPARED: Dict[str, Dict[str, Any]] = {
     "cifar_resnet8": {"replicas": 2},
     "distributed batch norm": {"replicas": 4, "dbn": 2, "transfer": "eight-bit-transfer"},
     "2 stages Grouped": {"stages": "2 Grouped"},
-    "2 stages Interleaved": {"stages": "2 Interleaved", "norm": "group_norm", "precision": "16.16"},
-    "2 stages Sequential": {"stages": "2 Sequential", "precision": "16.32"},
+    # A rate at which half an update exceeds the limit of 16 bits.
+    "2 stages Interleaved": {
+        **{"stages": "2 Interleaved", "norm": "group_norm", "precision": "16.16"},
+        "learning_rate": 0.01,
+    },
+    "2 stages Sequential": {"stages": "2 Sequential", "precision": "16.32", "learning_rate": 0.01},
     "4 stages Grouped": {"stages": "4 Grouped", "norm": "group_norm", "validation": "pipelined"},
     "4 stages Interleaved": {"stages": "4 Interleaved", "norm": "group_norm"},
     "4 stages Sequential": {"stages": "4 Sequential", "replicas": 2},
