@@ -841,7 +841,9 @@ _VALUES = st.recursive(
 
 @given(_VALUES, st.sampled_from([None, True, False]))
 def test_plain_values_survive_yaml_and_json(value, flow):
-    text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
+    # PyYAML writes these characters as line breaks, which are blanks when they are read again.
+    has_breaks = not {"\x85", "\u2028", "\u2029"}.isdisjoint(json.dumps(value, ensure_ascii=False))
+    text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=not has_breaks)
     assert documents.load(text) == value
     assert documents.load_record(json.dumps(value)) == value
 

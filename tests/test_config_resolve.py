@@ -261,6 +261,12 @@ def test_config_yml_round_trip_is_exact(settings):
         assert (f"\n{spec.key}:" in "\n" + text) == spec.in_yaml
 
 
+@pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029", "é"])
+def test_every_character_of_a_path_survives_config_yml(character):
+    config = RunConfig(run_dir=f"a{character}b")
+    assert RunConfig.from_yaml(config.to_yaml()) == config
+
+
 def test_lists_and_dictionaries_have_one_line_each_in_config_yml():
     lines = RunConfig(wandb_tags=("a", "b"), optimizer_params={"momentum": 0.9}).to_yaml().splitlines()
     assert {"wandb-tags: [a, b]", "optimizer-params: {momentum: 0.9}", "pipeline-splits: []"} <= set(lines)

@@ -6,10 +6,11 @@ TensorFlow.
 """
 
 import dataclasses
+import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
-from ipucnn.aliases import YamlNode
+from ipucnn.aliases import PlainDict, YamlNode
 from ipucnn.config.panels_ipu import HostOptions, IpuOptions, PipelineOptions, WorkerOptions
 from ipucnn.config.panels_run import (
     BatchingOptions,
@@ -73,9 +74,11 @@ class RunConfig(
             }
             # Lists and dictionaries go on one line.
             flow = None if any(isinstance(value, (list, dict)) for value in values.values()) else False
-            text = yaml.safe_dump(
-                values, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=100
-            )
+            style: PlainDict = {"sort_keys": False, "default_flow_style": flow, "width": 100}
+            text: str = yaml.safe_dump(values, allow_unicode=True, **style)
+            if re.search("[\x85\u2028\u2029]", text):
+                # PyYAML writes these characters as line breaks, which are blanks when they are read again.
+                text = yaml.safe_dump(values, **style)
             texts.append(f"# {panel.PANEL}\n{text}")
         return "\n".join(texts)
 
