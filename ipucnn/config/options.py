@@ -10,7 +10,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
-from ipucnn.aliases import PlainDict, YamlNode
+from ipucnn.aliases import YamlNode
 from ipucnn.config.panels_ipu import HostOptions, IpuOptions, PipelineOptions, WorkerOptions
 from ipucnn.config.panels_run import (
     BatchingOptions,
@@ -74,11 +74,13 @@ class RunConfig(
             }
             # Lists and dictionaries go on one line.
             flow = None if any(isinstance(value, (list, dict)) for value in values.values()) else False
-            style: PlainDict = {"sort_keys": False, "default_flow_style": flow, "width": 100}
-            text: str = yaml.safe_dump(values, allow_unicode=True, **style)
-            if re.search("[\x85\u2028\u2029]", text):
-                # PyYAML writes these characters as line breaks, which are blanks when they are read again.
-                text = yaml.safe_dump(values, **style)
+            # PyYAML writes some characters as line breaks, which are blanks when they are read again: they are escaped.
+            for is_escaped in (False, True):
+                text = yaml.safe_dump(
+                    values, sort_keys=False, default_flow_style=flow, allow_unicode=not is_escaped, width=100
+                )
+                if not re.search("[\x85\u2028\u2029]", text):
+                    break
             texts.append(f"# {panel.PANEL}\n{text}")
         return "\n".join(texts)
 
