@@ -165,15 +165,20 @@ def test_pairwise_selection(row, run, report):
 
 # Differences from the following combination.
 _ONE_IPU = {
-    **{"model": "cifar_resnet8", "norm": "batch_norm", "stages": "1", "replicas": 1, "optimizer": "sgd"},
-    **{
-        "reduction": "mean",
-        "precision": "32.32",
-        "dropout_layer": "stateless",
-        "transfer": "float",
-        "dbn": 1,
-    },
-    **{"validation": "one", "memory": "none", "padding": False, "micro_batch": 4},
+    "model": "cifar_resnet8",
+    "norm": "batch_norm",
+    "stages": "1",
+    "replicas": 1,
+    "optimizer": "sgd",
+    "reduction": "mean",
+    "precision": "32.32",
+    "dropout_layer": "stateless",
+    "transfer": "float",
+    "dbn": 1,
+    "validation": "one",
+    "memory": "none",
+    "padding": False,
+    "micro_batch": 4,
 }
 COMPARED: Dict[str, Dict[str, Any]] = {
     "lenet": {"model": "lenet", "norm": "none"},
@@ -182,7 +187,9 @@ COMPARED: Dict[str, Dict[str, Any]] = {
     "2 stages Grouped": {"stages": "2 Grouped"},
     # A rate at which half an update exceeds the limit of 16 bits.
     "2 stages Interleaved": {
-        **{"stages": "2 Interleaved", "norm": "group_norm", "precision": "16.16"},
+        "stages": "2 Interleaved",
+        "norm": "group_norm",
+        "precision": "16.16",
         "learning_rate": 0.01,
     },
     "2 stages Sequential": {"stages": "2 Sequential", "precision": "16.32", "learning_rate": 0.01},

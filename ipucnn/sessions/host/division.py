@@ -187,9 +187,9 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
             ways.append(f"add --gradient-accumulation-count {count}{smaller}")
         if legal and (num_groups > 1 or not ways):
             ways.append(f"share the weight update among {legal} of them")
-        others = _listed([n for n in divisors(num_groups) if n % all_devices == 0])
-        if not legal and others:
-            ways.append(f"use --max-workers {others}")
+        others = [n for n in divisors(num_groups) if n % all_devices == 0]
+        if others and not legal:
+            ways.append(f"use --max-workers {_listed(others)}")
         what = counted(num_groups, "micro-batch")
         if group_size > 1:
             what = (
@@ -269,7 +269,8 @@ def _legal_numbers(program: Program, most: int, devices: int) -> List[int]:
 
 def _listed(numbers: List[int]) -> str:
     """Returns the first numbers as text."""
-    return ", ".join([*map(str, numbers[:8]), *(["..."] if len(numbers) > 9 else map(str, numbers[8:]))])
+    shown = [str(number) for number in numbers]
+    return ", ".join(shown if len(shown) < 10 else [*shown[:8], "..."])
 
 
 def threads_of_training(program: Program, sharing: int) -> int:
