@@ -125,12 +125,12 @@ def test_weights_do_not_depend_on_the_norm_or_the_classes_of_the_head():
 @pytest.mark.parametrize(
     "initializer",
     [
-        keras.initializers.RandomNormal(1.0, 2.0),
-        keras.initializers.TruncatedNormal(0.0, 0.5),
-        keras.initializers.RandomUniform(-1.0, 3.0),
-        keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal"),
-        keras.initializers.HeUniform(),
-        keras.initializers.LecunNormal(),
+        keras.initializers.RandomNormal(1.0, 2.0, seed=1),
+        keras.initializers.TruncatedNormal(0.0, 0.5, seed=1),
+        keras.initializers.RandomUniform(-1.0, 3.0, seed=1),
+        keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal", seed=1),
+        keras.initializers.HeUniform(seed=1),
+        keras.initializers.LecunNormal(seed=1),
     ],
     ids=lambda initializer: type(initializer).__name__,
 )
