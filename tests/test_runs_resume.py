@@ -441,11 +441,14 @@ def test_checkpoint_of_another_model_is_never_validated(uninterrupted, folders, 
 
 def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, run):
     fcntl = pytest.importorskip("fcntl")
-    for name in ("shared", "n"):
+    for name in ("shared", "used"):
         Path(name).mkdir()
+    train = "train mnist_cnn --dataset digits --run-dir"
     for folder, command in (
         (cut_run, RESUME),
-        ("shared", "train mnist_cnn --run-dir n --checkpoint-dir shared --dataset digits"),
+        # A folder that is new for both processes belongs to the one that locked it.
+        ("shared", f"{train} new --checkpoint-dir shared"),
+        ("used", f"{train} used --checkpoint-dir new"),
     ):
         handle = os.open(str(folder), os.O_RDONLY)
         try:

@@ -192,17 +192,23 @@ class RunFolder:
         Raises:
             ConfigurationError: another process is writing the run.
         """
+        in_use = {}
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
             if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
                 handle = locked(folder)
             except BlockingIOError:
-                self.unlock()
-                raise ConfigurationError(
-                    f"folder {folder} is in use by another process", f"wait for it, or use another {flag}"
-                ) from None
-            self._locks += [] if handle is None else [handle]
+                in_use[folder] = flag
+            else:
+                self._locks += [] if handle is None else [handle]
+        if in_use:
+            # Without the lock, a new folder may be that of another process.
+            self._made = self._made and [p for p in self._made if not in_use.keys() & {p, p.parent}]
+            folder, flag = next(iter(in_use.items()))
+            raise ConfigurationError(
+                f"folder {folder} is in use by another process", f"wait for it, or use another {flag}"
+            )
 
     def unlock(self) -> None:
         """Lets other processes write the run."""
@@ -222,16 +228,14 @@ class RunFolder:
             ConfigurationError: another process is writing the folder, or has written it since ``check_new``.
         """
         self._refuse_links()
-        made = None
-        if not exists(self.path) or is_unfinished(self.path):
-            made = [*(self._made or ()), *(p for p in (self.path, self.checkpoints) if not exists(p))]
+        new = [p for p in (self.path, self.checkpoints) if not exists(p)]
+        is_free = not exists(self.path) or is_unfinished(self.path)
+        self._made = [*(self._made or ()), *new] if is_free else None
         try:
             # The new folders first: a former run is deleted only after this one could be written.
             make_folder(self.path)
             make_folder(self.checkpoints)
             self.lock()
-            # Without the lock, new folders may be those of another process.
-            self._made = made
             if not replace:
                 self._check_still_free()
             self._token = secrets.token_hex(8)
@@ -242,7 +246,6 @@ class RunFolder:
                 remove_file(old)
             write_text(self.path / PROGRAM, program.to_json())
         except (OSError, DataError) as error:
-            self._made = made
             self.discard()
             reason = error.strerror if isinstance(error, OSError) else error.message
             raise DataError(
