@@ -232,3 +232,22 @@ def test_continued_run_makes_its_folder_if_checkpoints_are_elsewhere(tmp_path):
     folder.reopen(config, make_program(config, 64, seed=1), ["{}\n"])
     folder.unlock()
     assert (tmp_path / "gone" / "run" / "config.yml").is_file() and (tmp_path / "checkpoints").is_dir()
+
+
+def test_a_process_that_lost_its_run_removes_nothing(tmp_path):
+    """It was stopped before its first checkpoint; without a file lock, another process continued the run."""
+    from ipucnn.config.resolve import resolve
+    from ipucnn.runs.folder import RunFolder
+    from ipucnn.training.program import make_program
+
+    config = resolve("train", {"dataset": "digits"}, model="lenet").config
+    program = make_program(config, 64, seed=1)
+    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first.create(config, program)
+    first.unlock()
+    second.reopen(config, program, ["{}\n"])
+    second.unlock()
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    first.discard()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == before
+    assert before == {"checkpoints", "config.yml", "environment.json", "metrics.jsonl", "program.json"}
