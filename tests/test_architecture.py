@@ -165,7 +165,7 @@ BUDGET = {
     "diagnosis": (518, 403),
     "models": (2675, 2123),
     "planning": (5121, 4019),
-    "reports": (3600, 2870),
+    "reports": (3601, 2871),
     "runs": (5934, 4512),
     "sessions": (5073, 4038),
     "training": (1433, 1116),

@@ -272,6 +272,15 @@ def test_print_config_shows_values_and_origins(run):
     assert rows["shuffle"] == ["shuffle", "True", "default"]
 
 
+def test_print_config_tells_an_empty_list_from_none(run):
+    words = ["train", "lenet", "--print-config", "--pipeline-splits", ""]
+    for mapping, shown in ((["--device-mapping", ""], "''"), ([], "-")):
+        code, out, err = run(*words, *mapping)
+        assert code == 0, err
+        rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
+        assert rows["device-mapping"][1] == shown and rows["pipeline-splits"][1] == "-"
+
+
 def test_print_config_shows_no_control_characters(run):
     Path("c.yml").write_text('x: {model: lenet, run-dir: "a\\e[31mb"}\n')
     code, out, _ = run("train", "--config-path", "c.yml", "--config", "x", "--print-config")

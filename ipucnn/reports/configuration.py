@@ -48,7 +48,9 @@ def _table(rows: List[Tuple[OptionSpec, PlainValue, str]], titles: Sequence[str]
             panel = spec.panel
             table.add_section()
         style = "dim" if origin == DEFAULT else ""
-        cells = [Text(printable(spec.typed_text(value) or "-")), Text(printable(origin))]
+        # An empty list as it is typed, where it differs from none.
+        nothing = "-" if value is None or not spec.optional else "''"
+        cells = [Text(printable(spec.typed_text(value) or nothing)), Text(printable(origin))]
         table.add_row(spec.key, *cells[: len(titles) - 1], style=style)
         if len(titles) == 2 and origin != DEFAULT:
             table.add_row("", Text(printable(f"from {origin}")), style="dim")
