@@ -281,6 +281,12 @@ def test_print_config_tells_an_empty_list_from_none(run):
         assert rows["device-mapping"][1] == shown and rows["pipeline-splits"][1] == "-"
 
 
+def test_commands_have_the_help_of_the_shipped_presets(run):
+    """The presets of these tests would stay in it for the tests of other files."""
+    code, out, _ = run("train", "--help", "label-smoothing")
+    assert code == 0 and "the preset's, else none" in " ".join(out.replace("│", " ").split())
+
+
 def test_print_config_shows_no_control_characters(run):
     Path("c.yml").write_text('x: {model: lenet, run-dir: "a\\e[31mb"}\n')
     code, out, _ = run("train", "--config-path", "c.yml", "--config", "x", "--print-config")

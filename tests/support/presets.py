@@ -1,6 +1,10 @@
 """A few presets that replace the shipped ones, whose values tests must not depend on."""
 
+import importlib
+
 import pytest
+
+from ipucnn.command_table import COMMANDS
 
 TEXT = """\
 lenet: {optimizer: adam, num-epochs: 5}
@@ -12,7 +16,9 @@ efficientnet-b0@digits: {<<: *b0, image-size: 32}
 
 @pytest.fixture
 def few_presets(monkeypatch, tmp_path_factory):
-    """Makes them the built-in presets."""
+    """Makes them the built-in presets, but for the help: an imported command keeps its help for all later tests."""
+    for command in COMMANDS.values():
+        importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
     folder = tmp_path_factory.mktemp("presets")
     (folder / "presets.yml").write_text(TEXT)
     monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", folder)
