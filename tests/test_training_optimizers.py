@@ -206,16 +206,25 @@ def test_cut_run_continues_with_its_scale_and_statistics(tmp_path, monkeypatch):
     """The cut is in the middle between two adjustments; moving statistics move once per weight update."""
     monkeypatch.chdir(tmp_path)
     options = {
-        **{"dataset": "digits", "limit_train": "96", "limit_eval": "8", "seed": "5", "num_epochs": "1"},
-        **{"micro_batch_size": "4", "gradient_accumulation_count": "2", "validation": "False"},
-        **{"norm_layer": "custom_batch_norm", "precision": "16.16", "auto_loss_scaling": True},
-        **{"optimizer": "sgd", "optimizer_params": "{momentum: 0}", "weight_decay": "0", "device": "cpu"},
-        **{
-            "lr_schedule": "const",
-            "learning_rate": "0.01",
-            "lr_warmup_params": "none",
-            "ckpts_per_epoch": "4",
-        },
+        "dataset": "digits",
+        "limit_train": "96",
+        "limit_eval": "8",
+        "seed": "5",
+        "num_epochs": "1",
+        "micro_batch_size": "4",
+        "gradient_accumulation_count": "2",
+        "validation": "False",
+        "norm_layer": "custom_batch_norm",
+        "precision": "16.16",
+        "auto_loss_scaling": True,
+        "optimizer": "sgd",
+        "optimizer_params": "{momentum: 0}",
+        "weight_decay": "0",
+        "device": "cpu",
+        "lr_schedule": "const",
+        "learning_rate": "0.01",
+        "lr_warmup_params": "none",
+        "ckpts_per_epoch": "4",
     }
     run, _ = end_to_end.train(tmp_path / "whole", "toy_model_bn", options)
     assert run.program.weight_updates_per_execution == 3 and run.program.auto_loss_scaling
