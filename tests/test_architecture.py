@@ -166,7 +166,7 @@ BUDGET = {
     "models": (2675, 2123),
     "planning": (5121, 4019),
     "reports": (3601, 2871),
-    "runs": (5934, 4512),
+    "runs": (5935, 4513),
     "sessions": (5073, 4038),
     "training": (1433, 1116),
     "modules at the top": (2314, 1837),

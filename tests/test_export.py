@@ -647,6 +647,15 @@ def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path, numb
     assert not command.exists() or not command.read_bytes()
 
 
+def test_a_process_whose_parent_ended_while_it_started_ends(exported, monkeypatch):
+    """It would wait for images for ever, or load a file that never finishes."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr("os.getpid", lambda: gone.pid)
+    with pytest.raises(exported_files.RuntimeFailed, match="ended with code 1"):
+        exported_files.RuntimeProcess("onnx", exported / "model.onnx").run(np.zeros((1, 8, 8, 3), np.float32))
+
+
 def test_a_file_runs_after_the_thread_that_loaded_it_ended(exported):
     session = exported_files.read_exported(exported / "model.onnx").session()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:

@@ -279,8 +279,9 @@ class RuntimeProcess:
 
     def __init__(self, form: str, path: Path, threads: int = 0, memory_bytes: int = 0) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        arguments = [form, absolute(path), threads, memory_bytes, os.getpid()]
         self._process = subprocess.Popen(
-            [sys.executable, runtimes.__file__, form, str(absolute(path)), str(threads), str(memory_bytes)],
+            [sys.executable, runtimes.__file__, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -4,7 +4,7 @@ This file is also a script, run as a process that cannot import ipucnn, has limi
 that started it.  The script loads one file, writes its inputs and outputs as a line of JSON, and then answers each
 batch of images on stdin with the outputs (:func:`send`, :func:`receive`).  It imports nothing from this package.
 
-    python runtimes.py FORMAT PATH THREADS BYTES
+    python runtimes.py FORMAT PATH THREADS BYTES PARENT
 """
 
 import json
@@ -228,13 +228,15 @@ def _limit_memory(num_bytes: int) -> None:
         pass
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Ends this process soon after its parent, because the file's computation may never end.
 
     A thread checks for the parent.  Linux's PR_SET_PDEATHSIG is not used: it already fires when the thread that started
     this process ends.
+
+    Args:
+        parent: the parent's process ID; it may be gone already.
     """
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -265,9 +267,9 @@ def receive(stream: Any) -> Any:
     return np.frombuffer(data, dtype).reshape(shape) if len(data) == size else None
 
 
-def main(form: str, path: str, threads: str, memory_bytes: str) -> int:
+def main(form: str, path: str, threads: str, memory_bytes: str, parent: str) -> int:
     """Runs the batches from stdin through a file and writes their outputs to stdout, until stdin ends."""
-    _end_with_parent()
+    _end_with_parent(int(parent))
     sys.meta_path.insert(0, _Without("ipucnn"))  # type: ignore[arg-type]
     # Libraries print to stdout, which is redirected to stderr.
     answers = os.fdopen(os.dup(1), "wb")
