@@ -118,7 +118,7 @@ class SessionSide:
         from ipucnn.sessions.host.division import threads_of_training
         from ipucnn.sessions.host.session import HostSession
         from ipucnn.training.losses import make_loss
-        from ipucnn.training.optimizers import make_settings
+        from ipucnn.training.optimizer_settings import make_settings
         from ipucnn.training.program import make_program
 
         config = dataclasses.replace(

@@ -10,7 +10,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.factory import create_session
 from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
+from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import make_program
 
 

@@ -246,7 +246,7 @@ def test_the_default_min_time_is_at_most_max_time(given, least):
 
 
 def test_differences_of_keras_optimizers_are_reported():
-    from ipucnn.training.optimizers import make_settings as optimizer
+    from ipucnn.training.optimizer_settings import make_settings as optimizer
 
     def of(name, is_keras_3, **more):
         return contenders.keras_optimizer(optimizer(name, {}, global_batch_size=8, **more), is_keras_3)

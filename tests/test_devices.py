@@ -51,7 +51,7 @@ for devices in sorted(given["devices"], reverse=True):
 import tensorflow as tf
 from support.sessions import data, make_model, make_program
 from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
+from ipucnn.training.optimizer_settings import make_settings
 
 program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"]).with_fused(given["fused"])
 images, labels = data(6 * program.global_batch_size, 1)

@@ -309,7 +309,7 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
 
     from ipucnn.sessions.host.session import HostSession
     from ipucnn.training.losses import make_loss
-    from ipucnn.training.optimizers import make_settings
+    from ipucnn.training.optimizer_settings import make_settings
 
     program = make_program(2, 2, 2, updates_per_epoch=3)
     rng = np.random.default_rng(7)

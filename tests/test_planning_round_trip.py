@@ -30,7 +30,7 @@ from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.settings import PlanSettings, differences, plan_settings, uniform
 from ipucnn.planning.splits import plan_differences
 from ipucnn.training.batching import overlap_length
-from ipucnn.training.optimizers import OPTIMIZERS
+from ipucnn.training.optimizer_settings import OPTIMIZERS
 from ipucnn.training.program import make_program
 
 MODEL = "cifar_resnet8"

@@ -52,7 +52,7 @@ from ipucnn.planning.settings import (
 )
 from ipucnn.planning.splits import choose_splits
 from ipucnn.training.batching import overlap_length
-from ipucnn.training.optimizers import OPTIMIZERS, settings_of_run
+from ipucnn.training.optimizer_settings import OPTIMIZERS, settings_of_run
 from ipucnn.training.program import make_program
 
 MODEL = "cifar_resnet8"

@@ -22,7 +22,8 @@ from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
 from ipucnn.sessions.poplar.prediction import Predictor
 from ipucnn.sessions.session import ExecutionFinished, Stopped
 from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import Optimizer, make_settings
+from ipucnn.training.optimizer_settings import make_settings
+from ipucnn.training.optimizers import Optimizer
 
 SPLIT = "relu0"
 

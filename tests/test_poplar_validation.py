@@ -30,7 +30,7 @@ from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.poplar.checks import check_program
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config, pipelining_options
 from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
+from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import make_program
 
 STAGES, REPLICAS, SCHEDULES = (1, 2, 4), (1, 2, 4), ("Grouped", "Interleaved", "Sequential")

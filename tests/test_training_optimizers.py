@@ -22,7 +22,8 @@ from ipucnn.runs.recorder import CheckpointSaved
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished
-from ipucnn.training.optimizers import LOSS_SCALE, LossScaler, Optimizer, make_settings
+from ipucnn.training.optimizer_settings import LOSS_SCALE, make_settings
+from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import make_layout
 from ipucnn.training.program import make_program as program_of
 

@@ -147,7 +147,8 @@ def test_the_loss_of_mixed_labels(smoothing, seed):
 
 
 def test_overflowing_gradient_norm_stops_the_run():
-    from ipucnn.training.optimizers import Optimizer, make_settings
+    from ipucnn.training.optimizer_settings import make_settings
+    from ipucnn.training.optimizers import Optimizer
 
     settings = make_settings("sgd", {}, global_batch_size=1, clip_gradient_norm=1.0)
     optimizer = Optimizer(settings, {"a": tf.Variable([0.0, 0.0]), "b": tf.Variable([0.0])})

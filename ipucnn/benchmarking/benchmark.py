@@ -29,7 +29,7 @@ from ipucnn.runs.rules import Facts, check_group, check_rules
 from ipucnn.sessions.host.workers import require_one
 from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
-from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
+from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
 # Options that do not affect the figures: places of files, and random seeds.

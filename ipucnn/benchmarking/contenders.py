@@ -18,7 +18,7 @@ from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfDataset
 from ipucnn.benchmarking.measure import Contender, Reference
 from ipucnn.errors import UserError
 from ipucnn.sessions.session import Session
-from ipucnn.training.optimizers import OptimizerSettings
+from ipucnn.training.optimizer_settings import OptimizerSettings
 
 REFERENCE = (
     "a reference workload right before and after each execution: two forward passes and one with gradients of four 3x3 "

@@ -12,7 +12,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError
 from ipucnn.machine import peak_memory_bytes
 from ipucnn.runs import setup as run_setup
-from ipucnn.training.optimizers import settings_of_run
+from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
 
 

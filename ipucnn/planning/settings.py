@@ -13,7 +13,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, Schedule, is_recomputed
 from ipucnn.training.batching import nearest_multiples, next_power_of_two
-from ipucnn.training.optimizers import settings_of_run
+from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")

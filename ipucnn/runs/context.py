@@ -26,7 +26,7 @@ from ipucnn.sessions.host.workers import Workers, find_group
 from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import recomputes_statistics
 from ipucnn.text import counted
-from ipucnn.training.optimizers import OptimizerSettings, settings_of_run
+from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import Schedule
 

@@ -27,7 +27,7 @@ from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariab
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.training.losses import LossFunction
-from ipucnn.training.optimizers import AVERAGE, LOSS_SCALE, OptimizerSettings
+from ipucnn.training.optimizer_settings import AVERAGE, LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 

@@ -1,132 +1,19 @@
 """Optimizers of both sessions: Keras' formulas with TensorFlow's kernels, and state that can be saved.
 
 Keras 2.6 and Keras 3 keep optimizer state in different classes and orders; here a slot is a variable named
-after its weight, so one checkpoint works with both.  The settings are checked without TensorFlow.
+after its weight, so one checkpoint works with both.
 
 TensorFlow's kernels compute in the weights' type.  In 16 bits a squared gradient above 65504 would make the state
 infinite and the weight not a number.  So the kernels' formulas update 16-bit weights in float32, and weights and state
 are then rounded to 16 bits.
 """
 
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ipucnn.aliases import PlainValue, Tensor, TfVariable
-from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, did_you_mean
+import tensorflow as tf
 
-# The parameters of each optimizer with their defaults; None: no default, and not required.
-_PARAMETERS: Dict[str, Dict[str, Any]] = {
-    "sgd": {"momentum": 0.0, "nesterov": False},
-    "lars": {"momentum": 0.9, "weight_decay": 1e-4, "eeta": 1e-3, "epsilon": 0.0, "nesterov": False},
-    "adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
-    "adamw": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
-    "rmsprop": {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "base_decay_exponent": None},
-}
-_SLOTS = {
-    "sgd": ("momentum",),
-    "lars": ("momentum",),
-    "adam": ("m", "v"),
-    "adamw": ("m", "v"),
-    "rmsprop": ("mean_square", "momentum"),
-}
-OPTIMIZERS = tuple(_PARAMETERS)
-AVERAGE = "average"
-"""The slot of averaged weights."""
-LOSS_SCALE = "loss_scale/factor"
-"""The name of the automatic loss scale in the state of a run."""
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """A checked optimizer configuration.
-
-    Attributes:
-        name: one of OPTIMIZERS.
-        params: all of the optimizer's own parameters.
-        weight_decay: decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
-        l2_regularization: the factor of the term added to the gradient of every trainable weight: g += l2 * w.
-        clip_gradient_norm: the largest global norm of the gradients of a weight update; 0: no limit.
-        ema_decay: the decay of the averages of all weights; 0: no averages.
-    """
-
-    name: str
-    params: Mapping[str, Any]
-    weight_decay: float = 0.0
-    l2_regularization: float = 0.0
-    clip_gradient_norm: float = 0.0
-    ema_decay: float = 0.0
-
-    @property
-    def slot_names(self) -> Tuple[str, ...]:
-        """Returns the names of the state tensors of every weight, on the host and on IPUs.
-
-        RMSprop's operation always takes both of its tensors, with momentum or without.
-        """
-        unused = self.name != "rmsprop" and not self.params.get("momentum")
-        names = tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
-        return (*names, AVERAGE) if self.ema_decay else names
-
-
-def make_settings(
-    name: str,
-    params: Mapping[str, PlainValue],
-    *,
-    global_batch_size: int,
-    **others: float,
-) -> OptimizerSettings:
-    """Checks an optimizer's parameters and fills in the defaults; ``others`` are further settings.
-
-    ``base_decay_exponent`` of RMSprop gives rho = 1 - 2**exponent * global batch size, so that the moving average
-    extends over the same number of samples at any batch size (Masters et al. 2021, arXiv:2106.03640).
-
-    Raises:
-        ConfigurationError: the optimizer or a parameter is unknown, or a parameter is out of range.
-    """
-    if name not in _PARAMETERS:
-        hint = did_you_mean(name, OPTIMIZERS) or f"one of {', '.join(OPTIMIZERS)}"
-        raise ConfigurationError(f"optimizer '{name}' does not exist", hint)
-    known = _PARAMETERS[name]
-    values = dict(known)
-    for key, value in params.items():
-        if key not in known:
-            if key == "momentum" and not value:
-                continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
-            raise ConfigurationError(
-                f"optimizer {name} has no parameter '{key}'",
-                did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
-            )
-        if key == "nesterov" and not isinstance(value, bool):
-            raise ConfigurationError(f"optimizer parameter nesterov is '{value}'", "give it true or false")
-        if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ConfigurationError(
-                f"optimizer parameter {key} is '{value}', not a number", f"give {key} a number"
-            )
-        values[key] = value
-    exponent = values.pop("base_decay_exponent", None)
-    if exponent is not None:
-        values["rho"] = 1.0 - 2.0**exponent * global_batch_size
-    for key, value in values.items():
-        if key in ("momentum", "rho", "beta_1", "beta_2") and not 0 <= value < 1:
-            raise ConfigurationError(
-                f"optimizer parameter {key} is {value:g}", f"{key} must be at least 0 and below 1"
-            )
-        if value < 0:
-            raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
-    return OptimizerSettings(name, values, **others)
-
-
-def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:
-    """Returns the optimizer settings of a run's configuration; raises the errors of :func:`make_settings`."""
-    return make_settings(
-        config.optimizer,
-        config.optimizer_params,
-        global_batch_size=global_batch_size,
-        weight_decay=config.weight_decay,
-        l2_regularization=config.l2_regularization,
-        clip_gradient_norm=config.clip_gradient_norm or 0.0,
-        ema_decay=config.ema_decay or 0.0,
-    )
+from ipucnn.aliases import Tensor, TfVariable
+from ipucnn.training.optimizer_settings import AVERAGE, LOSS_SCALE, OptimizerSettings
 
 
 class LossScaler:
@@ -150,8 +37,6 @@ class LossScaler:
     _SHARE = 100_000
 
     def __init__(self, num_gradients: int) -> None:
-        import tensorflow as tf
-
         self.factor = tf.Variable(1.0, trainable=False, name="loss_scale")
         # The count is exact up to 2**24, which is more than the allowed number for any network.
         self._beyond = tf.Variable(0.0, trainable=False, name="gradients_beyond")
@@ -165,8 +50,6 @@ class LossScaler:
             gradients: the gradients of the scaled loss.
             times: an additional factor that they contain.
         """
-        import tensorflow as tf
-
         factor = tf.convert_to_tensor(self.factor)
         gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
         beyond = tf.add_n(
@@ -184,8 +67,6 @@ class LossScaler:
         Returns:
             The assignments.
         """
-        import tensorflow as tf
-
         factor = tf.convert_to_tensor(self.factor)
         total = self._beyond + beyond
         is_due = tf.equal((tf.cast(update, tf.int32) + 1) % self.PERIOD, 0)
@@ -216,8 +97,6 @@ class Optimizer:
         weights: Mapping[str, TfVariable],
         statistics: Optional[Mapping[str, TfVariable]] = None,
     ) -> None:
-        import tensorflow as tf
-
         self.settings = settings
         self.weights = dict(weights)
         self._statistics = dict(statistics or {}) if settings.ema_decay else {}
@@ -247,8 +126,6 @@ class Optimizer:
             rounded: the function that rounds new float32 weights and state to the precision in which they are kept;
                 None: they are kept in float32.
         """
-        import tensorflow as tf
-
         count = tf.cast(weight_update, tf.float32) + 1.0
         done: List[Tensor] = []
         new_values: List[Tuple[TfVariable, Tensor]] = []
@@ -276,8 +153,6 @@ class Optimizer:
             gradients: the gradients of a weight update, before terms for weight decay are added.
             times: an additional factor that they contain.
         """
-        import tensorflow as tf
-
         largest = self.settings.clip_gradient_norm
         if not largest:
             return list(gradients)
@@ -295,8 +170,6 @@ class Optimizer:
         first updated value, and short runs forget it; TensorFlow's ``ExponentialMovingAverage`` has
         (1 + n) / (10 + n), which begins one update earlier.
         """
-        import tensorflow as tf
-
         average = self.slots[f"{name}/{AVERAGE}"]
         decay = tf.minimum(self.settings.ema_decay, (count - 1.0) / (count + 9.0))
         value = tf.cast(tf.convert_to_tensor(variable), tf.float32)
@@ -304,8 +177,6 @@ class Optimizer:
 
     def average_statistics(self, weight_update: Tensor, only: Optional[TfVariable] = None) -> List[Tensor]:
         """Moves the averages of moving statistics, or of ``only`` one; does nothing if nothing is averaged."""
-        import tensorflow as tf
-
         count = tf.cast(weight_update, tf.float32) + 1.0
         return [
             self._average(name, variable, count)
@@ -328,8 +199,6 @@ class Optimizer:
         Returns:
             The operations, for control dependencies in graph mode.
         """
-        import tensorflow as tf
-
         count = weight_update + 1.0
         done = self._apply(name, gradient, learning_rate, count)
         if self.settings.ema_decay:
@@ -339,8 +208,6 @@ class Optimizer:
 
     def _apply(self, name: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> List[Tensor]:
         """Updates one weight; ``count`` is the number of the weight update from 1 on."""
-        import tensorflow as tf
-
         s, variable = self.settings, self.weights[name]
         if variable.dtype == tf.float16:
             # Values that are too large become the largest number, as on IPUs without --fp-exceptions.
@@ -359,8 +226,6 @@ class Optimizer:
 
     def _kernel(self, weight: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> Tensor:
         """Runs TensorFlow's operation that updates a 32-bit weight and its state in place."""
-        import tensorflow as tf
-
         name, p, variable = self.settings.name, self.settings.params, self.weights[weight]
 
         def slot(slot_name: str) -> Tensor:
@@ -410,8 +275,6 @@ class Optimizer:
 
         Biases and norm scales (vectors) use the plain rate.
         """
-        import tensorflow as tf
-
         if weight.shape.rank < 2:
             return gradient, rate
         p = self.settings.params
@@ -429,8 +292,6 @@ class Optimizer:
 
         The values follow from the kernels' formulas in float32.
         """
-        import tensorflow as tf
-
         s, p, variable = self.settings, self.settings.params, self.weights[name]
 
         def in_float32(value: Union[Tensor, TfVariable]) -> Tensor:

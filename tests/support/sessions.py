@@ -9,7 +9,7 @@ from tensorflow import keras
 from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizers import make_settings
+from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import Program
 
 CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)

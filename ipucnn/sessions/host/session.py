@@ -57,7 +57,8 @@ from ipucnn.sessions.session import (
 from ipucnn.text import counted, printable
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, SumsOfLogits, traced_sums
-from ipucnn.training.optimizers import Optimizer, OptimizerSettings
+from ipucnn.training.optimizer_settings import OptimizerSettings
+from ipucnn.training.optimizers import Optimizer
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 

@@ -15,7 +15,8 @@ from ipucnn.aliases import KerasVariable, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models.names import is_moving_statistic, moved_statistics
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
-from ipucnn.training.optimizers import LossScaler, Optimizer, OptimizerSettings
+from ipucnn.training.optimizer_settings import OptimizerSettings
+from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import Program
 
 ReplicaMean = Callable[[Tensor], Tensor]

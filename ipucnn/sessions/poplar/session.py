@@ -46,7 +46,7 @@ from ipucnn.sessions.session import (
 )
 from ipucnn.training.losses import LossFunction
 from ipucnn.training.metrics import MetricTotals, traced_sums
-from ipucnn.training.optimizers import OptimizerSettings
+from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 

@@ -25,7 +25,8 @@ from ipucnn.sessions.poplar.optimizer import (
     make_optimizer,
 )
 from ipucnn.training.losses import LossFunction, correct
-from ipucnn.training.optimizers import LossScaler, OptimizerSettings
+from ipucnn.training.optimizer_settings import OptimizerSettings
+from ipucnn.training.optimizers import LossScaler
 from ipucnn.training.program import SEED_MASK, Program
 from ipucnn.training.schedules import Schedule
 

@@ -1,0 +1,121 @@
+"""Settings of optimizers: their parameters and defaults, checked without TensorFlow."""
+
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Tuple
+
+from ipucnn.aliases import PlainValue
+from ipucnn.config.options import RunConfig
+from ipucnn.errors import ConfigurationError, did_you_mean
+
+# The parameters of each optimizer with their defaults; None: no default, and not required.
+_PARAMETERS: Dict[str, Dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "nesterov": False},
+    "lars": {"momentum": 0.9, "weight_decay": 1e-4, "eeta": 1e-3, "epsilon": 0.0, "nesterov": False},
+    "adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
+    "adamw": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
+    "rmsprop": {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "base_decay_exponent": None},
+}
+_SLOTS = {
+    "sgd": ("momentum",),
+    "lars": ("momentum",),
+    "adam": ("m", "v"),
+    "adamw": ("m", "v"),
+    "rmsprop": ("mean_square", "momentum"),
+}
+OPTIMIZERS = tuple(_PARAMETERS)
+AVERAGE = "average"
+"""The slot of averaged weights."""
+LOSS_SCALE = "loss_scale/factor"
+"""The name of the automatic loss scale in the state of a run."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """A checked optimizer configuration.
+
+    Attributes:
+        name: one of OPTIMIZERS.
+        params: all of the optimizer's own parameters.
+        weight_decay: decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
+        l2_regularization: the factor of the term added to the gradient of every trainable weight: g += l2 * w.
+        clip_gradient_norm: the largest global norm of the gradients of a weight update; 0: no limit.
+        ema_decay: the decay of the averages of all weights; 0: no averages.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    weight_decay: float = 0.0
+    l2_regularization: float = 0.0
+    clip_gradient_norm: float = 0.0
+    ema_decay: float = 0.0
+
+    @property
+    def slot_names(self) -> Tuple[str, ...]:
+        """Returns the names of the state tensors of every weight, on the host and on IPUs.
+
+        RMSprop's operation always takes both of its tensors, with momentum or without.
+        """
+        unused = self.name != "rmsprop" and not self.params.get("momentum")
+        names = tuple(slot for slot in _SLOTS[self.name] if not (slot == "momentum" and unused))
+        return (*names, AVERAGE) if self.ema_decay else names
+
+
+def make_settings(
+    name: str,
+    params: Mapping[str, PlainValue],
+    *,
+    global_batch_size: int,
+    **others: float,
+) -> OptimizerSettings:
+    """Checks an optimizer's parameters and fills in the defaults; ``others`` are further settings.
+
+    ``base_decay_exponent`` of RMSprop gives rho = 1 - 2**exponent * global batch size, so that the moving average
+    extends over the same number of samples at any batch size (Masters et al. 2021, arXiv:2106.03640).
+
+    Raises:
+        ConfigurationError: the optimizer or a parameter is unknown, or a parameter is out of range.
+    """
+    if name not in _PARAMETERS:
+        hint = did_you_mean(name, OPTIMIZERS) or f"one of {', '.join(OPTIMIZERS)}"
+        raise ConfigurationError(f"optimizer '{name}' does not exist", hint)
+    known = _PARAMETERS[name]
+    values = dict(known)
+    for key, value in params.items():
+        if key not in known:
+            if key == "momentum" and not value:
+                continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
+            raise ConfigurationError(
+                f"optimizer {name} has no parameter '{key}'",
+                did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
+            )
+        if key == "nesterov" and not isinstance(value, bool):
+            raise ConfigurationError(f"optimizer parameter nesterov is '{value}'", "give it true or false")
+        if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigurationError(
+                f"optimizer parameter {key} is '{value}', not a number", f"give {key} a number"
+            )
+        values[key] = value
+    exponent = values.pop("base_decay_exponent", None)
+    if exponent is not None:
+        values["rho"] = 1.0 - 2.0**exponent * global_batch_size
+    for key, value in values.items():
+        if key in ("momentum", "rho", "beta_1", "beta_2") and not 0 <= value < 1:
+            raise ConfigurationError(
+                f"optimizer parameter {key} is {value:g}", f"{key} must be at least 0 and below 1"
+            )
+        if value < 0:
+            raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
+    return OptimizerSettings(name, values, **others)
+
+
+def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:
+    """Returns the optimizer settings of a run's configuration; raises the errors of :func:`make_settings`."""
+    return make_settings(
+        config.optimizer,
+        config.optimizer_params,
+        global_batch_size=global_batch_size,
+        weight_decay=config.weight_decay,
+        l2_regularization=config.l2_regularization,
+        clip_gradient_norm=config.clip_gradient_norm or 0.0,
+        ema_decay=config.ema_decay or 0.0,
+    )
