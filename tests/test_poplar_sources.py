@@ -6,69 +6,67 @@ from pathlib import Path
 
 import pytest
 from poplar_double import sources
-from poplar_double.refusals import read_refusals
-from poplar_double.sources import declared, parse, rule, unsourced
+from poplar_double.refusals import Refusal
+from poplar_double.sources import Provenance, parse, read_functions, read_table
 
-REFUSALS = read_refusals()
+DOUBLE = Path(sources.__file__).parent
+PROVENANCE = read_table("provenance.csv", Provenance)
+REFUSALS = read_table("refusals.csv", Refusal)
+SOURCED = {row.function for row in PROVENANCE}
 # Read for the pipeline, but not listed among the files on instructions
 SEVERAL_TOPICS = "tools/pipeline_util.cc"
 PAGE = (Path(__file__).parents[1] / "docs" / "contributing" / "poplar-double.md").read_text(encoding="utf-8")
 
 
+def unsourced(folder, sourced):
+    """Returns the functions that raise, and are in no function or class of the table."""
+    _, raising = read_functions(folder)
+    return [name for name in raising if not any(f"{name}.".startswith(f"{one}.") for one in sourced)]
+
+
 def test_every_rule_of_the_double_names_its_source():
-    functions, undeclared = declared()
-    assert not undeclared, undeclared
-    for item in functions.values():
-        assert item.sources or item.is_unsourced, item.name
-        for source in item.sources:
-            assert all(vars(source).values()), item
+    functions, _ = read_functions(DOUBLE)
+    assert functions >= SOURCED and len(set(PROVENANCE)) == len(PROVENANCE)
+    assert unsourced(DOUBLE, SOURCED) == []
+    for row in PROVENANCE:
+        assert bool(row.place) != bool(row.why_none.strip()), row
+        if row.place:
+            source = parse(row.place)
             if source.repository != "tensorflow/tensorflow":
-                assert source.repository.startswith("graphcore/"), item
-                assert source.branch.endswith(("sdk-release-3.4", "sdk-release-3.0")), item
-    assert sum(len(item.sources) for item in functions.values()) > 90
-
-
-SOURCED = "@rule('ipu config.py A')\n"
+                assert source.repository.startswith("graphcore/"), row
+                assert source.branch.endswith(("sdk-release-3.4", "sdk-release-3.0")), row
+    assert sum(bool(row.place) for row in PROVENANCE) > 90
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
+    ("text", "names"),
     [
-        ("def refuse():\n    raise ValueError('no')", 1),
-        ("class A:\n    def refuse(self):\n        if self:\n            raise ValueError('no')", 1),
-        (SOURCED + "def one():\n    raise ValueError\ndef two():\n    raise ValueError", 1),
-        ("def refuse():\n    raise NotImplementedError('accumulation')", 1),
-        (SOURCED + "def refuse():\n    def inner():\n        raise ValueError('no')\n    inner()", 0),
-        ("@unsourced('closed source')\ndef refuse():\n    raise ValueError('no')", 0),
-        ("def refuse(n):\n    raise NotImplementedError(f'the double lacks {n}')", 0),
-        ("def again():\n    try:\n        pass\n    except ValueError:\n        raise", 0),
+        ("def refuse():\n    raise ValueError('no')", ["new.refuse"]),
+        ("class A:\n    def refuse(self):\n        if self:\n            raise ValueError", ["new.A.refuse"]),
+        ("def one():\n    raise ValueError\ndef one_more():\n    raise ValueError", ["new.one_more"]),
+        ("def refuse():\n    raise NotImplementedError('accumulation')", ["new.refuse"]),
+        ("def one():\n    def inner():\n        raise ValueError('no')\n    inner()", []),
+        ("def refuse(n):\n    raise NotImplementedError(f'the double lacks {n}')", []),
+        ("def again():\n    try:\n        pass\n    except ValueError:\n        raise", []),
     ],
 )
-def test_rules_without_a_source_are_found(monkeypatch, tmp_path, text, count):
+def test_rules_without_a_source_are_found(tmp_path, text, names):
     (tmp_path / "new.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
-    assert len(declared()[1]) == count
+    assert unsourced(tmp_path, {"new.one"}) == names
 
 
 @pytest.mark.parametrize("place", ["", "ipu config.py", "popart config.py A", "ipu config A", "config.py A"])
 def test_source_needs_repository_file_and_symbol(place):
     with pytest.raises(ValueError, match=r"names|is no"):
         parse(place)
-    with pytest.raises(ValueError, match=r"names|is no"):
-        rule(place)
-    with pytest.raises(ValueError, match="at least one"):
-        rule()
-    with pytest.raises(ValueError, match="why"):
-        unsourced(" ")
 
 
 def test_every_refusal_in_the_sources_has_a_rule_or_a_reason():
-    functions, _ = declared()
     for one in REFUSALS:
         assert one.error in ("FailedPrecondition", "InvalidArgument", "Unimplemented"), one
         assert bool(one.rule) != bool(one.why_not), one
         if one.rule:
-            assert one.rule in functions, f"{one.rule} is no rule of the double"
+            assert one.rule in SOURCED, f"{one.rule} is no rule of the double"
     assert len({(one.file, one.symbol, one.when) for one in REFUSALS}) == len(REFUSALS) > 40
     assert sum(bool(one.rule) for one in REFUSALS) >= 20
 
@@ -76,7 +74,8 @@ def test_every_refusal_in_the_sources_has_a_rule_or_a_reason():
 def test_looked_up_sources_are_recorded():
     """Lists each place that a rule or a refusal names, and no other; docs/contributing/poplar-double.md counts them."""
     folder = "tensorflow/compiler/plugin/poplar/"
-    named = {(s.repository, s.file, s.symbol) for item in declared()[0].values() for s in item.sources}
+    places = [parse(row.place) for row in PROVENANCE if row.place]
+    named = {(source.repository, source.file, source.symbol) for source in places}
     named |= {
         (
             "graphcore/tensorflow",
@@ -85,7 +84,7 @@ def test_looked_up_sources_are_recorded():
         )
         for one in REFUSALS
     }
-    files = json.loads((Path(sources.__file__).parent / "looked_up.json").read_text(encoding="utf-8"))
+    files = json.loads((DOUBLE / "looked_up.json").read_text(encoding="utf-8"))
     recorded = {(*name.split(), symbol) for name, file in files.items() for symbol in file["symbols"]}
     assert recorded == named
     notes = [(file["commit"], note) for file in files.values() for note in file["symbols"].values()]
@@ -98,7 +97,7 @@ def test_looked_up_sources_are_recorded():
 
 def test_driver_files_that_were_read_are_recorded():
     """Every file with a refusal was read; the others give a reason.  docs/contributing/poplar-double.md counts them."""
-    record = json.loads((Path(sources.__file__).parent / "files_read.json").read_text(encoding="utf-8"))
+    record = json.loads((DOUBLE / "files_read.json").read_text(encoding="utf-8"))
     read, listed = record["read"], record["listed"]
     assert all(name.split("/")[0] in listed and name.endswith(".cc") for name in read)
     assert all(re.fullmatch("[0-9a-f]{40}", one["commit"] or "0" * 40) for one in read.values())

@@ -21,7 +21,6 @@ from . import modules
 from .errors import invalid
 from .extension import extend
 from .machine import Machine, ProcessAborted
-from .sources import rule
 from .surroundings import surroundings
 
 __all__ = ["Machine", "ProcessAborted", "installed"]
@@ -60,10 +59,6 @@ def _functional() -> Any:
     return next(kind for kind in type(keras.Model(inputs, inputs)).__mro__ if kind.__name__ == "Functional")
 
 
-@rule(
-    "kernels poprand/random.cc PopopsStatelessRandomGetKeyCounterOp",
-    "kernels poprand/random.cc PopopsStatelessV2Op",
-)
 def _poprand(stateless_uniform: Any) -> Any:
     """Draws other numbers than the CPU for the same seed: the seed is the key of poprand's own generator.
 

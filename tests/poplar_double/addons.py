@@ -7,7 +7,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from .facts import FACTS, checked, signature_of
-from .sources import rule
 
 
 class _Dropout(keras.layers.Layer):
@@ -21,7 +20,6 @@ class _Dropout(keras.layers.Layer):
             raise NotImplementedError("the double draws from the IPUs' seed only")
         self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
 
-    @rule("addons ipu_tensorflow_addons/keras/layers/dropout.py Dropout.call")
     def call(self, inputs: Any, training: Any = None) -> Any:
         if not training:
             return inputs
@@ -64,7 +62,6 @@ class _GroupNormalization(keras.layers.Layer):
         self.strided = strided_channel_grouping
         self._initializers = (beta_initializer, gamma_initializer)
 
-    @rule("addons ipu_tensorflow_addons/keras/layers/normalization.py GroupNormalization.build")
     def build(self, input_shape: Any) -> None:
         axis, rank = self.channels_axis, len(input_shape)
         if axis > rank - 1:

@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Tuple
 from .errors import failed, internal, invalid
 from .facts import FACTS, like
 from .machine import ProcessAborted
-from .sources import rule
 
 ENUMS = {
     name: (enum.IntEnum if name == "PipelineSchedule" else enum.Enum)(name, members)  # type: ignore[misc]
@@ -18,7 +17,6 @@ _PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict}
 _IPUS = ("auto_select_ipus", "select_ipus")
 
 
-@rule("ipu gradient_accumulation.py GradientAccumulationReductionMethod.parse")
 def _parse(cls: Any, value: Any) -> Any:
     """Returns the member for a member, or for its name in any case."""
     if isinstance(value, cls):
@@ -39,7 +37,6 @@ def _default(fact: Dict[str, Any]) -> Any:
     return type(value)(value) if isinstance(value, (list, dict)) else value
 
 
-@rule("ipu config.py AttributeMetadata.check_type")
 def _check_type(name: str, value: Any) -> None:
     fact = FACTS["leaves"][name]
     if name in _IPUS:
@@ -59,7 +56,6 @@ class Category:
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_prefix", prefix)
 
-    @rule("ipu config.py _ConfigBase.__getattr__")
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -70,10 +66,6 @@ class Category:
             return Category(self._values, full + ".")
         raise ValueError(f"IPUConfig has no attribute {full}")
 
-    @rule(
-        "ipu config.py _ConfigBase.__setattr__",
-        "ipu config.py _ConfigBase._set_value_of_existing_user_attribute",
-    )
     def __setattr__(self, name: str, value: Any) -> None:
         full = self._prefix + name
         if full in FACTS["categories"]:
@@ -106,7 +98,6 @@ def make_functions(machine: Any) -> Dict[str, Any]:
     """Makes the functions of ``ipu.config``."""
 
     @like("ipu.config.configure_ipu_system")
-    @rule("ipu config.py configure_ipu_system")
     def configure_ipu_system(config: Any, device: Any, reset_configuration: Any) -> None:
         if not isinstance(config, Category) or config._prefix:
             raise TypeError("config must be an IPUConfig")
@@ -123,10 +114,6 @@ def make_functions(machine: Any) -> Dict[str, Any]:
     }
 
 
-@rule(
-    "ipu config.py _poplar_options_to_protobuf",
-    "driver config.proto IpuOptions",
-)
 def check_options(options: Dict[Any, Any]) -> None:
     """Checks that Poplar options are strings; protobuf refuses anything else."""
     for key, value in options.items():
@@ -134,10 +121,6 @@ def check_options(options: Dict[Any, Any]) -> None:
             raise TypeError(f"{key!r}: {value!r} has type {type(value).__name__}, but expected one of: str")
 
 
-@rule(
-    "poplibs lib/poplin/ConvOptions.cpp ConvOptions::parseConvOptions",
-    "driver tools/poplar_util.cc PoplarExceptionToTensorflowStatus",
-)
 def check_option_words(kind: str, options: Dict[str, str]) -> None:
     """Refuses unknown keys and invalid values, as Poplar does when it plans an operation."""
     known = FACTS["poplar_options"].get(kind)
@@ -153,11 +136,6 @@ def check_option_words(kind: str, options: Dict[str, str]) -> None:
             raise internal(f"[Poplar][Build graph] invalid_option: {kind} {key}={value}")
 
 
-@rule(
-    "ipu config.py IPUConfig._to_protobuf",
-    "ipu config.py _IPUDeviceConnectionConfig._to_protobuf",
-    "ipu config.py configure_ipu_system",
-)
 def configure(machine: Any, leaves: Dict[str, Any]) -> None:
     """Checks a configuration as ``configure_ipu_system`` and the driver do, and applies it."""
     machine.flags  # noqa: B018 - the first access of the driver parses them
@@ -198,7 +176,6 @@ def configure(machine: Any, leaves: Dict[str, Any]) -> None:
     machine.note("configure_ipu_system", leaves=values)
 
 
-@rule("driver config.proto IpuOptions")
 def _check_widths(values: Dict[str, Any]) -> None:
     """Refuses integers that protobuf's fields do not hold: int64, int32 for IPUs (driver/config.proto).
 
@@ -214,7 +191,6 @@ def _check_widths(values: Dict[str, Any]) -> None:
                 raise ValueError(f"{name}: Value out of range: {value}")
 
 
-@rule("ipu config.py IPUConfig._to_protobuf")
 def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
     """Returns ("select", id) or ("auto", number of IPUs) of /device:IPU:0, /device:IPU:1, ...
 
@@ -240,7 +216,6 @@ def _devices(values: Dict[str, Any]) -> List[Tuple[str, int]]:
     ]
 
 
-@rule("driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget")
 def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> int:
     """Returns the number of IPUs of /device:IPU:0."""
     kind, value = devices[0]
@@ -252,7 +227,6 @@ def _num_ipus(devices: List[Tuple[str, int]], connection: str, machine: Any) -> 
     return _ipus_of(value, machine)
 
 
-@rule("driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget")
 def _ipus_of(device_id: int, machine: Any) -> int:
     """Returns the IPUs of a device as gc-info -l numbers them: first every IPU, then the pairs, the fours, ...
 
@@ -267,10 +241,6 @@ def _ipus_of(device_id: int, machine: Any) -> int:
     raise ProcessAborted("terminate called after throwing an instance of 'std::out_of_range'")
 
 
-@rule(
-    "driver poplar_executor.cc PoplarExecutor::CreatePoplarTarget",
-    "driver poplar_executor.cc PoplarExecutor::AttachToPoplarDevice",
-)
 def _find_device(machine: Any, ipus: int, connection: str) -> None:
     if not machine.num_ipus:
         raise invalid("Target configuration failed: model disabled and no hardware IPU found.")

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, mirrored_strategy
 
 from . import instances
-from .sources import rule
 
 
 def components(variable: Any) -> List[Any]:
@@ -21,7 +20,6 @@ def components(variable: Any) -> List[Any]:
     return list(inner.values) if isinstance(inner, tf.distribute.DistributedValues) else [variable]
 
 
-@rule("ipu distributed/popdist_strategy.py PopDistExtendedV1")
 class PopDistExtended(mirrored_strategy.MirroredExtended):  # type: ignore[misc]
     """One device, and instances that hold the same."""
 

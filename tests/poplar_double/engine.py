@@ -18,7 +18,6 @@ from .errors import invalid
 from .facts import FACTS
 from .feeding import Data, unpack
 from .replicas import KERAS_3, Reductions, Replicas, combine, variable_of
-from .sources import rule
 
 # Arguments of fit that the test double does not implement.
 _LACKING = ("validation_split", "validation_data", "class_weight")
@@ -54,7 +53,6 @@ class Engine:
             lambda out: None if out is None else tf.zeros(out.shape, out.dtype), traced.structured_outputs
         )
 
-    @rule("driver poplar_executor.cc PoplarExecutor::PrecompileOutputAllocation::PopulateBuffer")
     def _fill_with_zeros(self) -> None:
         """Fills variables that a program writes with zeros: without a device, all outputs of a program are zeros."""
         for handle in self._written:
@@ -82,11 +80,6 @@ class Engine:
             return 1
         return int(steps.numpy()) if hasattr(steps, "numpy") else int(steps)
 
-    @rule(
-        "extensions extensions_base.py KerasExtensionBase._check_mode",
-        "extensions extensions_base.py KerasExtensionBase._verify_and_get_gradient_accumulation_steps_per_replica",
-        "driver poplar_executable.cc PoplarExecutable::ExecuteAsyncOnStream",
-    )
     def _compile(self, kind: str, steps: int, spec: Any) -> int:
         """Checks and "compiles" a program; returns the number of its replicas."""
         machine, extension = self._machine, self._extension
@@ -130,10 +123,6 @@ class Engine:
             raise invalid("Trying to run an executable on a device that was configured for compilation only.")
         return replicas
 
-    @rule(
-        "driver poplar_executor.cc GetConfigHash",
-        "driver poplar_executor.cc PoplarExecutor::ConfigurePoplarDevice",
-    )
     def _announce(self, key: Any) -> None:
         """Writes the driver's progress bar to file descriptor 1, unless the program is in the executable cache.
 
@@ -265,10 +254,6 @@ class Engine:
         finally:
             self._machine.replicas = None
 
-    @rule(
-        "extensions extensions_base.py KerasExtensionBase._make_single_ipu_train_function_with_gradient_accumulation",
-        "extensions extensions_base.py KerasExtensionBase._make_pipeline",
-    )
     def _execute(self, elements: Any, steps: int, count: int) -> None:
         extension, model, replicas = self._extension, self._model, self._replicas
         pipelined = bool(rules.stages_of(extension))
@@ -298,10 +283,6 @@ class Engine:
             for variable, value in zip(map(variable_of, model.non_trainable_weights), statistics):
                 variable.assign(value)
 
-    @rule(
-        "extensions extensions_base.py KerasExtensionBase._fit_delegate",
-        "keras keras/engine/data_adapter.py train_validation_split",
-    )
     def fit(
         self,
         *,
@@ -376,7 +357,6 @@ class Engine:
         handler.on_train_end(logs)
         return model.history
 
-    @rule("extensions extensions_base.py KerasExtensionBase._get_last_batch_results")
     def _results(self, count: int) -> Dict[str, float]:
         """Returns the last replica's metrics, or those of all replicas reduced, if requested and not in a pipeline.
 
@@ -445,11 +425,6 @@ class Engine:
         """Evaluates as ``Model.evaluate``: the session does not use it, it predicts."""
         raise NotImplementedError("the double lacks evaluate: predict, and compare on the host")
 
-    @rule(
-        "extensions extensions_base.py KerasExtensionBase._predict_delegate",
-        "extensions extensions_base.py KerasExtensionBase._get_all_batch_results",
-        "driver poplar_executor.cc PoplarExecutor::GetTensorsFromOutfeed",
-    )
     def predict(self, *, x: Any, batch_size: Any, steps: Any, callbacks: Any, **others: Any) -> Any:
         """Predicts as ``Model.predict`` on IPUs."""
         machine, model = self._machine, self._model
@@ -482,13 +457,11 @@ class Engine:
         return np.concatenate([np.asarray(f) for f in results])
 
 
-@rule("keras keras/engine/training.py Model._assert_compile_was_called")
 def _require_compiled(model: Any) -> None:
     if getattr(model, "optimizer", None) is None:
         raise RuntimeError("You must compile your model before training/testing. Use model.compile()")
 
 
-@rule("extensions extensions_base.py _sanity_check_optimizer")
 def _check_optimizer(optimizer: Any) -> None:
     """Checks that ``minimize`` of a class is its parent's, which gradient accumulation requires."""
     if optimizer is None:
@@ -498,10 +471,6 @@ def _check_optimizer(optimizer: Any) -> None:
         raise ValueError("the optimizer overrides minimize and cannot accumulate gradients")
 
 
-@rule(
-    "extensions extensions_base.py _KerasOptimizerWrapper.compute_gradients",
-    "keras keras/optimizer_v2/optimizer_v2.py OptimizerV2.get_gradients",
-)
 def _check_gradients(gradients: List[Any], weights: List[Any]) -> None:
     """Checks that every weight has a gradient, with accumulation and without."""
     missing = [w.name for g, w in zip(gradients, weights) if g is None]
@@ -541,10 +510,6 @@ def _moving_variances(model: Any, group: int) -> List[Any]:
     ]
 
 
-@rule(
-    "driver ops/custom_ops/popnn/norm.cc BatchNormTrainingOp",
-    "poplibs lib/popnn/BatchNorm.cpp distributedBatchNormStatistics",
-)
 def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -> None:
     """Makes moving variances unbiased as IPUs do: those of a group with N/(N-1) of one replica's N.
 
@@ -563,7 +528,6 @@ def _unbias_as_a_replica(before: List[Any], group: int, micro_batch_size: int) -
         variable.assign((momentum * old + (1 - momentum) * local).astype(old.dtype))
 
 
-@rule("ipu ops/op_util.py accumulate_gradients", "ipu ops/pipelining_ops.py pipeline")
 def _accumulate(sums: Any, gradients: Any, method: str, n: int, count: int) -> Any:
     if count == 1:
         return gradients

@@ -10,8 +10,6 @@ from typing import Any, List, Sequence
 
 import numpy as np
 
-from .sources import unsourced
-
 FOLDER_VARIABLE = "POPLAR_DOUBLE_EXCHANGE"
 TIMEOUT_VARIABLE = "POPLAR_DOUBLE_TIMEOUT_S"
 
@@ -33,7 +31,6 @@ class Exchange:
     def _path(self, index: int, sequence: int) -> Path:
         return self._folder / str(index) / f"{sequence:08d}.npz"
 
-    @unsourced("what travels between processes that play instances")
     def gather(self, name: str, arrays: Sequence[Any]) -> List[List[Any]]:
         """Returns the arrays of all instances, by instance.
 
@@ -56,7 +53,6 @@ class Exchange:
         self._sequence += 1
         return gathered
 
-    @unsourced("what travels between processes that play instances")
     def _read(self, index: int, name: str, number: int) -> List[Any]:
         path, until = self._path(index, self._sequence), time.monotonic() + self._timeout_s
         while not path.exists():

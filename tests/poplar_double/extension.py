@@ -7,7 +7,6 @@ from tensorflow import keras
 from .config import ENUMS, check_options
 from .engine import Engine
 from .facts import FACTS, checked, like, signature_of
-from .sources import rule
 
 
 class StageAssignment:
@@ -24,7 +23,6 @@ class StageAssignment:
 class PipelineStageOptions:
     """Holds the Poplar options of one stage: dictionaries of strings."""
 
-    @rule("ipu ops/pipelining_ops.py PipelineStageOptions.__init__")
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
             if value is not None and not isinstance(value, dict):
@@ -43,7 +41,6 @@ def make_stage_scope(machine: Any) -> Any:
         def __init__(self, stage: int) -> None:
             self._stage = stage
 
-        @rule("extensions functional_extensions.py PipelineStage.__enter__")
         def __enter__(self) -> Any:
             if self._stage < 0:
                 raise ValueError("a pipeline stage is at least 0")
@@ -84,10 +81,6 @@ def layer_calls(model: Any) -> List[Any]:
     return calls
 
 
-@rule(
-    "extensions extensions_base.py KerasExtensionBase._set_pipelining_options_impl",
-    "extensions extensions_base.py KerasExtensionBase._set_gradient_accumulation_options_impl",
-)
 def _positive(name: str, value: Any) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -112,12 +105,6 @@ class Extension:
         self.assignment: Any = None
         self.engine = Engine(self)
 
-    @rule(
-        "extensions extensions_base.py KerasExtensionBase._set_pipelining_options_impl",
-        "extensions extensions_base.py KerasExtensionBase._set_gradient_accumulation_options_impl",
-        "extensions extensions_base.py KerasExtensionBase._set_infeed_queue_options_impl",
-        "extensions extensions_base.py KerasExtensionBase._set_outfeed_queue_options_impl",
-    )
     def _refuse(self, method: str, keywords: Dict[str, Any]) -> None:
         for name in keywords:
             if name in FACTS["forbidden_keywords"][method]:
@@ -165,7 +152,6 @@ class Extension:
             keywords=keywords,
         )
 
-    @rule("extensions extensions_base.py KerasExtensionBase._set_pipelining_options_impl")
     def set_pipelining_options(
         self,
         gradient_accumulation_steps_per_replica: Any,
@@ -213,10 +199,6 @@ class Extension:
             return [StageAssignment(layer, index) for layer, index, _ in layer_calls(self.model)]
         return self.assignment
 
-    @rule(
-        "extensions functional_extensions.py FunctionalExtension.set_pipeline_stage_assignment",
-        "extensions functional_extensions.py FunctionalExtension._get_pipelined_post_order",
-    )
     def set_pipeline_stage_assignment(self, pipeline_stage_assignment: Any) -> None:
         calls = layer_calls(self.model)
         given = pipeline_stage_assignment

@@ -8,8 +8,6 @@ import types
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from .sources import unsourced
-
 FACTS: Dict[str, Any] = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
 
 _KINDS = {
@@ -46,7 +44,6 @@ def signature_of(params: List[Dict[str, Any]], absent: List[str] = ()) -> inspec
     return inspect.Signature(parameters)
 
 
-@unsourced("Python's own TypeError for arguments that a recorded signature does not have")
 def checked(signature: inspect.Signature, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Puts ``function(**arguments)`` behind a recorded signature: TypeError wherever Python itself would raise it."""
     variable = [p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]

@@ -7,7 +7,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from .machine import ProcessAborted
-from .sources import rule
 
 
 class Data:
@@ -21,7 +20,6 @@ class Data:
         ValueError: Keras or its IPU version refuse the data.
     """
 
-    @rule("keras keras/engine/data_adapter.py DatasetAdapter._validate_args")
     def __init__(
         self,
         x: Any,
@@ -42,10 +40,6 @@ class Data:
         else:
             self.dataset = self._from_arrays(x, y, sample_weight, batch_size, shuffle)
 
-    @rule(
-        "extensions data_adapter.py IPUDataHandler.__init__",
-        "extensions data_adapter.py IPUDataHandler._get_and_post_process_dataset",
-    )
     def _from_arrays(self, x: Any, y: Any, weights: Any, batch_size: Any, shuffle: Any) -> Any:
         if isinstance(x, keras.utils.Sequence) or not isinstance(
             x, (np.ndarray, tf.Tensor, tuple, list, dict)
@@ -62,11 +56,6 @@ class Data:
         batches = tf.data.Dataset.from_tensor_slices(parts).batch(size, drop_remainder=True)
         return batches.repeat(self._epochs) if self._epochs > 1 else batches
 
-    @rule(
-        "extensions data_adapter.py IPUDataHandler._infer_steps",
-        "extensions data_adapter.py IPUDataHandler._validate_dataset",
-        "extensions data_adapter.py IPUDataHandler._validate_data_handler",
-    )
     def steps_per_replica(self, replicas: int, steps_per_execution: int) -> int:
         """Returns the steps that each replica runs in an epoch."""
         steps, cardinality = self._steps, int(self.dataset.cardinality())
@@ -88,11 +77,6 @@ class Data:
         """Whether each epoch begins with the data set's first element."""
         return self._is_dataset and self._steps in (None, int(self.dataset.cardinality()))
 
-    @rule(
-        "driver poplar_executor.cc PoplarExecutor::CreateInfeedIOThreadFunction",
-        "driver poplar_executor.cc InfeedPrefetchCallback::fetch",
-        "extensions data_adapter.py _autocast_dataset",
-    )
     def elements(self, machine: Any) -> Iterator[Any]:
         """Yields elements as IPUs get them: an end or an error ends the process, synthetic data is zeros.
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from .errors import failed, internal
 from .facts import FACTS, like, module
-from .sources import rule, unsourced
 
 _AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's environment variables
 
@@ -37,7 +36,6 @@ def instance_index() -> int:
     return number("REPLICA_INDEX_OFFSET", 0) // number("NUM_LOCAL_REPLICAS", 1)
 
 
-@unsourced("popdist is closed source: getDeviceId is what public programs need it to be")
 def device_id(machine: Any, ipus_per_replica: int) -> int:
     """Returns this instance's device as ``gc-info -l`` numbers them: every IPU, then the pairs, the fours, ...
 
@@ -132,7 +130,6 @@ def build_distributed(machine: Any) -> types.ModuleType:
 
 
 def _collectives(machine: Any) -> Dict[str, Any]:
-    @rule("kernels popdist/all_reduce.cc PopDistAllReduceOp")
     def ready(value: Any) -> Any:
         value = tf.convert_to_tensor(value)
         if value.dtype.name not in FACTS["host_reduction_types"]:
@@ -145,7 +142,6 @@ def _collectives(machine: Any) -> Dict[str, Any]:
         return value
 
     @like("ipu.distributed.allreduce")
-    @rule("ipu distributed/host_collective_ops.py allreduce")
     def allreduce(value: Any, reduce_op: Any, tensor_name: Any) -> Any:
         word = reduce_op.value  # AttributeError, as in host_collective_ops.py, for anything but a ReduceOp
         if not isinstance(word, str):
@@ -175,12 +171,10 @@ def _horovod(machine: Any) -> Dict[str, Any]:
         machine.note("distributed.init")
         machine.horovod_ready = True
 
-    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py HorovodBasics.init")
     def ready() -> None:
         if not machine.horovod_ready:
             raise failed("Horovod has not been initialized; use hvd.init().")
 
-    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/basics.py HorovodBasics.size")
     def started(function: Any) -> Any:
         def call() -> int:
             if not machine.horovod_ready:
@@ -190,7 +184,6 @@ def _horovod(machine: Any) -> Dict[str, Any]:
         return call
 
     @like("ipu.distributed.allreduce 3.0")
-    @rule("tensorflow-3.0 tensorflow/python/ipu/horovod/__init__.py allreduce")
     def allreduce(tensor: Any, op: Any, prescale_factor: float, postscale_factor: float) -> Any:
         op = _AVERAGE if op is None else op
         if op == _ADASUM:

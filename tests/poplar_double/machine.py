@@ -11,7 +11,6 @@ from .distribution import components
 from .errors import failed, invalid
 from .exchange import make_exchange
 from .facts import FACTS
-from .sources import rule
 
 
 class ProcessAborted(BaseException):
@@ -76,7 +75,6 @@ class Machine:
             self.placed[id(part.handle)] = part
         return variable
 
-    @rule("stock tensorflow/core/framework/resource_mgr.cc ValidateDevice")
     def check_placed(self, graph: Any) -> None:
         """Checks that variables that a program reads or writes are on the IPUs.
 
@@ -98,7 +96,6 @@ class Machine:
         return self.strategies[-1] if self.strategies else None
 
     @property
-    @rule("driver tools/flags.cc PoplarXlaFlags::PoplarXlaFlags")
     def flags(self) -> Dict[str, str]:
         """TF_POPLAR_FLAGS, parsed once, on the first access of the driver.
 
@@ -129,7 +126,6 @@ class Machine:
         return "use_synthetic_data" in self.flags or feed in words
 
     @property
-    @rule("driver poplar_executor.cc PoplarExecutor::ExecuteEngineImpl")
     def is_precompiling(self) -> bool:
         """Whether programs are compiled for a device that is not attached; running them gives zeros."""
         leaves = self.config["leaves"] if self.config is not None else {}
@@ -144,7 +140,6 @@ class Machine:
         return self._generator
 
     @property
-    @rule("driver poplar_compiler.cc CompileEngine")
     def device_ipus(self) -> int:
         """IPUs of /device:IPU:0.
 

@@ -14,7 +14,6 @@ from .distribution import PopDistExtended
 from .errors import invalid
 from .facts import FACTS, checked_method, like, module
 from .replicas import KERAS_3
-from .sources import rule, unsourced
 
 
 def _strategies(machine: Any) -> Any:
@@ -37,7 +36,6 @@ def _strategies(machine: Any) -> Any:
             finally:
                 machine.strategies.pop()
 
-        @rule("ipu ipu_strategy.py IPUStrategyV1.run")
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if tf.executing_eagerly() and not hasattr(fn, "get_concrete_function"):
                 raise ValueError("IPUStrategy.run takes a tf.function")
@@ -71,8 +69,6 @@ def _strategies(machine: Any) -> Any:
         return IPUStrategyV1(options["enable_keras_extensions"])
 
     @like("ipu.distributed.popdist_strategy.PopDistStrategy")
-    @unsourced("popdist is closed source: outside of poprun there is nothing to join")
-    @rule("ipu distributed/popdist_strategy.py PopDistStrategy.__init__")
     def popdist_strategy(**options: Any) -> Any:
         if not instances.is_distributed():
             raise RuntimeError("PopDistStrategy outside of poprun")
@@ -87,7 +83,6 @@ def _strategies(machine: Any) -> Any:
 
 def _utils(machine: Any) -> types.ModuleType:
     @like("ipu.utils.reset_ipu_seed")
-    @rule("ipu utils.py reset_ipu_seed")
     def reset_ipu_seed(seed: Any, device: Any, cpu_device: Any, experimental_identical_replicas: Any) -> None:
         machine.device_ipus  # noqa: B018 - raises before the system is configured
         if isinstance(seed, str):
@@ -102,7 +97,6 @@ def _utils(machine: Any) -> types.ModuleType:
         machine.generator.reset_from_seed(seed)
 
     @like("ipu.utils.get_num_of_ipus_in_device")
-    @rule("ipu utils.py get_num_of_ipus_in_device")
     def get_num_of_ipus_in_device(ipu_device: Any, device: Any) -> int:
         if not re.search(r"device:IPU:\d+$", ipu_device):
             raise invalid(f"Invalid device name {ipu_device}")
@@ -117,7 +111,6 @@ def _utils(machine: Any) -> types.ModuleType:
 
 def _serving(machine: Any) -> types.ModuleType:
     @like("ipu.serving.export_keras")
-    @rule("ipu serving.py export_keras", "ipu serving.py _export_saved_model")
     def export_keras(
         model: Any, export_dir: Any, batch_size: Any, output_names: Any, purge_export_dir: Any, **steps: Any
     ) -> Any:
@@ -162,7 +155,6 @@ def _serving(machine: Any) -> types.ModuleType:
     return module("tensorflow.python.ipu.serving", export_keras=export_keras)
 
 
-@unsourced("the double's own table of modules against the recorded facts")
 def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds modules by their import names; ``keras.ipu`` is to be set on the Keras modules, too."""
     strategy, popdist_strategy = _strategies(machine)

@@ -11,7 +11,6 @@ import tensorflow as tf
 from . import config, extension
 from .errors import failed, internal, invalid
 from .facts import FACTS, like, module
-from .sources import rule
 
 
 def _cross_replica_ops(machine: Any) -> types.ModuleType:
@@ -36,10 +35,6 @@ def _cross_replica_ops(machine: Any) -> types.ModuleType:
 
 
 @like("ipu.ops.image_ops.normalise_image")
-@rule(
-    "ipu ops/image_ops.py normalise_image",
-    "kernels popops/normalise_image.cc NormaliseImageOp",
-)
 def normalise_image(image: Any, channel_offsets: Any, channel_scales: Any, scale: Any, name: Any) -> Any:
     """Checks images as ops/image_ops.py does, then as kernels/popops/normalise_image.cc does when it compiles."""
     if image.dtype not in [tf.as_dtype(word) for word in FACTS["image_types"]]:
@@ -65,7 +60,6 @@ def normalise_image(image: Any, channel_offsets: Any, channel_scales: Any, scale
     return tf.pad(normalised, [[0, 0]] * (len(image.shape) - 1) + [[0, 1]])
 
 
-@rule("ipu ops/custom_ops.py precompiled_user_op")
 def _strings(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, (str, bytes)):
@@ -74,7 +68,6 @@ def _strings(**values: Any) -> None:
 
 def _custom_ops(machine: Any) -> types.ModuleType:
     @like("ipu.ops.custom_ops.precompiled_user_op")
-    @rule("ipu ops/custom_ops.py precompiled_user_op")
     def precompiled_user_op(
         inputs: Any,
         library_path: Any,
@@ -110,11 +103,6 @@ def _custom_ops(machine: Any) -> types.ModuleType:
     return module("custom_ops", precompiled_user_op=precompiled_user_op)
 
 
-@rule(
-    "kernels poputil/user_operation.cc PoputilUserOp",
-    "driver ops/custom_ops/poputil/user_op.cc UserOpImpl",
-    "driver poplar_compiler.cc CheckUnsupportedPrecompileInstructions",
-)
 def _run_user_op(
     machine: Any, inputs: Any, library: Any, name: str, attributes: str, types_: Any, shapes: Any
 ) -> List[Any]:

@@ -13,9 +13,7 @@ those that were not.
 A program is the XLA graph that ``keras/ipu`` makes; callers cannot see errors that this graph never causes.
 """
 
-import csv
-from pathlib import Path
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 
 class Refusal(NamedTuple):
@@ -36,9 +34,3 @@ class Refusal(NamedTuple):
     when: str
     rule: str
     why_not: str
-
-
-def read_refusals() -> List[Refusal]:
-    """Reads all rows of the table."""
-    with Path(__file__).with_name("refusals.csv").open(encoding="utf-8", newline="") as lines:
-        return [Refusal(**row) for row in csv.DictReader(lines)]

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from .distribution import components
-from .sources import rule
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 
@@ -49,7 +48,6 @@ class Replicas:
         if len(self._copies) > 1:
             self._copies[replica] = [v.numpy() for v in self._local]
 
-    @rule("keras keras/layers/normalization/batch_normalization.py BatchNormalizationBase")
     def round_halves(self) -> None:
         """Rounds float16 batch norms: the SDK keeps their parameters in float16, stock Keras in float32."""
         for variable in self._halves:

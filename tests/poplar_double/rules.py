@@ -8,10 +8,8 @@ from .config import ENUMS, check_option_words
 from .errors import failed, internal, invalid, unimplemented
 from .facts import FACTS
 from .instances import num_instances
-from .sources import rule, unsourced
 
 
-@rule("extensions extensions_base.py KerasExtensionBase._make_pipeline")
 def stages_of(extension: Any) -> List[int]:
     """Returns the stage of every layer call; [] for a model that is no pipeline.
 
@@ -26,10 +24,6 @@ def stages_of(extension: Any) -> List[int]:
     return stages
 
 
-@rule(
-    "extensions extensions_base.py KerasExtensionBase._get_replication_factor",
-    "driver poplar_compiler.cc CompileEngine",
-)
 def num_replicas(machine: Any, extension: Any) -> int:
     """Returns the replication factor of a model on the configured device.
 
@@ -51,7 +45,6 @@ def num_replicas(machine: Any, extension: Any) -> int:
     return ipus // shards
 
 
-@rule("driver poplar_compiler.cc GetNumIoTiles")
 def check_io_tiles(machine: Any) -> None:
     """Refuses too many I/O tiles before any pass checks the program."""
     tiles = machine.config["leaves"]["io_tiles.num_io_tiles"]
@@ -61,9 +54,6 @@ def check_io_tiles(machine: Any) -> None:
         )
 
 
-@rule(
-    "extensions extensions_base.py KerasExtensionBase._verify_and_get_gradient_accumulation_steps_per_replica",
-)
 def accumulation(extension: Any, pipelined: bool) -> int:
     """Returns the micro-batches of a weight update.
 
@@ -75,7 +65,6 @@ def accumulation(extension: Any, pipelined: bool) -> int:
     return int((extension.pipelining if pipelined else extension.accumulation) or 1)
 
 
-@rule("ipu optimizers/gradient_accumulation_optimizer.py GradientAccumulationOptimizerV2.__init__")
 def check_accumulation(extension: Any) -> None:
     """Checks the arguments of ``GradientAccumulationOptimizerV2``, which is only used with more than one step."""
     keywords = extension.accumulation_keywords
@@ -103,14 +92,6 @@ _NO_REMOTE_MEMORY = {
 }
 
 
-@rule(
-    "driver passes/variables_offload_and_partition.cc VariablesOffloadAndPartition::Optimize",
-    "driver passes/pipeline_fifo_inserter.cc PipelineFIFOInserter::OffloadFifos",
-    "driver passes/gradient_accumulation_buffers_offload.cc "
-    "GradientAccumulationBuffersOffload::ShouldOffloadInPipeline",
-    "driver poplar_executor.cc PoplarExecutor::SupportsRemoteBuffers",
-    "driver poplar_executor.cc PoplarExecutor::ConfigurePoplarDevice",
-)
 def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
     """Refuses to compile a program with data in remote memory if the executor knows of none.
 
@@ -125,9 +106,6 @@ def check_remote_memory(machine: Any, keywords: Dict[str, Any]) -> None:
             raise failed(text)
 
 
-@unsourced(
-    "Poplar fails to load a program with remote buffers onto IPUs without; no public source has its text"
-)
 def check_loaded(machine: Any, keywords: Dict[str, Any]) -> None:
     """Checks that a device that is attached on demand can hold the compiled program's data."""
     is_attached_late = machine.config["leaves"]["device_connection.type"].name == "ON_DEMAND"
@@ -135,10 +113,6 @@ def check_loaded(machine: Any, keywords: Dict[str, Any]) -> None:
         raise internal("[Poplar][Load engine] runtime_error: the double knows no text of this")
 
 
-@rule(
-    "ipu ops/op_util.py create_resource_update",
-    "driver passes/variables_offload_and_partition.cc VariablesOffloadAndPartition::Optimize",
-)
 def _check_sharding(keywords: Dict[str, Any]) -> None:
     if (
         keywords.get("replicated_optimizer_state_sharding")
@@ -147,10 +121,6 @@ def _check_sharding(keywords: Dict[str, Any]) -> None:
         raise ValueError("replicated_optimizer_state_sharding needs offload_weight_update_variables")
 
 
-@rule(
-    "driver passes/replicated_resource_update_elementwise_clustering.cc "
-    "ReplicatedResourceUpdateElementwiseClustering::AddClusterInput",
-)
 def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int) -> None:
     """Refuses to share state out over less than a whole IPU-Link domain per instance, if there are several domains.
 
@@ -166,10 +136,6 @@ def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int
         )
 
 
-@rule(
-    "ipu ipu_infeed_queue.py IPUInfeedQueue.__init__",
-    "ipu ipu_outfeed_queue.py IPUOutfeedQueue.__init__",
-)
 def check_queues(extension: Any) -> None:
     """Checks the depth of the infeed and the keywords of the outfeed; the infeed ignores unknown keywords."""
     depth = extension.infeed.get("prefetch_depth") or 3
@@ -190,7 +156,6 @@ def statistics_group(machine: Any, replicas: int) -> int:
     return group
 
 
-@rule("driver tools/pipeline_util.cc CircularUnion")
 def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
     """Returns the number whose multiple the pipeline's depth must be, for any device mapping."""
     ring = mapping + mapping[::-1] if training else list(mapping)
@@ -206,13 +171,6 @@ def overlap_length(schedule: str, mapping: List[int], training: bool) -> int:
     return len(accepted)
 
 
-@rule(
-    "ipu ops/pipelining_ops.py pipeline",
-    "driver visitors/pipeline_visitor.cc VerifyPipelineArguments",
-    "driver visitors/grouped_overlap_pipeline_visitor.cc VerifyPipelineArgumentsFixed",
-    "driver tools/pipeline_util.cc GetPipelineRecomputationMode",
-    "driver passes/computation_flattener.cc ComputationFlattener::FindRecomputableComputations",
-)
 def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execution: int) -> None:
     """Runs the checks of ``pipeline()`` and of the driver that compiles it."""
     keywords: Dict[str, Any] = extension.pipelining_keywords
@@ -269,10 +227,6 @@ def check_pipeline(machine: Any, extension: Any, training: bool, steps_per_execu
         )
 
 
-@rule(
-    "driver tools/pipeline_util.cc PipelineDataflowAnalysis::VerifyParameterUsage",
-    "driver tools/pipeline_util.cc PipelineDataflowAnalysis::VerifyGradientAccumulatorCreateUsage",
-)
 def _check_shared_layers(extension: Any, mapping: List[int]) -> None:
     """Checks that stages that use one variable are on one IPU."""
     places: Dict[int, int] = {}
@@ -286,7 +240,6 @@ def _check_shared_layers(extension: Any, mapping: List[int]) -> None:
             )
 
 
-@rule("ipu ops/pipelining_ops.py pipeline")
 def _check_stage_options(keywords: Dict[str, Any], stages: int) -> None:
     from .extension import PipelineStageOptions
 
@@ -305,11 +258,6 @@ def _check_stage_options(keywords: Dict[str, Any], stages: int) -> None:
         raise TypeError("weight_update_poplar_options must be a PipelineStageOptions")
 
 
-@rule(
-    "driver poplar_compiler.cc CompileEngine",
-    "driver tools/poplar_util.cc PoplarExceptionToTensorflowStatus",
-    "driver poplar_executor.cc PoplarExecutor::AttachToPoplarDevice",
-)
 def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
     """Runs the checks of Poplar and its libraries at compile time."""
     leaves = machine.config["leaves"]
@@ -347,11 +295,6 @@ def check_poplar(machine: Any, extension: Any, replicas: int) -> None:
         )
 
 
-@rule(
-    "extensions data_adapter.py IPUDataHandler._validate_dataset",
-    "kernels datastream/feeds.cc GetFeedConfig",
-    "kernels datastream/feeds.cc IPUCreateDatasetIteratorOp",
-)
 def check_feed(spec: Any) -> None:
     """Checks the types and shapes of an infeed.
 

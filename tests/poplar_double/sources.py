@@ -1,16 +1,13 @@
 """Names the place of each rule of the test double in the SDK's public sources: repository, branch, file and symbol.
 
-``@rule`` marks code that follows a public source, ``@unsourced`` a refusal that no public source states.
-:func:`declared` reads both in the test double's text; ``tests/test_poplar_sources.py`` refuses code that raises and has
-neither.
+``provenance.csv`` lists the functions that follow a public source, and the refusals that no public source states, with
+a reason.  ``tests/test_poplar_sources.py`` refuses code that raises and is not in the table.
 """
 
 import ast
-from dataclasses import dataclass
+import csv
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple, TypeVar
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from typing import Any, List, NamedTuple, Set, Tuple
 
 _RELEASE = "r2.6/sdk-release-3.4"
 # Repository and branch by the first word of a place.
@@ -32,14 +29,27 @@ _FOLDERS = {
 }
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One place in a public repository."""
 
     repository: str
     branch: str
     file: str
     symbol: str
+
+
+class Provenance(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        function: a function or class of the test double, ``module.Class.function``; what is inside follows it, too.
+        place: where the SDK does what the function does: ``"<repository or folder> <file> <symbol>"``.
+        why_none: the reason if no public source states the refusal.
+    """
+
+    function: str
+    place: str
+    why_none: str
 
 
 def parse(place: str) -> Source:
@@ -60,78 +70,34 @@ def parse(place: str) -> Source:
     return Source(*_REPOSITORIES[where], folder + file, symbol)
 
 
-def rule(*places: str) -> Callable[[Function], Function]:
-    """Declares where the SDK does what a function of the test double does.
-
-    Raises:
-        ValueError: no place is given, or :func:`parse` refuses one.
-    """
-    if not places:
-        raise ValueError("a rule names at least one place")
-    for place in places:
-        parse(place)
-    return lambda function: function
+def read_table(name: str, row: Any) -> List[Any]:
+    """Reads all rows of a CSV file beside this module."""
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as lines:
+        return [row(**values) for values in csv.DictReader(lines)]
 
 
-def unsourced(reason: str) -> Callable[[Function], Function]:
-    """Declares that no public source states a function's refusal, and gives the reason for it.
-
-    Raises:
-        ValueError: no reason is given.
-    """
-    if not reason.strip():
-        raise ValueError("say why")
-    return lambda function: function
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A function or class of the test double, read from its text.
-
-    Attributes:
-        name: ``module.Class.function``.
-        sources: the sources of all its ``@rule``.
-        is_unsourced: whether it has ``@unsourced``.
-    """
-
-    name: str
-    sources: Tuple[Source, ...]
-    is_unsourced: bool
-
-
-def declared() -> Tuple[Dict[str, Declared], List[str]]:
-    """Returns the declared functions by name, and the places that raise without a source or a reason.
+def read_functions(folder: Path) -> Tuple[Set[str], List[str]]:
+    """Returns the names of a folder's functions and classes, and for each ``raise`` the function that it is in.
 
     NotImplementedError("the double ...") is exempt: it says itself that the test double lacks something.
     """
-    functions: Dict[str, Declared] = {}
-    undeclared: List[str] = []
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    functions: Set[str] = set()
+    raising: List[str] = []
+    for path in sorted(folder.glob("*.py")):
         if path.name != Path(__file__).name:
-            _read(ast.parse(path.read_text(encoding="utf-8")), path.stem, False, functions, undeclared)
-    return functions, undeclared
+            _read(ast.parse(path.read_text(encoding="utf-8")), path.stem, functions, raising)
+    return functions, raising
 
 
-def _read(
-    node: ast.AST, name: str, covered: bool, functions: Dict[str, Declared], undeclared: List[str]
-) -> None:
+def _read(node: ast.AST, name: str, functions: Set[str], raising: List[str]) -> None:
     for child in ast.iter_child_nodes(node):
-        inner, inner_covered = name, covered
+        inner = name
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
             inner = f"{name}.{child.name}"
-            calls = [
-                d for d in child.decorator_list if isinstance(d, ast.Call) and isinstance(d.func, ast.Name)
-            ]
-            places = [a.value for d in calls if d.func.id == "rule" for a in d.args]  # type: ignore[attr-defined]
-            is_unsourced = any(d.func.id == "unsourced" for d in calls)  # type: ignore[attr-defined]
-            if places or is_unsourced:
-                functions[inner] = Declared(inner, tuple(map(parse, places)), is_unsourced)
-                inner_covered = True
-        elif (
-            isinstance(child, ast.Raise) and child.exc is not None and not covered and not _is_lack(child.exc)
-        ):
-            undeclared.append(f"{name}, line {child.lineno}")
-        _read(child, inner, inner_covered, functions, undeclared)
+            functions.add(inner)
+        elif isinstance(child, ast.Raise) and child.exc is not None and not _is_lack(child.exc):
+            raising.append(name)
+        _read(child, inner, functions, raising)
 
 
 def _is_lack(error: ast.expr) -> bool:
