@@ -148,7 +148,7 @@ def test_set_ipu_config_selects_the_device_of_the_instance(monkeypatch, index, l
 
         config = ipu.config.IPUConfig()
         popdist.tensorflow.set_ipu_config(config, ipus_per_replica=ipus, configure_device=True)
-        assert config.select_ipus == [device] == [popdist.getDeviceId(ipus)]
+        assert config.select_ipus == [device]
         assert config.experimental.multi_replica_distribution.process_count == 2
         assert config.experimental.multi_replica_distribution.process_index == index
         config.configure_ipu_system()
@@ -216,15 +216,12 @@ def test_host_reductions(monkeypatch):
         assert distributed.allreduce(value, op.SUM).numpy().tolist() == [2.0, 4.0]
         assert distributed.allreduce(value, op.MEAN).numpy().tolist() == [1.0, 2.0]
         assert tf.function(lambda v: distributed.allreduce(v, op.SUM))(value).numpy().tolist() == [2.0, 4.0]
-        assert distributed.allgather(value).numpy().tolist() == [[1.0, 2.0]] * 2
-        assert distributed.broadcast(value).numpy().tolist() == [1.0, 2.0]
     with installed(sdk="3.0"):
         from tensorflow.python.ipu import distributed
 
         distributed.init()
         assert distributed.allreduce(value, op=distributed.Sum).numpy().tolist() == [2.0, 4.0]
         assert distributed.allreduce(value).numpy().tolist() == [1.0, 2.0]
-        assert (distributed.size(), distributed.rank()) == (2, 0)
 
 
 @pytest.mark.parametrize(("local", "processes", "is_refused"), [(4, 8, True), (4, 4, False), (16, 2, False)])
@@ -392,7 +389,7 @@ def test_every_import_of_keras_has_the_sdk_parts_until_the_double_is_removed():
     second = importlib.import_module("tensorflow.keras")
     places = (keras, loaded, second, tf.keras)
     with installed():
-        assert all(place.ipu.PipelineStage for place in places)
+        assert all(place.ipu.FunctionalLayerPipelineStageAssignment for place in places)
     assert not any(hasattr(place, "ipu") for place in places)
     assert "tensorflow.python.ipu" not in sys.modules
     assert not hasattr(keras.Sequential([keras.layers.Dense(1)]), "set_pipelining_options")

@@ -22,20 +22,20 @@ from ipucnn.sessions.poplar.options import LEAVES, Layout, make_ipu_config
 # Group, SDK, environment variables, number of mutations
 GROUPS = [
     (leaves.leaves, "3.4", {}, 415),
-    (calls.calls, "3.4", {}, 145),
+    (calls.calls, "3.4", {}, 134),
     (training.training, "3.4", {}, 43),
     (training.strategies, "3.4", {}, 10),
     (operations.names, "3.4", {}, 7),
-    (operations.functions, "3.4", {}, 65),
+    (operations.functions, "3.4", {}, 52),
     (operations.images, "3.4", {}, 25),
     (operations.user_operations, "3.4", {}, 44),
     (operations.layers, "3.4", {}, 19),
-    (several.instances, "3.4", several.POPRUN, 30),
-    (several.collectives, "3.4", several.POPRUN, 31),
+    (several.instances, "3.4", several.POPRUN, 17),
+    (several.collectives, "3.4", several.POPRUN, 14),
     (versions.flags, "3.4", {}, 6),
     (versions.flags, "3.1", {}, 1),
     (versions.flags, "3.0", {}, 1),
-    (versions.version_3_0, "3.0", {}, 16),
+    (versions.version_3_0, "3.0", {}, 14),
 ]
 
 

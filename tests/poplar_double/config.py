@@ -6,7 +6,7 @@ import warnings
 from typing import Any, Dict, List, Tuple
 
 from .errors import failed, internal, invalid
-from .facts import FACTS, like
+from .facts import FACTS
 from .machine import ProcessAborted
 
 ENUMS = {
@@ -92,26 +92,6 @@ def make_config_class(machine: Any) -> Any:
             return {k: v.value if isinstance(v, enum.Enum) else v for k, v in self._values.items()}
 
     return IPUConfig
-
-
-def make_functions(machine: Any) -> Dict[str, Any]:
-    """Makes the functions of ``ipu.config``."""
-
-    @like("ipu.config.configure_ipu_system")
-    def configure_ipu_system(config: Any, device: Any, reset_configuration: Any) -> None:
-        if not isinstance(config, Category) or config._prefix:
-            raise TypeError("config must be an IPUConfig")
-        configure(machine, config._values)
-
-    @like("ipu.config.reset_ipu_configuration")
-    def reset_ipu_configuration() -> None:
-        machine.note("reset_ipu_configuration")
-        machine.config = None
-
-    return {
-        "configure_ipu_system": configure_ipu_system,
-        "reset_ipu_configuration": reset_ipu_configuration,
-    }
 
 
 def check_options(options: Dict[Any, Any]) -> None:

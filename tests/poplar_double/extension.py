@@ -34,29 +34,6 @@ class PipelineStageOptions:
 make_stage_options = like("ipu.ops.pipelining_ops.PipelineStageOptions")(PipelineStageOptions)
 
 
-def make_stage_scope(machine: Any) -> Any:
-    """Makes ``keras.ipu.PipelineStage``."""
-
-    class PipelineStage:
-        def __init__(self, stage: int) -> None:
-            self._stage = stage
-
-        def __enter__(self) -> Any:
-            if self._stage < 0:
-                raise ValueError("a pipeline stage is at least 0")
-            if type(machine.strategy).__name__ != "IPUStrategyV1":
-                raise RuntimeError("PipelineStage outside of an IPUStrategy scope")
-            if machine.stage is not None:
-                raise RuntimeError("PipelineStage scopes cannot be nested")
-            machine.stage = self._stage
-            return self
-
-        def __exit__(self, *_: Any) -> None:
-            machine.stage = None
-
-    return PipelineStage
-
-
 def layer_calls(model: Any) -> List[Any]:
     """Returns (layer, node index) of every call of a functional model in post order, without the inputs."""
     calls: List[Any] = []
@@ -91,16 +68,13 @@ class Extension:
 
     def __init__(self, machine: Any, model: Any) -> None:
         self.machine, self.model, self.strategy = machine, model, machine.strategy
-        self.asynchronous = False
         self.accumulation: Any = None
         self.pipelining: Any = None
         self.device_mapping: Any = None
-        self.accumulate_outfeed: Any = None
         self.reduction = ENUMS["GradientAccumulationReductionMethod"].SUM
         self.accumulation_keywords: Dict[str, Any] = {}
         self.pipelining_keywords: Dict[str, Any] = {}
         self.infeed: Dict[str, Any] = {}
-        self.outfeed: Dict[str, Any] = {}
         self.metric_reduction = "NONE"
         self.assignment: Any = None
         self.engine = Engine(self)
@@ -114,14 +88,10 @@ class Extension:
         self.machine.note(call_, model=self.model.name, **arguments)
         self.engine.forget()
 
-    def set_asynchronous_callbacks(self, asynchronous: Any) -> None:
-        self.asynchronous = bool(asynchronous)
-        self._changed("set_asynchronous_callbacks", asynchronous=asynchronous)
-
     def set_replication_options(self, replicated_metric_reduction_method: Any) -> None:
         method = ENUMS["ReplicatedMetricReductionMethod"].parse(replicated_metric_reduction_method)
         self.metric_reduction = method.name
-        self._changed("set_replication_options", method=method.name)
+        self._changed("set_replication_options")
 
     def set_gradient_accumulation_options(
         self,
@@ -145,12 +115,7 @@ class Extension:
         if gradient_accumulation_steps_per_replica is not None:
             self.accumulation = gradient_accumulation_steps_per_replica
         self.accumulation_keywords = keywords
-        self._changed(
-            "set_gradient_accumulation_options",
-            steps=gradient_accumulation_steps_per_replica,
-            reduction=self.reduction.name,
-            keywords=keywords,
-        )
+        self._changed("set_gradient_accumulation_options", keywords=keywords)
 
     def set_pipelining_options(
         self,
@@ -174,25 +139,14 @@ class Extension:
         if device_mapping is not None:
             self.device_mapping = device_mapping
         if accumulate_outfeed is not None:
-            self.accumulate_outfeed = accumulate_outfeed
+            raise NotImplementedError("the double lacks accumulated outfeeds")
         self.pipelining_keywords = keywords
-        self._changed(
-            "set_pipelining_options",
-            steps=gradient_accumulation_steps_per_replica,
-            device_mapping=device_mapping,
-            reduction=self.reduction.name,
-            keywords=keywords,
-        )
+        self._changed("set_pipelining_options")
 
     def set_infeed_queue_options(self, **keywords: Any) -> None:
         self._refuse("set_infeed_queue_options", keywords)
         self.infeed = keywords
-        self._changed("set_infeed_queue_options", **keywords)
-
-    def set_outfeed_queue_options(self, **keywords: Any) -> None:
-        self._refuse("set_outfeed_queue_options", keywords)
-        self.outfeed = keywords
-        self._changed("set_outfeed_queue_options", **keywords)
+        self._changed("set_infeed_queue_options")
 
     def get_pipeline_stage_assignment(self) -> List[Any]:
         if self.assignment is None:
@@ -224,17 +178,18 @@ class Extension:
         if self.machine.sdk == "3.0" and set(stages.values()) != set(range(max(stages.values()) + 1)):
             raise ValueError(f"pipeline stages must have no hole: {sorted(set(stages.values()))}")
         self.assignment = list(given)
-        self._changed("set_pipeline_stage_assignment", stages={e.layer.name: e.pipeline_stage for e in given})
-
-    def reset_pipeline_stage_assignment(self) -> None:
-        self.assignment = None
-        self._changed("reset_pipeline_stage_assignment")
-
-    def print_pipeline_stage_assignment_summary(self, line_length: Any, print_fn: Any) -> None:
-        for entry in self.get_pipeline_stage_assignment():
-            (print_fn or print)(f"{entry.layer.name} {entry.pipeline_stage}")
+        self._changed("set_pipeline_stage_assignment")
 
 
+# Of the SDK's methods of a model, those that the session calls.
+METHODS = (
+    "set_replication_options",
+    "set_gradient_accumulation_options",
+    "set_pipelining_options",
+    "set_infeed_queue_options",
+    "get_pipeline_stage_assignment",
+    "set_pipeline_stage_assignment",
+)
 _ENGINE = ("fit", "evaluate", "predict")
 
 
@@ -243,10 +198,10 @@ def extend(machine: Any, model: Any) -> None:
     extension = Extension(machine, model)
     absent = FACTS["absent_in"].get(machine.sdk, {})
     body: Dict[str, Any] = {"_double": extension, "__original_class__": type(model)}
-    for name, params in FACTS["model_methods"].items():
+    for name in METHODS:
         if name in absent.get("methods", ()):
             continue
-        signature = signature_of(params, absent.get("parameters", {}).get(name, ()))
+        signature = signature_of(FACTS["model_methods"][name], absent.get("parameters", {}).get(name, ()))
         method = checked(signature, name, getattr(extension, name))
         body[name] = staticmethod(method)
     for name in _ENGINE:
@@ -262,5 +217,3 @@ def extend(machine: Any, model: Any) -> None:
     body["compile"] = compile_
     extended = type(kind.__name__, (kind,), body)
     object.__setattr__(model, "__class__", extended)
-    if machine.stage is not None:
-        raise NotImplementedError("the double assigns stages with set_pipeline_stage_assignment only")

@@ -66,21 +66,3 @@ def checked(signature: inspect.Signature, name: str, function: Callable[..., Any
 def like(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a function the recorded signature of a callable of the SDK."""
     return lambda function: checked(signature_of(FACTS["callables"][name]["params"]), name, function)
-
-
-def checked_method(name: str, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a method the recorded signature, after ``self``."""
-    signature = signature_of(FACTS["callables"][name]["methods"][method])
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return checked(signature, method, functools.partial(_call, function, self))(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-def _call(function: Callable[..., Any], self: Any, **arguments: Any) -> Any:
-    return function(self, **arguments)

@@ -13,8 +13,7 @@ class Data:
     """A data set and its steps.
 
     Args:
-        steps: steps of an epoch over the replicas of this instance, or None.
-        epochs: epochs that the data has to last for.
+        steps: steps over the replicas of this instance, or None.
 
     Raises:
         ValueError: Keras or its IPU version refuse the data.
@@ -27,55 +26,41 @@ class Data:
         sample_weight: Any = None,
         batch_size: Any = None,
         steps: Any = None,
-        epochs: int = 1,
-        shuffle: Any = False,
     ) -> None:
-        self._steps, self._epochs = steps, epochs
+        self._steps = steps
         self._is_dataset = isinstance(x, tf.data.Dataset)
-        if self._is_dataset:
-            for name, value in (("y", y), ("sample_weight", sample_weight)):
-                if value is not None:
-                    raise ValueError(f"`{name}` argument is not supported when using dataset as input.")
-            self.dataset = x
-        else:
-            self.dataset = self._from_arrays(x, y, sample_weight, batch_size, shuffle)
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise ValueError(f"`{name}` argument is not supported when using dataset as input.")
+        self.dataset = x if self._is_dataset else self._from_array(x, batch_size)
 
-    def _from_arrays(self, x: Any, y: Any, weights: Any, batch_size: Any, shuffle: Any) -> Any:
+    def _from_array(self, x: Any, batch_size: Any) -> Any:
         if isinstance(x, keras.utils.Sequence) or not isinstance(
             x, (np.ndarray, tf.Tensor, tuple, list, dict)
         ):
             raise ValueError(f"{type(x).__name__} is no input that IPUs take")
-        if shuffle:
-            raise NotImplementedError("the double does not shuffle arrays")
-        parts = x if y is None else ((x, y) if weights is None else (x, y, weights))
         length = len(tf.nest.flatten(x)[0])
         size = 32 if batch_size is None else batch_size
         if length % size:
             raise ValueError(f"{length} samples are not a multiple of the batch size {size}")
         self._length = length // size
-        batches = tf.data.Dataset.from_tensor_slices(parts).batch(size, drop_remainder=True)
-        return batches.repeat(self._epochs) if self._epochs > 1 else batches
+        return tf.data.Dataset.from_tensor_slices(x).batch(size, drop_remainder=True)
 
     def steps_per_replica(self, replicas: int, steps_per_execution: int) -> int:
-        """Returns the steps that each replica runs in an epoch."""
+        """Returns the steps that each replica runs."""
         steps, cardinality = self._steps, int(self.dataset.cardinality())
         if steps is None:
             steps = cardinality if self._is_dataset else self._length
         if steps < 0:
             raise ValueError("the number of steps is unknown: give steps_per_epoch or steps")
         each = int(steps // replicas)
-        needed = each if self.restarts() else each * self._epochs
-        if 0 <= cardinality < needed:
-            raise ValueError(f"the data set has {cardinality} elements, too few for {needed}")
+        if 0 <= cardinality < each:
+            raise ValueError(f"the data set has {cardinality} elements, too few for {each}")
         if each < 1:
             raise ValueError("there is not a step for each replica")
         if each % min(steps_per_execution, each):
             raise ValueError(f"{each} steps per replica are not a multiple of steps_per_execution")
         return each
-
-    def restarts(self) -> bool:
-        """Whether each epoch begins with the data set's first element."""
-        return self._is_dataset and self._steps in (None, int(self.dataset.cardinality()))
 
     def elements(self, machine: Any) -> Iterator[Any]:
         """Yields elements as IPUs get them: an end or an error ends the process, synthetic data is zeros.

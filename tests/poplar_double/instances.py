@@ -13,7 +13,7 @@ import tensorflow as tf
 from .errors import failed, internal
 from .facts import FACTS, like, module
 
-_AVERAGE, _SUM, _ADASUM = 0, 1, 2  # Horovod's environment variables
+_AVERAGE, _SUM = 0, 1  # of Horovod
 
 
 def number(name: str, default: int) -> int:
@@ -52,26 +52,12 @@ def device_id(machine: Any, ipus_per_replica: int) -> int:
     return smaller + index
 
 
-def set_distribution(config: Any) -> None:
-    """Sets the leaves that ``update_ipu_config`` and ``set_ipu_config`` have in common."""
-    config.experimental.multi_replica_distribution.process_count = num_instances()
-    config.experimental.multi_replica_distribution.process_index = instance_index()
-
-
 def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds ``popdist`` and ``popdist.tensorflow``."""
 
     def init() -> None:
         machine.note("popdist.init")
         machine.popdist_ready = True
-
-    @like("popdist.getDeviceId")
-    def get_device_id(ipusPerReplica: int) -> int:
-        return device_id(machine, ipusPerReplica or number("NUM_IPUS_PER_REPLICA", 1))
-
-    @like("popdist.checkNumIpusPerReplica")
-    def check_num_ipus_per_replica(ipusPerReplica: int) -> bool:
-        return number("NUM_IPUS_PER_REPLICA", 1) == ipusPerReplica
 
     @like("popdist.tensorflow.set_ipu_config")
     def set_ipu_config(config: Any, ipus_per_replica: int, configure_device: bool) -> Any:
@@ -81,24 +67,11 @@ def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
             config.select_ipus = [device_id(machine, ipus_per_replica)]
         elif configure_device:
             config.auto_select_ipus = ipus_per_replica
-        set_distribution(config)
+        config.experimental.multi_replica_distribution.process_count = num_instances()
+        config.experimental.multi_replica_distribution.process_index = instance_index()
         return config
 
-    root = module(
-        "popdist",
-        init=init,
-        isPopdistEnvSet=is_distributed,
-        getDeviceId=get_device_id,
-        getNumInstances=num_instances,
-        getInstanceIndex=instance_index,
-        getLocalInstanceIndex=lambda: number("LOCAL_INSTANCE_INDEX", 0),
-        getNumIpusPerReplica=lambda: number("NUM_IPUS_PER_REPLICA", 1),
-        getNumLocalReplicas=lambda: number("NUM_LOCAL_REPLICAS", 1),
-        getNumTotalReplicas=lambda: number("NUM_TOTAL_REPLICAS", 1),
-        getReplicaIndexOffset=lambda: number("REPLICA_INDEX_OFFSET", 0),
-        checkNumIpusPerReplica=check_num_ipus_per_replica,
-    )
-    root.__path__ = []  # type: ignore[attr-defined]
+    root = module("popdist", init=init, __path__=[])
     # ``import popdist`` alone does not bind popdist.tensorflow.
     return {
         "popdist": root,
@@ -106,7 +79,7 @@ def build_popdist(machine: Any) -> Dict[str, types.ModuleType]:
     }
 
 
-def on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool = True) -> Any:
+def on_host(machine: Any, name: str, value: Any, combine: Any) -> Any:
     """Runs a host collective, or something like one: eagerly, or as an operation of a graph."""
 
     def run(array: Any) -> Any:
@@ -118,14 +91,13 @@ def on_host(machine: Any, name: str, value: Any, combine: Any, same_shape: bool 
     if tf.executing_eagerly():
         return tf.constant(run(value.numpy()))
     result = tf.numpy_function(run, [value], value.dtype)
-    if same_shape:
-        result.set_shape(value.shape)
+    result.set_shape(value.shape)
     return result
 
 
 def build_distributed(machine: Any) -> types.ModuleType:
-    """Builds ``tensorflow.python.ipu.distributed``: popdist's collectives since 3.1, Horovod's before."""
-    members = _horovod(machine) if machine.sdk in ("2.6", "3.0") else _collectives(machine)
+    """Builds ``tensorflow.python.ipu.distributed``: popdist's reduction since 3.1, Horovod's before."""
+    members = _horovod(machine) if machine.sdk == "3.0" else _collectives(machine)
     return module("tensorflow.python.ipu.distributed", __path__=[], **members)
 
 
@@ -154,16 +126,7 @@ def _collectives(machine: Any) -> Dict[str, Any]:
 
         return on_host(machine, "distributed.allreduce", ready(value), combine)
 
-    @like("ipu.distributed.allgather")
-    def allgather(value: Any, tensor_name: Any) -> Any:
-        # all_gather.cc: along a new first axis.
-        return on_host(machine, "distributed.allgather", ready(value), np.stack, same_shape=False)
-
-    @like("ipu.distributed.broadcast")
-    def broadcast(value: Any, root_rank: Any, tensor_name: Any) -> Any:
-        return on_host(machine, "distributed.broadcast", ready(value), lambda parts: parts[0])
-
-    return {"allreduce": allreduce, "allgather": allgather, "broadcast": broadcast}
+    return {"allreduce": allreduce}
 
 
 def _horovod(machine: Any) -> Dict[str, Any]:
@@ -175,19 +138,9 @@ def _horovod(machine: Any) -> Dict[str, Any]:
         if not machine.horovod_ready:
             raise failed("Horovod has not been initialized; use hvd.init().")
 
-    def started(function: Any) -> Any:
-        def call() -> int:
-            if not machine.horovod_ready:
-                raise ValueError("Horovod has not been initialized; use hvd.init().")
-            return int(function())
-
-        return call
-
     @like("ipu.distributed.allreduce 3.0")
     def allreduce(tensor: Any, op: Any, prescale_factor: float, postscale_factor: float) -> Any:
         op = _AVERAGE if op is None else op
-        if op == _ADASUM:
-            raise NotImplementedError("The Adasum reduction is not implemented.")
         if op not in (_AVERAGE, _SUM):
             raise TypeError(f"Expected int for argument 'reduce_op' not {op!r}.")
         ready()
@@ -198,13 +151,4 @@ def _horovod(machine: Any) -> Dict[str, Any]:
 
         return on_host(machine, "distributed.allreduce", tensor, combine)
 
-    return {
-        "init": init,
-        "size": started(num_instances),
-        "rank": started(instance_index),
-        "local_rank": started(lambda: number("LOCAL_INSTANCE_INDEX", 0)),
-        "Average": _AVERAGE,
-        "Sum": _SUM,
-        "Adasum": _ADASUM,
-        "allreduce": allreduce,
-    }
+    return {"init": init, "Sum": _SUM, "allreduce": allreduce}

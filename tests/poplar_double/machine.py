@@ -49,7 +49,6 @@ class Machine:
     log: List[Tuple[str, Dict[str, Any]]] = field(default_factory=list)
     programs: List[Any] = field(default_factory=list)
     strategies: List[Any] = field(default_factory=list)
-    stage: Optional[int] = None
     placed: Dict[int, Any] = field(default_factory=dict)
     replicas: Optional[Any] = None
     user_ops: Dict[str, Any] = field(default_factory=dict)

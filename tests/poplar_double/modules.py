@@ -12,7 +12,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from . import addons, config, extension, instances, ops
 from .distribution import PopDistExtended
 from .errors import invalid
-from .facts import FACTS, checked_method, like, module
+from .facts import FACTS, like, module
 from .replicas import KERAS_3
 
 
@@ -57,11 +57,6 @@ def _strategies(machine: Any) -> Any:
             super().__init__("/cpu:0" if KERAS_3 else PopDistExtended(self, machine))
             self.extends = extends
             machine.generator  # noqa: B018 - as above
-
-        @checked_method("ipu.distributed.popdist_strategy.PopDistStrategy", "update_ipu_config")
-        def update_ipu_config(self, config: Any) -> None:
-            machine.note("update_ipu_config")
-            instances.set_distribution(config)
 
     @like("ipu.ipu_strategy.IPUStrategyV1")
     def ipu_strategy(**options: Any) -> Any:
@@ -158,7 +153,6 @@ def _serving(machine: Any) -> types.ModuleType:
 def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds modules by their import names; ``keras.ipu`` is to be set on the Keras modules, too."""
     strategy, popdist_strategy = _strategies(machine)
-    functions = config.make_functions(machine)
     enums = {
         k: config.ENUMS[k]
         for k in (
@@ -172,7 +166,7 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
     ipu = module("tensorflow.python.ipu")
     parts: Dict[str, types.ModuleType] = {
         "config": module(
-            "tensorflow.python.ipu.config", IPUConfig=config.make_config_class(machine), **functions, **enums
+            "tensorflow.python.ipu.config", IPUConfig=config.make_config_class(machine), **enums
         ),
         "utils": _utils(machine),
         "serving": _serving(machine),
@@ -190,7 +184,6 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
     ipu.__path__ = []  # type: ignore[attr-defined]
     keras_ipu = module(
         "keras.ipu",
-        PipelineStage=extension.make_stage_scope(machine),
         FunctionalLayerPipelineStageAssignment=extension.StageAssignment,
     )
     if "ReplicatedMetricReductionMethod" not in FACTS["absent_in"].get(machine.sdk, {}).get("names", ()):

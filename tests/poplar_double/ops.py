@@ -14,24 +14,15 @@ from .facts import FACTS, like, module
 
 
 def _cross_replica_ops(machine: Any) -> types.ModuleType:
-    def reduced(x: Any, group: Any, mean: bool) -> Any:
-        if group is not None:
+    @like("ipu.ops.cross_replica_ops.cross_replica_mean")
+    def cross_replica_mean(x: Any, replica_group_size: Any, name: Any) -> Any:
+        if replica_group_size is not None:
             raise NotImplementedError("the double reduces over all replicas")
         if machine.replicas is None:
             raise NotImplementedError("the double reduces in a weight update, and in the metrics after it")
-        return machine.replicas.reduced(x, mean)
+        return machine.replicas.reduced(x, True)
 
-    @like("ipu.ops.cross_replica_ops.cross_replica_mean")
-    def cross_replica_mean(x: Any, replica_group_size: Any, name: Any) -> Any:
-        return reduced(x, replica_group_size, True)
-
-    @like("ipu.ops.cross_replica_ops.cross_replica_sum")
-    def cross_replica_sum(x: Any, replica_group_size: Any, name: Any) -> Any:
-        return reduced(x, replica_group_size, False)
-
-    return module(
-        "cross_replica_ops", cross_replica_mean=cross_replica_mean, cross_replica_sum=cross_replica_sum
-    )
+    return module("cross_replica_ops", cross_replica_mean=cross_replica_mean)
 
 
 @like("ipu.ops.image_ops.normalise_image")

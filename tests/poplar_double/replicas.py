@@ -27,13 +27,13 @@ class Replicas:
         self._averaged: List[int] = []
         self._halves: List[Any] = []
 
-    def open(self, count: int, training: bool) -> None:
+    def open(self, count: int) -> None:
         """Starts every replica with the model's values."""
         model = self._model
-        metrics = [v for m in model.metrics for v in m.variables] if training else []
+        metrics = [v for m in model.metrics for v in m.variables]
         self._local = [variable_of(v) for v in [*model.non_trainable_weights, *metrics]]
         self._copies = [[v.numpy() for v in self._local] for _ in range(count)]
-        self._halves = _half_batch_norms(model) if training else []
+        self._halves = _half_batch_norms(model)
         self.round_halves()
 
     def load(self, replica: int) -> None:

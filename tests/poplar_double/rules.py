@@ -137,15 +137,10 @@ def check_shared_out_state(machine: Any, keywords: Dict[str, Any], replicas: int
 
 
 def check_queues(extension: Any) -> None:
-    """Checks the depth of the infeed and the keywords of the outfeed; the infeed ignores unknown keywords."""
+    """Checks the depth of the infeed, which ignores unknown keywords."""
     depth = extension.infeed.get("prefetch_depth") or 3
     if not 1 <= depth <= 255:
         raise ValueError("prefetch_depth must be from 1 to 255")
-    for name in extension.outfeed:
-        if name not in FACTS["outfeed_keywords"]:
-            raise TypeError(f"IPUOutfeedQueue got an unexpected keyword argument {name}")
-    if extension.outfeed.get("buffer_depth", 1) <= 0:
-        raise ValueError("buffer_depth must be greater than 0")
 
 
 def statistics_group(machine: Any, replicas: int) -> int:

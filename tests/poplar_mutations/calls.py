@@ -5,6 +5,7 @@ from typing import Any, Callable, Tuple, Union
 import numpy as np
 import tensorflow as tf
 from poplar_double import ProcessAborted
+from poplar_double.extension import METHODS
 from poplar_double.facts import FACTS
 from tensorflow import keras
 
@@ -105,15 +106,10 @@ def calls(group: Group, machine: Any) -> None:
     for name in (*(k + "s" for k in FACTS["accumulation_keywords"]), "reduction_method"):
         refused(name, (None,), TypeError, stages=1)
     # Other options of a model
-    infeed, outfeed, replication = (
-        f"set_{name}_options" for name in ("infeed_queue", "outfeed_queue", "replication")
-    )
+    infeed, replication = "set_infeed_queue_options", "set_replication_options"
     for name, option, keywords, error in (
         *((f"prefetch depth {n}", infeed, {"prefetch_depth": n}, ValueError) for n in (256, 1000, -1)),
         *((f"infeed {n}", infeed, {n: 1}, ValueError) for n in FACTS["forbidden_keywords"][infeed]),
-        *((f"outfeed {n}", outfeed, {n: 1}, ValueError) for n in FACTS["forbidden_keywords"][outfeed]),
-        ("outfeed unknown", outfeed, {"depth": 1}, TypeError),
-        ("outfeed without depth", outfeed, {"buffer_depth": 0}, ValueError),
         *(
             (
                 f"metric reduction {value}",
@@ -129,12 +125,11 @@ def calls(group: Group, machine: Any) -> None:
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = small_model()
     legal = {"set_pipeline_stage_assignment": dict(pipeline_stage_assignment=[])}
-    for method, params in FACTS["model_methods"].items():
+    for method in METHODS:
+        params = FACTS["model_methods"][method]
         if not any("kind" in p for p in params):
             group.signature(method, getattr(model, method), params, legal.get(method, {}))
-    for side in ("infeed", "outfeed"):
-        method = f"set_{side}_queue_options"
-        group.add(f"{method}(3)", lambda m=method: getattr(model, m)(3), TypeError)
+    group.add(f"{infeed}(3)", lambda: model.set_infeed_queue_options(3), TypeError)
     # Stages
     for name, change, error in (
         ("not a list", tuple, ValueError),

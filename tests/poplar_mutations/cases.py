@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple, Type
 
 from poplar_double import installed
 from poplar_double.facts import FACTS
@@ -64,10 +64,9 @@ class Group(List[Case]):
                     self.add(f"{where}: {name} = {value!r}", lambda c=changed: function(**c), error)
 
 
-def params_of(name: str, method: Optional[str] = None) -> List[Dict[str, Any]]:
-    """Returns the recorded parameters of a callable or its method."""
-    fact = FACTS["callables"][name]
-    return list(fact["params"] if method is None else fact["methods"][method])
+def params_of(name: str) -> List[Dict[str, Any]]:
+    """Returns the recorded parameters of a callable."""
+    return list(FACTS["callables"][name]["params"])
 
 
 @contextlib.contextmanager
@@ -94,7 +93,7 @@ def try_group(
         make(group, machine)
         for case in group:
             machine.config, machine.popdist_ready, machine.horovod_ready = None, False, False
-            machine._flags, machine.stage, machine.remote_memory = None, None, True
+            machine._flags, machine.remote_memory = None, True
             try:
                 case.run()
             except case.errors:

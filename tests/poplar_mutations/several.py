@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from support.poprun import variables
-from tensorflow import keras
 
 from .cases import Group, params_of
 from .setting import Setting, plain, set_leaf
@@ -34,10 +33,6 @@ def instances(group: Group, machine: Any) -> None:
         process = {_PROCESS + "count": count, _PROCESS + "index": index}
         config(**process, select_ipus=device).configure_ipu_system()
 
-    def adapted(**keywords: Any) -> Any:
-        popdist.init()
-        return make().update_ipu_config(**keywords)
-
     def trained(setting: Setting, starts: bool = True, configures: bool = True) -> Any:
         if starts:
             popdist.init()
@@ -45,72 +40,50 @@ def instances(group: Group, machine: Any) -> None:
         if configures:
             set_config(setting.config, ipus_per_replica=1, configure_device=True)
         else:
-            setting.config.select_ipus = popdist.getDeviceId(1)
+            setting.config.select_ipus = 17
         return setting.fit()
 
     def both_selected() -> Any:
         chosen = config(auto_select_ipus=2)
         set_config(chosen, ipus_per_replica=1, configure_device=True).configure_ipu_system()
 
-    def stage_scope() -> None:
-        popdist.init()
-        with make().scope(), keras.ipu.PipelineStage(0):
-            pass
-
     for name, function, params, legal in (
         ("PopDistStrategy", make, params_of(_STRATEGY), {}),
-        ("update_ipu_config", adapted, params_of(_STRATEGY, "update_ipu_config"), dict(config=config())),
         ("set_ipu_config", set_config, params_of("popdist.tensorflow.set_ipu_config"), dict(config=config())),
-        ("getDeviceId", popdist.getDeviceId, params_of("popdist.getDeviceId"), {}),
-        (
-            "checkNumIpusPerReplica",
-            popdist.checkNumIpusPerReplica,
-            params_of("popdist.checkNumIpusPerReplica"),
-            dict(ipusPerReplica=1),
-        ),
     ):
         group.signature(name, function, params, legal)
     group.add("training", lambda: trained(plain(ipu)))
     group.add("two stages", lambda: trained(Setting(ipu)))
     group.add("popdist.init by the strategy", lambda: trained(plain(ipu), starts=False))
-    group.add("select_ipus", lambda: distributed(2, 1, popdist.getDeviceId()))
-    group.add("update_ipu_config", lambda: adapted(config=config()))
+    group.add("select_ipus", lambda: distributed(2, 1, 17))
     group.add("set_ipu_config: too many IPUs", lambda: set_config(config(), ipus_per_replica=8), RuntimeError)
     group.add("set_ipu_config: and auto_select_ipus", both_selected, Exception)
-    for name in ("init", "isPopdistEnvSet", "getNumInstances", "getInstanceIndex", "getNumTotalReplicas"):
-        group.add(f"popdist.{name}: argument", lambda n=name: getattr(popdist, n)(1), TypeError)
+    group.add("popdist.init: argument", lambda: popdist.init(1), TypeError)
     for count, index in ((2, 2), (2, -1), (1, 1)):
         wrong_index = lambda c=count, i=index: distributed(c, i, 17)  # noqa: E731
         group.add(f"{_PROCESS}index = {index} of {count}", wrong_index, ValueError)
     # Keras divides the IPUs by the instances of poprun, so one IPU is left for two stages.
     group.add("not configured for several", lambda: trained(Setting(ipu), configures=False), ValueError)
-    group.add("PipelineStage", stage_scope, RuntimeError)
 
 
 def collectives(group: Group, machine: Any) -> None:
-    """The host collectives since 3.1."""
+    """The host reduction since 3.1."""
     import popdist
     from tensorflow.python.ipu import distributed
 
     one, add = tf.constant(1.0), tf.distribute.ReduceOp.SUM
 
-    def ready(name: str) -> Any:
-        def call(*args: Any, **keywords: Any) -> Any:
-            popdist.init()
-            return getattr(distributed, name)(*args, **keywords)
+    def allreduce(*args: Any, **keywords: Any) -> Any:
+        popdist.init()
+        return distributed.allreduce(*args, **keywords)
 
-        return call
-
-    wide = {tf.errors.NotFoundError: [np.ones(2, np.float64)]}
-    for name, legal, wrong in (
-        ("allreduce", dict(value=one, reduce_op=add), {"reduce_op": {AttributeError: ("SUM", None, 1)}}),
-        ("allgather", dict(value=[1.0]), {}),
-        ("broadcast", dict(value=one), {}),
-    ):
-        params = params_of("ipu.distributed." + name)
-        group.call(name, ready(name), params, legal, {"value": wide, **wrong})
-        early = lambda n=name, k=legal: getattr(distributed, n)(**k)  # noqa: E731
-        group.add(f"{name} before popdist.init", early, tf.errors.InternalError)
-    group.add("op", lambda: ready("allreduce")(one, op=add), TypeError)
-    for name in ("Sum", "Average", "init", "size", "rank", "local_rank"):
+    legal = dict(value=one, reduce_op=add)
+    wrong = {
+        "value": {tf.errors.NotFoundError: [np.ones(2, np.float64)]},
+        "reduce_op": {AttributeError: ("SUM", None, 1)},
+    }
+    group.call("allreduce", allreduce, params_of("ipu.distributed.allreduce"), legal, wrong)
+    group.add("before popdist.init", lambda: distributed.allreduce(**legal), tf.errors.InternalError)
+    group.add("op", lambda: allreduce(one, op=add), TypeError)
+    for name in ("Sum", "init"):  # of Horovod
         group.add(f"distributed.{name}", lambda n=name: getattr(distributed, n), AttributeError)
