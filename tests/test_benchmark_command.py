@@ -184,8 +184,7 @@ def test_nan_voids_the_result(run):
     assert "nan" in report["void"] and report["measured"] is None
     assert "void" in out and "void" in err and "images/s" in out
     assert "learning rate" in report["hint"] and "checkpoints" not in out + err
-    with pytest.raises(DataError, match="nan"):
-        read_report(Path("runs/mnist_cnn-benchmark"))
+    check_raises(DataError, "nan", "", read_report, Path("runs/mnist_cnn-benchmark"))
 
 
 OUT_OF_MEMORY = (
@@ -322,16 +321,14 @@ def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
     assert fused_in_inference(work, None, None) == 2
     report = json.loads(whole_baseline)
     report["execution"]["samples"] = 20
-    with pytest.raises(DataError, match="20 samples are no multiple of 8"):
-        against(report)
+    check_raises(DataError, "20 samples are no multiple of 8", "", against, report)
 
 
 @pytest.mark.parametrize("key", ["min_executions", "max_warmup_s", "compare_with"])
 def test_a_baseline_must_have_all_settings(whole_baseline, key):
     report = json.loads(whole_baseline)
     del report["settings"][key]
-    with pytest.raises(DataError, match=f"required field `{key}`"):
-        against(report)
+    check_raises(DataError, f"required field `{key}`", "", against, report)
 
 
 @pytest.mark.parametrize(
@@ -456,8 +453,7 @@ def test_shares(text, share):
     if share is not None:
         assert make_settings(baseline="b", max_regression=text).max_regression == pytest.approx(share)
         return
-    with pytest.raises(ConfigurationError, match="max-regression"):
-        make_settings(baseline="b", max_regression=text)
+    check_raises(ConfigurationError, "max-regression", "", make_settings, baseline="b", max_regression=text)
 
 
 def test_folders_are_not_overwritten(tmp_path):

@@ -36,10 +36,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_list_describes_each_run(folder, run, monkeypatch):
-    code, out, _ = run("runs", folder, "--json")
-    rows = json.loads(out)
-    assert code == 0 and [Path(row["run"]).name for row in rows] == ["again", "faster", "first"]
+def test_the_list_describes_each_run(folder, run, report):
+    rows = report("runs", folder)
+    assert [Path(row["run"]).name for row in rows] == ["again", "faster", "first"]
     history = [json.loads(line) for line in (folder / "first" / "metrics.jsonl").read_text().splitlines()]
     row, last = rows[2], max(r["weight_updates"] for r in history)
     assert (row["model"], row["dataset"], row["state"]) == ("mnist_cnn", "digits", "finished")
@@ -70,9 +69,8 @@ def test_states_of_runs(folder, tmp_path):
         assert summary(read_run(path))["state"] == "running"
 
 
-def test_the_size_of_a_run_counts_each_file_once_and_external_checkpoints(run, lightly):
-    code, _, err = run("train", *LINE.split(), "--run-dir", "r", "--checkpoint-dir", "elsewhere", "--json")
-    assert code == 0, err
+def test_the_size_of_a_run_counts_each_file_once_and_external_checkpoints(report, lightly):
+    report("train", *LINE.split(), "--run-dir", "r", "--checkpoint-dir", "elsewhere")
     Path("elsewhere/notes.txt").write_text("not of the run")
     files = {p.stat().st_ino: p for p in [*Path("r").rglob("*"), *Path("elsewhere").glob("*.npz")]}
     assert len(list(Path("elsewhere").glob("*.npz"))) >= 2
@@ -165,7 +163,7 @@ def test_invalid_arguments_are_refused(run):
     check_refused(run, Refusal("runs absent", "", "list the runs in runs: ipucnn runs", 3))
 
 
-def test_two_runs_of_one_command_are_equal(folder, run):
+def test_two_runs_of_one_command_are_equal(folder, run, report):
     near = f"did you mean '{folder / 'first'}'"
     check_refused(run, Refusal(["diff", folder / "frist", folder / "again"], "", near, 3))
     # Benchmarks and cross-validations are not runs to compare with.
@@ -183,10 +181,9 @@ def test_two_runs_of_one_command_are_equal(folder, run):
     assert code == 3 and f"hint: there are: {names}\n" in err
     code, out, _ = run("diff", folder / "first", folder / "again")
     assert code == 0 and out.splitlines()[-1] == "equal" and "the same bytes in all" in out
-    code, out, _ = run("diff", folder / "first", folder / "again", "--json")
-    report = json.loads(out)
-    assert report["equal"] and not report["options"] and list(report["places"]) == ["run-dir"]
-    assert report["data_sha256"][0] == report["data_sha256"][1] is not None
+    compared = report("diff", folder / "first", folder / "again")
+    assert compared["equal"] and not compared["options"] and list(compared["places"]) == ["run-dir"]
+    assert compared["data_sha256"][0] == compared["data_sha256"][1] is not None
 
 
 @pytest.mark.parametrize(
@@ -232,7 +229,7 @@ def test_runs_counts_the_weight_updates_of_the_last_checkpoint(folder):
     assert summary(stopped)["weight_updates"] == whole.weight_updates > stopped.weight_updates
 
 
-def test_a_stopped_run_is_compared_up_to_its_end(folder, run):
+def test_a_stopped_run_is_compared_up_to_its_end(folder, run, report):
     shutil.copytree(str(folder / "first"), "r")
     rows = (folder / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
 
@@ -240,7 +237,7 @@ def test_a_stopped_run_is_compared_up_to_its_end(folder, run):
         Path("r/metrics.jsonl").write_text("".join(kept))
         for runs in (("r", folder / "first"), (folder / "first", "r")):
             code, out, _ = run("diff", *runs)
-            assert code == 0 and not json.loads(run("diff", *runs, "--json")[1])["equal"]
+            assert code == 0 and not report("diff", *runs)["equal"]
         return out.splitlines()[-1]
 
     updates = [json.loads(row)["weight_updates"] for row in rows]
@@ -254,7 +251,7 @@ def test_a_stopped_run_is_compared_up_to_its_end(folder, run):
     assert last_line(rows) == "equal as far as is known: of the samples it is not"
 
 
-def test_unreadable_lines_are_reported_and_prevent_equality(folder, run):
+def test_unreadable_lines_are_reported_and_prevent_equality(folder, run, report):
     shutil.copytree(str(folder / "first"), "r")
     text = (folder / "first" / "metrics.jsonl").read_text()
     Path("r/metrics.jsonl").write_text(f"[1, 2]\nno row\n{text}" + '{"event": "half')
@@ -265,7 +262,7 @@ def test_unreadable_lines_are_reported_and_prevent_equality(folder, run):
         and out.splitlines()[-1] == "equal as far as can be read"
         and warning in " ".join(err.split())
     )
-    assert not json.loads(run("diff", folder / "first", "r", "--json")[1])["equal"]
+    assert not report("diff", folder / "first", "r")["equal"]
     for words in (("runs", "."), ("plot", "r", "--output", "x.svg")):
         code, _, err = run(*words)
         assert code == 0 and warning in " ".join(err.split()), err
@@ -274,7 +271,7 @@ def test_unreadable_lines_are_reported_and_prevent_equality(folder, run):
     assert code == 0 and out.splitlines()[-1] == "equal" and "warning" not in err
 
 
-def test_folds_of_a_cross_validation_are_runs_and_benchmarks_are_not(folder, run):
+def test_folds_of_a_cross_validation_are_runs_and_benchmarks_are_not(folder, run, report):
     shutil.copytree(str(folder / "first"), "runs/folds/fold-1")
     shutil.copytree(str(folder / "again"), "runs/folds/fold-2")
     Path("runs/measured").mkdir()
@@ -282,48 +279,41 @@ def test_folds_of_a_cross_validation_are_runs_and_benchmarks_are_not(folder, run
         shutil.copy(str(folder / "first" / "config.yml"), f"runs/{place}/config.yml")
     for name in ("report.json", "program.json"):
         shutil.copy(str(folder / "first" / name), f"runs/measured/{name}")
-    code, out, _ = run("runs", "--json")
-    assert code == 0 and [row["run"] for row in json.loads(out)] == ["runs/folds/fold-1", "runs/folds/fold-2"]
+    assert [row["run"] for row in report("runs")] == ["runs/folds/fold-1", "runs/folds/fold-2"]
     shutil.copytree("runs/folds/fold-2", "runs/folds/fold-10")
-    rows = json.loads(run("runs", "--json")[1])
-    assert [row["run"].rpartition("-")[2] for row in rows] == ["1", "2", "10"]
+    assert [row["run"].rpartition("-")[2] for row in report("runs")] == ["1", "2", "10"]
     assert [path.name for path in runs_of(Path("runs/folds"))] == ["fold-1", "fold-2", "fold-10"]
     shutil.rmtree("runs/folds/fold-10")
     Path("runs/folds/fold-2/environment.json").unlink()  # still a run
-    assert len(json.loads(run("runs", "--json")[1])) == 2
+    assert len(report("runs")) == 2
     error = "runs/folds is a cross-validation of 2 folds"
     check_refused(run, Refusal(["diff", "runs/folds", folder / "first"], error, "runs/folds/fold-1", 3))
     code, _, err = run("plot", "runs/folds", "--output", "x.svg")
     assert code == 0 and "curves of 2 runs" in err
 
 
-def test_different_contents_of_a_network_file_are_reported(run, lightly):
+def test_different_contents_of_a_network_file_are_reported(run, report, lightly):
     text = "from tensorflow import keras\n\n\ndef build(shape, classes):\n    x = keras.Input(shape)\n"
     text += "    y = keras.layers.Dense(classes)(keras.layers.Flatten()(x))\n    return keras.Model(x, y)\n"
     for name, more in (("one", ""), ("two", ""), ("three", "# changed\n")):
         Path("net.py").write_text(text + more)
         words = LINE.replace("mnist_cnn", "net.py:build").split()
-        code, _, err = run(
-            "train", *words, "--gradient-accumulation-count", 1, "--num-epochs", 1, "--run-dir", name
-        )
-        assert code == 0, err
+        report("train", *words, "--gradient-accumulation-count", 1, "--num-epochs", 1, "--run-dir", name)
     assert run("diff", "one", "two")[1].splitlines()[-1] == "equal"
-    code, out, _ = run("diff", "one", "three", "--json")
-    assert list(json.loads(out)["options"]) == ["the network's file"]
+    assert list(report("diff", "one", "three")["options"]) == ["the network's file"]
     shutil.rmtree("two/checkpoints")
-    report = json.loads(run("diff", "one", "two", "--json")[1])
-    assert report["options"] == {} and not report["equal"]  # unknown values are not a difference
+    compared = report("diff", "one", "two")
+    assert compared["options"] == {} and not compared["equal"]  # unknown values are not a difference
 
 
-def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run):
-    code, out, _ = run("diff", folder / "first", folder / "faster", "--json")
-    report = json.loads(out)
-    assert code == 0 and list(report["options"]) == ["learning-rate"] and not report["equal"]
-    assert report["options"]["learning-rate"][1] == 0.5
+def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run, report):
+    compared = report("diff", folder / "first", folder / "faster")
+    assert list(compared["options"]) == ["learning-rate"] and not compared["equal"]
+    assert compared["options"]["learning-rate"][1] == 0.5
     # The rate differs from the first weight update on; its loss still comes from the same weights.
-    assert (report["history"]["after"], report["history"]["weight_updates"]) == (0, 1)
-    assert list(report["history"]["figures"]) == ["learning_rate"]
-    code, out, _ = run("diff", folder / "first", folder / "faster")
+    assert (compared["history"]["after"], compared["history"]["weight_updates"]) == (0, 1)
+    assert list(compared["history"]["figures"]) == ["learning_rate"]
+    _, out, _ = run("diff", folder / "first", folder / "faster")
     assert "the histories differ first at weight update 1\n" in out
     rates = [
         json.loads(p.read_text().splitlines()[0])["learning_rate"]
@@ -358,7 +348,7 @@ def test_two_values_are_shown_with_enough_digits_to_differ(folder, run, first, s
     assert row[1:] == shown
 
 
-def test_one_changed_number_in_a_history_is_found(folder, tmp_path, run):
+def test_one_changed_number_in_a_history_is_found(folder, tmp_path, report):
     path = tmp_path / "changed"
     shutil.copytree(str(folder / "first"), str(path))
     lines = (path / "metrics.jsonl").read_text().splitlines()
@@ -366,12 +356,8 @@ def test_one_changed_number_in_a_history_is_found(folder, tmp_path, run):
     number = [i for i, row in enumerate(rows) if row["event"] == "execution"][-1]
     rows[number]["loss"] = rows[number]["loss"] * (1 + 2e-16)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "exec')
-    code, out, _ = run("diff", folder / "first", path, "--json")
-    difference = json.loads(out)["history"]
-    assert (
-        code == 0
-        and difference["weight_updates"] == rows[number]["weight_updates"] == difference["after"] + 1
-    )
+    difference = report("diff", folder / "first", path)["history"]
+    assert difference["weight_updates"] == rows[number]["weight_updates"] == difference["after"] + 1
     assert list(difference["figures"]) == ["loss"]
 
 
@@ -408,11 +394,10 @@ def test_the_page_of_a_run_is_self_contained_and_matches_the_files(folder):
     assert len(points) == len(read_run(folder / "first").rows("execution"))
 
 
-def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, tmp_path):
+def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, report):
     shutil.copytree(str(folder / "first"), "r")
-    code, out, _ = run("evaluate", "r", "--report", "--json")
-    assert code == 0
-    text, counts = Path("r/report.html").read_text(), json.loads(out)["confusion_matrix"]
+    counts = report("evaluate", "r", "--report")["confusion_matrix"]
+    text = Path("r/report.html").read_text()
     assert "20 samples of digits, checkpoint r/checkpoints/last.npz" in text
     table = xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", "")).getElementsByTagName("table")
     shown = next(t for t in table if t.getAttribute("class") == "confusion")

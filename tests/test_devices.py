@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import check_raises
 from support.sessions import CPU, data, make_model, make_program
 
 from ipucnn.config.options import RunConfig
@@ -211,8 +212,11 @@ def test_numbers_that_cannot_share_a_weight_update_are_refused(program, options,
 
 
 def test_a_run_refuses_devices_that_cannot_share_before_it_begins():
-    with pytest.raises(ConfigurationError, match="6 micro-batches, which 4 devices cannot share evenly"):
-        check_workers(Instances(), RunConfig(devices=4), shared(6))
+    error, arguments = (
+        "6 micro-batches, which 4 devices cannot share evenly",
+        (Instances(), RunConfig(devices=4)),
+    )
+    check_raises(ConfigurationError, error, "", check_workers, *arguments, shared(6))
     check_workers(Instances(), RunConfig(devices=3), shared(6))
 
 
@@ -222,16 +226,19 @@ def test_a_run_refuses_devices_that_cannot_share_before_it_begins():
 )
 def test_the_hint_keeps_max_workers_and_names_numbers_that_divide_it(micro_batches, most, sharing, legal):
     """A later fold, or a run that starts over, keeps --max-workers."""
-    with pytest.raises(ConfigurationError, match="it has to be a multiple of") as refused:
-        check_sharing(shared(micro_batches), RunConfig(max_workers=most), *sharing)
-    assert refused.value.hint.startswith(f"use {legal} of them; a new run can have another --max-workers")
+    error, hint = (
+        "it has to be a multiple of",
+        f"use {legal} of them; a new run can have another --max-workers",
+    )
+    config = RunConfig(max_workers=most)
+    check_raises(ConfigurationError, error, hint, check_sharing, shared(micro_batches), config, *sharing)
 
 
 def test_several_devices_split_the_cpu_only_on_request(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda *kind: [])
-    with pytest.raises(MissingError, match="--devices 4: TensorFlow sees no GPU here") as refused:
-        factory.create_session("auto", config=RunConfig(devices=4), trains=True)
-    assert "--device cpu --devices 4" in refused.value.hint and refused.value.exit_code == 6
+    error, hint = "--devices 4: TensorFlow sees no GPU here", "--device cpu --devices 4"
+    config = RunConfig(devices=4)
+    check_raises(MissingError, error, hint, factory.create_session, "auto", config=config, trains=True)
 
 
 @pytest.mark.parametrize("num_groups", range(1, 13))
@@ -320,10 +327,8 @@ def test_notes_describe_the_devices():
 def test_more_devices_than_the_process_has_are_refused():
     """The process has one device, and TensorFlow makes devices once."""
     assert len(tf.config.list_logical_devices("CPU")) == 1
-    with pytest.raises(
-        ConfigurationError, match="--devices 2: TensorFlow works with 1 device in this process"
-    ):
-        factory.create_session("cpu", config=RunConfig(devices=2), trains=True)
+    error, config = "--devices 2: TensorFlow works with 1 device in this process", RunConfig(devices=2)
+    check_raises(ConfigurationError, error, "", factory.create_session, "cpu", config=config, trains=True)
     assert factory.create_session("cpu", config=RunConfig(devices=2)).num_devices == (1, 1)
 
 
@@ -351,10 +356,8 @@ def test_an_operation_without_deterministic_form_has_a_hint():
         session.prepare_evaluation(make_model("none"), loss)
         session.evaluate([(*data(4, 0), tf.ones(4))])
 
-    with pytest.raises(
-        ConfigurationError, match="with deterministic operations: A deterministic GPU"
-    ) as caught:
-        evaluate("A deterministic GPU implementation of DepthwiseConvBackpropFilter is not available.")
-    assert "--no-deterministic-operations" in caught.value.hint
+    text = "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not available."
+    error, hint = "with deterministic operations: A deterministic GPU", "--no-deterministic-operations"
+    check_raises(ConfigurationError, error, hint, evaluate, text)
     with pytest.raises(tf.errors.UnimplementedError):
         evaluate("something else")

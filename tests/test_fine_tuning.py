@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from support.refusals import Refusal, check_refused
+from support.data_sets import write_class_folders
+from support.refusals import Refusal, check_raises, check_refused
 from support.trained_runs import train
 
 from ipucnn.config.values import BadValue, parse_freeze
@@ -42,9 +43,7 @@ def test_frozen_layers_are_in_the_order_of_the_network(typed, chosen):
     ],
 )
 def test_freezing_no_layer_or_all_layers_is_refused(typed, error, hint):
-    with pytest.raises(ConfigurationError) as caught:
-        layers_to_freeze(parse_freeze(typed), NAMES, "net")
-    assert error in caught.value.message and hint in caught.value.hint
+    check_raises(ConfigurationError, error, hint, layers_to_freeze, parse_freeze(typed), NAMES, "net")
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "1.5", "a,,b", ",", ""])
@@ -77,16 +76,8 @@ def test_shipped_layers_equal_those_of_the_built_network(name):
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory):
     """Writes pictures of three classes into folders, as users have them."""
-    from PIL import Image
-
     folder = tmp_path_factory.mktemp("colours")
-    rng = np.random.default_rng(5)
-    for number, name in enumerate(("blue", "green", "red")):
-        (folder / name).mkdir()
-        for i in range(12):
-            pixels = rng.integers(0, 90, (12, 12, 3), np.uint8)
-            pixels[..., 2 - number] += 150
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    write_class_folders(folder, {("", name): 12 for name in ("blue", "green", "red")}, lambda k: (12, 12))
     return folder
 
 
@@ -100,7 +91,9 @@ def pretrained(tmp_path_factory):
 FINE = ("train", "toy_model_bn", "--num-epochs", "2", "--seed", "3", "--lr-schedule", "const")
 
 
-def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(run, colours, pretrained, tmp_path):
+def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(
+    run, report, colours, pretrained, tmp_path
+):
     from ipucnn.training.checkpoints import load_checkpoint
 
     data = ("--dataset", "imagefolder", "--dataset-path", str(colours))
@@ -123,11 +116,9 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(run, colo
     assert {name.split("/")[0] for name in after.slots} <= {head, "loss_scale"}
     # All outputs have the class names of the new data.
     assert list(after.meta["class_names"]) == ["blue", "green", "red"]
-    code, out, _ = run("evaluate", "fine", "--json")
-    assert code == 0 and {"blue", "green", "red"} == {c["name"] for c in json.loads(out)["classes"]}
-    code, out, _ = run("infer", "fine", str(colours / "red" / "0.png"), "--json")
-    result = json.loads(out)["results"][0] if isinstance(json.loads(out), dict) else json.loads(out)[0]
-    assert code == 0 and {p["label"] for p in result["predictions"]} == {"blue", "green", "red"}
+    assert {"blue", "green", "red"} == {row["name"] for row in report("evaluate", "fine")["classes"]}
+    (result,) = report("infer", "fine", colours / "red" / "0.png")
+    assert {each["label"] for each in result["predictions"]} == {"blue", "green", "red"}
     code, _, err = run("evaluate", "fine", "--report")
     page = (tmp_path / "fine" / "report.html").read_text(encoding="utf-8")
     assert code == 0 and all(name in page for name in ("blue", "green", "red")), err

@@ -265,6 +265,16 @@ def both(model, images, training):
     return zip(*results)
 
 
+def assert_equals_keras(model, size):
+    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
+    for training in (True, False):
+        pairs = list(both(model, images, training))
+        # Gradients that cancel (of a bias before batch norm) have the absolute error of the largest ones.
+        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
+        for keras_s, ours in pairs:
+            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
+
+
 def replaced(model, needed=None):
     """Returns the layers of a network of one stage that are computed in another way."""
     blueprint = read_blueprint(model)
@@ -299,14 +309,7 @@ def every_third_always():
 
 @pytest.mark.parametrize(("size", "layer", "norm", "activation"), list(every_third_always()))
 def test_convolution_norm_and_activation_equal_keras(size, layer, norm, activation):
-    model = small_network(size, layer(), norm, activation)
-    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
-    for training in (True, False):
-        pairs = list(both(model, images, training))
-        # Gradients that cancel (of a bias before batch norm) have the absolute error of the largest ones.
-        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
-        for keras_s, ours in pairs:
-            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
+    assert_equals_keras(small_network(size, layer(), norm, activation), size)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (8, 6), (5, 4), (7, 7), (2, 2), (1, 2)])
@@ -336,12 +339,7 @@ def test_zero_padding_is_merged_into_the_same_padding_of_a_convolution(
     expected = all(is_left(n) for n in size)
     assert ("zeros" in computed_by_others(fast.training)) == expected
     assert ("zeros" in computed_by_others(fast.inference)) == expected
-    images = tf.constant(np.random.default_rng(2).normal(size=(6, *size, 4)).astype(np.float32))
-    for training in (True, False):
-        pairs = list(both(model, images, training))
-        largest = max(1.0, *(np.abs(keras_s).max() for keras_s, _ in pairs))
-        for keras_s, ours in pairs:
-            np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-5 * largest)
+    assert_equals_keras(model, size)
 
 
 def test_zero_padding_of_another_pipeline_stage_is_not_merged():

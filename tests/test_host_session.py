@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import sessions
 from support.reference import Naive, run_naive
+from support.refusals import check_raises
 from support.sessions import (
     CLASSES,
     CPU,
@@ -339,11 +340,11 @@ def test_memory_exhausted_in_a_validation_names_the_option():
     for event in session.train(batches(program, images, labels)):
         if isinstance(event, ValidationDue):
             break
-    with pytest.raises(
-        InfeasibleError, match="out of memory in a validation, with batches of 8 images"
-    ) as error:
-        session.evaluate([(images, labels, np.ones(8, np.float32))])
-    assert "--validation-micro-batch-size" in error.value.hint
+    error, batch = (
+        "out of memory in a validation, with batches of 8 images",
+        (images, labels, np.ones(8, np.float32)),
+    )
+    check_raises(InfeasibleError, error, "--validation-micro-batch-size", session.evaluate, [batch])
 
 
 def test_a_loss_that_is_not_finite_stops_the_run():
@@ -384,8 +385,7 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
 
 
 def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
-    with pytest.raises(MissingError, match="no GPU"):
-        factory.create_session("gpu")
+    check_raises(MissingError, "no GPU", "", factory.create_session, "gpu")
     gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]
     monkeypatch.setattr(factory, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: gpus if kind == "GPU" else [])
@@ -398,9 +398,7 @@ def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
         session = made(devices)
         assert (session.device.kind, session.device.name) == ("gpu", "NVIDIA H200")
         assert session.places == places and session.place == places[0]
-    with pytest.raises(MissingError, match="--devices 3: TensorFlow sees 2 GPUs") as error:
-        made(3)
-    assert error.value.hint == "use --devices 2"
+    check_raises(MissingError, "--devices 3: TensorFlow sees 2 GPUs", "use --devices 2", made, 3)
     # A session that does not train computes on one GPU.
     assert made(None, trains=False).places == both[:1]
     on_cpu = made(None, device="cpu")

@@ -14,14 +14,13 @@ from support.refusals import Refusal, check_refused
 from support.workers import FLAGS, PROGRAM, environment, with_values
 
 import ipucnn
+from ipucnn.commands import launch as launching
+from ipucnn.diagnosis import look
 from ipucnn.errors import WorkersError
 from ipucnn.interrupts import Interrupted
 
 
 def test_launch_divides_the_gpus_among_workers(run, monkeypatch):
-    from ipucnn.commands import launch as launching
-    from ipucnn.diagnosis import look
-
     gpus = [look.Gpu("NVIDIA H200", 1, "550", f"GPU-{n}") for n in range(4)]
     monkeypatch.setattr(look, "find_gpus", lambda: (gpus, None))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -89,8 +88,6 @@ sys.exit(code)
     ],
 )
 def test_launch_reports_errors_of_workers(monkeypatch, capfd, workers, code, expected):
-    from ipucnn.commands import launch as launching
-
     monkeypatch.setattr(launching, "_PROGRAM", LAUNCHED)
     waits = any(seconds for *_, seconds in workers)
     monkeypatch.setattr(launching, "_UNTIL_SIGTERM_S", 0.2 if waits else 100.0)
@@ -106,8 +103,6 @@ def test_launch_reports_errors_of_workers(monkeypatch, capfd, workers, code, exp
     ("command", "hint"), [("train", "with --resume"), ("infer", "the same command again")]
 )
 def test_a_killed_worker_gives_a_hint_how_to_continue(monkeypatch, command, hint):
-    from ipucnn.commands import launch as launching
-
     monkeypatch.setattr(launching, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(WorkersError, match="was ended by SIGKILL") as raised:
         launching._Processes([command], 2, [{}] * 2).run()
@@ -116,8 +111,6 @@ def test_a_killed_worker_gives_a_hint_how_to_continue(monkeypatch, command, hint
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_launch_sets_its_variable_for_every_worker(monkeypatch, capfd, workers):
-    from ipucnn.commands import launch as launching
-
     monkeypatch.setattr(launching, "_PROGRAM", "import os, sys; print(os.environ['IPUCNN_LAUNCH'])")
     assert launching._Processes(["train"], workers, [{}] * workers).run() == 0
     streams = capfd.readouterr()

@@ -17,19 +17,14 @@ def old(tmp_path, monkeypatch):
     return Path(shutil.copytree(OLD, tmp_path / "old"))
 
 
-def test_old_run_is_listed_evaluated_used_and_continued(old, run):
-    report = json.loads((old / "run" / "report.json").read_text())
-    code, out, err = run("runs", "old", "--json")
-    assert code == 0, err
-    (row,) = json.loads(out)
+def test_old_run_is_listed_evaluated_used_and_continued(old, run, report):
+    saved = json.loads((old / "run" / "report.json").read_text())
+    (row,) = report("runs", "old")
     assert (row["model"], row["state"], row["weight_updates"]) == ("toy_model", "finished", 8)
-    code, out, err = run("evaluate", "old/run", "--json")
-    assert code == 0, err
-    measured = json.loads(out)["measured"]
+    measured = report("evaluate", "old/run")["measured"]
     for name in ("accuracy", "loss"):
-        assert measured[name] == pytest.approx(report["validation"][name], rel=1e-5)
-    code, out, err = run("infer", "old/run", "--split", "eval", "--json")
-    assert code == 0 and len(json.loads(out)) == 40, err
+        assert measured[name] == pytest.approx(saved["validation"][name], rel=1e-5)
+    assert len(report("infer", "old/run", "--split", "eval")) == 40
     code, _, err = run("train", "--resume", "--run-dir", "old/run")
     assert code == 0 and "finished" in err and (old / "run" / "report.html").exists()
     code, out, err = run("train", "--resume", "--run-dir", "old/run", "--num-epochs", "3", "--json")
@@ -41,10 +36,8 @@ def test_old_run_is_listed_evaluated_used_and_continued(old, run):
     assert np.isfinite(rows[-1]["loss"])
 
 
-def test_old_plan_is_trained_and_compared(old, run):
-    code, out, err = run("train", "--plan", "old/plan.yml", "--dry-run", "--json")
-    assert code == 0, err
-    program = json.loads(out)["program"]
+def test_old_plan_is_trained_and_compared(old, run, report):
+    program = report("train", "--plan", "old/plan.yml", "--dry-run")["program"]
     assert program["pipeline_splits"] == ["max_pooling2d_1"] and program["precision"] == "16.16"
     assert program["gradient_accumulation_count"] == 32
     code, out, err = run(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
 
@@ -134,11 +135,7 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
 def photographs(tmp_path_factory):
     """Trains on a folder of photographs of 200x150; returns the run and the files."""
     folder = tmp_path_factory.mktemp("photographs")
-    for label in ("a", "b"):
-        (folder / "data" / label).mkdir(parents=True)
-        for number in range(12):
-            pixels = scene(150, 200, 3, number + 12 * (label == "b"))
-            Image.fromarray(pixels).save(folder / "data" / label / f"{number}.png")
+    write_class_folders(folder / "data", {("", label): 12 for label in ("a", "b")}, lambda number: (200, 150))
     line = f"cifar_resnet8 --dataset '{folder / 'data'}' --num-epochs 1 --micro-batch-size 4 --seed 1"
     train(folder / "run", line, lightly=True)
     return folder

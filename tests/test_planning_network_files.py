@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 from altered import altered, places
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.compat import KERAS_VERSION
 from ipucnn.errors import DataError, UserError
@@ -65,7 +65,7 @@ def sequential(keras):
 
 @needs_keras_3
 @pytest.mark.parametrize("build", [residual, sequential])
-def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, run):
+def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, run, report):
     from tensorflow import keras
 
     from ipucnn.planning.graphs.keras_graph import graph_of
@@ -83,9 +83,7 @@ def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, run):
         layer.output_shape for layer in of_keras.layers
     )
     assert graph.total_macs == of_keras.total_macs
-    code, out, err = run("plan-splits", "net.keras", "--stages", 2, "--json")
-    assert code == 0, err
-    plan = json.loads(out)
+    plan = report("plan-splits", "net.keras", "--stages", 2)
     assert plan["input_shape"] == list(graph.input_shape) and plan["num_classes"] == graph.num_classes
     assert not any("input" in text for text in plan["assumed"])
     check_refused(run, Refusal("plan-splits net.keras --stages 2 --image-size 64", "takes images of"))
@@ -222,8 +220,7 @@ def test_a_damaged_file_is_refused(content, tmp_path, run):
     check_refused(run, Refusal("plan-splits net.keras --stages 1", "net.keras", code=3))
     whole = save(tmp_path / "whole.keras", network()).read_bytes()
     (tmp_path / "net.keras").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError):
-        graph_in(tmp_path / "net.keras")
+    check_raises(DataError, "", "", graph_in, tmp_path / "net.keras")
 
 
 def test_other_members_and_texts_are_refused(tmp_path, monkeypatch):
@@ -233,8 +230,7 @@ def test_other_members_and_texts_are_refused(tmp_path, monkeypatch):
         graph_in(tmp_path / "other.keras")
     monkeypatch.setattr("ipucnn.models.keras_files.MAX_RECORD_BYTES", 200_000)
     for text in ("{", "[" * 100_000, b"\xff\xfe", '{"a": 1, "a": 2}', json.dumps(network()) + " " * 200_000):
-        with pytest.raises(DataError):
-            graph_in(save(tmp_path / "net.keras", text))
+        check_raises(DataError, "", "", graph_in, save(tmp_path / "net.keras", text))
 
 
 def test_changed_files_give_a_graph_or_a_refusal(tmp_path):
@@ -285,12 +281,10 @@ SETTINGS = [
 ]
 
 
-def test_saved_graph_has_the_plan_of_its_network(run, tmp_path):
+def test_saved_graph_has_the_plan_of_its_network(run, report, tmp_path):
     code, out, err = run("plan-splits", "cifar_resnet8", *SETTINGS, "--json", "--save-graph", "g.json")
     assert code == 0 and "written: g.json" in err, err
-    code, out_of_file, err = run("plan-splits", "g.json", *SETTINGS, "--json")
-    assert code == 0, err
-    plan, of_file = json.loads(out), json.loads(out_of_file)
+    plan, of_file = json.loads(out), report("plan-splits", "g.json", *SETTINGS)
     for one in (plan, of_file):
         del one["assumed"], one["model"], one["build"]
     # A run of the network takes its input from options; a file contains it.
@@ -320,7 +314,6 @@ def test_operations_that_a_file_does_not_allow_are_refused(tmp_path, run):
     )
 
 
-def test_registered_name_takes_precedence_over_a_folder(tmp_path, run):
+def test_registered_name_takes_precedence_over_a_folder(tmp_path, report):
     (tmp_path / "lenet").mkdir()
-    code, out, _ = run("plan-splits", "lenet", "--stages", 1, "--json")
-    assert code == 0 and json.loads(out)["model"] == "lenet"
+    assert report("plan-splits", "lenet", "--stages", 1)["model"] == "lenet"

@@ -357,7 +357,7 @@ def test_run_reports_a_setting_that_differs_from_its_plan(name):
     assert differences(settings_of_plan, settings_of_plan) == []
 
 
-def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(run):
+def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(run, report):
     typed = "--half-partials --no-optimizer-state-offloading --optimizer lars --eight-bit-transfer"
     typed += " --precision 16.32 --recomputation on --num-replicas 2"
     out, _ = plan_splits(run, f"{MODEL} --splits conv2_block1_add {typed} --save q.yml")
@@ -367,7 +367,7 @@ def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(run):
     (name,) = yaml.safe_load(text)
 
     def options(*words):
-        return json.loads(run("train", *words, "--print-config", "--json")[1])["options"]
+        return report("train", *words, "--print-config")["options"]
 
     expected = PipelinePlan.from_yaml(Path("q.yml").read_text(encoding="utf-8"), "q.yml").run_options()
     assert expected["pipeline-splits"] == ["conv2_block1_add"] and expected["num-replicas"] == 2
@@ -385,13 +385,13 @@ def test_saved_plan_printed_command_and_printed_yaml_have_every_setting(run):
     assert overridden["half-partials"]["value"] is False and overridden["optimizer"]["value"] == "sgd"
 
 
-def test_typed_data_set_is_saved_in_the_plan(run):
+def test_typed_data_set_is_saved_in_the_plan(run, report):
     args = [MODEL, "--dataset", "cifar10", "--stages", 2]
     out, _ = plan_splits(run, *args, "--save", "q.yml")
     assert " --dataset cifar10" in out
 
     def chosen(*more):
-        return json.loads(run("train", "--plan", "q.yml", *more, "--print-config", "--json")[1])
+        return report("train", "--plan", "q.yml", *more, "--print-config")
 
     assert chosen()["options"]["dataset"] == {"value": "cifar10", "origin": "plan q.yml"}
     assert chosen()["preset"] == MODEL

@@ -29,7 +29,6 @@ from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
-from ipucnn.hardware import SYSTEMS, smallest_system
 from ipucnn.planning.cost.layer_times import layer_times, program_times, stage_starts
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
@@ -337,14 +336,6 @@ def test_proportions_of_a_preset_for_other_stages_are_ignored(run):
     out, _ = plan_splits(run, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")
     assert "4 values are not for 2 stages" in " ".join(out.split())
     assert "--available-memory-proportion 70 30" not in out
-
-
-def test_the_smallest_system():
-    assert [smallest_system(n).name for n in (1, 16, 17, 200, 1000)] == [
-        *("pod16", "pod16", "pod64", "pod256", "pod256")
-    ]
-    assert [smallest_system(n, "m2000").name for n in (4, 5)] == ["m2000", "pod16"]
-    assert SYSTEMS["pod16"] is smallest_system(3)
 
 
 def test_hint_keeps_the_proportions_of_stages(graph):

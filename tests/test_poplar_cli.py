@@ -184,11 +184,10 @@ def test_sdk_errors_become_command_errors_and_leave_no_folder(run):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_optimizer_state_is_offloaded_if_the_planner_says_so(run, folder, count):
+def test_optimizer_state_is_offloaded_if_the_planner_says_so(report, folder, count):
     args = ["--run-dir", folder / f"offload{count}", *FEW, "--gradient-accumulation-count", count]
     with installed() as machine:
-        code, _, err = run("train", "toy_model", *args)
-    assert code == 0, err
+        report("train", "toy_model", *args)
     calls = machine.calls("set_gradient_accumulation_options")
     offloaded = [call["keywords"]["offload_weight_update_variables"] for call in calls]
     planned = PlanSettings(gradient_accumulation_count=count, optimizer_state_offloading=True)
@@ -283,16 +282,14 @@ def test_a_selected_device_of_another_size_is_refused(run, flags, device, has, n
     assert not machine.calls("fit")
 
 
-def test_a_selected_device_of_the_right_size_is_taken(run, folder):
+def test_a_selected_device_of_the_right_size_is_taken(report, folder):
     args = ["--run-dir", folder / "selected", *FEW, "--num-replicas", 2, "--select-ipu", 17]
     with installed(num_ipus=16) as machine:
-        code, _, err = run("train", "toy_model", *args)
-        assert code == 0, err
+        report("train", "toy_model", *args)
         assert machine.config["ipus"] == 2
     # Evaluation needs one IPU, not the pair.
     with installed(num_ipus=16) as machine:
-        code, _, err = run("evaluate", folder / "selected", "--validation-num-replicas", 1)
-        assert code == 0, err
+        report("evaluate", folder / "selected", "--validation-num-replicas", 1)
         assert machine.config["ipus"] == 1
 
 
@@ -365,11 +362,10 @@ def test_figures_of_replicas_with_unequal_padding(run, tmp_path, real, more):
     flags = ["--dataset", "digits", "--limit-train", 16 + real, "--limit-eval", 8, "--micro-batch-size", 8]
     flags += ["--global-batch-size", 16, "--num-replicas", 2, "--pad-dataset", "--num-epochs", 2, "--seed", 1]
     figures = []
-    for device in ("cpu", "ipu"):
+    for device, only in (("cpu", []), ("ipu", more)):
         folder = tmp_path / device
-        device_flags = ["--device", device, "--run-dir", folder, *(more if device == "ipu" else [])]
         with installed():
-            assert run("train", "lenet", *flags, *device_flags)[0] == 0
+            assert run("train", "lenet", *flags, "--device", device, "--run-dir", folder, *only)[0] == 0
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         figures.append([(row["loss"], row["accuracy"]) for row in rows if row["event"] == "execution"])
     np.testing.assert_allclose(figures[1], figures[0], rtol=0, atol=1e-6)

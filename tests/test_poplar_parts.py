@@ -16,6 +16,7 @@ from poplar_double import installed, rules
 from poplar_double.exchange import Alone
 from poplar_double.facts import FACTS
 from support.poprun import poprun
+from support.refusals import check_raises
 from support.sessions import make_program
 
 from ipucnn import cli
@@ -228,9 +229,8 @@ def test_poprun_variables_are_read(monkeypatch):
         ({"replicas": 2}, "--num-replicas 4"),
         ({"ipus_per_replica": 2}, "--ipus-per-replica 2"),
     ):
-        with pytest.raises(ConfigurationError) as error:
-            checks.check_layout(instances, make_program(1, 1, **{"replicas": 4, **changes}), RunConfig())
-        assert text in error.value.hint
+        other = make_program(1, 1, **{"replicas": 4, **changes})
+        check_raises(ConfigurationError, "", text, checks.check_layout, instances, other, RunConfig())
 
 
 def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path, capfd):

@@ -514,18 +514,3 @@ def test_nice_ticks_are_few_round_and_inside(end, most):
     assert ticks[-1] + step > end
     assert f"{step:.0e}"[0] in "125" and float(f"{step:.0e}") == pytest.approx(step)
     assert nice_ticks(0, most) == nice_ticks(float("nan"), most) == [0.0]
-
-
-@pytest.mark.parametrize(
-    "seconds, shown",
-    [
-        (0, "0 ms"),
-        (6e-5, "60 \u00b5s"),
-        (2.134e-3, "2.13 ms"),
-        (0.2514, "251 ms"),
-        (1.5, "1,500 ms"),
-        (75, "75 s"),
-    ],
-)
-def test_times_have_their_unit(seconds, shown):
-    assert milliseconds(seconds) == shown

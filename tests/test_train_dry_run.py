@@ -37,17 +37,18 @@ def rows_of(out):
         ("lenet", "mnist", 60_000, 10_000),
     ],
 )
-def test_dry_run_uses_the_published_size_of_an_absent_set(run, model, name, train_images, eval_images):
+def test_dry_run_uses_the_published_size_of_an_absent_set(
+    run, report, model, name, train_images, eval_images
+):
     words = [model, "--dataset", name, "--download", "--device", "cpu", "--dry-run", "--json"]
     code, out, err = run("train", *words)
     assert code == 0, err
     assert "its published size stands for it" in err
-    report = json.loads(out)
-    assert (report["dataset"]["train"], report["dataset"]["evaluation"]) == (train_images, eval_images)
-    program = report["program"]
+    whole, part = json.loads(out), report("train", *words, "--limit-train", "10%")
+    assert (whole["dataset"]["train"], whole["dataset"]["evaluation"]) == (train_images, eval_images)
+    program = whole["program"]
     assert program["samples_per_epoch"] + program["samples_discarded_per_epoch"] == train_images
-    code, out, err = run("train", *words, "--limit-train", "10%")
-    assert json.loads(out)["dataset"]["train"] == round(train_images / 10)
+    assert part["dataset"]["train"] == round(train_images / 10)
     assert os.listdir() == []
 
 
@@ -56,12 +57,11 @@ def test_only_a_dry_run_works_without_the_data(run):
     check_refused(run, Refusal(command, "data set mnist is not in .", code=3))
 
 
-def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(run):
+def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(run, report):
     code, out, err = run(*TRAIN, "--dry-run", "--kfold", "3")
     assert code == 0, err
     assert "1, 2, 3; shown is fold 1" in out and "1,198 train, 599 evaluation" in out
-    code, out, err = run(*TRAIN, "--dry-run", "--kfold", "3", "--fold", "2", "--json")
-    assert (code, json.loads(out)["folds"]) == (0, [2])
+    assert report(*TRAIN, "--dry-run", "--kfold", "3", "--fold", "2")["folds"] == [2]
     assert os.listdir() == []
 
 
@@ -112,12 +112,11 @@ def test_dry_run_prints_the_program_and_leaves_no_files(run, words, rows):
     assert os.listdir() == []
 
 
-def test_dry_run_has_the_program_of_the_run(run):
-    code, out, _ = run(*TRAIN, "--dry-run", "--json", "--limit-train", "64", "--run-dir", "there")
-    report = json.loads(out)
-    assert code == 0 and report["run_dir"].endswith("there") and report["seed"] == 3
+def test_dry_run_has_the_program_of_the_run(report):
+    planned = report(*TRAIN, "--dry-run", "--limit-train", "64", "--run-dir", "there")
+    assert planned["run_dir"].endswith("there") and planned["seed"] == 3
     config = dataclasses.replace(RunConfig(), num_epochs=2)
-    assert report["program"]["num_epochs"] == make_program(config, 64, seed=3).num_epochs
+    assert planned["program"]["num_epochs"] == make_program(config, 64, seed=3).num_epochs
     assert os.listdir() == []
 
 

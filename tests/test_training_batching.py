@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import check_raises
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
@@ -94,8 +95,7 @@ def test_frequencies_are_exact_or_refused(text, value):
     if value is not None:
         assert batching.parse_frequency(text) == value
         return
-    with pytest.raises(ConfigurationError):
-        batching.parse_frequency(text)
+    check_raises(ConfigurationError, "", "", batching.parse_frequency, text)
 
 
 @given(st.integers(0, 60), st.integers(1, 12))
@@ -401,9 +401,7 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
     ],
 )
 def test_illegal_combinations_are_refused(values, message, hint):
-    with pytest.raises(ConfigurationError, match=message) as error:
-        program_of(**values)
-    assert hint in error.value.hint
+    check_raises(ConfigurationError, message, hint, program_of, **values)
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 100), max_size=10))
@@ -415,8 +413,8 @@ def test_proportions_of_stages(stages, values):
         parts = [values[stage * each : (stage + 1) * each] for stage in range(stages)]
         assert stage_proportions(values, stages) == tuple((p[0] / 100, p[-1] / 100) for p in parts)
     else:
-        with pytest.raises(ConfigurationError, match=f"{len(values)} values for {stages} stage"):
-            stage_proportions(values, stages)
+        error = f"{len(values)} values for {stages} stage"
+        check_raises(ConfigurationError, error, "give", stage_proportions, values, stages)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
+from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_refused
 
 from ipucnn import cli
@@ -273,16 +274,9 @@ def test_dry_run_lists_the_recipes(run, tmp_path):
 
 
 def test_images_from_files_are_mixed_too(tmp_path, monkeypatch):
-    from PIL import Image
-
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(1)
-    for subset in ("train", "val"):
-        for label in ("a", "b"):
-            folder = tmp_path / "data" / subset / label
-            folder.mkdir(parents=True)
-            for n in range(8):
-                Image.fromarray(rng.integers(0, 255, (12, 10, 3), np.uint8)).save(folder / f"{n}.png")
+    counts = {(part, label): 8 for part in ("train", "val") for label in ("a", "b")}
+    write_class_folders(tmp_path / "data", counts, lambda number: (10, 12))
     options = {"dataset": "data", "image_size": "27", "micro_batch_size": "4", "num_epochs": "1", "seed": "1"}
     mixing = {"mixup": "0.4", "cutmix": "1", "random_erasing": "0.5"}
     batches = []
