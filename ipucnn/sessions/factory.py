@@ -149,7 +149,8 @@ def create_session(
                 f"use --devices {len(places)}",
             )
         places = places[:requested]
-    worker = "" if cluster is None else cluster.place
+    collectives = None if cluster is None else cluster.collectives
+    worker = "" if collectives is None else collectives.place
     names = [worker + name for name, _ in places]
     return HostSession(DeviceInfo(kind, places[0][1], cores, memory), config, cluster, names)
 

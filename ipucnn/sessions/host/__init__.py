@@ -6,5 +6,5 @@ batch norm per micro-batch and moving statistics in closed form; a test verifies
 norm's statistics.  ``network.py`` computes the network layer by layer: ``fast_layers.py`` has the layers that a CPU
 computes differently from Keras, some of them with ``kernels.py``, which Numba compiles, and ``arithmetic.py`` emulates
 16-bit numbers.  ``environment.py`` imports TensorFlow and Numba.  ``workers.py`` reads which workers share the work,
-and ``cluster.py`` connects them and exchanges their values.
+``cluster.py`` connects them and exchanges their values, and ``collectives.py`` gathers their gradients.
 """

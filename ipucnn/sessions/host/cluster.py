@@ -3,11 +3,10 @@
 Worker 0 listens at its address, and the others connect to it before TensorFlow is imported (:func:`join`).  They
 compare everything that decides the result, and keep the connections.  The connections carry small values
 (:meth:`Cluster.exchange`) and heartbeats, which detect a worker that dies or falls silent.  TensorFlow's own
-collectives gather the gradients.  ``tf.distribute.MultiWorkerMirroredStrategy`` sets the collectives up, and is used
-for nothing else: the session has its own training loop.
+collectives gather the gradients (``collectives.py``).
 
 Every worker computes every weight update from the same gathered numbers, in the same order, so nothing has to be sent
-back.  TensorFlow is imported inside functions.
+back.
 """
 
 import base64
@@ -28,21 +27,22 @@ import sys
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn import __version__, interrupts
-from ipucnn.aliases import PlainValue, Tensor, TfVariable
+from ipucnn.aliases import PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import EXIT_WORKERS, ConfigurationError, UserError, WorkersError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
 from ipucnn.sessions.host.workers import GO_ON, GRACE_S, SECRET_VARIABLE, SILENCE_S, Workers, split_address
 from ipucnn.text import printable, shown_value
 
+if TYPE_CHECKING:
+    from ipucnn.sessions.host.collectives import Collectives
+
 HEARTBEAT_S = 1.0
-# The longest time to wait for TensorFlow's servers to find each other.
-_SERVERS_S = 300
 # Time between attempts to connect to worker 0.
 _RETRY_S = 0.2
 _MAX_FRAME_BYTES = 2**28
@@ -51,8 +51,6 @@ _PEER_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, Arithm
 # The longest frame that is read from a peer before it is authenticated.
 _MAX_GREETING_BYTES = 2**10
 _LENGTH = struct.Struct(">I")
-# The group key of our collectives: any number that TensorFlow's own strategies, which count from 1, do not use.
-_GROUP_KEY = 1_000_003
 # Bytes of an exchanged array that are in transit at a time, over all workers.
 _PIECE_BYTES = 2**26
 
@@ -317,9 +315,7 @@ class Cluster:
         count: the number of workers.
         rank: the number of this worker.
         warnings: the differences between workers that can change the last digits of a result.
-        place: TensorFlow's name of this worker, the prefix of a device name; "" for one worker.
-        collective_s: a variable with the seconds spent in collectives so far, including the wait for other workers.
-        received_bytes: the bytes that a worker receives from each collective, by the collective's number.
+        collectives: TensorFlow's collectives; None: they are not started, or there is a single worker.
         hint: the advice to print if a worker is lost.
     """
 
@@ -328,15 +324,11 @@ class Cluster:
         self._addresses = workers.addresses
         self.count, self.rank = workers.count, workers.index
         self.warnings: List[str] = []
-        self.place = ""
+        self.collectives: Optional[Collectives] = None
         self._links = links or {}
         self._is_closed = False
         # While TensorFlow's servers connect, no Python thread of their processes runs, so no heartbeats are sent.
         self._may_be_silent = False
-        self._strategy: Any = None
-        self._num_collectives = 0
-        self.received_bytes: Dict[int, int] = {}
-        self.collective_s: Any = None
         for link in self._links.values():
             link.set_deadline(None)
             threading.Thread(target=self._listen, args=(link,), daemon=True).start()
@@ -546,8 +538,6 @@ class Cluster:
         interrupts.write_to_stderr(lines if code is None else "interrupted\n")
         os._exit(EXIT_WORKERS if code is None else code)
 
-    # -- TensorFlow's part
-
     def require_ports(self) -> None:
         """Refuses ports that other programs use, on all workers alike.
 
@@ -575,108 +565,17 @@ class Cluster:
 
     def start_collectives(self) -> None:
         """Starts TensorFlow's server and collectives; call it before anything else that uses TensorFlow."""
-        if self.count == 1 or self._strategy is not None:
+        if self.count == 1 or self.collectives is not None:
             return
-        import tensorflow as tf
+        from ipucnn.sessions.host.collectives import Collectives
 
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(self._addresses)}),
-            task_type="worker",
-            task_id=self.rank,
-            rpc_layer="grpc",
-        )
         # TensorFlow holds Python's global lock while it waits for the servers of all workers: no signal is handled and
         # no heartbeat sent as long as one of them still imports.  So all workers begin together, and the wait is short.
         self.require_ports()
         self._may_be_silent = True
-        # From here on a server may be running, even if the next step fails.
-        interrupts.skip_destructors()
-        try:
-            with interrupts.left_to_the_system(_SERVERS_S):
-                self._strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-        except (tf.errors.OpError, RuntimeError) as error:
-            raise ConfigurationError(
-                f"TensorFlow's server of worker {self.rank} cannot start at {self._addresses[self.rank]}: "
-                f"{printable(str(error).splitlines()[0])}",
-                "use other ports, and addresses of the machines that the workers run on",
-            ) from None
-        self.place = f"/job:worker/replica:0/task:{self.rank}"
-        # TensorFlow's preemption notifier replaces the handler of SIGTERM.
-        interrupts.reinstall_handlers()
+        self.collectives = Collectives(self._addresses, self.rank)
         self.exchange("servers", None)
         self._may_be_silent = False
-        # The variable is not made during tracing: a function that makes a variable is traced twice.
-        with tf.device(f"{self.place}/device:CPU:0"):
-            self.collective_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-
-    def gather(self, values: Tensor) -> Tensor:
-        """Returns the values of each worker, in the order of workers, inside a compiled function.
-
-        Args:
-            values: float32 (n,), of the same length on all workers.
-
-        Returns:
-            float32 (workers, n).
-        """
-        import tensorflow as tf
-
-        def collect(values: Tensor, **details: object) -> Tensor:
-            return tf.raw_ops.CollectiveGatherV2(input=values, **details)
-
-        gathered = self._collective(values, collect, self.count)
-        return tf.reshape(gathered, [self.count, values.shape[0]])
-
-    def add(self, values: Tensor) -> Tensor:
-        """Returns the sum over workers, in whatever order is fastest, inside a compiled function.
-
-        Args:
-            values: float32 (n,), of the same length on all workers.
-        """
-        import tensorflow as tf
-
-        def reduce(values: Tensor, **details: object) -> Tensor:
-            return tf.raw_ops.CollectiveReduceV2(input=values, merge_op="Add", final_op="Id", **details)
-
-        # In a ring, each part of the sum reaches every worker but one twice, so a worker receives the size twice.
-        return tf.ensure_shape(self._collective(values, reduce, 2), values.shape)
-
-    def _collective(self, values: Tensor, collect: Callable[..., Tensor], received: int) -> Tensor:
-        """Runs one of TensorFlow's collectives, and times it.
-
-        Args:
-            values: float32 (n,), of the same length on all workers.
-            collect: the collective operation.
-            received: the number of bytes that a worker receives, in multiples of the size of ``values``.
-        """
-        import tensorflow as tf
-
-        self._num_collectives += 1
-        self.received_bytes[self._num_collectives] = 4 * received * int(values.shape[0])
-        with tf.device(f"{self.place}/device:CPU:0"):
-            with tf.control_dependencies([values]):
-                begun = self._now()
-            with tf.control_dependencies([begun]):
-                result = collect(
-                    tf.identity(values),
-                    group_size=self.count,
-                    group_key=_GROUP_KEY,
-                    instance_key=self._num_collectives,
-                    ordering_token=[],
-                    communication_hint="ring",
-                    timeout_seconds=0.0,
-                )
-            with tf.control_dependencies([result]):
-                self.collective_s.assign_add(self._now() - begun)
-        return result
-
-    def _now(self) -> Tensor:
-        """Returns the time in seconds when the operation runs.
-
-        TensorFlow's own timestamp operation is not allowed when operations are deterministic.
-        """
-        import tensorflow as tf
-
-        return tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64)
 
 
 def join(

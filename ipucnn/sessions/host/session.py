@@ -286,7 +286,8 @@ class HostSession(Session):
 
     @property
     def _collective_s(self) -> float:
-        return float(self._cluster.collective_s.numpy()) if self._cluster.count > 1 else 0.0
+        collectives = self._cluster.collectives
+        return 0.0 if collectives is None else float(collectives.seconds.numpy())
 
     @property
     def sharing(self) -> Optional[Sharing]:

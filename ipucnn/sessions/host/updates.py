@@ -57,7 +57,9 @@ class UpdateLoop:
         self._network, self._arithmetic = network, network.arithmetic
         self._devices = tuple(devices)
         self._cluster = cluster
-        self._is_ordered = is_ordered or cluster.count == 1
+        self._collectives = cluster.collectives
+        # The collectives that add gradients in any order; None: they are added in the order of fused batches.
+        self._ring = None if is_ordered else cluster.collectives
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
@@ -72,18 +74,19 @@ class UpdateLoop:
         self._statistics = MovingStatistics(network.model, program, weights)
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
-        # The numbers of the loop's collectives: the one of each step, and those after the last step.
-        self._collectives: List[int] = []
+        # The bytes received from the loop's collectives: the one of each step, and those after the last step.
+        self._received_bytes: List[int] = []
         self.collect = tf.function(self._collect, autograph=False)
 
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
         if self._concrete is None:
-            before = set(self._cluster.received_bytes)
+            received = [] if self._collectives is None else self._collectives.received_bytes
+            num_before = len(received)
             self._concrete = self._function.get_concrete_function(
                 iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
             )
-            self._collectives = sorted(set(self._cluster.received_bytes) - before)
+            self._received_bytes = received[num_before:]
         return self._concrete.graph
 
     def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -97,7 +100,7 @@ class UpdateLoop:
     @property
     def received_bytes(self) -> int:
         """Returns the bytes that a worker receives from collectives in a weight update, its own part included."""
-        every_step, *last = (self._cluster.received_bytes[number] for number in self._collectives)
+        every_step, *last = self._received_bytes
         return every_step * self._steps + sum(last)
 
     @property
@@ -174,8 +177,8 @@ class UpdateLoop:
             with tf.device(device):
                 flat.append(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
         gathered = tf.concat(flat, axis=0)
-        if workers > 1:
-            gathered = self._cluster.gather(gathered)
+        if self._collectives is not None:
+            gathered = self._collectives.gather(gathered)
         gathered = tf.reshape(gathered, [workers, devices, sum(sizes)])
 
         # A loop keeps the order: TensorFlow would merge a sequence of additions, and choose its own order.
@@ -252,7 +255,7 @@ class UpdateLoop:
         gathered with them if they are added in the order of fused batches.
         """
         workers, num_gradients = self._cluster.count, len(self._trainable)
-        num_gathered = num_gradients if self._is_ordered else 0
+        num_gathered = num_gradients if self._ring is None else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
             results = self._on_devices(
@@ -272,7 +275,7 @@ class UpdateLoop:
                 gradients = self._add_gradients(fused_batch, parts[:num_gathered], sums[:num_gathered])
                 return [*gradients, sum_of_losses + loss, sum_right + num_right]
 
-            if self._is_ordered:
+            if self._ring is None:
                 parts = [[*gradients, *more] for (gradients, *_), more in zip(results, loss_right_statistics)]
                 return (step + 1, *self._in_order(step, parts, sums, add))
             added: Sequence[Tensor] = sums[:num_gradients]
@@ -290,9 +293,9 @@ class UpdateLoop:
             parallel_iterations=1,
         )
         *gradients, loss, num_right = sums
-        if not self._is_ordered:
+        if self._ring is not None:
             sizes = [int(v.shape.num_elements()) for v in self._trainable]
-            total = self._cluster.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
+            total = self._ring.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
             if self._program.gradient_accumulation_reduction_method == "running_mean":
                 total = total / float(workers)
             gradients = [
