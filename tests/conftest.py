@@ -240,13 +240,23 @@ def run(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def report(run):
+def succeeds(run):
+    """Runs a command that succeeds, and returns (stdout, stderr)."""
+
+    def call(*args, **options):
+        code, out, err = run(*args, **options)
+        assert code == 0, err
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def report(succeeds):
     """Runs a command that succeeds, with ``--json``, and returns the document that it prints."""
 
     def call(*args):
-        code, out, err = run(*args, "--json")
-        assert code == 0, err
-        return json.loads(out)
+        return json.loads(succeeds(*args, "--json")[0])
 
     return call
 

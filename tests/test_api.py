@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from support.refusals import check_raises
 from support.trained_runs import train
 
 import ipucnn
@@ -34,16 +35,14 @@ def test_the_examples_of_the_documentation(folder, monkeypatch):
     assert results.failed == 0 and results.attempted >= 12
 
 
-def test_predictions_equal_those_of_the_command(folder, run):
+def test_predictions_equal_those_of_the_command(folder, report):
     rng = np.random.RandomState(0)
     arrays = [rng.randint(0, 256, shape).astype(np.uint8) for shape in ((8, 8), (8, 8), (8, 8))]
     for number, pixels in enumerate(arrays):
         Image.fromarray(pixels).save(f"{number}.png")
     names = [f"{number}.png" for number in range(3)]
-    code, out, _ = run("infer", folder / "runs" / "mine", *names, "--top", 10, "--json")
-    assert code == 0
     expected = np.zeros((3, 10))
-    for row, result in enumerate(json.loads(out)):
+    for row, result in enumerate(report("infer", folder / "runs" / "mine", *names, "--top", 10)):
         for guess in result["predictions"]:
             expected[row, guess["class"]] = guess["probability"]
     loaded = ipucnn.load(folder / "runs" / "mine")
@@ -124,18 +123,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("code", "call", "message", "hint"), REFUSED, ids=[row[2] for row in REFUSED])
 def test_wrong_arguments_are_errors_with_a_hint(folder, code, call, message, hint):
-    with pytest.raises(UserError) as caught:
-        call(str(folder / "runs" / "mine"))
-    assert message in caught.value.message and caught.value.hint and hint in caught.value.hint
-    assert caught.value.exit_code == code
+    error = check_raises(UserError, message, hint, call, str(folder / "runs" / "mine"))
     # Python prints only the text of an exception, so the text contains the hint as well.
-    assert str(caught.value) == f"{caught.value.message}\nhint: {caught.value.hint}"
+    assert error.exit_code == code and str(error) == f"{error.message}\nhint: {error.hint}"
 
 
 def test_options_of_other_commands_are_not_suggested():
-    with pytest.raises(ConfigurationError) as caught:
-        ipucnn.train("toy_model", stage=4)
-    assert "'stages'" not in caught.value.hint
+    error = check_raises(ConfigurationError, "", "", ipucnn.train, "toy_model", stage=4)
+    assert "'stages'" not in error.hint
     with pytest.raises(AttributeError, match="no attribute 'loed'"):
         ipucnn.loed  # noqa: B018
 
@@ -144,9 +139,7 @@ def test_what_is_no_image_is_refused(folder):
     loaded = ipucnn.load(folder / "runs" / "mine")
     arrays = (np.zeros((8, 8), np.float32), np.zeros((8, 8, 4), np.uint8), np.zeros((0, 8), np.uint8))
     for wrong in (*arrays, 5, None, [5], type("Odd", (), {"convert": 5})()):
-        with pytest.raises(DataError, match="is no image") as caught:
-            loaded.predict(wrong)
-        assert "[images, height, width, 1 or 3]" in caught.value.hint
+        check_raises(DataError, "is no image", "[images, height, width, 1 or 3]", loaded.predict, wrong)
     with pytest.raises(DataError):
         loaded.predict("absent.png")
     closed = Image.new("RGB", (8, 8))
@@ -182,11 +175,10 @@ def test_recipes_and_aliases_of_options(lightly, folder, tmp_path):
         del unused
 
 
-def test_evaluations_and_exports_equal_those_of_the_commands(folder, in_this_process, run, tmp_path):
+def test_evaluations_and_exports_equal_those_of_the_commands(folder, in_this_process, report, tmp_path):
     mine = folder / "runs" / "mine"
-    code, out, _ = run("evaluate", mine, "--json")
-    ours, theirs = ipucnn.evaluate(mine), json.loads(out)
-    assert code == 0 and ours["confusion_matrix"] == theirs["confusion_matrix"]
+    ours, theirs = ipucnn.evaluate(mine), report("evaluate", mine)
+    assert ours["confusion_matrix"] == theirs["confusion_matrix"]
     assert ours["measured"]["loss"] == pytest.approx(theirs["measured"]["loss"])
     record = ipucnn.export(mine, "saved-model", tmp_path / "saved")
     assert record["format"] == "saved-model" and (tmp_path / "saved" / "export.json").exists()
@@ -209,9 +201,8 @@ def test_a_run_equals_that_of_the_command(folder, monkeypatch):
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
 
 
-def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
+def test_arrays_are_a_data_set(lightly, here):
     """One pair is split, always the same way; runs resume and are evaluated with arrays, but not by commands."""
-    monkeypatch.chdir(tmp_path)
     labels = np.arange(60) % 3
     images = np.random.RandomState(0).randint(0, 256, (60, 28, 28)).astype(np.uint8)
     options = dict(micro_batch_size=4, seed=1)
@@ -238,19 +229,16 @@ def test_arrays_are_a_data_set(lightly, tmp_path, monkeypatch):
         ((images / 255, labels), "float64"),
         ((images[:3], labels[:3]), "no class of two images"),
     ):
-        with pytest.raises(DataError, match=message) as caught:
-            ipucnn.train("lenet", dataset=wrong, **options)
-        assert caught.value.hint
+        check_raises(DataError, message, "", ipucnn.train, "lenet", dataset=wrong, **options)
     del two
 
 
-def test_a_training_can_be_iterated_over_only_once(tmp_path, monkeypatch):
+def test_a_training_can_be_iterated_over_only_once(here):
     """A second pass, even after an early stop, would write a second run that contains the rows of the first."""
-    monkeypatch.chdir(tmp_path)
     options = dict(dataset="digits", limit_train=32, limit_eval=10, num_epochs=1, seed=1)
 
     def written():
-        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
 
     for num_events in (None, 1):
         training = ipucnn.train("toy_model", **options)
@@ -259,9 +247,8 @@ def test_a_training_can_be_iterated_over_only_once(tmp_path, monkeypatch):
         assert len(taken) == num_events or len(taken) > 3
         before = written()
         for iterate in (iter, list):
-            with pytest.raises(ConfigurationError, match="it trains only once; its run is ") as caught:
-                iterate(training)
-            assert str(training.folder) in caught.value.message and "ipucnn.train()" in caught.value.hint
+            words = f"it trains only once; its run is {training.folder}"
+            check_raises(ConfigurationError, words, "ipucnn.train()", iterate, training)
         assert written() == before
         if num_events:
             # The first pass continues where it stopped.
@@ -347,9 +334,8 @@ def test_system_errors_are_reported_as_on_the_command_line(folder, monkeypatch):
     monkeypatch.setattr(loaded, "_ready", refuse)
     monkeypatch.setattr(api, "read_run", refuse)
     for ask in (lambda: loaded.predict([]), lambda: ipucnn.read_history("runs")):
-        with pytest.raises(DataError, match=r"^/full: No space left on device") as caught:
-            ask()
-        assert caught.value.hint.startswith("free some space") and caught.value.__cause__ is refused
+        error = check_raises(DataError, "", "free some space", ask)
+        assert error.message.startswith("/full: No space left on device") and error.__cause__ is refused
     monkeypatch.setattr(loaded, "_ready", lambda: np.zeros(2**50))
     with pytest.raises(InfeasibleError, match="out of memory"):
         loaded.predict([])

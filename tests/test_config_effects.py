@@ -15,6 +15,7 @@ import ipucnn
 from ipucnn import documents
 from ipucnn.config.options import BY_NAME, SPECS
 from ipucnn.config.spec import OptionSpec
+from ipucnn.runs.rules import RULES
 
 PACKAGE = Path(ipucnn.__file__).parent
 BY_RESOLVE = {"dataset", "dataset_path", "plan"}
@@ -76,10 +77,10 @@ STANDS_FOR = {"deterministic": "shuffle"}
 """Options that ``config/resolve.py`` turns into a value of another one; tests/test_config_resolve.py tests that."""
 
 
-def test_a_sweep_is_accepted_with_one_warning(run):
+def test_a_sweep_is_accepted_with_one_warning(succeeds):
     options = ("--dataset", "digits", "--limit-train", 32, "--num-epochs", 1, "--seed", 1, "--no-validation")
-    code, _, err = run("train", "toy_model", "--sweep", *options, "--run-dir", "run")
-    assert code == 0 and err.count("warning:") == 1 == err.count("warning: sweep changes nothing"), err
+    _, err = succeeds("train", "toy_model", "--sweep", *options, "--run-dir", "run")
+    assert err.count("warning:") == 1 == err.count("warning: sweep changes nothing")
 
 
 # Options for Poplar only: compilation, exchange, memory, rounding, and attaching to devices.
@@ -124,8 +125,6 @@ def test_an_option_without_any_effect_cannot_be_declared():
 
 
 def test_options_of_the_host_alone_are_declared_once():
-    from ipucnn.runs.rules import RULES
-
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
     workers = {
         "max_workers",

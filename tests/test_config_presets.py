@@ -8,95 +8,67 @@ from support.refusals import check_raises
 from support.scripts import load_script
 
 from ipucnn.config import presets
-from ipucnn.config.options import find_spec
+from ipucnn.config.options import BY_KEY, find_spec
 from ipucnn.config.presets import PresetFile, built_in_files, built_in_names, keys_in_presets
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.build import BuildOptions
+from ipucnn.models.registry import get_model, list_models
+from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.training.program import make_program
 
-# Written for this test in the layout of public CNN application files: anchor holders without a model, merges,
-# two `<<` in one mapping, unquoted precision, numbers YAML 1.1 reads as text.
-PUBLIC_STYLE = """\
-pets_config: &pets
-  dataset: pets
-  dataset-path: /data/pets
-
-small_config: &small
-  dataset: cifar10
-
-first_run: &first_run
-  <<: *small
-  model: cifar_resnet8
-  precision: 16.16
-  micro-batch-size: 4
-  norm-layer:
-    'name': 'custom_batch_norm'
-    'momentum': 0.9
-  lr-schedule: 'cosine'
-  lr-warmup-params:
-    'warmup_mode': 'shift'
-    'warmup_epochs': 2
-  lr-schedule-params:
-    'initial_learning_rate': 1e-4
-    'epochs_to_total_decay': 8
-  stochastic-rounding: 'ON'
-  l2-regularization: 1e-5
-  logs-per-epoch: 1/4
-  eight-bit-transfer: True
-
-second_run: &second_run
-  <<: *pets
-  <<: *first_run
-  model-name: resnet50
-  pipeline-splits: [
-    conv2_block2_out,
-    conv3_block1_out]
-  device-mapping: [0, 0, 0]
-  available-memory-proportion: [15]
-  norm-layer:
-    'name': 'group_norm'
-    'num_groups': 32
-
-third_run:
-  <<: [*first_run, *pets]
-  num_epochs: 3
-"""
+PUBLIC_STYLE = Path(__file__).parent / "data" / "public_style.yml"
 
 
-def test_public_layout_loads_unchanged():
-    file = PresetFile(PUBLIC_STYLE, "configs.yml")
-    assert file.names == ["pets_config", "small_config", "first_run", "second_run", "third_run"]
-    third = file.get("third_run").values
-    second = file.get("second_run").values
-    first = file.get("first_run").values
-    assert file.get("pets_config").values == {"dataset": "pets", "dataset_path": "/data/pets"}
-    expected = {
-        "model_name": "cifar_resnet8",
-        "precision": "16.16",
-        "stochastic_rounding": "ON",
-        "l2_regularization": 1e-5,
-        "lr_schedule_params": {"initial_learning_rate": 1e-4, "epochs_to_total_decay": 8},
-        "norm_layer": {"name": "custom_batch_norm", "momentum": 0.9},
-        "logs_per_epoch": 0.25,
-    }
-    assert {key: first[key] for key in expected} == expected
-    # The later of two `<<` wins, the earlier entry of one `<<` with a list wins, and plain keys win over both.
-    expected = {
-        "dataset": "cifar10",
-        "dataset_path": "/data/pets",
-        "model_name": "resnet50",
-        "pipeline_splits": ("conv2_block2_out", "conv3_block1_out"),
-        "device_mapping": (0, 0, 0),
-        "norm_layer": {"name": "group_norm", "num_groups": 32},
-    }
-    assert {key: second[key] for key in expected} == expected
-    assert (third["dataset"], third["num_epochs"]) == ("cifar10", 3)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "small_lars",
+            {
+                "model_name": "cifar_resnet8",
+                "precision": "32.32",
+                "l2_regularization": 2e-5,
+                "optimizer_params": {"eeta": 0.002, "momentum": 0.9, "epsilon": 0, "weight_decay": 1.5e-6},
+            },
+        ),
+        (
+            "small_scaled",
+            {
+                "stochastic_rounding": "RI",
+                "logs_per_epoch": 0.5,
+                "norm_layer": {"name": "custom_batch_norm", "momentum": 0.97},
+            },
+        ),
+        # The later of two `<<` wins, and plain keys win over both.
+        (
+            "segments_lars",
+            {
+                "dataset": "imagenet",
+                "dataset_path": "/somewhere/else/imagenet-data",
+                "micro_batch_size": 20,
+                "device_mapping": (0, 0, 0, 0, 0, 0, 0),
+                "available_memory_proportion": (20.0,),
+            },
+        ),
+        # The earlier entry of one `<<` with a list wins.
+        (
+            "list_of_merges",
+            {"dataset": "imagenet", "num_epochs": 3, "precision": "16.16", "num_replicas": 16},
+        ),
+    ],
+)
+def test_public_layout_loads_unchanged(name, expected):
+    values = PresetFile(PUBLIC_STYLE.read_text(), "configs.yml").get(name).values
+    assert {key: values[key] for key in expected} == expected
 
 
 def test_presets_do_not_affect_each_other():
-    file = PresetFile(PUBLIC_STYLE, "configs.yml")
-    before = file.get("first_run")
-    file.get("second_run")
-    assert file.get("first_run") == before
+    file = PresetFile(PUBLIC_STYLE.read_text(), "configs.yml")
+    assert file.names[:4] == ["photographs", "gc_photographs", "thumbnails", "first_steps"]
+    before = [file.get(name) for name in file.names]
+    assert [file.get(name) for name in reversed(file.names)] == before[::-1]
+    assert file.get("thumbnails").values == {"dataset": "cifar10", "dataset_path": "/somewhere/else"}
 
 
 @pytest.mark.parametrize(
@@ -187,8 +159,6 @@ def test_small_images_have_presets_of_their_own(model, dataset, name):
 
 
 def test_every_model_has_a_preset():
-    from ipucnn.models.registry import list_models
-
     assert [record.name for record in list_models() if presets.find_built_in(record.name) is None] == []
 
 
@@ -201,11 +171,6 @@ def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
 
 
 def test_the_u_net_on_four_ipus_has_the_public_stages():
-    from ipucnn.models.build import BuildOptions
-    from ipucnn.models.registry import get_model
-    from ipucnn.planning.graphs.extract import layer_graph
-    from ipucnn.training.program import make_program
-
     config = resolve("train", {"dataset": "membranes"}, model="unet", config_name="unet@isbi2012-pod4").config
     program = make_program(config, 24, seed=1)
     assert (program.num_stages, program.num_ipus, program.gradient_accumulation_count) == (4, 4, 24)
@@ -292,8 +257,6 @@ def test_no_published_command_is_missing():
 
 @pytest.mark.parametrize("head", ["its flag (default)", "its flag"])
 def test_the_tables_of_public_flags_name_existing_options(head):
-    from ipucnn.config.options import BY_KEY
-
     text = (Path(__file__).parents[1] / "docs" / "migrate.md").read_text()
     rows = text.split(f"| {head} | here |")[1].split("\n\n")[0].splitlines()[2:]
     ours = {flag for row in rows for flag in re.findall(r"--([a-z][a-z0-9-]*)", row.split(" | ")[1])}
@@ -336,9 +299,8 @@ def test_every_unshortened_preset_has_five_validations():
     "flags, micro_batch",
     [({}, 32), ({"num_replicas": "4"}, 8), ({"global_batch_size": "8"}, 1), ({"micro_batch_size": "3"}, 3)],
 )
-def test_a_network_from_a_file_has_a_global_batch_of_32(flags, micro_batch, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text("def build(input_shape, num_classes):\n    return None\n")
+def test_a_network_from_a_file_has_a_global_batch_of_32(flags, micro_batch, here):
+    (here / "net.py").write_text("def build(input_shape, num_classes):\n    return None\n")
     resolved = resolve("train", {"dataset": "digits", **flags}, model="net.py:build")
     assert resolved.config.micro_batch_size == micro_batch
     assert (resolved.origins["micro_batch_size"] == "own network") == (micro_batch in (32, 8))

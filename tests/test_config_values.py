@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ipucnn.config import bounds, values
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig, find_spec
 from ipucnn.config.values import BadValue
+from ipucnn.models.registry import NORMS
 
 
 @pytest.mark.parametrize(
@@ -181,8 +182,6 @@ def test_all_spellings_of_a_key_find_its_option():
 
 def test_norm_layers_map_to_kinds_of_norms_and_back():
     """Names of --norm-layer map to kinds of norms, and each kind back to its first name."""
-    from ipucnn.models.registry import NORMS
-
     names = {"batch_norm": "batch", "custom_batch_norm": "batch", "none": "none"}
     assert {name: values.norm_of({"name": name}) for name in names} == names
     assert {kind for kind, _ in values.NORM_LAYERS.values()} == set(NORMS)

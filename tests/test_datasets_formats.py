@@ -143,14 +143,6 @@ def test_an_invalid_cifar_batch_is_reported_with_the_reason(tmp_path, content, m
     check_raises(DataError, message, "", cifar.read_pickle, path, "labels", 10)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, -1])
-def test_a_cut_cifar_batch(tmp_path, keep):
-    write_cifar10(tmp_path)
-    path = tmp_path / "data_batch_2"
-    path.write_bytes(path.read_bytes()[:keep])
-    check_raises(DataError, "data_batch_2", "", cifar.open_cifar, "cifar10", tmp_path)
-
-
 # ---------------------------------------------------------------- real files, if available
 
 

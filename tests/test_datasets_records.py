@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -15,10 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, noise, smooth
 from support.refusals import check_raises
+from support.trained_runs import report_of
 
 from ipucnn.datasets import images, pipeline
 from ipucnn.datasets.base import INDEXING, RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
+from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.images import decode_for_training, distorted_box
 from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
@@ -513,8 +514,6 @@ def test_other_images_are_decoded_whole(kind):
 
 def test_plain_jpegs_are_read_without_pillow():
     """These are JPEGs fully described by their header; a claimed size counts against the limit."""
-    from ipucnn.datasets.image_headers import plain_jpeg_size
-
     image = Image.fromarray(noise(1, 40, 30, 3))
 
     def packed(kind="JPEG", mode="RGB", **more):
@@ -551,17 +550,14 @@ def test_an_unreadable_image_is_reported_with_its_place(folder):
     assert caught.value.hint
 
 
-def test_a_run_trains_and_evaluates_on_records(tmp_path, run):
+def test_a_run_trains_and_evaluates_on_records(tmp_path, succeeds, report):
     (tmp_path / "imagenet").mkdir()
     write_shards(tmp_path / "imagenet", "train", [k % 10 + 1 for k in range(24)], 2)
     write_shards(tmp_path / "imagenet", "validation", [k % 10 + 1 for k in range(10)], 1, first=100)
     (tmp_path / "imagenet" / "classes.txt").write_text("".join(f"{k}\n" for k in range(10)))
     options = ["lenet", "--dataset", "imagenet", "--dataset-path", tmp_path, "--augment", "--num-epochs", 1]
     options += ["--micro-batch-size", 4, "--gradient-accumulation-count", 1, "--image-size", 28]
-    code, _, err = run("train", *options, "--run-dir", "run")
-    assert code == 0, err
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["trained_samples"] == 24
-    code, out, err = run("evaluate", "run", "--dataset-path", tmp_path, "--json")
-    assert code == 0, err
-    assert f'"accuracy": {report["validation"]["accuracy"]}' in out
+    succeeds("train", *options, "--run-dir", "run")
+    of_run, evaluation = report_of("run"), report("evaluate", "run", "--dataset-path", tmp_path)
+    assert of_run["trained_samples"] == 24
+    assert evaluation["measured"]["accuracy"] == of_run["validation"]["accuracy"]

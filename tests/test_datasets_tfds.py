@@ -1,15 +1,21 @@
 """Data sets in the format of TensorFlow Datasets, written here by TFDS."""
 
 import json
+import sys
+import weakref
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from support.refusals import check_raises
 
+from ipucnn.datasets import limits
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources import tfds as source
+from ipucnn.datasets.verification import verify
 from ipucnn.errors import DataError, MissingError
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -130,10 +136,6 @@ def test_a_version_can_be_chosen(prepared):
 
 def test_a_set_is_identified_by_its_description(prepared, tmp_path):
     """The names of the folders above it, one of which may be a configuration, do not count."""
-    from shutil import copytree
-
-    from ipucnn.datasets.verification import verify
-
     folder = tmp_path / "mnist" / "small" / "3.0.1"
     copytree(prepared / "photos" / "3.0.1", folder)
     info = json.loads((folder / "dataset_info.json").read_text())
@@ -161,8 +163,6 @@ def test_a_damaged_set_is_an_error(tmp_path):
 
 
 def test_a_missing_package_is_an_error(prepared, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     choice = choose("tfds:mnist", prepared)
     error = check_raises(MissingError, "tensorflow-datasets", "ipucnn[tfds]", open_dataset, choice)
@@ -176,8 +176,6 @@ def test_an_unknown_set_cannot_be_prepared(tmp_path):
 
 
 def test_a_set_too_large_for_memory_is_refused(prepared, monkeypatch):
-    from ipucnn.datasets import limits
-
     monkeypatch.setattr(limits, "available_bytes", lambda: 40_000)
     choice, words = choose("tfds:mnist", prepared), "iB of memory, and half of what is free is"
     error = check_raises(DataError, words, "image folder", open_dataset, choice)
@@ -186,10 +184,6 @@ def test_a_set_too_large_for_memory_is_refused(prepared, monkeypatch):
 
 def test_images_are_held_in_memory_once(prepared, monkeypatch):
     """A batch is released once its images are in the array."""
-    import weakref
-
-    from ipucnn.datasets.sources import tfds as source
-
     held = []
 
     class Batches:

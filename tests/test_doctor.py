@@ -177,14 +177,14 @@ def test_hostile_variables_end_in_no_traceback(run, tmp_path, monkeypatch, name,
     assert code == 0 or re.search(r"^hint: \S", err, re.MULTILINE), err
 
 
-def test_json_has_the_same_keys_on_every_machine(run, tool, request):
-    code, plain = answer(run)
-    assert (code, set(plain), plain["device"], plain["usable"]) == (0, KEYS, "cpu", True)
+def test_json_has_the_same_keys_on_every_machine(report, tool, request):
+    plain = report("doctor")
+    assert (set(plain), plain["device"], plain["usable"]) == (KEYS, "cpu", True)
     assert {row["command"] for row in plain["commands"]} == set(COMMANDS) - {"doctor"}
     request.getfixturevalue("sdk")
     request.getfixturevalue("pod")
-    code, with_ipus = answer(run)
-    assert (code, set(with_ipus)) == (0, KEYS)
+    with_ipus = report("doctor")
+    assert set(with_ipus) == KEYS
     for name in ("sdk", "ipus", "host", "disk", "datasets"):
         assert with_ipus[name].keys() == plain[name].keys()
 
@@ -199,9 +199,8 @@ def test_requested_ipus_that_are_absent(run):
         check_device("ipu")
 
 
-def test_an_sdk_with_ipus(run, sdk, pod):
-    code, full = answer(run)
-    assert code == 0
+def test_an_sdk_with_ipus(succeeds, report, sdk, pod):
+    full = report("doctor")
     assert (full["device"], full["usable"]) == ("ipu", True)
     assert full["sdk"]["version"] == "3.3.0"
     assert full["sdk"]["enabled"]
@@ -213,11 +212,10 @@ def test_an_sdk_with_ipus(run, sdk, pod):
     assert by_command["plan-splits"] == "cpu"
     assert [f for f in full["findings"] if f["level"] == "problem"] == []
     assert any("--ipus 4" in step for step in full["next_steps"])
-    code, out, _ = run("doctor", "--device", "ipu")
-    assert code == 0
+    out, _ = succeeds("doctor", "--device", "ipu")
     assert "4 M2000 ipu2, driver 1.3.0, firmware 2.4.4" in words(out)
     # The host can be chosen as well.
-    assert answer(run, "--device", "cpu")[1]["device"] == "cpu"
+    assert report("doctor", "--device", "cpu")["device"] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -260,36 +258,32 @@ def test_a_broken_sdk(run, sdk, pod, monkeypatch, break_it, message):
     assert message in words(err)
 
 
-def test_ipus_with_another_tensorflow(run, pod):
-    code, full = answer(run)
-    assert code == 0
+def test_ipus_with_another_tensorflow(report, pod):
+    full = report("doctor")
     assert full["device"] == "cpu"
     assert any("there is hardware (4 IPUs), but TensorFlow" in f["message"] for f in full["findings"])
 
 
-def test_variables_are_shown_and_checked(run, sdk, pod, monkeypatch):
+def test_variables_are_shown_and_checked(report, sdk, pod, monkeypatch):
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "p7")
     monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "8")
-    code, full = answer(run)
-    assert code == 0
-    assert full["variables"]["IPUOF_VIPU_API_PARTITION_ID"] == "p7"
-    assert full["variables"]["POPDIST_NUM_TOTAL_REPLICAS"] == "8"
+    variables = report("doctor")["variables"]
+    assert variables["IPUOF_VIPU_API_PARTITION_ID"] == "p7"
+    assert variables["POPDIST_NUM_TOTAL_REPLICAS"] == "8"
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_model")
-    assert any("software model" in f["message"] for f in answer(run)[1]["findings"])
+    assert any("software model" in f["message"] for f in report("doctor")["findings"])
 
 
 GPUS = "0, GPU-aaaa1111, NVIDIA H200, 143771, 550.54\n1, GPU-bbbb2222, NVIDIA GB10, [N/A], 550.54\n"
 
 
-def test_gpus(run, tool, monkeypatch):
+def test_gpus(run, report, tool, monkeypatch):
     tool("nvidia-smi", GPUS)
     both, problem = find_gpus()
     assert problem is None
     assert both == [Gpu("NVIDIA H200", 143771 * 2**20, "550.54"), Gpu("NVIDIA GB10", 0, "550.54")]
     assert [gpu.uuid for gpu in both] == ["GPU-aaaa1111", "GPU-bbbb2222"]
-    code, full = answer(run)
-    assert code == 0
-    assert "NVIDIA H200, NVIDIA GB10; if TensorFlow can use them" in full["reason"]
+    assert "NVIDIA H200, NVIDIA GB10; if TensorFlow can use them" in report("doctor")["reason"]
     for value, names in (
         ("0", ["NVIDIA H200"]),
         ("GPU-bbbb", ["NVIDIA GB10"]),
@@ -303,12 +297,11 @@ def test_gpus(run, tool, monkeypatch):
         assert [gpu.name for gpu in visible] == names
         assert (problem is None) == bool(names)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    code, full = answer(run, "--device", "gpu")
-    assert (code, full["device"]) == (0, "gpu")
-    assert "H200" in full["reason"]
+    full = report("doctor", "--device", "gpu")
+    assert full["device"] == "gpu" and "H200" in full["reason"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert answer(run, "--device", "gpu")[0] == 6
-    assert answer(run)[1]["device"] == "cpu"
+    assert report("doctor")["device"] == "cpu"
     tool("nvidia-smi", "", 9)
     assert find_gpus() == ([], "nvidia-smi ended with exit code 9")
 
@@ -348,11 +341,11 @@ def test_control_characters_in_names_are_escaped(run):
     assert "\x1b" not in printed and "\\x1b[31m" in printed.replace("\n", "")
 
 
-def test_data_sets_disk_and_cores(run, tmp_path):
+def test_data_sets_disk_and_cores(report, tmp_path):
     (tmp_path / "DATA" / "cifar-10-batches-py").mkdir(parents=True)
     for name in ("data_batch_1", "test_batch", "batches.meta"):
         (tmp_path / "DATA" / "cifar-10-batches-py" / name).write_bytes(b"")
-    _, full = answer(run, "--dataset-path", "DATA")
+    full = report("doctor", "--dataset-path", "DATA")
     assert full["datasets"]["cifar10"].endswith("cifar-10-batches-py")
     assert full["datasets"]["mnist"] is None
     assert full["datasets"]["digits"] == "embedded"

@@ -166,7 +166,7 @@ def test_a_verification_on_few_samples_is_noted(exported, capsys, monkeypatch):
         assert ("(fewer than 100: the data set has no more)" in capsys.readouterr().out) == (samples < 100)
 
 
-def test_the_described_input_gives_the_classes_of_infer(exported, trained, run):
+def test_the_described_input_gives_the_classes_of_infer(exported, trained, report):
     """Pixels prepared only by the lines on the page give the classes of `ipucnn infer`."""
     rng = np.random.RandomState(2)
     paths = [f"{number}.png" for number in range(3)]
@@ -176,9 +176,7 @@ def test_the_described_input_gives_the_classes_of_infer(exported, trained, run):
     exec(compile(code, "README.md", "exec"), names)
     images = np.stack([names["network_input"](path) for path in paths])
     logits = runtimes.load("onnx", exported / "model.onnx").run(images)
-    code, out, _ = run("infer", trained, *paths, "--top", 1, "--json")
-    assert code == 0
-    predicted = [row["predictions"][0]["label"] for row in json.loads(out)]
+    predicted = [row["predictions"][0]["label"] for row in report("infer", trained, *paths, "--top", 1)]
     assert predicted == [str(i) for i in logits.argmax(-1)]
 
 
@@ -213,10 +211,8 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
         ("keras", ["--raw-uint8", "--probabilities"]),
     ],
 )
-def test_each_format(trained, run, in_this_process, form, options):
-    code, out, err = run("export", trained, "--format", form, *options, "--json")
-    assert code == 0, err
-    record = json.loads(out)
+def test_each_format(trained, report, in_this_process, form, options):
+    record = report("export", trained, "--format", form, *options)
     folder = Path("exports") / f"resnet-{form}"
     assert record["folder"] == str(folder) and record_of(folder)["verification"] == record["verification"]
     assert record["input"]["dtype"] == ("uint8" if "--raw-uint8" in options else "float32")
@@ -229,9 +225,8 @@ def test_each_format(trained, run, in_this_process, form, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved-model", "keras", pytest.param("tflite", marks=needs("tflite"))])
-def test_each_format_in_a_separate_process(trained, run, form):
-    code, out, err = run("export", trained, "--format", form, "--json")
-    assert code == 0 and json.loads(out)["verification"]["relative"] <= 1e-4, err
+def test_each_format_in_a_separate_process(trained, report, form):
+    assert report("export", trained, "--format", form)["verification"]["relative"] <= 1e-4
 
 
 def test_a_runtime_process_cannot_import_this_package():
@@ -533,24 +528,25 @@ PREDICTING = ("evaluate", "infer")
 
 @pytest.mark.slow_cases("pixels_in")
 @pytest.mark.parametrize("which", ["exported", "pixels_in"])
-def test_an_exported_file_or_its_folder_is_used_like_its_run(trained, run, request, which):
+def test_an_exported_file_or_its_folder_is_used_like_its_run(trained, report, request, which):
     file = request.getfixturevalue(which)
     file = file / "model.onnx" if file.is_dir() else file
-    code, out, err = run("evaluate", file, "--json")
-    assert code == 0, err
-    mine, runs = json.loads(out), json.loads(run("evaluate", trained, "--json")[1])
+    mine, runs = report("evaluate", file), report("evaluate", trained)
     assert mine["confusion_matrix"] == runs["confusion_matrix"] and mine["checkpoint"] == str(file)
     assert mine["measured"]["loss"] == pytest.approx(runs["measured"]["loss"], rel=1e-4)
     assert mine["measured"]["samples"] == runs["measured"]["samples"] == 40
-    code, out, _ = run("infer", file.parent, "--split", "eval", "--limit-eval", "9", "--json")
-    predicted = [row["predictions"][0]["class"] for row in json.loads(out)]
-    rows = json.loads(run("infer", trained, "--split", "eval", "--limit-eval", "9", "--json")[1])
-    assert code == 0 and predicted == [row["predictions"][0]["class"] for row in rows]
+    predicted, expected = (
+        [
+            row["predictions"][0]["class"]
+            for row in report("infer", which, "--split", "eval", "--limit-eval", 9)
+        ]
+        for which in (file.parent, trained)
+    )
+    assert predicted == expected
 
 
-def test_a_saved_model_is_refused(trained, run, in_this_process):
-    code, _, err = run("export", trained, "--format", "saved-model", "--output", "saved")
-    assert code == 0, err
+def test_a_saved_model_is_refused(trained, run, succeeds, in_this_process):
+    succeeds("export", trained, "--format", "saved-model", "--output", "saved")
     check_refused(
         run,
         *(Refusal(f"{c} saved", "is a SavedModel, which is not run", "onnx or tflite") for c in PREDICTING),

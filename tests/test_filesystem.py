@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import Refusal, check_raises, check_refused
 
-from ipucnn import filesystem
+from ipucnn import cli, filesystem
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import Kind
 from ipucnn.text import printable
@@ -129,8 +129,6 @@ def test_an_unsearchable_folder_is_an_error(here):
     ],
 )
 def test_each_system_error_ends_a_command_with_its_hint(name, hint, monkeypatch, run):
-    from ipucnn import cli
-
     def refuse(args):
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "a")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ipucnn.filesystem import private_cache_folder
+
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = """
 from ipucnn import cli
@@ -86,8 +88,6 @@ def test_compiled_code_comes_from_an_absolute_folder_of_the_user(variables, tmp_
 
 
 def test_a_world_writable_folder_is_not_used_for_compiled_code(tmp_path, monkeypatch):
-    from ipucnn.filesystem import private_cache_folder
-
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))
     assert private_cache_folder("numba") == tmp_path / "numba"
     (tmp_path / "numba").chmod(0o777)

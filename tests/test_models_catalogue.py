@@ -5,11 +5,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from ipucnn.config.presets import built_in_files, read_file
 from ipucnn.errors import MissingError
 from ipucnn.models import counts
+from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs import extract, keras_graph, shipped
 from ipucnn.planning.graphs.layer_graph import LayerGraph
@@ -65,8 +68,6 @@ def shipped_graph(name) -> LayerGraph:
 
 def check(name):
     """Compares the built model with the shipped graph, which was written under Keras 3, also under Keras 2.6."""
-    from ipucnn.models.build import build_model
-
     record = get_model(name)
     try:
         model = build_model(record, extract.home_options(record))
@@ -210,8 +211,6 @@ def test_recorded_counts_equal_published_ones(name, parameters, macs):
     [r.name for r in list_models() if not re.search(r"net[123]|b[1-7]|-[ml]$|^vgg19$", r.name)],
 )
 def test_the_smallest_input_builds(name):
-    from ipucnn.models.build import BuildOptions, build_model
-
     record = get_model(name)
     try:
         model = build_model(record, BuildOptions((record.min_size, record.min_size, 3), 2))
@@ -220,27 +219,13 @@ def test_the_smallest_input_builds(name):
     assert model.output_shape[-1] == 2 and all(n is None or n > 0 for n in model.output_shape)
 
 
-# Split points of public IPU configurations for these networks.
-PUBLIC_SPLITS = {
-    "cifar_resnet8": ("conv2_block1_post_addition_relu", "conv3_block1_post_addition_relu"),
-    "cifar_resnet56": ("conv2_block4_post_addition_relu", "conv3_block4_post_addition_relu"),
-    "resnet50": (
-        "conv2_block2_out",
-        "conv3_block1_out",
-        "conv4_block2_out",
-        "conv2_block1_out",
-        "conv4_block4_out",
-    ),
-    "unet": ("encoder_block_1_maxpooling", "decoder_block_0_transpose"),
-    "efficientnet-b0": (
-        "block3a_expand_conv",
-        "block2b_expand_conv",
-        "block4a_expand_conv",
-        "block6a_expand_conv",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC_SPLITS))
-def test_public_split_points_are_layer_names(name):
-    assert set(PUBLIC_SPLITS[name]) <= {layer.name for layer in shipped_graph(name).layers}
+def test_public_split_points_are_layer_names():
+    """Checks those of published configurations, and further ones of its EfficientNet."""
+    splits = {"efficientnet-b0": {"block2b_expand_conv", "block4a_expand_conv", "block6a_expand_conv"}}
+    for file in (*built_in_files(), read_file(Path(__file__).parent / "data" / "public_style.yml")):
+        for values in (file.get(preset).values for preset in file.names):
+            if "model_name" in values:
+                splits.setdefault(values["model_name"], set()).update(values.get("pipeline_splits", ()))
+    assert sum(map(len, splits.values())) > 15
+    for name, names in splits.items():
+        assert names <= {layer.name for layer in shipped_graph(name).layers}, name

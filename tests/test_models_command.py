@@ -1,6 +1,5 @@
 """``ipucnn models``: table, JSON, summary, errors."""
 
-import json
 import re
 
 import pytest
@@ -65,7 +64,7 @@ def test_errors(run):
     )
 
 
-def test_a_summary_for_the_images_and_classes_of_a_data_set(run, tmp_path):
+def test_a_summary_for_the_images_and_classes_of_a_data_set(run, succeeds, report, tmp_path):
     """A network from a file takes its input shape and classes from the data set."""
     (tmp_path / "net.py").write_text(
         "def build(input_shape, num_classes):\n"
@@ -79,11 +78,10 @@ def test_a_summary_for_the_images_and_classes_of_a_data_set(run, tmp_path):
         "    images, labels = np.zeros((14, 6, 5, 3), 'uint8'), np.arange(14) % 7\n"
         "    return (images, labels), (images, labels)\n"
     )
-    code, out, _ = run("models", "net.py:build", "--summary", "--dataset", "data.py:load", "--json")
-    report = json.loads(out)
-    assert (report["input_shape"], report["num_classes"]) == ([6, 5, 3], 7)
-    assert report["parameters"] == (6 * 5 * 3 + 1) * 7
-    code, out, err = run("models", "net.py:build", "--summary", "--image-size", 4, columns=200)
-    assert code == 0 and "1,000 classes" in out and "--dataset NAME takes those of a data set" in err
+    summary = report("models", "net.py:build", "--summary", "--dataset", "data.py:load")
+    assert (summary["input_shape"], summary["num_classes"]) == ([6, 5, 3], 7)
+    assert summary["parameters"] == (6 * 5 * 3 + 1) * 7
+    out, err = succeeds("models", "net.py:build", "--summary", "--image-size", 4, columns=200)
+    assert "1,000 classes" in out and "--dataset NAME takes those of a data set" in err
     hint = "ipucnn models net.py:build --summary --dataset data.py:load"
     check_refused(run, Refusal("models net.py:build --dataset data.py:load", "", hint))

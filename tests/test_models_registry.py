@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import check_raises
 
 from ipucnn.datasets.preprocessing import INPUT_RANGES
 from ipucnn.errors import ConfigurationError
@@ -28,13 +29,8 @@ def test_case_and_dashes_do_not_matter(spelling):
 
 
 def test_unknown_model_suggests_the_closest():
-    with pytest.raises(ConfigurationError) as caught:
-        get_model("resnet-5O")
-    assert "resnet-5O" in caught.value.message
-    assert "resnet50" in caught.value.hint
-    with pytest.raises(ConfigurationError) as caught:
-        get_model("zzzz")
-    assert "ipucnn models" in caught.value.hint
+    check_raises(ConfigurationError, "resnet-5O", "resnet50", get_model, "resnet-5O")
+    check_raises(ConfigurationError, "", "ipucnn models", get_model, "zzzz")
 
 
 def test_patterns_and_natural_order():
@@ -87,19 +83,17 @@ def test_nearest_legal_sizes_are_legal_and_near(name, height, width):
             assert abs(legal - size) <= max(record.size_step, record.min_size - size + record.size_step)
 
 
-def test_errors_of_illegal_shapes_name_legal_ones():
-    unet = get_model("unet")
-    with pytest.raises(ConfigurationError) as caught:
-        validate_input_shape(unet, (256, 252, 1))
-    assert "height 256" in caught.value.message
-    assert "252 or 268" in caught.value.hint
-    with pytest.raises(ConfigurationError) as caught:
-        validate_input_shape(get_model("xception"), (32, 32, 3))
-    assert "71" in caught.value.message
-    with pytest.raises(ConfigurationError):
-        validate_input_shape(unet, (252, 252))
-    with pytest.raises(ConfigurationError):
-        validate_input_shape(get_model("vgg16"), (32, 32, 5))
+@pytest.mark.parametrize(
+    ("name", "shape", "error", "hint"),
+    [
+        ("unet", (256, 252, 1), "height 256", "252 or 268"),
+        ("xception", (32, 32, 3), "71", ""),
+        ("unet", (252, 252), "", ""),
+        ("vgg16", (32, 32, 5), "", ""),
+    ],
+)
+def test_errors_of_illegal_shapes_name_legal_ones(name, shape, error, hint):
+    check_raises(ConfigurationError, error, hint, validate_input_shape, get_model(name), shape)
 
 
 def test_output_shape():

@@ -9,13 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from support.own_networks import HEAD, MIXING, NESTED, OWN, RESIDUAL, TRAIN, last, write
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
+from support.sessions import CPU, make_program
+from tensorflow import keras
 
+from ipucnn.benchmarking.suite import parse_suite
+from ipucnn.datasets.base import pool
+from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.architecture import from_data
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.layers.micro_batches import BatchNormalization
+from ipucnn.models.names import named_weights
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.training.losses import make_loss
+from ipucnn.training.optimizer_settings import make_settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
 NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -26,8 +38,6 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def built(text, shape=(6, 6, 2), classes=3, **options):
-    from ipucnn.models.build import BuildOptions, build_model
-
     record = find_network(write(text))
     return record, build_model(record, BuildOptions(shape, classes, **options))
 
@@ -71,11 +81,9 @@ def test_files_without_a_network_are_refused(run):
         check_refused(run, Refusal(["train", name, "--print-config"], error, hint, code))
 
 
-def test_print_config_executes_nothing(run):
-    code, out, err = run(
-        "train", write("raise SystemExit('was run')\ndef build(a, b): pass"), "--print-config"
-    )
-    assert code == 0 and "net.py:build" in out, err
+def test_print_config_executes_nothing(succeeds):
+    out, _ = succeeds("train", write("raise SystemExit('was run')\ndef build(a, b): pass"), "--print-config")
+    assert "net.py:build" in out
 
 
 # --- names that are trusted
@@ -123,9 +131,6 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
 
 
 def test_own_network_gets_the_layers_of_registered_ones():
-    from ipucnn.models.layers.micro_batches import BatchNormalization
-    from ipucnn.models.names import named_weights
-
     record, model = built(RESIDUAL)
     names = [layer.name for layer in model.layers]
     assert names == [
@@ -135,8 +140,6 @@ def test_own_network_gets_the_layers_of_registered_ones():
     assert type(model.get_layer("batch_normalization")) is BatchNormalization
     assert model.get_layer("dense").activation.__name__ == "linear" and "softmax" in record.own.notes[0]
     # A second build and a checkpoint's record give the same network.
-    from ipucnn.models.build import BuildOptions, build_model
-
     saved = saved_network(record.name, json.loads(json.dumps(record.own.to_data())), "x", "y")
     first = {name: weight.numpy() for name, weight in named_weights(model).items()}
     for other in (find_network("net.py:build"), saved):
@@ -155,8 +158,6 @@ def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
 
 
 def test_own_layers_are_seeded_and_reported():
-    from ipucnn.models.names import named_weights
-
     record, model = built(MIXING)
     assert "centre (Centre)" in record.own.notes[0] and "one by one" in record.own.notes[0]
     scale = named_weights(model)["centre/scale"].numpy()
@@ -260,8 +261,6 @@ REFUSED_FILES = {
 
 @pytest.mark.parametrize("case", REFUSED_FILES)
 def test_layers_that_training_cannot_compute_are_refused(case):
-    from tensorflow import keras
-
     text, message = REFUSED_FILES[case]
     try:
         with pytest.raises(ConfigurationError) as caught:
@@ -296,20 +295,12 @@ def test_masks_are_refused_with_one_error_and_one_hint(run):
 
 
 def _weights(model):
-    from ipucnn.models.names import named_weights
-
     return {name: weight.numpy() for name, weight in named_weights(model).items()}
 
 
 @pytest.mark.parametrize("kind, fused", [("residual", 4), ("nested", 2), ("mixing", 0)])
 def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
     """Compares the session with the function's own model in Keras, one micro-batch after the other."""
-    import tensorflow as tf
-    from support.sessions import CPU, make_program
-
-    from ipucnn.sessions.host.session import HostSession
-    from ipucnn.training.losses import make_loss
-    from ipucnn.training.optimizer_settings import make_settings
 
     program = make_program(2, 2, 2, updates_per_epoch=3)
     rng = np.random.default_rng(7)
@@ -365,12 +356,11 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
         pytest.param("nested", marks=pytest.mark.slow),
     ],
 )
-def test_continued_run_has_the_same_bytes(kind, run):
+def test_continued_run_has_the_same_bytes(kind, run, succeeds):
     name = write(OWN[kind])
     train = ("train", name, "--dataset", "digits", *TRAIN)
-    assert run(*train, "--run-dir", "whole")[0] == 0
-    code, _, err = run(*train, "--num-epochs", 1, "--run-dir", "parts")
-    assert code == 0, err
+    succeeds(*train, "--run-dir", "whole")
+    succeeds(*train, "--num-epochs", 1, "--run-dir", "parts")
     more = ("train", "--resume", "--run-dir", "parts", "--num-epochs", 2)
     has_own = kind == "mixing"
     text = Path("net.py").read_text()
@@ -438,15 +428,11 @@ def test_a_function_may_be_named_by_text_in_its_file(text):
 # --- .keras files
 
 
-def test_keras_file_is_trained_like_its_function(run):
-    from tensorflow import keras
-
+def test_keras_file_is_trained_like_its_function(run, succeeds):
     if int(keras.__version__.split(".")[0]) < 3:
         pytest.skip("Keras 2.6 writes no .keras files")
     function = find_function(write(NESTED), "build")
     function((8, 8, 1), 10).save("net.keras")
-    from ipucnn.models.build import BuildOptions, build_model
-
     record = find_network("net.keras")
     assert record.own.input_shape == (8, 8, 1) and record.num_classes == 10
     of_file = _weights(build_model(record, BuildOptions((8, 8, 1), 10)))
@@ -458,10 +444,9 @@ def test_keras_file_is_trained_like_its_function(run):
         Refusal("train net.keras --dataset digits --image-size 9", "takes images of 8x8x1"),
         Refusal("train net.h5", "net.h5"),
     )
-    code, out, err = run("models", "net.keras", "--summary")
-    assert code == 0 and "base_separable_conv2d" in out, err
-    code, out, err = run("plan-splits", "net.keras", "--stages", 2, "--json")
-    assert code == 0, err
+    out, _ = succeeds("models", "net.keras", "--summary")
+    assert "base_separable_conv2d" in out
+    succeeds("plan-splits", "net.keras", "--stages", 2, "--json")
 
 
 @pytest.mark.parametrize("text", [b"", b"PK\x03\x04 nothing", b"\x89HDF\r\n\x1a\n"])
@@ -473,6 +458,10 @@ def test_damaged_keras_file_is_reported(text, run):
 # --- data
 
 
+def opened(name):
+    return open_dataset(choose_dataset(name, Path("."), home="none", task="classification"))
+
+
 GOOD = """import numpy as np
 r = np.random.default_rng(1)
 i = np.uint8(r.integers(0, 256, (12, 8, 8)))
@@ -481,11 +470,8 @@ l = np.arange(12) % 3
 
 
 def load(text):
-    from ipucnn.datasets.registry import choose_dataset, open_dataset
-
     Path("data.py").write_text(f"{GOOD}def load():\n    {text}\n")
-    choice = choose_dataset("data.py:load", Path("."), home="none", task="classification")
-    return open_dataset(choice)
+    return opened("data.py:load")
 
 
 def test_own_data_have_names_and_statistics():
@@ -531,8 +517,6 @@ SOURCE = """
 
 
 def test_own_data_source_is_accepted_and_its_labels_become_int32():
-    from ipucnn.datasets.base import pool
-
     source = load(SOURCE + "DataSource(info, whole, whole)")
     assert source.train.labels.dtype == np.int32 and source.info.class_names == ("a", "b", "c")
     named = "replace(whole, names=tuple(f'{n}.png' for n in range(12)))"
@@ -593,14 +577,11 @@ def test_late_imports_of_a_function_are_resolved(tmp_path):
 
 def test_file_of_network_and_data_is_executed_once(capfd):
     """Keras 2.6 refuses classes that are registered twice, so the file must run once."""
-    from ipucnn.datasets.registry import choose_dataset, open_dataset
-    from ipucnn.models.build import BuildOptions, build_model
 
     Path("both.py").write_text(
         f"{RESIDUAL}\n{GOOD}def load():\n    return (i, l), (i, l)\nprint('it is run')\n"
     )
-    choice = choose_dataset("both.py:load", Path("."), home="none", task="classification")
-    assert len(open_dataset(choice).train) == 12
+    assert len(opened("both.py:load").train) == 12
     build_model(find_network("both.py:build"), BuildOptions((8, 8, 1), 3))
     assert capfd.readouterr().err.count("it is run") == 1
 
@@ -622,10 +603,6 @@ def test_own_data_are_verified_and_noise_does_not_replace_them(run):
 
 
 def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
-    from ipucnn.benchmarking.suite import parse_suite
-    from ipucnn.datasets.registry import choose_dataset, open_dataset
-    from ipucnn.models.build import BuildOptions, build_model
-
     (tmp_path / "offered.py").write_text(
         RESIDUAL + "\n" + GOOD + "def load():\n    return (i, l), (i, l)\n"
         "def quits():\n    raise SystemExit(0)\n"
@@ -640,17 +617,14 @@ def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     record = find_network("mine-net")
     assert build_model(record, BuildOptions((6, 6, 2), 3)).output.shape[-1] == 3
-    choice = choose_dataset("mine-data", tmp_path, home="none", task="classification")
-    assert open_dataset(choice).info.name == "mine-data"
-    with pytest.raises(ConfigurationError, match="unknown model") as caught:
-        find_network("mine-nett")
-    assert (caught.value.hint or "").startswith("did you mean 'mine-net'")
-    choice = choose_dataset("mine-quits", tmp_path, home="none", task="classification")
-    with pytest.raises(ConfigurationError, match="mine-quits raised SystemExit: 0"):
-        open_dataset(choice)
-    with pytest.raises(ConfigurationError, match=r"No module named 'not_offered'\nhint: ") as caught:
-        build_model(find_network("mine-gone"), BuildOptions((6, 6, 2), 3))
-    assert caught.value.hint == "fix the package that offers it"
+    assert opened("mine-data").info.name == "mine-data"
+    hint = check_raises(ConfigurationError, "unknown model", "", find_network, "mine-nett").hint
+    assert hint.startswith("did you mean 'mine-net'")
+    check_raises(ConfigurationError, "mine-quits raised SystemExit: 0", "", opened, "mine-quits")
+    gone, options = find_network("mine-gone"), BuildOptions((6, 6, 2), 3)
+    error = check_raises(ConfigurationError, "", "", build_model, gone, options)
+    assert error.message.endswith("No module named 'not_offered'")
+    assert error.hint == "fix the package that offers it"
     with pytest.raises(ConfigurationError, match="row 1: mine-net is your own network"):
         parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine")
     sys.modules.pop("offered", None)

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from poplar_double import installed
 from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
 from support.workers import assert_same, launch
+from tensorflow import keras
 
 import ipucnn
 from ipucnn.config.resolve import resolve
@@ -51,15 +52,14 @@ def assert_equal(one, two):
     ],
     ids=["mixing", "nested", "residual"],
 )
-def test_ipu_pipeline_trains_the_weights_of_the_host(text, split, run):
+def test_ipu_pipeline_trains_the_weights_of_the_host(text, split, succeeds):
     short = [word for word in SHORT if word not in ("--global-batch-size", 16)]
     more = ["--num-epochs", 1, "--no-validation", "--gradient-accumulation-count", 4]
     train = ("train", write(text), *short, *more)
     with installed(num_ipus=4) as machine:
-        code, _, err = run(*train, "--pipeline-splits", split, "--run-dir", "ipu")
-        assert code == 0 and machine.config["ipus"] == 2, err
-    code, _, err = run(*train, "--pipeline-splits", split, "--run-dir", "host", "--device", "cpu")
-    assert code == 0, err
+        succeeds(*train, "--pipeline-splits", split, "--run-dir", "ipu")
+        assert machine.config["ipus"] == 2
+    _, err = succeeds(*train, "--pipeline-splits", split, "--run-dir", "host", "--device", "cpu")
     ipu, host = last("ipu").weights, last("host").weights
     assert list(ipu) == list(host)
     for name in host:
@@ -67,34 +67,31 @@ def test_ipu_pipeline_trains_the_weights_of_the_host(text, split, run):
     assert text != MIXING or "one by one" in err
 
 
-def test_dry_run_refuses_exactly_what_the_run_refuses(run):
+def test_dry_run_refuses_exactly_what_the_run_refuses(run, succeeds):
     train = ("train", write(MIXING), *SHORT, "--dry-run")
     auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2)
     for more in ((), ("--pipeline-splits", "centre"), auto):
-        code, _, err = run(*train, *more)
-        assert code == 0 and "nothing was trained" in err, err
+        _, err = succeeds(*train, *more)
+        assert "nothing was trained" in err
     check_refused(run, Refusal([*train, "--pipeline-splits", "middle"], "middle"))
 
 
 @pytest.mark.slow
-def test_keras_file_works_wherever_a_function_does(lightly, run):
-    from tensorflow import keras
-
+def test_keras_file_works_wherever_a_function_does(lightly, succeeds, report):
     if int(keras.__version__.split(".")[0]) < 3:
         pytest.skip("Keras 2.6 writes no .keras files")
     find_function(write(NESTED), "build")((8, 8, 1), 10).save("net.keras")
-    code, _, err = run("train", "net.keras", *SHORT, "--kfold", 2, "--run-dir", "folds")
-    assert code == 0 and last("folds/fold-2").meta["network"]["name"] == "net.keras", err
+    succeeds("train", "net.keras", *SHORT, "--kfold", 2, "--run-dir", "folds")
+    assert last("folds/fold-2").meta["network"]["name"] == "net.keras"
     assert ipucnn.load("folds/fold-1").predict(np.zeros((8, 8), np.uint8)).shape == (1, 10)
     fine = ("--weights", "folds/fold-1", "--freeze", "base*", "--num-epochs", 1)
-    code, _, err = run("train", "net.keras", *SHORT, *fine, "--run-dir", "fine")
-    assert code == 0 and "layers frozen: base_" in " ".join(err.split()), err
+    _, err = succeeds("train", "net.keras", *SHORT, *fine, "--run-dir", "fine")
+    assert "layers frozen: base_" in " ".join(err.split())
     Path("net.keras").unlink()
-    code, _, err = run("train", "--resume", "--run-dir", "fine", "--num-epochs", 2)
-    assert code == 0 and not any(slot.startswith("base_") for slot in last("fine").slots), err
+    succeeds("train", "--resume", "--run-dir", "fine", "--num-epochs", 2)
+    assert not any(slot.startswith("base_") for slot in last("fine").slots)
     with installed(num_ipus=1) as machine:
-        code, out, err = run("evaluate", "fine", "--json")
-        assert code == 0 and json.loads(out)["device"] == "ipu" and machine.calls("predict"), err
+        assert report("evaluate", "fine")["device"] == "ipu" and machine.calls("predict")
 
 
 def printed(out, what):
@@ -112,7 +109,7 @@ def load():
 """
 
 
-def test_printed_commands_continue_with_own_files(lightly, run, monkeypatch):
+def test_printed_commands_continue_with_own_files(lightly, run, succeeds, monkeypatch):
     """After a signal, after the run, and if the network's file was moved meanwhile."""
     name, data = write(MIXING, "mine.py"), write(OWN_DATA, "data.py").replace("build", "load")
     with pytest.raises(Interrupted) as ended:
@@ -127,43 +124,38 @@ def test_printed_commands_continue_with_own_files(lightly, run, monkeypatch):
     evaluate = ("evaluate", "../a run", "--dataset", f"../{data}")
     code, out, err = run(*evaluate)
     assert code == 2 and printed(err, "if you trust it, ") == ["--model-name", "../mine.py:build"]
-    code, out, err = run(*evaluate, *printed(err, "if you trust it, "))
-    assert code == 0, err
+    succeeds(*evaluate, *printed(err, "if you trust it, "))
     monkeypatch.chdir("..")
     Path("mine.py").rename("moved/mine.py")
-    code, out, err = run("train", "--resume", "--run-dir", "a run", "--num-epochs", 52, "--dataset", data,
-                         "--model-name", "moved/mine.py:build")  # fmt: skip
-    assert code == 0, err
-    code, out, err = run(*printed(out, "evaluate it: "))
-    assert code == 0 and "accuracy" in out, err
+    resume = ("train", "--resume", "--run-dir", "a run", "--num-epochs", 52)
+    out, _ = succeeds(*resume, "--dataset", data, "--model-name", "moved/mine.py:build")
+    out, _ = succeeds(*printed(out, "evaluate it: "))
+    assert "accuracy" in out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [MIXING, RESIDUAL], ids=["mixing", "residual"])
-def test_two_workers_have_the_bytes_of_one(text, run, tmp_path):
+def test_two_workers_have_the_bytes_of_one(text, succeeds, tmp_path):
     name = write(text)
     ended = launch(tmp_path, name, *SHORT, "--run-dir", "two")
     assert ended.returncode == 0, ended.stderr
-    code, _, err = run("train", name, *SHORT, "--max-workers", 2, "--run-dir", "one")
-    assert code == 0, err
+    succeeds("train", name, *SHORT, "--max-workers", 2, "--run-dir", "one")
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.parametrize("text, words", [(MIXING, ("--model-name", "moved/folds.py:build")), (RESIDUAL, ())])
-def test_folds_train_and_continue_the_own_network(lightly, run, text, words):
+def test_folds_train_and_continue_the_own_network(lightly, run, succeeds, text, words):
     train = ("train", write(text, "folds.py"), *SHORT, "--kfold", 2, "--run-dir")
-    code, out, err = run(*train, "whole")
-    assert code == 0, err
-    code, out, err = run(*printed(out, "evaluate one: "))
-    assert code == 0 and "accuracy" in out, err
-    assert run(*train, "a cut", "--fold", 1)[0] == 0
+    out, _ = succeeds(*train, "whole")
+    out, _ = succeeds(*printed(out, "evaluate one: "))
+    assert "accuracy" in out
+    succeeds(*train, "a cut", "--fold", 1)
     Path("moved").mkdir()
     Path("folds.py").rename("moved/folds.py")
     if words:
         code, out, err = run("train", "--resume", "--run-dir", "a cut")
         assert code == 2 and printed(err, "if you trust it, ") == ["--model-name", "folds.py:build"]
-    code, out, err = run("train", "--resume", "--run-dir", "a cut", *words)
-    assert code == 0, err
+    succeeds("train", "--resume", "--run-dir", "a cut", *words)
     for fold in ("fold-1", "fold-2"):
         assert (
             last(f"a cut/{fold}").meta["network"]["layers"] == last(f"whole/{fold}").meta["network"]["layers"]
@@ -172,16 +164,15 @@ def test_folds_train_and_continue_the_own_network(lightly, run, text, words):
 
 
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_frozen_layers_stay_frozen_after_a_kill(really, run, request):
+def test_frozen_layers_stay_frozen_after_a_kill(really, succeeds, request):
     if not really:
         request.getfixturevalue("lightly")
     name = write(NESTED, "frozen.py")
-    code, _, err = run("train", name, *SHORT, "--run-dir", "first")
-    assert code == 0, err
+    succeeds("train", name, *SHORT, "--run-dir", "first")
     fine = (*SHORT, "--weights", "first", "--freeze", "base*", "--optimizer-params", '{"momentum": 0.9}')
-    code, _, err = run("train", name, *fine, "--run-dir", "whole")
+    _, err = succeeds("train", name, *fine, "--run-dir", "whole")
     # A layer frozen by the network itself counts as frozen, too.
-    assert code == 0 and "layers frozen: base_" in " ".join(err.split()), err
+    assert "layers frozen: base_" in " ".join(err.split())
     flags = dict(zip([word[2:].replace("-", "_") for word in fine[::2]], map(str, fine[1::2])))
     events = TrainingRun(resolve("train", {**flags, "run_dir": "cut"}, model=name)).events()
     for event in events:
@@ -190,8 +181,7 @@ def test_frozen_layers_stay_frozen_after_a_kill(really, run, request):
     next(events)
     events.close()  # nothing more runs, as after SIGKILL
     Path("frozen.py").unlink()
-    code, _, err = run("train", "--resume", "--run-dir", "cut")
-    assert code == 0, err
+    succeeds("train", "--resume", "--run-dir", "cut")
     assert_equal("whole", "cut")
     before, after = last("first").weights, last("cut").weights
     assert not any(slot.startswith(("base_", "frozen/")) for slot in last("cut").slots)
@@ -207,13 +197,10 @@ def test_python_api_trains_plans_and_loads_the_own_network(lightly):
         learning_rate=0.05, run_dir="run",
     )  # fmt: skip
     assert "Validated" in [type(event).__name__ for event in training]
-    with pytest.raises(ConfigurationError) as caught:
-        ipucnn.load("run")
-    assert "centre" in caught.value.message
-    assert caught.value.hint == "if you trust it, type: ipucnn.load('run', model='mine.py:build')"
-    with pytest.raises(ConfigurationError) as caught:
-        ipucnn.load("run", checkpoint="last")
-    assert caught.value.hint.endswith("ipucnn.load('run', checkpoint='last', model='mine.py:build')")
+    error = check_raises(ConfigurationError, "centre", "", ipucnn.load, "run")
+    assert error.hint == "if you trust it, type: ipucnn.load('run', model='mine.py:build')"
+    error = check_raises(ConfigurationError, "", "", ipucnn.load, "run", checkpoint="last")
+    assert error.hint.endswith("ipucnn.load('run', checkpoint='last', model='mine.py:build')")
     loaded = ipucnn.load("run", model=name)
     assert loaded.predict(np.zeros((2, 8, 8, 1), np.uint8)).shape == (2, 10)
     assert any(layer.name == "centre" for layer in loaded.keras_model.layers)
@@ -235,17 +222,17 @@ def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, ru
     assert len(program["pipeline_splits"]) == 1
 
 
-def test_assumptions_without_a_data_set_are_printed_before_the_build(short_benchmarks, run):
+def test_assumptions_without_a_data_set_are_printed_before_the_build(short_benchmarks, run, succeeds):
     name = write(SMALL_NETWORK)
     both = f"{name}: images of 224x224x3 and 1,000 classes are assumed; --dataset NAME"
-    code, _, err = run("plan-splits", name, "--stages", 2, columns=400)
-    assert code == 0 and 0 <= err.index(both) < err.index("reading the layers")
+    _, err = succeeds("plan-splits", name, "--stages", 2, columns=400)
+    assert 0 <= err.index(both) < err.index("reading the layers")
     small = ("--image-size", 64, "--executions", 3, "--min-time", 0, "--max-time", 30)
     for noise in (("--host-generated-data",), ("--synthetic-data", "host")):
-        code, _, err = run("benchmark", name, *noise, *small, columns=400)
-        assert code == 0 and f"{name}: 1,000 classes are assumed; --dataset NAME" in err, (noise, err)
-    code, _, err = run("models", name, "--summary", columns=400)
-    assert code == 0 and both in err
+        _, err = succeeds("benchmark", name, *noise, *small, columns=400)
+        assert f"{name}: 1,000 classes are assumed; --dataset NAME" in err, (noise, err)
+    _, err = succeeds("models", name, "--summary", columns=400)
+    assert both in err
     # Typed values are not assumed.
     for typed, left in (
         (("--classes", 5), "images of 224x224x3 are assumed"),
@@ -264,15 +251,14 @@ def pictures(folder, size):
         Image.fromarray(np.random.RandomState(n).randint(0, 256, (size, size, 3)).astype(np.uint8)).save(path)
 
 
-def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(lightly, run):
+def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(lightly, succeeds):
     pictures("small", 32)
     pictures("large", 120)
     name = write(NESTED)
     train = ("train", name, "--num-epochs", 1, "--micro-batch-size", 2, "--dataset")
 
     def warnings(*words):
-        code, _, err = run(*train, *words, columns=400)
-        assert code == 0, err
+        _, err = succeeds(*train, *words, columns=400)
         return [line for line in err.splitlines() if "warning" in line and "--image-size" in line]
 
     (line,) = warnings("small", "--dry-run")
@@ -302,8 +288,8 @@ def test_training_on_a_damaged_folder_recommends_verify_dataset(run, monkeypatch
     assert code == 3 and "a/0.png" in out and "b/3.png" in out
 
 
-def test_small_data_set_reduces_the_default_batch(lightly, run):
-    code, _, err = run(
+def test_small_data_set_reduces_the_default_batch(lightly, succeeds):
+    _, err = succeeds(
         "train", write(SMALL_NETWORK), "--dataset", "digits", "--limit-train", 20, "--num-epochs", 1
     )
-    assert code == 0 and "global batch 20 = micro-batch 20" in err, err
+    assert "global batch 20 = micro-batch 20" in err

@@ -10,16 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import yaml
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
+from tensorflow import keras
 
-from ipucnn.config.options import find_spec
+from ipucnn.config.options import RunConfig, find_spec
 from ipucnn.config.presets import PresetFile, read_file
 from ipucnn.config.resolve import PUBLIC_ORIGIN, resolve
 from ipucnn.config.spec import OptionSpec
 from ipucnn.datasets.base import ArrayExamples, data_source
+from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
+from ipucnn.datasets.preprocessing import channel_affine
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.runs import setup as run_setup
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.session import DeviceInfo
+from ipucnn.training.program import make_program
 
 FILE = Path(__file__).parent / "data" / "public_style.yml"
 HOLDERS = ("photographs", "gc_photographs", "thumbnails")
@@ -128,9 +136,9 @@ def test_file_may_contain_every_option_of_the_application(key):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_entry_prints_its_config_without_data(run, name):
-    code, out, err = run("train", "--config", name, "--config-path", FILE, "--print-config", "--json")
-    assert code == 0 and err == "", err
+def test_every_entry_prints_its_config_without_data(succeeds, name):
+    out, err = succeeds("train", "--config", name, "--config-path", FILE, "--print-config", "--json")
+    assert err == ""
     shown = json.loads(out)
     assert shown["preset"] == name
     in_file = read_file(FILE).get(name).values
@@ -417,8 +425,6 @@ def _crops(image):
 
 
 def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
-    from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
-
     source = _cifar(np.random.default_rng(0))
     options = {"input_shape": (32, 32, 3), "batch_size": 3}
     batches = train_batches(
@@ -446,15 +452,6 @@ def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
 @pytest.mark.parametrize("input_range", ["image", "caffe"])
 @pytest.mark.parametrize("transfer", ["accelerator_side_preprocess", "eight_bit_transfer"])
 def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, transfer):
-    import tensorflow as tf
-    from tensorflow import keras
-
-    from ipucnn.config.options import RunConfig
-    from ipucnn.datasets.pipeline import eval_batches
-    from ipucnn.datasets.preprocessing import channel_affine
-    from ipucnn.sessions.host.session import HostSession
-    from ipucnn.sessions.session import DeviceInfo
-
     source = _cifar(np.random.default_rng(1))
     inputs = keras.Input((32, 32, 3))
     network = keras.Model(inputs, keras.layers.Flatten()(inputs))
@@ -485,12 +482,11 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
 
 @pytest.mark.slow_cases("ipu")
 @pytest.mark.parametrize("where", ["host", "ipu"])
-def test_noise_replaces_an_absent_data_set(run, where):
+def test_noise_replaces_an_absent_data_set(succeeds, where):
     flags = ("--dataset", "cifar100", "--dataset-path", "nowhere", "--synthetic-data", where, "--seed", 1)
     batch = ("--micro-batch-size", 8, "--global-batch-size", 1032, "--weight-updates-per-epoch", 1)
     rest = ("--num-epochs", 2, "--no-validation", "--run-dir", "run", "--json")
-    code, out, err = run("train", "toy_model", *flags, *batch, *rest)
-    assert code == 0, err
+    out, err = succeeds("train", "toy_model", *flags, *batch, *rest)
     assert "synthetic data, in place of cifar100" in err
     report = json.loads(out)
     assert report["dataset"]["name"] == "random"
@@ -499,10 +495,7 @@ def test_noise_replaces_an_absent_data_set(run, where):
 
 
 @pytest.mark.parametrize("written", ["cifar100", "CIFAR-100", "cifar_100", "tfds:cifar100"])
-def test_noise_has_the_size_of_the_replaced_set(tmp_path, monkeypatch, written):
-    from ipucnn.runs import setup as run_setup
-
-    monkeypatch.chdir(tmp_path)
+def test_noise_has_the_size_of_the_replaced_set(here, written):
     setup = run_setup.prepare(
         resolve("train", {"dataset": written, "synthetic_data": "host"}, model="lenet"), 1
     )
@@ -510,20 +503,19 @@ def test_noise_has_the_size_of_the_replaced_set(tmp_path, monkeypatch, written):
 
 
 @pytest.mark.parametrize("written", ["nosuchset", "cifar1000"])
-def test_noise_for_an_unknown_set_is_refused(tmp_path, monkeypatch, written):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"data set '{written}' is unknown") as caught:
-        resolve("train", {"dataset": written, "synthetic_data": "host"}, model="lenet")
-    assert ("did you mean 'cifar100'" in caught.value.hint) == (written == "cifar1000")
+def test_noise_for_an_unknown_set_is_refused(here, written):
+    flags, words = {"dataset": written, "synthetic_data": "host"}, f"data set '{written}' is unknown"
+    error = check_raises(ConfigurationError, words, "", resolve, "train", flags, model="lenet")
+    assert ("did you mean 'cifar100'" in error.hint) == (written == "cifar1000")
     Path("mine").mkdir()
     for fine in ("tfds:svhn_cropped", "mine", "elsewhere/images"):
         resolve("train", {"dataset": fine, "synthetic_data": "host"}, model="lenet")
 
 
 @pytest.mark.parametrize("written", ["CIFAR-10", "tfds:cifar10"])
-def test_planning_accepts_any_spelling_of_a_set(run, written):
-    code, out, err = run("plan-splits", "toy_model", "--dataset", written, "--stages", 2)
-    assert code == 0 and "input 32x32x3" in " ".join((out + err).split()), err
+def test_planning_accepts_any_spelling_of_a_set(succeeds, written):
+    out, err = succeeds("plan-splits", "toy_model", "--dataset", written, "--stages", 2)
+    assert "input 32x32x3" in " ".join((out + err).split())
 
 
 def test_noise_beyond_memory_is_refused_before_it_is_made(run):
@@ -534,11 +526,7 @@ def test_noise_beyond_memory_is_refused_before_it_is_made(run):
     check_refused(run, Refusal(command, error, "use smaller batches", 4))
 
 
-def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):
-    from ipucnn.runs import setup as run_setup
-    from ipucnn.training.program import make_program
-
-    monkeypatch.chdir(tmp_path)
+def test_one_batch_stays_on_the_device(here):
     for where, is_constant in (("host", False), ("ipu", True)):
         resolved = resolve("train", {"synthetic_data": where, "seed": 1}, model="toy_model")
         setup = run_setup.prepare(resolved, 1)
@@ -555,8 +543,7 @@ def test_one_batch_stays_on_the_device(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "expected"), [("", (4, PUBLIC_ORIGIN)), ("  validation_freq: 2\n", (2, "preset p"))]
 )
-def test_only_saved_checkpoints_are_validated(tmp_path, monkeypatch, more, expected):
-    monkeypatch.chdir(tmp_path)
+def test_only_saved_checkpoints_are_validated(here, more, expected):
     Path("c.yml").write_text(
         f"p:\n  model_name: resnet50\n  dataset: imagenet\n  ckpts_per_epoch: 1/4\n{more}"
     )

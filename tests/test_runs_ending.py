@@ -11,7 +11,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import Refusal, check_refused
-from support.trained_runs import train
+from support.trained_runs import report_of, rows, train
 
 from ipucnn.config.resolve import resolve
 from ipucnn.runs import recorder as recorders
@@ -21,19 +21,10 @@ from ipucnn.sessions.host.session import HostSession
 TRAIN = ("train", "toy_model", "--dataset", "digits", "--limit-train", 64, "--limit-eval", 64, "--seed", 1)
 
 
-def rows(folder, event="validation"):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["event"] == event]
-
-
 def state_of(folder):
     """Returns a run's results without its times."""
     files = {path.name: path.read_bytes() for path in sorted((folder / "checkpoints").iterdir())}
     return (folder / "metrics.jsonl").read_bytes(), files
-
-
-def report_of(folder):
-    return json.loads((folder / "report.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -41,32 +32,35 @@ def whole(tmp_path_factory):
     """Trains six epochs; returns the run and the accuracy of each validation."""
     line = f"{' '.join(map(str, TRAIN[1:]))} --num-epochs 6"
     folder = train(tmp_path_factory.mktemp("whole") / "run", line, lightly=True)
-    return folder, [row["accuracy"] for row in rows(folder)]
+    return folder, [row["accuracy"] for row in rows(folder, "validation")]
 
 
-def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, run, tmp_path, whole):
+def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, succeeds, tmp_path, whole):
     folder, accuracies = whole
     target = max(accuracies[:4])
     first = next(i for i, value in enumerate(accuracies) if value >= target)
     assert 0 < first < 5, accuracies
     flags = ("--num-epochs", 6, "--target-accuracy", target, "--run-dir", "ends")
-    code, out, _ = run(*TRAIN, *flags, "--keep-checkpoints", "all")
-    assert code == 0 and "reached the target" in out and "time to train" in out
+    out, _ = succeeds(*TRAIN, *flags, "--keep-checkpoints", "all")
+    assert "reached the target" in out and "time to train" in out
     ended = tmp_path / "ends"
     # So far the run equals the one without a target.
     lines = (folder / "metrics.jsonl").read_text()
     assert lines.startswith((ended / "metrics.jsonl").read_text())
-    assert [row["accuracy"] for row in rows(ended)] == accuracies[: first + 1]
+    assert [row["accuracy"] for row in rows(ended, "validation")] == accuracies[: first + 1]
     target_of = report_of(ended)["target"]
-    assert target_of["reached"] and target_of["weight_updates"] == rows(ended)[-1]["weight_updates"]
+    assert (
+        target_of["reached"]
+        and target_of["weight_updates"] == rows(ended, "validation")[-1]["weight_updates"]
+    )
     assert 0 < target_of["time_to_train_s"] < report_of(ended)["measured"]["wall_s"]
     names = sorted(path.name for path in (ended / "checkpoints").iterdir())
     assert names[-1] == "last.npz" and len(names) == first + 3
     # It is finished; with a higher target it continues to the bytes of an uninterrupted run.
-    code, _, err = run("train", "toy_model", "--resume", "--run-dir", "ends")
-    assert code == 0 and "nothing to continue" in err
-    code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "ends", "--target-accuracy", "1")
-    assert code == 0 and "was not reached" in out
+    _, err = succeeds("train", "toy_model", "--resume", "--run-dir", "ends")
+    assert "nothing to continue" in err
+    out, _ = succeeds("train", "toy_model", "--resume", "--run-dir", "ends", "--target-accuracy", "1")
+    assert "was not reached" in out
     assert state_of(ended)[0] == state_of(folder)[0]
     assert state_of(ended)[1]["last.npz"] == state_of(folder)[1]["last.npz"]
     assert report_of(ended)["target"] == {
@@ -77,7 +71,9 @@ def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, ru
     }
 
 
-def test_run_killed_at_its_target_ends_there_when_continued(lightly, run, tmp_path, whole, monkeypatch):
+def test_run_killed_at_its_target_ends_there_when_continued(
+    lightly, run, succeeds, tmp_path, whole, monkeypatch
+):
     _, accuracies = whole
     flags = ("--num-epochs", 6, "--target-accuracy", max(accuracies[:4]))
 
@@ -89,7 +85,7 @@ def test_run_killed_at_its_target_ends_there_when_continued(lightly, run, tmp_pa
     monkeypatch.setattr(
         RunFolder, "write_checkpoint", lambda self, *args: (writes.append(1), write(self, *args))[1]
     )
-    assert run(*TRAIN, *flags, "--run-dir", "once")[0] == 0
+    succeeds(*TRAIN, *flags, "--run-dir", "once")
     expected, total = state_of(tmp_path / "once"), len(writes)
     for number in range(total - 1, total + 1):
         writes.clear()
@@ -106,21 +102,21 @@ def test_run_killed_at_its_target_ends_there_when_continued(lightly, run, tmp_pa
             patched.setattr(RunFolder, "write_checkpoint", dying)
             with pytest.raises(Killed):
                 run(*TRAIN, *flags, "--run-dir", name)
-        assert run("train", "toy_model", "--resume", "--run-dir", name)[0] == 0
+        succeeds("train", "toy_model", "--resume", "--run-dir", name)
         assert state_of(tmp_path / name) == expected, number
         assert report_of(tmp_path / name)["ended_early"] == report_of(tmp_path / "once")["ended_early"]
 
 
-def test_patience_ends_a_run_that_learns_nothing(lightly, run, tmp_path):
+def test_patience_ends_a_run_that_learns_nothing(lightly, succeeds, tmp_path):
     flags = ("--num-epochs", 9, "--learning-rate", "1e-30", "--early-stopping", 3, "--run-dir", "run")
-    code, out, _ = run(*TRAIN, *flags)
-    assert code == 0 and "none of the last 3 validations was better" in out
-    assert len(rows(tmp_path / "run")) == 4
+    out, _ = succeeds(*TRAIN, *flags)
+    assert "none of the last 3 validations was better" in out
+    assert len(rows(tmp_path / "run", "validation")) == 4
     # More epochs alone change nothing; with more patience the run continues.
-    code, _, err = run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 12)
-    assert code == 0 and "nothing to continue" in err
-    code, out, _ = run("train", "toy_model", "--resume", "--run-dir", "run", "--early-stopping", "5")
-    assert code == 0 and len(rows(tmp_path / "run")) == 6
+    _, err = succeeds("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 12)
+    assert "nothing to continue" in err
+    succeeds("train", "toy_model", "--resume", "--run-dir", "run", "--early-stopping", "5")
+    assert len(rows(tmp_path / "run", "validation")) == 6
 
 
 def test_exploding_validation_loss_is_warned_of_only_once(lightly, run, monkeypatch):
@@ -161,12 +157,12 @@ def test_end_of_a_run_equals_a_naive_loop(figures, target, patience):
     assert ended == expected
 
 
-def test_mlperf_log_has_the_required_lines(lightly, run, tmp_path, whole):
+def test_mlperf_log_has_the_required_lines(lightly, succeeds, tmp_path, whole):
     """Lines follow the published grammar: mlperf_compliance's ``mlp_parser`` takes them, with these fields."""
     _, accuracies = whole
     target = max(accuracies[:4])
     flags = ("--num-epochs", 6, "--mlperf-logging", "--target-accuracy", target, "--run-dir", "run")
-    assert run(*TRAIN, *flags, "--optimizer", "lars", "--optimizer-params", "{}")[0] == 0
+    succeeds(*TRAIN, *flags, "--optimizer", "lars", "--optimizer-params", "{}")
     text = (tmp_path / "run" / "mlperf.log").read_text()
     entries = []
     for line in text.splitlines():
@@ -182,7 +178,7 @@ def test_mlperf_log_has_the_required_lines(lightly, run, tmp_path, whole):
     times = [entry["time_ms"] for entry in entries]
     assert times == sorted(times)
     assert keys[0] == "init_start" and keys.index("init_stop") < keys.index("run_start") < len(keys) - 1
-    validations = rows(tmp_path / "run")
+    validations = rows(tmp_path / "run", "validation")
     block = ["block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop"]
     assert keys[keys.index("run_start") + 1 :] == [*block * len(validations), "run_stop"]
     scores = [entry["value"] for entry in entries if entry["key"] == "eval_accuracy"]
@@ -228,34 +224,33 @@ class FakeWandb(types.ModuleType):
         return run
 
 
-def test_weights_and_biases_gets_the_tensorboard_values(lightly, run, tmp_path, monkeypatch):
+def test_weights_and_biases_gets_the_tensorboard_values(lightly, succeeds, tmp_path, monkeypatch):
     library = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", library)
     named = ("--wandb-run-name", "a run", "--wandb-tags", "one", "two")
-    assert run(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")[0] == 0
+    succeeds(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")
     (first,) = library.runs
     assert (first.name, first.tags, first.exit_code) == ("a run", ["one", "two"], 0)
     assert first.config["model_name"] == "toy_model" and first.dir == "run"
     logged = {(step, name): value for step, values in first.points for name, value in values.items()}
     for row in rows(tmp_path / "run", "execution"):
         assert logged[row["weight_updates"], "train/loss"] == row["loss"]
-    for row in rows(tmp_path / "run"):
+    for row in rows(tmp_path / "run", "validation"):
         assert logged[row["weight_updates"], "validation/accuracy"] == row["accuracy"]
     # A continued run keeps its identity.
-    assert run("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 3)[0] == 0
+    succeeds("train", "toy_model", "--resume", "--run-dir", "run", "--num-epochs", 3)
     assert library.runs[1].id == first.id and len(first.id) == 16
 
 
 @pytest.mark.slow
-def test_real_weights_and_biases_library_works_offline(run, tmp_path, monkeypatch):
+def test_real_weights_and_biases_library_works_offline(succeeds, tmp_path, monkeypatch):
     """The real library writes a file of its own with the run's name, tags and curves."""
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'ipucnn[wandb]'")
     # Its service would learn of the machine and of crashes; offline, nothing is sent.
     for name, value in (("MODE", "offline"), ("SILENT", "true"), ("ERROR_REPORTING", "false")):
         monkeypatch.setenv(f"WANDB_{name}", value)
     named = ("--wandb-run-name", "a certain run", "--wandb-tags", "firsttag", "secondtag")
-    code, _, err = run(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")
-    assert code == 0, err
+    succeeds(*TRAIN, "--num-epochs", 2, "--wandb", *named, "--run-dir", "run")
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     content = written.read_bytes()
     for text in ("a certain run", "firsttag", "secondtag", "train/loss", "validation/accuracy", "toy_model"):

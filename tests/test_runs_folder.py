@@ -1,17 +1,27 @@
 """Run folders: each run gets a free name, and links that others planted are not written through."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from light_training import train_lightly
+from support.refusals import check_raises
 
 import ipucnn
+from ipucnn.benchmarking.suite import parse_suite, plan_suite
+from ipucnn.benchmarking.suite_run import run_rows
+from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs.folder import claim_default, default_run_dir, is_unfinished
-from ipucnn.runs.start import latest_run_dir
+from ipucnn.runs import folder as run_folder
+from ipucnn.runs.folder import RunFolder, claim_default, default_run_dir, is_unfinished
+from ipucnn.runs.kfold import CrossValidation
+from ipucnn.runs.start import check_new, latest_run_dir
+from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.training.program import make_program
 
 
 def names(folder="runs"):
@@ -59,15 +69,10 @@ def test_leftovers_of_a_killed_process_are_never_resumed(here):
 
 def test_a_root_that_is_a_file_is_refused(here):
     Path("runs").write_text("a")
-    with pytest.raises(DataError, match="runs") as raised:
-        claim_default("lenet", "digits")
-    assert raised.value.hint
+    check_raises(DataError, "runs", "", claim_default, "lenet", "digits")
 
 
 def make_run(**flags):
-    from ipucnn.config.resolve import resolve
-    from ipucnn.runs.train import TrainingRun
-
     small = {"dataset": "digits", "limit_train": "32", "limit_eval": "8", "micro_batch_size": "8"}
     return TrainingRun(resolve("train", {**small, "num_epochs": "1", **flags}, model="toy_model"))
 
@@ -85,8 +90,6 @@ def test_simultaneous_runs_get_a_folder_each(lightly, here):
 
 
 def test_run_without_results_releases_its_name(here, monkeypatch):
-    from ipucnn.sessions.host.session import HostSession
-
     def fail(*_, **__):
         raise DataError("the data are damaged", "mend them")
 
@@ -99,9 +102,6 @@ def test_run_without_results_releases_its_name(here, monkeypatch):
 
 
 def test_simultaneous_cross_validations_get_a_folder_each(here):
-    from ipucnn.config.resolve import resolve
-    from ipucnn.runs.kfold import CrossValidation
-
     flags = {"dataset": "digits", "limit_train": "5%", "limit_eval": "5%", "num_epochs": "1", "kfold": "2"}
     both = [CrossValidation(resolve("train", flags, model="toy_model")) for _ in range(2)]
     assert [one.root.name for one in both] == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]
@@ -115,9 +115,6 @@ def test_simultaneous_cross_validations_get_a_folder_each(here):
 @pytest.mark.parametrize("leftover", [None, "checkpoints", ".config.yml.123.tmp"])
 def test_failed_folder_leaves_nothing_that_stops_the_same_command(here, monkeypatch, leftover, error):
     """The folder is new, or a killed process left it; the disk or memory is full after the first file."""
-    from ipucnn.runs import folder as run_folder
-    from ipucnn.runs.start import check_new
-
     path = here / "run"
     if leftover is not None:
         path.mkdir()
@@ -178,8 +175,6 @@ PLANTED = (
 @pytest.mark.parametrize("way", ["resume", "overwrite"])
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_link_is_not_written_through(lightly, here, trained, name, way):
-    import shutil
-
     shutil.copytree(str(trained), "run")
     precious = here / "precious"
     planted = Path("run") / name
@@ -208,9 +203,6 @@ def test_planted_link_is_not_written_through(lightly, here, trained, name, way):
 
 def test_suite_never_writes_through_links(here):
     """A folder from others may link ``rows`` to any folder."""
-    from ipucnn.benchmarking.suite import parse_suite, plan_suite
-    from ipucnn.benchmarking.suite_run import run_rows
-
     folder, precious = here / "suite", here / "precious"
     precious.mkdir()
     folder.mkdir()
@@ -223,10 +215,6 @@ def test_suite_never_writes_through_links(here):
 
 def test_continued_run_makes_its_folder_if_checkpoints_are_elsewhere(tmp_path):
     """An instance of poprun has such a folder: it disappears with the process, but its checkpoints stay."""
-    from ipucnn.config.resolve import resolve
-    from ipucnn.runs.folder import RunFolder
-    from ipucnn.training.program import make_program
-
     config = resolve("train", {"dataset": "digits"}, model="lenet").config
     folder = RunFolder(tmp_path / "gone" / "run", str(tmp_path / "checkpoints"))
     folder.reopen(config, make_program(config, 64, seed=1), ["{}\n"])

@@ -15,7 +15,7 @@ from light_training import train_lightly
 from PIL import Image
 from support.data_sets import noise, write_pairs
 from support.refusals import Refusal, check_refused
-from support.trained_runs import train
+from support.trained_runs import report_of, train
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
@@ -61,18 +61,6 @@ def test_every_example_is_held_out_once(whole):
         ).is_file()
 
 
-def test_folds_hold_out_every_example_once():
-    source = open_digits()
-    images = pool(source).images
-    parts = [select_fold(source, 4, fold) for fold in range(1, 5)]
-    assert sorted(i for part in parts for i in part.held_out) == list(range(1797))
-    for part in parts:
-        assert len(part.train) + len(part.eval) == 1797
-        np.testing.assert_array_equal(part.eval.images, images[list(part.held_out)])
-        rest = sorted(set(range(1797)) - set(part.held_out))
-        np.testing.assert_array_equal(part.train.images, images[rest])
-
-
 def test_mean_and_deviation_are_over_the_folds(whole):
     report = folds_of(whole)
     for key in ("loss", "accuracy"):
@@ -80,8 +68,7 @@ def test_mean_and_deviation_are_over_the_folds(whole):
         assert report["mean"][key] == pytest.approx(values.mean())
         assert report["std"][key] == pytest.approx(values.std(ddof=1))
         for row in report["folds"]:
-            fold_report = json.loads((whole / row["run"] / "report.json").read_text())
-            assert fold_report["validation"][key] == row["validation"][key]
+            assert report_of(whole / row["run"])["validation"][key] == row["validation"][key]
     assert mean_and_deviation([3.0]) == (3.0, None)
 
 
@@ -95,9 +82,9 @@ def test_classes_are_distributed_over_all_folds():
     assert np.bincount(folds).max() - np.bincount(folds)[1:].min() <= 1
 
 
-def test_single_fold_equals_the_fold_of_the_cross_validation(whole, tmp_path, run):
-    code, out, err = run(*OPTIONS, "--run-dir", "cv", "--fold", 2)
-    assert code == 0 and "not trained: fold 1, 3" in out, err
+def test_single_fold_equals_the_fold_of_the_cross_validation(whole, tmp_path, run, succeeds):
+    out, _ = succeeds(*OPTIONS, "--run-dir", "cv", "--fold", 2)
+    assert "not trained: fold 1, 3" in out
     for name in ("metrics.jsonl", "checkpoints/last.npz"):
         one, other = tmp_path / "cv" / "fold-2" / name, whole / "fold-2" / name
         if name.endswith("npz"):
@@ -113,7 +100,7 @@ def test_single_fold_equals_the_fold_of_the_cross_validation(whole, tmp_path, ru
     check_refused(run, Refusal(other, "is a cross-validation already, with fold 2", "add --resume"))
     with pytest.MonkeyPatch.context() as patch:
         train_lightly(patch)
-        assert run(*other, "--resume")[0] == 0
+        succeeds(*other, "--resume")
     assert folds_of(tmp_path / "cv")["missing"] == [1]
 
 
@@ -132,7 +119,7 @@ def stop(patch, number):
 
 
 def test_cross_validation_continues_at_the_fold_where_it_stopped(
-    lightly, light_whole, tmp_path, monkeypatch, run
+    lightly, light_whole, tmp_path, monkeypatch, run, succeeds
 ):
     folder = tmp_path / "cv"
     with monkeypatch.context() as patch:
@@ -141,8 +128,8 @@ def test_cross_validation_continues_at_the_fold_where_it_stopped(
     assert code == 130 and f"--resume --run-dir {folder}" in error and "error: fold 2: interrupted" in error
     assert folds_of(folder)["missing"] == [2, 3]
     before = (folder / "fold-1" / "report.json").read_bytes()
-    code, _, error = run("train", "--resume", "--run-dir", folder)
-    assert code == 0 and "fold-1 is finished" in error and "continuing after weight update" in error
+    _, error = succeeds("train", "--resume", "--run-dir", folder)
+    assert "fold-1 is finished" in error and "continuing after weight update" in error
     assert (folder / "fold-1" / "report.json").read_bytes() == before
     for fold in (1, 2, 3):
         name = f"fold-{fold}/metrics.jsonl"
@@ -254,7 +241,7 @@ def test_fold_must_be_named(whole, run):
     )
 
 
-def test_a_fold_may_move_its_checkpoints(whole, run):
+def test_a_fold_may_move_its_checkpoints(whole, succeeds):
     """A fold is a run like any other; only a cross-validation refuses a folder of checkpoints."""
     shutil.copytree(whole / "fold-1", "fold-1")
     Path("fold-1/checkpoints").rename("elsewhere")
@@ -263,8 +250,8 @@ def test_a_fold_may_move_its_checkpoints(whole, run):
     changed = re.sub(r"^checkpoint-dir: .*$", "checkpoint-dir: elsewhere", saved, flags=re.M)
     assert changed != saved
     Path("fold-1/config.yml").write_text(changed, encoding="utf-8")
-    assert run("evaluate", "fold-1")[0] == 0
-    assert run("train", "--resume", "--run-dir", "fold-1", "--num-epochs", 9, "--dry-run")[0] == 0
+    succeeds("evaluate", "fold-1")
+    succeeds("train", "--resume", "--run-dir", "fold-1", "--num-epochs", 9, "--dry-run")
 
 
 def test_the_hint_for_a_fold_can_be_typed(whole, tmp_path, run):
@@ -282,15 +269,14 @@ def test_time_of_a_fold_includes_all_its_processes(whole):
         assert row["train_s"] == pytest.approx(sum(t["wall_s"] for t in times if t["event"] == "execution"))
 
 
-def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, run):
+def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, run, succeeds):
     folder = tmp_path / "cv"
     with monkeypatch.context() as patch:
         stop(patch, 1)
         code, _, error = run(*OPTIONS, "--run-dir", folder, "--fold", 1)
     command = f"ipucnn train --resume --run-dir {folder} --kfold 3 --fold 1"
     assert code == 130 and command in " ".join(error.split()), error
-    code, _, error = run(*command.split()[1:])
-    assert code == 0 and "continuing after weight update" in error
+    _, error = succeeds(*command.split()[1:])
+    assert "continuing after weight update" in error
     (row,) = folds_of(folder)["folds"]
-    fold_report = json.loads((folder / "fold-1" / "report.json").read_text())
-    assert row["train_s"] > fold_report["measured"]["train_s"]
+    assert row["train_s"] > report_of(folder / "fold-1")["measured"]["train_s"]

@@ -15,17 +15,21 @@ import pytest
 from light_training import train_lightly
 from PIL import Image
 from support.data_sets import write_class_folders
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
+from support.trained_runs import report_of, rows
 
 from ipucnn.config.resolve import resolve
+from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.errors import DataError
 from ipucnn.interrupts import Interrupted
 from ipucnn.reports import units
 from ipucnn.reports.train import report_rows
 from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
+from ipucnn.sessions.host import session as host
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished, Progress
+from ipucnn.training import checkpoints
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -241,8 +245,6 @@ def test_running_statistics_continue_beside_saved_measured_ones(real_training, t
 
 
 def test_cuts_within_an_execution_and_a_validation(real_training, uninterrupted, tmp_path, monkeypatch):
-    from ipucnn.sessions.host import session as host
-
     monkeypatch.setattr(host, "SLICE_S", 0.0)  # slices of one weight update
     assert cut(training(tmp_path / "r"), 4, signal.SIGTERM)
     meta = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta
@@ -266,8 +268,6 @@ def test_cuts_within_an_execution_and_a_validation(real_training, uninterrupted,
 
 
 def small_batches(setup, batch_size, shard=(1, 0)):
-    from ipucnn.datasets.pipeline import eval_batches
-
     return eval_batches(
         setup.source.eval,
         setup.source.info,
@@ -278,23 +278,21 @@ def small_batches(setup, batch_size, shard=(1, 0)):
 
 
 def test_loading_threads_and_slices_do_not_change_a_byte(real_training, uninterrupted, tmp_path, monkeypatch):
-    from ipucnn.sessions.host import session as host
-
     monkeypatch.setattr(host, "SLICE_S", 0.0)
     train(tmp_path / "r", pipeline_num_parallel="1")
     assert_same(tmp_path / "r", uninterrupted["plain"][0])
 
 
-def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, run):
+def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, succeeds):
     words = ["train", "mnist_cnn"]
     for name, value in RUN.items():
         words += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
-    code, _, err = run(*words, "--resume")
-    assert code == 0 and "nothing to resume in runs/mnist_cnn-digits: the run begins" in err
+    _, err = succeeds(*words, "--resume")
+    assert "nothing to resume in runs/mnist_cnn-digits: the run begins" in err
     assert_same(tmp_path / "runs" / "mnist_cnn-digits", uninterrupted["light"][0])
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")}
-    code, out, err = run(*words, "--resume", "--json")
-    assert code == 0 and "is finished: nothing to continue" in err and json.loads(out)["model"] == "mnist_cnn"
+    out, err = succeeds(*words, "--resume", "--json")
+    assert "is finished: nothing to continue" in err and json.loads(out)["model"] == "mnist_cnn"
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
 
 
@@ -320,23 +318,20 @@ def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run
     shutil.rmtree(str(cut_run))
     train(tmp_path / "new", resume=True)
     assert_same(tmp_path / "new", uninterrupted["light"][0], ("metrics.jsonl", "checkpoints/last.npz"))
-    report = json.loads((tmp_path / "new" / "report.json").read_text())
-    assert report["measured"]["first_weight_update"] == reached > 5
+    assert report_of("new")["measured"]["first_weight_update"] == reached > 5
 
 
-def test_checkpoint_output_dir_is_written_and_read(uninterrupted, tmp_path, run):
+def test_checkpoint_output_dir_is_written_and_read(uninterrupted, tmp_path, run, succeeds):
     assert cut(training(tmp_path / "r", checkpoint_dir=str(tmp_path / "ck")), 9)
     assert (tmp_path / "ck" / "last.npz").exists() and not (tmp_path / "r" / "checkpoints").exists()
     shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
     check_refused(run, Refusal(RESUME, "is not there", code=3))
-    assert run(*RESUME, "--checkpoint-output-dir", "moved")[0] == 0
+    succeeds(*RESUME, "--checkpoint-output-dir", "moved")
     expected = {k: v for k, v in uninterrupted["light"][0].items() if k.startswith("checkpoints")}
     assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "moved").iterdir()} == expected
 
 
-def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, run):
-    from ipucnn.training import checkpoints
-
+def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, succeeds):
     real, calls = np.lib.format.write_array, []
 
     def write_array(handle, array, **options):
@@ -353,7 +348,7 @@ def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, run
     assert "last.npz" in names and not [n for n in names if n.endswith(".tmp")]
     for name in names:
         load_checkpoint(tmp_path / "r" / "checkpoints" / name)
-    assert run(*RESUME)[0] == 0
+    succeeds(*RESUME)
     assert_same(tmp_path / "r", uninterrupted["light"][0])
 
 
@@ -517,19 +512,17 @@ def test_print_config_shows_the_continued_run(cut_run, run):
 
 def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
     train(tmp_path / "r", ckpts_per_epoch="1")
-    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-    validations = [row for row in rows if row["event"] == "validation"]
     train(tmp_path / "v", training="false", checkpoint_input_dir="r/checkpoints")
-    rows = [json.loads(line) for line in (tmp_path / "v" / "metrics.jsonl").read_text().splitlines()]
-    assert rows == validations and len(rows) == 2
+    validations = rows("v")
+    assert validations == rows("r", "validation") and len(validations) == 2
     assert not any((tmp_path / "v" / "checkpoints").iterdir())
 
 
-def test_report_of_a_continued_run_is_of_its_last_process(cut_run, run):
+def test_report_of_a_continued_run_is_of_its_last_process(cut_run, succeeds):
     path = cut_run / "environment.json"
     path.write_text(path.read_text().replace(f'"numpy": "{np.__version__}"', '"numpy": "1.0"'))
-    code, _, err = run(*RESUME)
-    assert code == 0 and f"warning: numpy 1.0 before, {np.__version__} now" in err
+    _, err = succeeds(*RESUME)
+    assert f"warning: numpy 1.0 before, {np.__version__} now" in err
     processes = json.loads(path.read_text())
     assert [p["first_weight_update"] for p in processes] == [0, 5]
     names = {
@@ -544,7 +537,7 @@ def test_report_of_a_continued_run_is_of_its_last_process(cut_run, run):
         "platform",
     }
     assert all(names <= set(process) and len(process["sources_sha256"]) == 64 for process in processes)
-    report = json.loads((cut_run / "report.json").read_text())
+    report = report_of(cut_run)
     assert len(report["processes"]) == 2 and report["environment"]["numpy"] == np.__version__
     measured = report["measured"]
     assert measured["first_weight_update"] == 5 and 0 < measured["samples"] < report["trained_samples"] == 320
@@ -659,14 +652,13 @@ def test_run_does_not_continue_from_weights_alone(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["best.npz"]
     run = training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
     assert run.context.start.checkpoint is None and "begins again" in run.context.start.notes[0]
-    with pytest.raises(DataError, match="it has weights alone") as caught:
-        train(tmp_path / "other", checkpoint_input_dir=str(folder), ckpts_per_epoch="1/2")
-    assert "--weights" in caught.value.hint
+    options = {"ckpts_per_epoch": "1/2", "checkpoint_input_dir": str(folder)}
+    check_raises(DataError, "it has weights alone", "--weights", train, tmp_path / "other", **options)
     # Damaged checkpoints beside it are an error.
     (folder / "last.npz").write_bytes((folder / "best.npz").read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"no checkpoint of .* is readable") as caught:
-        training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
-    assert "--weights" in caught.value.hint and "best.npz" in caught.value.hint
+    options = {"ckpts_per_epoch": "1/2", "resume": True}
+    error = check_raises(DataError, "no checkpoint of ", "--weights", training, tmp_path / "r", **options)
+    assert " is readable" in error.message and "best.npz" in error.hint
 
 
 def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):

@@ -6,21 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import check_raises
 
+from ipucnn.config.resolve import resolve
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo
+from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.segmentation import OUTPUTS, PatchwiseNetwork, check_patch_size, choose_patch
 from ipucnn.runs.trained import TrainedSetup, facts_only
+from ipucnn.sessions.factory import create_session
 
 MARGIN, STEP = 184, 16
 
 
 def make_trained(norm="none"):
     """Makes a U-Net of two filters with its initial kernels, but with other biases and moving statistics."""
-    from ipucnn.config.resolve import resolve
-    from ipucnn.datasets.base import DatasetInfo
-
     flags = {"base_filters": "2", "image_size": "204", "norm_layer": norm, "dataset": "membranes"}
     resolved = resolve("evaluate", flags, model="unet")
     info = DatasetInfo("membranes", "segmentation", 2, (204, 204, 1), 0, 0, ("a", "b"), "", (128.0,), (60.0,))
@@ -50,8 +52,6 @@ def make_trained(norm="none"):
 
 def one_pass(trained, image):
     """Returns the logits of one forward pass over the image, mirrored by 92 pixels and up to the next legal size."""
-    from ipucnn.sessions.factory import create_session
-
     height, width = image.shape[:2]
     sides = [length + (4 - length) % 16 + MARGIN for length in (height, width)]
     row, column = (
@@ -67,8 +67,6 @@ def one_pass(trained, image):
 
 
 def draw(height, width):
-    from ipucnn.datasets.segmentation.membranes import draw_tissue
-
     return draw_tissue(height, width, np.random.RandomState(height))[0][..., None]
 
 
@@ -168,9 +166,8 @@ def test_chosen_patch_size_computes_the_fewest_pixels(height, width):
     "size, hint", [(100, "204"), (188, "204"), (205, "204 or 220"), (571, "556 or 572"), (0, "204")]
 )
 def test_impossible_patch_sizes_are_refused(size, hint):
-    with pytest.raises(ConfigurationError) as error:
-        check_patch_size(get_model("unet"), size)
-    assert error.value.hint == f"--patch-size {hint}"
+    error = check_raises(ConfigurationError, "", "", check_patch_size, get_model("unet"), size)
+    assert error.hint == f"--patch-size {hint}"
     check_patch_size(get_model("unet"), 572)
     check_patch_size(get_model("unet"), None)
 
@@ -196,16 +193,12 @@ def test_probabilities_of_test_time_augmentation_are_averaged(trained, versions)
 
 def test_other_numbers_of_test_time_augmentation_are_refused(trained):
     for versions, near in ((0, 1), (3, 2), (7, 8), (9, 8)):
-        with pytest.raises(ConfigurationError, match=f"--test-time-augmentation {versions}") as raised:
-            PatchwiseNetwork(trained, test_time_augmentation=versions)
-        assert f"--test-time-augmentation {near}" in raised.value.hint
+        words = (f"--test-time-augmentation {number}" for number in (versions, near))
+        check_raises(ConfigurationError, *words, PatchwiseNetwork, trained, test_time_augmentation=versions)
 
 
 def test_evaluation_batches_count_patches_and_not_images(tmp_path):
     """One image of 192x192 is 144 patches for a network that sees 204 and predicts 20: one by one is far too slow."""
-    from ipucnn.config.resolve import resolve
-    from ipucnn.datasets.base import ArrayExamples
-
     flags = {"base_filters": "2", "image_size": "204", "dataset": "membranes", "micro_batch_size": "1"}
     setup = run_setup.prepare(resolve("train", flags, model="unet"), 1)
     rng = np.random.default_rng(0)

@@ -10,13 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+from support.trained_runs import rows
 
 from ipucnn import errors, interrupts
 from ipucnn.config.resolve import resolve
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import ControlGroup
+from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import environment
+from ipucnn.sessions.host.session import UpdateLoop
+from ipucnn.training import losses
 from ipucnn.training.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +31,7 @@ PROGRAM = "from ipucnn.__main__ import main; main()"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def plain_environment(here, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(os.path.isabs, sys.path)]))
 
@@ -182,9 +185,6 @@ def swallows(kill):
     ],
 )
 def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
-    from ipucnn.sessions.host.session import UpdateLoop
-    from ipucnn.training import losses
-
     def make_loss(*options):
         def loss(*values):
             library(lambda: os.kill(os.getpid(), number))
@@ -205,9 +205,6 @@ def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, libra
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
-    from ipucnn.runs.folder import RunFolder
-    from ipucnn.sessions.host.session import UpdateLoop
-
     real = RunFolder.add_environment
 
     def add(folder, facts):
@@ -223,8 +220,6 @@ def test_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
 
 
 def test_signal_before_a_continued_run_leaves_it_unchanged(tmp_path, monkeypatch):
-    from ipucnn.sessions.host.session import UpdateLoop
-
     events = training(tmp_path / "r").events()
     for _ in range(3):
         next(events)
@@ -252,8 +247,6 @@ def test_signal_outside_the_command_ends_with_its_code():
 
 
 def test_signal_at_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
-    from ipucnn.runs.folder import RunFolder
-
     real = RunFolder.write_report
 
     def write(folder, report):
@@ -356,7 +349,7 @@ def test_signal_after_the_end_changes_nothing():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_signal_ends_a_real_run_with_a_usable_checkpoint(run, tmp_path):
+def test_signal_ends_a_real_run_with_a_usable_checkpoint(report, tmp_path):
     """A process, started as users start it, gets a signal from outside while it computes weight updates."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ipucnn", *SMALL[:-1], "100000", "--run-dir", "r"],
@@ -375,14 +368,12 @@ def test_signal_ends_a_real_run_with_a_usable_checkpoint(run, tmp_path):
     assert "interrupted" in err.decode()
     saved = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"]
     per_epoch = json.loads((tmp_path / "r" / "program.json").read_text())["weight_updates_per_epoch"]
-    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     # Nothing that was computed and reported is lost.
-    trained = max(row["samples"] for row in rows if row["event"] == "execution")
+    trained = max(row["samples"] for row in rows("r", "execution"))
     assert saved > 0 and saved * 64 == trained * per_epoch
     epochs = saved // per_epoch + 1
-    code, out, err = run("train", "--resume", "--run-dir", "r", "--num-epochs", epochs, "--json")
-    assert code == 0, err
-    assert json.loads(out)["measured"]["first_weight_update"] == saved
+    continued = report("train", "--resume", "--run-dir", "r", "--num-epochs", epochs)
+    assert continued["measured"]["first_weight_update"] == saved
     assert (
         load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["weight_updates"]
         == epochs * per_epoch

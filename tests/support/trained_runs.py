@@ -2,10 +2,12 @@
 
 import atexit
 import functools
+import json
 import shlex
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
 
 import pytest
 from light_training import train_lightly
@@ -34,6 +36,17 @@ def train(folder: Path, line: str, lightly: bool = False) -> Path:
             train_lightly(patch)
         assert cli.run(["train", *shlex.split(line), "--run-dir", str(folder)]) == 0
     return folder
+
+
+def rows(folder: Union[str, Path], event: Optional[str] = None) -> List[Dict[str, Any]]:
+    """Returns the rows of a run's history, or those of one kind of event."""
+    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if event in (None, row["event"])]
+
+
+def report_of(folder: Union[str, Path]) -> Dict[str, Any]:
+    """Returns the report in a run folder."""
+    return json.loads((Path(folder) / "report.json").read_text())
 
 
 @functools.lru_cache(maxsize=None)
