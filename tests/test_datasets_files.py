@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, write_class_folders
 from support.refusals import Refusal, check_raises, check_refused
+from support.streams import check_pure, take
 
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets import limits
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, data_source, read_file
 from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
-from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
+from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
@@ -257,13 +258,6 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
 # ---------------------------------------------------------------- pipelines
 
 
-def take(source, count, **options):
-    options = {"batch_size": 4, "input_shape": (16, 12, 3), "input_range": "torch", "seed": 5, **options}
-    batches = train_batches(source, Stream(samples_per_epoch=12, **options))
-    taken = list(batches.take(-(-count // options["batch_size"])).as_numpy_iterator())
-    return [np.concatenate(column)[:count] for column in zip(*taken)]
-
-
 @pytest.mark.slow_cases("False-True", "True-True")
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -272,16 +266,9 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_m
     if in_memory:
         data = tuple(map(source.train.encoded, range(12)))
         source = replace(source, train=EncodedExamples(data, source.train.labels, "memory"))
-    reference = take(source, 30, batch_size=30, num_parallel=1, augment=augment)
-    assert reference[0].shape == (30, 16, 12, 3)
-    for options in ({"batch_size": 1}, {"batch_size": 7, "num_parallel": 8}):
-        for column, expected in zip(take(source, 30, augment=augment, **options), reference):
-            assert column.tobytes() == expected.tobytes()
-    late = take(source, 10, batch_size=5, augment=augment, start_epoch=1, start_sample=3)
-    assert late[0].tobytes() == reference[0][15:25].tobytes()
-    first, second = reference[0][:12], reference[0][12:24]
-    different = len({image.tobytes() for image in np.concatenate([first, second])})
-    assert different == (24 if augment else 12)
+    images, _ = check_pure(source, 30, input_shape=(16, 12, 3), input_range="torch", augment=augment)
+    assert images.shape == (30, 16, 12, 3)
+    assert len({image.tobytes() for image in images[:24]}) == (24 if augment else 12)
 
 
 def load_images(paths, info, *, input_shape, input_range):
@@ -355,7 +342,7 @@ def test_photographs():
         eval_batches(source.eval, source.info, batch_size=6, **options).as_numpy_iterator()
     )
     assert images.std() > 0.1 and images.min() >= 0 and images.max() <= 1 and weights.sum() == 6
-    trained, _ = take(source, 8, augment=True, input_shape=(64, 64, 3), input_range="unit")
+    trained, _ = take(source, 8, **options)
     assert trained.std() > 0.1
 
 

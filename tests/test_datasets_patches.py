@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 from scipy.stats import norm
+from support.streams import check_pure, take
 
 from ipucnn.datasets.augmentation import draws
 from ipucnn.datasets.base import ArrayExamples, data_source
-from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
+from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.datasets.segmentation import warp
 from ipucnn.datasets.segmentation.patches import (
     IGNORED,
@@ -38,13 +39,7 @@ def make_source(num=3, height=60, width=52, channels=1, seed=0, threshold=128):
     )  # fmt: skip
 
 
-def take(source, num, **options):
-    settings = dict(
-        batch_size=1, samples_per_epoch=len(source.train), input_shape=(48, 48, 1), input_range="raw",
-        augment=True, seed=5, output_shape=(32, 32),
-    )  # fmt: skip
-    batches = train_batches(source, Stream(**{**settings, **options}))
-    return [tuple(t.numpy() for t in batch) for batch in batches.take(num)]
+OPTIONS = {"input_shape": (48, 48, 1), "input_range": "raw", "output_shape": (32, 32)}
 
 
 @given(st.integers(1, 40), st.integers(-200, 200))
@@ -95,10 +90,8 @@ def test_evaluation_covers_every_image_once(batch_size):
     padded = [np.pad(image[..., 0], 80, mode="reflect") for image in source.eval.images]
     places = patch_places((60, 52), (32, 32), 16)
     number, weight = 0, 0.0
-    for images, labels, weights in eval_batches(
-        source.eval, source.info, batch_size=batch_size, input_shape=(48, 48, 1), input_range="raw",
-        output_shape=(32, 32), patch_step=16,
-    ):  # fmt: skip
+    batches = eval_batches(source.eval, source.info, batch_size=batch_size, patch_step=16, **OPTIONS)
+    for images, labels, weights in batches:
         assert images.shape == (batch_size, 48, 48, 1) and labels.shape == (batch_size, 32, 32)
         weight += float(tf.reduce_sum(weights))
         for image, label, share in zip(images.numpy(), labels.numpy(), weights.numpy()):
@@ -122,10 +115,9 @@ def test_evaluation_covers_every_image_once(batch_size):
 def test_parts_of_batches_of_patches_form_the_whole():
     """Two parts of three patches: the patch that the second part lacks has no weight."""
     source = make_source()
-    options = dict(input_shape=(48, 48, 1), input_range="raw", output_shape=(32, 32), patch_step=16)
     columns = []
     for part in ((1, 0), (2, 0), (2, 1)):
-        batches = eval_batches(source.eval, source.info, batch_size=3, part=part, **options)
+        batches = eval_batches(source.eval, source.info, batch_size=3, part=part, patch_step=16, **OPTIONS)
         columns.append([np.stack(column) for column in zip(*batches.as_numpy_iterator())])
     for whole, first, second in zip(*columns):
         joined = np.concatenate([first, second], axis=1)
@@ -138,8 +130,8 @@ def test_patches_without_augmentation_are_cut_from_the_mirrored_image():
     source = make_source()
     padded = [np.pad(image[..., 0], 30, mode="reflect") for image in source.train.images]
     places = set()
-    for images, labels in take(source, 12, augment=False):
-        inner = images[0, 8:40, 8:40, 0]
+    for image, label in zip(*take(source, 12, augment=False, **OPTIONS)):
+        inner = image[8:40, 8:40, 0]
         fits = [
             (which, row, column)
             for which in range(3)
@@ -150,11 +142,9 @@ def test_patches_without_augmentation_are_cut_from_the_mirrored_image():
         which, row, column = fits[0]
         places.add((row, column))
         np.testing.assert_array_equal(
-            images[0, ..., 0], padded[which][row + 22 : row + 70, column + 22 : column + 70]
+            image[..., 0], padded[which][row + 22 : row + 70, column + 22 : column + 70]
         )
-        np.testing.assert_array_equal(
-            labels[0], source.train.labels[which, row : row + 32, column : column + 32]
-        )
+        np.testing.assert_array_equal(label, source.train.labels[which, row : row + 32, column : column + 32])
     assert len(places) > 6
 
 
@@ -211,12 +201,12 @@ def test_bicubic_weights_pass_through_the_nodes_and_are_smooth():
 def test_elastic_augmentation_keeps_image_and_mask_aligned():
     """A mask that is a threshold of its image stays one after augmentation, apart from interpolation."""
     source = make_source(num=4, height=90, width=90)
-    for images, labels in take(source, 16, seed=2):
-        inner = images[0, 8:40, 8:40, 0]
-        if labels.min() == labels.max():
+    for image, label in zip(*take(source, 16, seed=2, **OPTIONS)):
+        inner = image[8:40, 8:40, 0]
+        if label.min() == label.max():
             continue
         # Changes of brightness move the threshold, so the best one is used.
-        wrong = min(((inner > level) != labels[0]).mean() for level in np.arange(60, 200, 2))
+        wrong = min(((inner > level) != label).mean() for level in np.arange(60, 200, 2))
         assert wrong < 0.03
 
 
@@ -224,19 +214,12 @@ def test_elastic_augmentation_keeps_image_and_mask_aligned():
 @pytest.mark.parametrize("augment", [True, False])
 def test_a_patch_is_a_function_of_seed_epoch_and_index(augment):
     source = make_source(num=5)
-    whole = take(source, 10, augment=augment)
-    in_pairs = take(source, 5, augment=augment, batch_size=2)
-    for k in range(2):
-        ours = [np.concatenate([whole[2 * i][k], whole[2 * i + 1][k]]) for i in range(5)]
-        np.testing.assert_array_equal(np.stack(ours), np.stack([batch[k] for batch in in_pairs]))
-    late = take(source, 3, augment=augment, start_epoch=1, start_sample=2)
-    np.testing.assert_array_equal(late[0][0], whole[7][0])
-    other = take(source, 1, augment=augment, seed=6)
-    assert (other[0][0] != whole[0][0]).any()
+    images, _ = check_pure(source, 10, augment=augment, **OPTIONS)
+    assert (take(source, 1, augment=augment, seed=6, **OPTIONS)[0] != images[:1]).any()
 
 
 def test_an_output_larger_than_the_image_is_mirrored():
     source = make_source(num=2, height=20, width=20)
     for augment in (True, False):
-        images, labels = take(source, 1, augment=augment)[0]
+        images, labels = take(source, 1, augment=augment, **OPTIONS)
         assert images.shape == (1, 48, 48, 1) and set(np.unique(labels)) <= {0, 1}

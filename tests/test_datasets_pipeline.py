@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.data_sets import encode, noise
 from support.refusals import check_raises
+from support.streams import assert_same, check_pure, take
 
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import (
@@ -44,21 +45,6 @@ def make_source(num=23, height=8, width=8, channels=3, augmentation="crop_flip",
         augmentation=augmentation,
         task="segmentation" if masks else "classification",
     )
-
-
-def take(source, count, *, batch_size=4, samples_per_epoch=23, **options):
-    """Returns the first ``count`` samples of a stream, as (images, labels)."""
-    options = {"input_shape": (8, 8, 3), "input_range": "standard", "augment": True, "seed": 7, **options}
-    batches = train_batches(
-        source, Stream(batch_size=batch_size, samples_per_epoch=samples_per_epoch, **options)
-    )
-    taken = list(batches.take(-(-count // batch_size)).as_numpy_iterator())
-    return tuple(np.concatenate(column)[:count] for column in zip(*taken))
-
-
-def assert_same(one, two):
-    for a, b in zip(one, two):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 # ---------------------------------------------------------------- hashes
@@ -155,18 +141,27 @@ def test_another_seed_gives_another_order_and_other_pixels():
 # ---------------------------------------------------------------- purity
 
 
-@pytest.mark.slow_cases("crop", "crop_flip", "digits", "none", "shift", "shift_flip")
-@pytest.mark.parametrize("kind", KINDS)
-def test_batch_size_start_and_threads_do_not_change_a_byte(kind):
-    source = make_source(augmentation=kind)
-    reference = take(source, 60, batch_size=60, num_parallel=1)
-    for batch_size, num_parallel in [(1, None), (7, 8)]:
-        assert_same(take(source, 60, batch_size=batch_size, num_parallel=num_parallel), reference)
-    for start in (5, 24):
-        options = {"start_epoch": start // 23, "start_sample": start % 23, "batch_size": 3}
-        assert_same(take(source, 9, **options), tuple(column[start : start + 9] for column in reference))
+# Arguments of make_source, and options of the stream.
+PURE = {
+    **{kind: ({"augmentation": kind}, {}) for kind in KINDS},
+    "enlarged": ({}, {"input_shape": (17, 19, 3), "input_range": "torch"}),
+    "reduced to grey": ({"augmentation": "digits"}, {"input_shape": (5, 5, 1)}),
+    "digits enlarged": ({"augmentation": "digits"}, {"input_shape": (21, 21, 3), "input_range": "caffe"}),
+    "range of tf": ({"augmentation": "shift"}, {"input_range": "tf"}),
+    "masks": ({"augmentation": "dihedral", "masks": True}, {"output_shape": (4, 6), "samples_per_epoch": 20}),
+}
+
+
+@pytest.mark.slow_cases(*set(KINDS) - {"dihedral"}, "reduced to grey", "digits enlarged")
+@pytest.mark.parametrize("case", PURE)
+def test_batch_size_start_and_threads_do_not_change_a_byte(case):
+    made, options = PURE[case]
+    source = make_source(**made)
+    images, labels = check_pure(source, 60, **options)
+    assert images.shape == (60, *options.get("input_shape", (8, 8, 3)))
+    assert labels.shape == (60, *options.get("output_shape", ())) and labels.dtype == np.int32
     # A start may also be counted in samples from an earlier epoch.
-    assert_same(take(source, 9, start_sample=30), tuple(column[30:39] for column in reference))
+    assert_same(take(source, 9, start_sample=30, **options), (images[30:39], labels[30:39]))
 
 
 @pytest.mark.slow_cases("3-1-5", "4-64-17")
@@ -180,33 +175,6 @@ def test_shards_are_every_nth_batch(count, batch_size, start):
         part = take(source, 8 * batch_size, shard=(count, index), **options)
         rows = np.arange(8 * count * batch_size).reshape(8, count, batch_size)[:, index].ravel()
         assert_same(part, tuple(column[rows] for column in whole))
-
-
-@pytest.mark.slow_cases("input_shape1-standard-digits", "input_shape2-caffe-digits")
-@pytest.mark.parametrize(
-    "input_shape, input_range, kind",
-    [
-        ((17, 19, 3), "torch", "crop_flip"),
-        ((5, 5, 1), "standard", "digits"),
-        ((21, 21, 3), "caffe", "digits"),
-        ((8, 8, 3), "tf", "shift"),
-    ],
-)
-def test_resized_batches_do_not_depend_on_batch_size_and_threads(input_shape, input_range, kind):
-    source = make_source(augmentation=kind)
-    options = {"input_shape": input_shape, "input_range": input_range}
-    reference = take(source, 30, batch_size=30, **options)
-    assert reference[0].shape == (30, *input_shape)
-    assert_same(take(source, 30, batch_size=1, **options), reference)
-    assert_same(take(source, 30, batch_size=7, num_parallel=5, **options), reference)
-
-
-def test_masks_do_not_depend_on_batch_size_and_threads():
-    source = make_source(augmentation="dihedral", masks=True)
-    options = {"output_shape": (4, 6), "samples_per_epoch": 20}
-    reference = take(source, 50, batch_size=25, **options)
-    assert reference[1].shape == (50, 4, 6) and reference[1].dtype == np.int32
-    assert_same(take(source, 50, batch_size=2, num_parallel=3, **options), reference)
 
 
 def test_epochs_and_rounds_are_augmented_differently():
@@ -230,7 +198,7 @@ def numpy_move(image, label, seed, epoch, index, reach, flip):
 @pytest.mark.parametrize("kind, flip", [("crop", False), ("crop_flip", True)])
 def test_crop_and_flip_equal_a_numpy_loop(kind, flip):
     source = make_source(num=40, height=16, width=16, augmentation=kind)
-    images, labels = take(source, 40, input_shape=(16, 16, 3), input_range="raw", samples_per_epoch=40)
+    images, labels = take(source, 40, input_shape=(16, 16, 3), input_range="raw")
     for image, label in zip(images, labels):
         expected = numpy_move(source.train.images[label], label, 7, 0, int(label), 2, flip)
         np.testing.assert_array_equal(image, expected)
@@ -242,7 +210,7 @@ def test_dihedral_augmentation_moves_image_and_mask_equally():
     source = DataSource(
         source.info, ArrayExamples(images, (images[..., 0] > 127).astype(np.uint8)), source.eval
     )
-    moved, masks = take(source, 64, input_shape=(8, 8, 1), input_range="raw", samples_per_epoch=64)
+    moved, masks = take(source, 64, input_shape=(8, 8, 1), input_range="raw")
     np.testing.assert_array_equal(masks, moved[..., 0] > 127)
     variants = {}
     for image in images[..., 0]:
@@ -256,7 +224,7 @@ def test_dihedral_augmentation_moves_image_and_mask_equally():
 
 def test_dihedral_augmentation_keeps_the_shape_of_a_rectangle():
     source = make_source(num=16, height=6, width=9, channels=1, augmentation="dihedral", masks=True)
-    images, masks = take(source, 16, input_shape=(6, 9, 1), input_range="raw", samples_per_epoch=16)
+    images, masks = take(source, 16, input_shape=(6, 9, 1), input_range="raw")
     assert images.shape == (16, 6, 9, 1) and masks.shape == (16, 6, 9)
     assert len({image.tobytes() for image in images}) == 16
 
@@ -266,7 +234,7 @@ def test_digits_are_rotated_slightly():
     smooth = np.zeros_like(source.train.images)
     smooth[:, 5:11, 5:11] = 200
     source = DataSource(source.info, ArrayExamples(smooth, source.train.labels), source.eval)
-    images, _ = take(source, 30, input_shape=(32, 32, 1), input_range="raw", samples_per_epoch=30)
+    images, _ = take(source, 30, input_shape=(32, 32, 1), input_range="raw")
     assert len({image.tobytes() for image in images}) == 30
     assert images.min() >= 0 and images.max() <= 200
     total = images.sum(axis=(1, 2, 3)) / (200 * 12 * 12)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, noise, smooth
 from support.refusals import check_raises
+from support.streams import assert_same, check_pure, take
 from support.trained_runs import report_of
 
 from ipucnn.datasets import images, pipeline
@@ -419,10 +420,7 @@ def test_training_and_validation_crops_equal_those_of_pillow(folder):
         box = (20 - 26.25 / 2, 15 - 26.25 / 2, 20 + 26.25 / 2, 15 + 26.25 / 2)
         assert np.array_equal(images[k], np.asarray(image.resize((14, 14), Image.BILINEAR, box=box)))
         assert labels[k] == source.eval.labels[k] and weights[k] == 1
-    batches = train_batches(
-        source, Stream(samples_per_epoch=7, augment=True, seed=11, shuffle=False, **options)
-    ).as_numpy_iterator()
-    images, labels = next(batches)
+    images, labels = take(source, 2, seed=11, shuffle=False, **options)
     for k in range(2):
         image = Image.open(io.BytesIO(source.train.encoded(k)))
         state = draw(11, AUGMENT, 0, 0, k)
@@ -432,14 +430,6 @@ def test_training_and_validation_crops_equal_those_of_pillow(folder):
             expected = expected[:, ::-1]
         # Pillow may resize rows and columns in another order, with rounding in between.
         assert np.abs(images[k] - expected).max() <= 1 and labels[k] == source.train.labels[k]
-    # A run resumed on another machine sees the same images.
-    options = {**options, "samples_per_epoch": 7, "augment": True, "seed": 11}
-    late, whole = (
-        train_batches(source, Stream(**options, **start)).as_numpy_iterator()
-        for start in ({"start_epoch": 1, "start_sample": 3}, {})
-    )
-    seen = [next(whole) for _ in range(6)]
-    assert np.array_equal(next(late)[0], seen[5][0]) and np.array_equal(seen[5][1].shape, (2,))
 
 
 def crop_of(data, size, state, crops="imagenet"):
@@ -481,18 +471,13 @@ def test_a_crop_of_a_jpeg_equals_a_crop_of_the_whole_image(
 
 
 def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
-    """37 images take 37 calls and are joined; one image or 20 take one call each and are not joined."""
-
-    def images(batch_size, num_parallel):
-        options = {"samples_per_epoch": 7, "input_shape": (9, 8, 3), "input_range": "tf", "augment": True}
-        stream = Stream(batch_size=batch_size, num_parallel=num_parallel, seed=4, **options)
-        batches = train_batches(open_folder(folder), stream).as_numpy_iterator()
-        return [np.concatenate(part) for part in zip(*(next(batches) for _ in range(-(-37 // batch_size))))]
-
-    one, many = images(1, 1), images(37, 4)
+    """Images of a large batch are read in one call; with little memory, in calls of a few that are joined."""
+    source, options = open_folder(folder), {"input_shape": (9, 8, 3), "input_range": "tf"}
+    samples = check_pure(source, 37, **options)
     monkeypatch.setattr(pipeline, "READ_AHEAD_BYTES", 3 * len(jpeg(1)))
-    for some in (many, images(20, 2)):
-        assert all(np.array_equal(a, b[:37]) for a, b in zip(one, some)) and len(one[0]) == 37
+    for batch_size, num_parallel in ((37, 4), (20, 2)):
+        limited = take(source, 37, batch_size=batch_size, num_parallel=num_parallel, **options)
+        assert_same(limited, samples)
 
 
 @pytest.mark.parametrize("kind", ["cmyk", "grey", "turned", "png"])
