@@ -140,12 +140,10 @@ def test_what_is_no_image_is_refused(folder):
     arrays = (np.zeros((8, 8), np.float32), np.zeros((8, 8, 4), np.uint8), np.zeros((0, 8), np.uint8))
     for wrong in (*arrays, 5, None, [5], type("Odd", (), {"convert": 5})()):
         check_raises(DataError, "is no image", "[images, height, width, 1 or 3]", loaded.predict, wrong)
-    with pytest.raises(DataError):
-        loaded.predict("absent.png")
+    check_raises(DataError, "", "", loaded.predict, "absent.png")
     closed = Image.new("RGB", (8, 8))
     closed.close()
-    with pytest.raises(DataError, match="an image of Pillow cannot be read"):
-        loaded.predict(closed)
+    check_raises(DataError, "an image of Pillow cannot be read", "", loaded.predict, closed)
 
 
 def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
@@ -221,8 +219,7 @@ def test_arrays_are_a_data_set(lightly, here):
         **options,
         num_epochs=1,
     )
-    with pytest.raises(DataError, match="in the memory of that Python alone"):
-        in_memory.find("arrays-0123456789ab")
+    check_raises(DataError, "in the memory of that Python alone", "", in_memory.find, "arrays-0123456789ab")
     for wrong, message in (
         (3, "int is no pair"),
         ((images, labels[:5]), "60 images and 5 labels"),

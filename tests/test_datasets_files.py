@@ -323,8 +323,7 @@ def test_loading_another_size_and_unreadable_files(tmp_path):
         (tmp_path / "none.png", "there is no such file"),
         (tmp_path, "is a folder, not a file"),
     ):
-        with pytest.raises(DataError, match=message):
-            load_images([str(path)], info, **options)
+        check_raises(DataError, message, "", load_images, [str(path)], info, **options)
     (tmp_path / "text.png").write_text("text")
     with pytest.raises(DataError, match=r"text.png is not an image"):
         load_images([str(tmp_path / "text.png")], info, **options)

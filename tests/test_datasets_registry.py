@@ -388,8 +388,7 @@ def test_a_download_on_request(tmp_path, server, name, explicit):
     data = tmp_path / "data"
     choice = choose(name if explicit else None, data, home=name, download=True)
     assert choice.location is None and "to be downloaded" in choice.message and not data.exists()
-    with pytest.raises(DataError):
-        open_dataset(choice)
+    check_raises(DataError, "", "", open_dataset, choice)
     source = open_dataset(choice, download=True)
     assert source.info.num_train in (20, 12)
     assert [p.name for p in data.iterdir()] == [downloading.REMOTES[name].folder]

@@ -155,11 +155,9 @@ def test_a_damaged_set_is_an_error(tmp_path):
     folder = tmp_path / "mnist" / "3.0.1"
     shard = next(file for file in folder.iterdir() if "train" in file.name)
     shard.write_bytes(shard.read_bytes()[:-20])
-    with pytest.raises(DataError, match="cannot read mnist"):
-        open_dataset(choose(None, tmp_path))
+    check_raises(DataError, "cannot read mnist", "", open_dataset, choose(None, tmp_path))
     (folder / "dataset_info.json").write_text("{")
-    with pytest.raises(DataError, match="cannot read mnist"):
-        open_dataset(choose(None, tmp_path))
+    check_raises(DataError, "cannot read mnist", "", open_dataset, choose(None, tmp_path))
 
 
 def test_a_missing_package_is_an_error(prepared, monkeypatch):

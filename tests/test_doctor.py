@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.refusals import check_raises
 
 from ipucnn.command_table import COMMANDS
 from ipucnn.diagnosis.decision import Machine, choose
@@ -195,8 +196,7 @@ def test_requested_ipus_that_are_absent(run):
     assert "IPU, not usable" in out
     assert err.startswith("error: --device ipu cannot be used: ")
     assert "hint: " in err
-    with pytest.raises(MissingError):
-        check_device("ipu")
+    check_raises(MissingError, "", "", check_device, "ipu")
 
 
 def test_an_sdk_with_ipus(succeeds, report, sdk, pod):

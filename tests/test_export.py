@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from poplar_double import installed
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
 from support.trained_runs import run_of
 from tensorflow import keras
 
@@ -674,8 +674,7 @@ def test_exported_files_cannot_be_benchmarked(exported, run):
 @pytest.mark.parametrize("name", ["keras_model", "history"])
 def test_an_exported_file_has_no_layers_and_no_history(exported, name):
     loaded = ipucnn.load(exported / "model.onnx")
-    with pytest.raises(ConfigurationError, match="is an exported file, which has no"):
-        getattr(loaded, name)
+    check_raises(ConfigurationError, "is an exported file, which has no", "", getattr, loaded, name)
 
 
 def test_files_other_than_the_verified_one_are_refused(exported, run, tmp_path):

@@ -281,8 +281,7 @@ def test_copied_weights_keep_a_head_of_other_classes():
     with pytest.raises(ConfigurationError, match="do not fit"):
         copy_weights(build("lenet", channels=3, classes=3, seed=1), target)
     np.testing.assert_array_equal(target.layers[1].get_weights()[0], conv)
-    with pytest.raises(ConfigurationError, match="layers with weights"):
-        copy_weights(build("cifar_resnet8"), target)
+    check_raises(ConfigurationError, "layers with weights", "", copy_weights, build("cifar_resnet8"), target)
 
 
 def test_unavailable_imagenet_weights_are_an_error(monkeypatch):

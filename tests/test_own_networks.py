@@ -104,8 +104,7 @@ def test_a_preset_or_suite_cannot_name_a_python_file(run):
 
 def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
     record = get_model("net.py:build")
-    with pytest.raises(ConfigurationError, match="only if the command line names it"):
-        record.own.check_buildable()
+    check_raises(ConfigurationError, "only if the command line names it", "", record.own.check_buildable)
 
     def network(*inputs, kind="Dense", **settings):
         return {"input_shape": [6, 6, 1], "layers": [["dense", kind, settings, list(inputs)]]}
@@ -123,8 +122,7 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
         network("nothing", units=3),
         network(units=3),
     ):
-        with pytest.raises(DataError):
-            saved_network("net.py:build", damaged, "checkpoint x", "y")
+        check_raises(DataError, "", "", saved_network, "net.py:build", damaged, "checkpoint x", "y")
 
 
 # --- what users write, and refusals
@@ -166,8 +164,7 @@ def test_own_layers_are_seeded_and_reported():
     data = record.own.to_data()
     assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]
     saved = saved_network(record.name, data, "x", "add --model-name net.py:build")
-    with pytest.raises(ConfigurationError, match="centre"):
-        saved.own.check_buildable()
+    check_raises(ConfigurationError, "centre", "", saved.own.check_buildable)
 
 
 MINE = """
@@ -414,8 +411,7 @@ def test_settings_that_name_objects_for_keras_to_import_are_refused():
         {"bias_initializer": constant([{"class_name": "__lambda__"}])},
         {"scale": {**evil, "config": {}}},
     ):
-        with pytest.raises(DataError, match="which is no number, word or list of them"):
-            read(**settings)
+        check_raises(DataError, "which is no number, word or list of them", "", read, **settings)
     plain = {"bias_initializer": constant(0.5), "scale": [1.0, 2.0]}
     assert read(**plain) == {"units": 3, **plain}
 

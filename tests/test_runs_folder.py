@@ -96,8 +96,7 @@ def test_run_without_results_releases_its_name(here, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(HostSession, "train", fail)
         for _ in range(2):
-            with pytest.raises(DataError, match="the data are damaged"):
-                list(make_run().events())
+            check_raises(DataError, "the data are damaged", "", list, make_run().events())
     assert names() == []
 
 
@@ -139,8 +138,7 @@ def test_folder_refused_for_its_checkpoints_is_removed(lightly, here):
     run = make_run(run_dir="run", checkpoint_dir="shared")
     Path("shared").mkdir()
     (Path("shared") / "last.npz").write_text("another run's")
-    with pytest.raises(ConfigurationError, match="written by another run meanwhile"):
-        list(run.events())
+    check_raises(ConfigurationError, "written by another run meanwhile", "", list, run.events())
     assert names(".") == ["shared"] and names("shared") == ["last.npz"]
 
 
@@ -208,8 +206,7 @@ def test_suite_never_writes_through_links(here):
     folder.mkdir()
     (folder / "rows").symlink_to(precious)
     suite = plan_suite(parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s"), None, [])
-    with pytest.raises(DataError, match="rows is a link"):
-        run_rows(suite, folder)
+    check_raises(DataError, "rows is a link", "", run_rows, suite, folder)
     assert not list(precious.iterdir())
 
 

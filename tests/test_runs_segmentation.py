@@ -147,8 +147,7 @@ def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
 
 def test_non_finite_outputs_are_refused(trained):
     broken = replace(trained, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
-    with pytest.raises(DataError, match="not finite"):
-        PatchwiseNetwork(broken, 204).logits(draw(5, 5))
+    check_raises(DataError, "not finite", "", PatchwiseNetwork(broken, 204).logits, draw(5, 5))
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))

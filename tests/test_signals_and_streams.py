@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.refusals import check_raises
 from support.trained_runs import rows
 
 from ipucnn import errors, interrupts
@@ -413,8 +414,7 @@ def test_sufficient_limits_are_no_error(not_imported, monkeypatch):
     monkeypatch.setattr(environment, "_address_space_bytes", lambda: least)
     environment.check_memory()
     monkeypatch.setattr(environment, "_address_space_bytes", lambda: least - 1)
-    with pytest.raises(errors.MissingError):
-        environment.check_memory()
+    check_raises(errors.MissingError, "", "", environment.check_memory)
 
 
 def test_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
@@ -429,8 +429,7 @@ def test_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
     # Swap counts as memory, also beside the limit of a group.
     monkeypatch.setattr(environment, "swap_bytes", lambda: (2**30, 2**20))
     monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
-    with pytest.raises(errors.MissingError, match="this machine has free 2 MiB"):
-        environment.check_memory()
+    check_raises(errors.MissingError, "this machine has free 2 MiB", "", environment.check_memory)
 
 
 # -- TensorFlow's servers and imports -------------------------------------------------------------------------
