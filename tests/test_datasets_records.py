@@ -12,7 +12,7 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.data_sets import encode, noise, smooth
+from support.data_sets import encode, noise, smooth, write_class_folders
 from support.refusals import check_raises
 from support.streams import assert_same, check_pure, take
 from support.trained_runs import report_of
@@ -179,9 +179,7 @@ def test_records_are_found_by_folder_and_by_name(folder):
 
 
 def test_records_have_priority_over_class_folders(folder):
-    for part in ("train", "val"):
-        (folder / part / "dog").mkdir(parents=True)
-        (folder / part / "dog" / "1.JPEG").write_bytes(jpeg(1))
+    write_class_folders(folder, {("train", "dog"): 1, ("val", "dog"): 1})
     assert isinstance(open_folder(folder).train, RecordExamples)
     for path in folder.glob("*-of-*"):
         path.unlink()

@@ -92,20 +92,15 @@ def test_convolution_macs_are_positions_times_taps_times_channels(ins, outs, h, 
 
 
 def test_macs_of_the_other_layers():
-    assert (
-        layer_macs(layer_in_model(GroupedConv2D(8, 3, groups=4, padding="same"), (5, 6, 8)))
-        == 5 * 6 * 9 * 2 * 8
-    )
-    assert (
-        layer_macs(layer_in_model(keras.layers.DepthwiseConv2D(3, padding="same"), (5, 6, 8)))
-        == 5 * 6 * 9 * 8
-    )
-    separable = layer_in_model(keras.layers.SeparableConv2D(7, 3, padding="same"), (5, 6, 8))
-    assert layer_macs(separable) == 5 * 6 * (9 * 8 + 8 * 7)
-    transposed = layer_in_model(keras.layers.Conv2DTranspose(7, 2, strides=2), (5, 6, 8))
-    assert layer_macs(transposed) == 5 * 6 * 4 * 8 * 7
+    for layer, macs in (
+        (GroupedConv2D(8, 3, groups=4, padding="same"), 5 * 6 * 9 * 2 * 8),
+        (keras.layers.DepthwiseConv2D(3, padding="same"), 5 * 6 * 9 * 8),
+        (keras.layers.SeparableConv2D(7, 3, padding="same"), 5 * 6 * (9 * 8 + 8 * 7)),
+        (keras.layers.Conv2DTranspose(7, 2, strides=2), 5 * 6 * 4 * 8 * 7),
+        (keras.layers.ReLU(), 0),
+    ):
+        assert layer_macs(layer_in_model(layer, (5, 6, 8))) == macs, layer.name
     assert layer_macs(layer_in_model(keras.layers.Dense(7), (11,))) == 77
-    assert layer_macs(layer_in_model(keras.layers.ReLU(), (5, 6, 8))) == 0
     with pytest.raises(ValueError, match="static"):
         layer_macs(layer_in_model(keras.layers.Conv2D(2, 1), (None, 6, 8)))
 

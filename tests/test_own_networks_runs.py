@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from poplar_double import installed
+from support.data_sets import write_class_folders
 from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
 from support.refusals import Refusal, check_raises, check_refused
 from support.workers import assert_same, launch
@@ -245,10 +245,7 @@ def test_assumptions_without_a_data_set_are_printed_before_the_build(short_bench
 
 
 def pictures(folder, size):
-    for n in range(8):
-        path = Path(folder, "ab"[n % 2], f"{n}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.random.RandomState(n).randint(0, 256, (size, size, 3)).astype(np.uint8)).save(path)
+    write_class_folders(Path(folder), {(".", "a"): 4, (".", "b"): 4}, lambda number: (size, size))
 
 
 def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(lightly, succeeds):

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from light_training import train_lightly
-from PIL import Image
-from support.data_sets import noise, write_pairs
+from support.data_sets import noise, write_class_folders, write_pairs
 from support.refusals import Refusal, check_refused
 from support.trained_runs import report_of, train
 
@@ -157,10 +156,7 @@ def test_events_report_finished_folds(lightly, tmp_path):
 
 
 def test_invalid_cross_validations_are_refused(run):
-    for part in ("train", "val"):
-        for name in ("a", "b"):
-            (Path("files") / part / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8)).save(Path("files") / part / name / "x.png")
+    write_class_folders(Path("files"), {(part, name): 1 for part in ("train", "val") for name in "ab"})
     check_refused(
         run,
         Refusal("--fold 4", "--fold 4 of --kfold 3", "numbered from 1 to 3"),

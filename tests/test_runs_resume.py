@@ -461,17 +461,6 @@ def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, r
     assert files(tmp_path / "late") == before
 
 
-def test_a_signal_before_training_leaves_nothing(tmp_path, monkeypatch):
-    def build(setup):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal should have ended the run")
-
-    monkeypatch.setattr("ipucnn.runs.setup.build", build)
-    with pytest.raises(Interrupted) as caught:
-        train(tmp_path / "r")
-    assert caught.value.exit_code == 143 and not (tmp_path / "r").exists()
-
-
 def test_non_finite_loss_keeps_the_last_good_checkpoint(real_training, tmp_path, run):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",

@@ -17,6 +17,7 @@ from ipucnn import errors, interrupts
 from ipucnn.config.resolve import resolve
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import ControlGroup
+from ipucnn.runs import setup
 from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import environment
@@ -160,6 +161,13 @@ def training(folder, **more):
     return TrainingRun(resolve("train", options, model="toy_model"))
 
 
+def interrupted(run):
+    """Returns the interruption that ends a run."""
+    with pytest.raises(Interrupted) as caught:
+        list(run.events())
+    return caught.value
+
+
 def lets_pass(kill):
     kill()
 
@@ -196,27 +204,32 @@ def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, libra
     real = losses.make_loss
     monkeypatch.setattr(losses, "make_loss", make_loss)
     monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
-    with pytest.raises(Interrupted) as caught:
-        list(training(tmp_path / "r").events())
-    assert caught.value.exit_code == CODES[number]
-    assert "nothing was trained" in caught.value.message
+    error = interrupted(training(tmp_path / "r"))
+    assert error.exit_code == CODES[number] and "nothing was trained" in error.message
     assert not (tmp_path / "r").exists()
     assert interrupts.noted() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_signal_while_the_folder_is_made(tmp_path, monkeypatch, number):
-    real = RunFolder.add_environment
+@pytest.mark.parametrize(
+    "owner, name, ends_at_once, number",
+    [
+        (setup, "build", True, signal.SIGTERM),
+        (RunFolder, "add_environment", False, signal.SIGINT),
+        (RunFolder, "add_environment", False, signal.SIGHUP),
+    ],
+)
+def test_signal_before_training_leaves_nothing(tmp_path, monkeypatch, owner, name, ends_at_once, number):
+    """The network is built, or the folder is made."""
+    real = getattr(owner, name)
 
-    def add(folder, facts):
+    def signalled(*args):
         os.kill(os.getpid(), number)
-        return real(folder, facts)
+        assert not ends_at_once
+        return real(*args)
 
-    monkeypatch.setattr(RunFolder, "add_environment", add)
+    monkeypatch.setattr(owner, name, signalled)
     monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
-    with pytest.raises(Interrupted) as caught:
-        list(training(tmp_path / "r").events())
-    assert caught.value.exit_code == CODES[number]
+    assert interrupted(training(tmp_path / "r")).exit_code == CODES[number]
     assert not (tmp_path / "r").exists()
 
 
@@ -233,9 +246,7 @@ def test_signal_before_a_continued_run_leaves_it_unchanged(tmp_path, monkeypatch
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(UpdateLoop, "trace", trace)
-    with pytest.raises(Interrupted) as caught:
-        list(training(tmp_path / "r", resume=True).events())
-    assert "--resume" in caught.value.hint
+    assert "--resume" in interrupted(training(tmp_path / "r", resume=True)).hint
     assert (tmp_path / "r" / "checkpoints" / "last.npz").read_bytes() == before
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -255,9 +266,8 @@ def test_signal_at_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
         real(folder, report)
 
     monkeypatch.setattr(RunFolder, "write_report", write)
-    with pytest.raises(Interrupted) as caught:
-        list(training(tmp_path / "r").events())
-    assert caught.value.exit_code == 143 and "everything was done" in caught.value.message
+    error = interrupted(training(tmp_path / "r"))
+    assert error.exit_code == 143 and "everything was done" in error.message
     assert (tmp_path / "r" / "report.json").exists()
 
 
