@@ -82,20 +82,9 @@ def test_the_two_interpreters_have_different_keras(tmp_path):
 
 def on_host_of(model):
     """Returns words that train a network on the host, and words that evaluate and continue the run."""
-    words = [
-        "--num-epochs",
-        "1",
-        "--seed",
-        "3",
-        "--micro-batch-size",
-        "16",
-        "--run-dir",
-        "r",
-        "--json",
-        *DATA,
-    ]
+    words = ["--num-epochs", "1", "--seed", "3", "--micro-batch-size", "16", "--run-dir", "r", "--json"]
     continue_words = ["train", "--resume", "--run-dir", "r", "--num-epochs", "2", "--json"]
-    return ["train", model, *words], [["evaluate", "r", "--json"], continue_words]
+    return ["train", model, *words, *DATA], [["evaluate", "r", "--json"], continue_words]
 
 
 def in_replicas(run_dir):
