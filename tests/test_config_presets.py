@@ -54,7 +54,7 @@ PUBLIC_STYLE = Path(__file__).parent / "data" / "public_style.yml"
         # The earlier entry of one `<<` with a list wins.
         (
             "list_of_merges",
-            {"dataset": "imagenet", "num_epochs": 3, "precision": "16.16", "num_replicas": 16},
+            {"dataset": "cifar10", "model_name": "toy_model", "precision": "16.16", "num_epochs": 3},
         ),
     ],
 )
