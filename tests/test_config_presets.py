@@ -18,6 +18,7 @@ from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.training.program import make_program
 
 PUBLIC_STYLE = Path(__file__).parent / "data" / "public_style.yml"
+OF_CIFAR10 = {"dataset": "cifar10", "model_name": "toy_model", "precision": "16.16", "num_epochs": 3}
 
 
 @pytest.mark.parametrize(
@@ -40,22 +41,18 @@ PUBLIC_STYLE = Path(__file__).parent / "data" / "public_style.yml"
                 "norm_layer": {"name": "custom_batch_norm", "momentum": 0.97},
             },
         ),
-        # The later of two `<<` wins, and plain keys win over both.
+        # Plain keys win over merged ones.
         (
             "segments_lars",
             {
                 "dataset": "imagenet",
-                "dataset_path": "/somewhere/else/imagenet-data",
                 "micro_batch_size": 20,
                 "device_mapping": (0, 0, 0, 0, 0, 0, 0),
                 "available_memory_proportion": (20.0,),
             },
         ),
-        # The earlier entry of one `<<` with a list wins.
-        (
-            "list_of_merges",
-            {"dataset": "cifar10", "model_name": "toy_model", "precision": "16.16", "num_epochs": 3},
-        ),
+        ("two_merges", OF_CIFAR10),
+        ("list_of_merges", OF_CIFAR10),
     ],
 )
 def test_public_layout_loads_unchanged(name, expected):
