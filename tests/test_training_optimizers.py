@@ -228,7 +228,8 @@ def test_cut_run_continues_with_its_scale_and_statistics(tmp_path, monkeypatch):
         "ckpts_per_epoch": "4",
     }
     run, _ = end_to_end.train(tmp_path / "whole", "toy_model_bn", options)
-    assert run.program.weight_updates_per_execution == 3 and run.program.auto_loss_scaling
+    program = run.context.program
+    assert program.weight_updates_per_execution == 3 and program.auto_loss_scaling
     expected = end_to_end.files(tmp_path / "whole")
     row = json.loads(expected["metrics.jsonl"])
     assert (row["weight_updates"], row["loss_scaling"]) == (12, 2)
