@@ -4,13 +4,9 @@ import dataclasses
 import resource
 import sys
 
-import numpy as np
-
 from ipucnn.config.options import RunConfig
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.factory import create_session
-from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import make_program
 
 
@@ -27,6 +23,7 @@ def peak_mib(recomputation: bool) -> float:
     )
     session = create_session("cpu", config=config)
     import tensorflow as tf
+    from support.sessions import compile_session, constant
 
     from ipucnn.models.build import BuildOptions, build_model
 
@@ -34,14 +31,7 @@ def peak_mib(recomputation: bool) -> float:
     blocks = [layer.name for layer in model.layers if type(layer).__name__ == "Add"]
     splits = [blocks[len(blocks) * i // 4] for i in range(1, 4)]
     program = make_program(config, 10**6, seed=0).with_splits(splits)
-    optimizer = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
-    session.compile(
-        model,
-        program,
-        optimizer,
-        make_loss("cross_entropy"),
-        lambda u: np.full(np.shape(u), 1e-3, np.float32),
-    )
+    compile_session(session, model, program, ("sgd", {}, {}), constant(1e-3))
     size = session.program.samples_per_fused_batch
     images, labels = tf.zeros([size, 32, 32, 3]), tf.zeros([size], tf.int32)
     batches = session.feed(tf.data.Dataset.from_tensors((images, labels)).repeat())

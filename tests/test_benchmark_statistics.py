@@ -18,11 +18,6 @@ from ipucnn.benchmarking.records import Execution, Interval, Spread
 times = st.floats(1e-3, 10.0)
 
 
-def test_samples_for_the_percentiles():
-    needed = [statistics.samples_for_percentile(p) for p in (50, 90, 95, 99)]
-    assert needed == [7, 44, 90, 459]
-
-
 @given(st.floats(1.0, 99.9), st.floats(0.5, 0.999))
 def test_the_number_of_samples_is_the_minimum_of_a_binomial(percent, confidence):
     n = statistics.samples_for_percentile(percent, confidence)

@@ -37,8 +37,6 @@ SCRIPT = """
 import hashlib, json, sys
 from dataclasses import replace
 
-import numpy as np
-
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.factory import create_session
 
@@ -50,25 +48,13 @@ for devices in sorted(given["devices"], reverse=True):
     sessions[devices] = create_session("cpu", config=replace(config, devices=devices), trains=True)
 
 import tensorflow as tf
-from support.sessions import data, make_model, make_program
-from ipucnn.training.losses import make_loss
-from ipucnn.training.optimizer_settings import make_settings
+from support.sessions import batches, compile_session, constant, data, make_model, make_program
 
 program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"]).with_fused(given["fused"])
 images, labels = data(6 * program.global_batch_size, 1)
-
-
-def dataset(first, per_element):
-    skip = first * program.global_batch_size
-    both = tf.data.Dataset.from_tensor_slices((images[skip:], labels[skip:]))
-    return both.batch(per_element, drop_remainder=True).repeat()
-
-
+dataset = batches(program, images, labels)
 for devices, session in sorted(sessions.items()):
-    model = make_model("batch", 3)
-    settings = make_settings("adam", {}, global_batch_size=program.global_batch_size)
-    rates = lambda updates: np.full(np.shape(updates), 0.05, np.float32)
-    session.compile(model, program, settings, make_loss("cross_entropy"), rates, dataset)
+    compile_session(session, make_model("batch"), program, ("adam", {}, {}), constant(0.05), make_dataset=dataset)
     events = [repr(replace(e, wall_s=0, images_per_s=0)) for e in session.train(dataset) if hasattr(e, "wall_s")]
     session.recompute_statistics(dataset)
     with session.as_evaluated():

@@ -92,16 +92,6 @@ def test_open_settings_get_the_fastest_value_that_fits(num_stages, schedule, kib
         assert best is None
 
 
-def test_pipeline_without_accumulation_offloads_its_optimizer_state():
-    program_settings = replace(
-        BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True
-    )
-    program_settings, planner = replace(program_settings, num_stages=2), Planner(GRAPH, system())
-    assert planner.needed_fill(("conv3",), program_settings) == pytest.approx(
-        fill(GRAPH, ("conv3",), program_settings, system())
-    )
-
-
 @given(st.integers(2, 4), schedules, memories, st.booleans(), st.data())
 @tries(12, slow=40)
 def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule, kib, recompute, data):
@@ -414,12 +404,6 @@ def test_fixed_settings_are_kept():
         best, rows = search(planner, space)
         assert best.settings.half_partials == best.settings.optimizer_state_offloading == on
         assert {row.half_partials for row in rows} == {on}
-
-
-def test_unreachable_global_batch_is_refused():
-    space = SearchSpace(BASE, 4, micro_batch_sizes=(16,), global_batch_size=101)
-    error, hint = "--global-batch-size 101", "--micro-batch-size 1"
-    check_raises(ConfigurationError, error, hint, search, Planner(GRAPH, system()), space)
 
 
 def test_search_without_a_fit_is_refused_with_a_hint():

@@ -111,17 +111,6 @@ def test_training_uses_the_cache_that_compile_only_filled(run, report, tmp_path,
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == compiled
 
 
-def test_cache_name_may_contain_a_blank(report, tmp_path):
-    flags = [*FEW, "--executable-cache", "my cache"]
-    with installed():
-        train(report, "run", *flags)
-        programs = list((tmp_path / "my cache").iterdir())
-        compiled = train(report, "b", *flags, "--compile-only")
-    assert len(programs) == 2 and all(path.suffix == ".poplar_exec" for path in programs)
-    assert not (tmp_path / "my").exists()
-    assert compiled["executable_cache"] == str(tmp_path / "my cache")
-
-
 def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(
     run, report, folder, monkeypatch
 ):

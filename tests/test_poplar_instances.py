@@ -125,6 +125,7 @@ def test_two_instances_equal_one_process(tmp_path, capfd, monkeypatch):
     )
     trained, inferred = documents(out)
     assert trained["validation"]["samples"] == 8
+    assert len(json.loads((tmp_path / "both" / "environment.json").read_text())) == 1
     both = load_checkpoint(tmp_path / "checkpoints" / "last.npz")
     one = load_checkpoint(run / "checkpoints" / "last.npz")
     second = load_checkpoint(tmp_path / "checkpoints" / "instance-1" / "last.npz")

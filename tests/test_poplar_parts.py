@@ -13,7 +13,6 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed, rules
-from poplar_double.exchange import Alone
 from poplar_double.facts import FACTS
 from support.poprun import poprun
 from support.refusals import check_raises
@@ -231,41 +230,6 @@ def test_poprun_variables_are_read(monkeypatch):
     ):
         other = make_program(1, 1, **{"replicas": 4, **changes})
         check_raises(ConfigurationError, "", text, checks.check_layout, instances, other, RunConfig())
-
-
-def test_two_instances_configure_themselves_and_one_writes(monkeypatch, tmp_path, capfd):
-    flags = shlex.split(
-        "--num-replicas 4 --micro-batch-size 2 --limit-train 32 --limit-eval 8 --num-epochs 1"
-    )
-    command = ["train", "toy_model", "--json", "--run-dir", str(tmp_path / "run"), *flags]
-    outs = []
-    gather = Alone.gather
-
-    def with_silent_others(self, name, arrays):
-        """A single process does not know the other instance's share of the evaluated samples: zeros."""
-        own_arrays, *others = gather(self, name, arrays)
-        if name == "distributed.allreduce":
-            others = [[np.zeros_like(array) for array in other] for other in others]
-        return [own_arrays, *others]
-
-    monkeypatch.setattr(Alone, "gather", with_silent_others)
-    for index in (0, 1):
-        poprun(monkeypatch, index)
-        with installed() as machine:
-            assert cli.run([*command, "--seed", "1"]) == 0, capfd.readouterr().err
-            outs.append(capfd.readouterr().out)
-            leaves = machine.config["leaves"]
-            # The instance's own pair of IPUs: 16 single ones have the numbers before.
-            assert leaves["select_ipus"] == [16 + index] and not leaves["auto_select_ipus"]
-            assert machine.calls("popdist.init")
-            assert leaves["experimental.multi_replica_distribution.process_count"] == 2
-            assert leaves["experimental.multi_replica_distribution.process_index"] == index
-            assert machine.calls("PopDistStrategy") and not machine.calls("IPUStrategy")
-            # Steps are per instance: micro-batches of its two replicas.
-            assert machine.calls("fit")[0]["steps_per_epoch"] == 4 * 2
-    assert json.loads(outs[0])["trained_samples"] == 32 and outs[1] == ""
-    written = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert len(written) == 1  # the other instance wrote nothing
 
 
 def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_path, capfd):
