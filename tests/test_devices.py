@@ -180,7 +180,7 @@ def test_gpus_that_share_a_weight_update_evenly_are_used(expected, given):
         (shared(12, fused=2), {}, (4, 1), "4 workers cannot share the 6 groups of fused micro-batches"),
         (shared(4), {}, (2, 4), "4 micro-batches, which 2 workers with 4 devices each cannot"),
         (shared(1), {}, (2, 1), "1 micro-batch, which 2 workers cannot"),
-        (shared(2**31 - 1), {}, (2, 1), "2,147,483,647 micro-batches"),
+        (make_program(1, 2**31 - 1), {}, (2, 1), "2,147,483,647 micro-batches"),
     ],
 )
 def test_numbers_that_cannot_share_a_weight_update_are_refused(program, options, sharing, message):

@@ -1,16 +1,19 @@
 """A small network, programs for it, and training it on a session."""
 
+from dataclasses import replace
 from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
+from ipucnn.config.options import RunConfig
 from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import make_loss
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import Program
+from ipucnn.training.program import make_program as program_of
 
 CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)
 SIZE, CLASSES, MOMENTUM, EPSILON = 6, 3, 0.8, 1e-3
@@ -20,41 +23,25 @@ PLAIN: Any = ("sgd", {"momentum": 0.0}, {})
 
 
 def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
+    """Returns a program of one epoch without checkpoints and validations; ``changes`` are its fields.
+
+    Args:
+        changes: fields of the program, and ``updates_per_epoch`` (4).
+    """
     updates = changes.pop("updates_per_epoch", 4)
     per_execution = changes.pop("weight_updates_per_execution", updates)
-    values: Dict[str, Any] = dict(
+    config = replace(
+        RunConfig(),
         micro_batch_size=batch,
         gradient_accumulation_count=accumulate,
         num_replicas=replicas,
-        global_batch_size=batch * accumulate * replicas,
-        gradient_accumulation_reduction_method="mean",
-        dbn_replica_group_size=1,
-        num_epochs=1,
-        weight_updates_per_epoch=updates,
-        samples_per_epoch=updates * batch * accumulate * replicas,
-        samples_discarded_per_epoch=0,
-        weight_updates_per_execution=per_execution,
         steps_per_execution=per_execution * accumulate,
-        num_executions=updates // per_execution,
-        executions_per_checkpoint=0,
-        first_checkpoint_execution=0,
-        executions_per_validation=0,
-        validation_micro_batch_size=batch,
-        validation_num_replicas=replicas * changes.get("ipus_per_replica", 1),
-        num_stages=1,
-        pipeline_splits=(),
-        device_mapping=(0,),
-        pipeline_schedule="Grouped",
-        recomputation=False,
-        available_memory_proportion=(),
-        ipus_per_replica=1,
-        num_ipus=replicas,
-        precision="32.32",
-        loss_scaling=0.0,
-        seed=1,
+        checkpoints=False,
+        validation=False,
     )
-    values.update(changes)
-    return Program(**values)
+    program = program_of(config, updates * batch * accumulate * replicas, seed=1)
+    changes.setdefault("validation_num_replicas", replicas * changes.get("ipus_per_replica", 1))
+    return replace(program, **changes)
 
 
 def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
