@@ -1,6 +1,5 @@
 """``recomputation_memory.py on|off`` prints the MiB that one weight update of cifar_resnet56 in four stages takes."""
 
-import dataclasses
 import resource
 import sys
 
@@ -12,8 +11,7 @@ from ipucnn.training.program import make_program
 
 def peak_mib(recomputation: bool) -> float:
     """Returns the process's peak memory beyond the memory before the weight update, in MiB."""
-    config = dataclasses.replace(
-        RunConfig(),
+    config = RunConfig(
         micro_batch_size=32,
         gradient_accumulation_count=16,
         validation=False,

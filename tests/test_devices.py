@@ -41,7 +41,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.sessions.factory import create_session
 
 given = json.loads(sys.argv[1])
-config = replace(RunConfig(), **given["config"])
+config = RunConfig(**given["config"])
 # The first session makes the devices.
 sessions = {}
 for devices in sorted(given["devices"], reverse=True):

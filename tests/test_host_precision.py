@@ -1,6 +1,5 @@
 """16-bit arithmetic of the host: rounding against NumPy's float16, training against a NumPy loop, recomputation."""
 
-import dataclasses
 import itertools
 import subprocess
 import sys
@@ -113,7 +112,7 @@ def test_random_bits_differ_by_seed_update_micro_batch_and_place():
 
 
 def session_of(precision, rounding="OFF", **changes):
-    config = dataclasses.replace(RunConfig(), precision=precision, stochastic_rounding=rounding, **changes)
+    config = RunConfig(precision=precision, stochastic_rounding=rounding, **changes)
     return HostSession(CPU, config=config)
 
 

@@ -391,7 +391,7 @@ def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: gpus if kind == "GPU" else [])
 
     def made(devices, trains=True, device="auto"):
-        return factory.create_session(device, config=replace(RunConfig(), devices=devices), trains=trains)
+        return factory.create_session(device, config=RunConfig(devices=devices), trains=trains)
 
     both = ("/device:GPU:0", "/device:GPU:1")
     for devices, places in ((None, both), (0, both), (2, both), (1, both[:1])):
@@ -413,7 +413,7 @@ def test_the_fastest_number_of_fused_micro_batches_is_measured(monkeypatch, memo
     program = make_program(replicas=2, accumulate=4)
     images, labels = data(program.global_batch_size * 4, 1)
     device = replace(CPU, memory_bytes=memory)
-    session = HostSession(device, config=replace(RunConfig(), fused_micro_batches=MEASURE))
+    session = HostSession(device, config=RunConfig(fused_micro_batches=MEASURE))
     now, elements = [0.0], []
 
     def clock():

@@ -147,7 +147,7 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
     from ipucnn.training.optimizers import Optimizer
 
     params = {"momentum": momentum} if name in ("sgd", "lars", "rmsprop") else {}
-    config = replace(RunConfig(), optimizer=name, optimizer_params=params)
+    config = RunConfig(optimizer=name, optimizer_params=params)
     program = make_program(config, 64, seed=0)
     weight = tf.Variable(tf.zeros([3, 2]))
     optimizer = Optimizer(settings_of_run(config, program.global_batch_size), {"weight": weight})
@@ -164,7 +164,7 @@ def test_planner_refuses_wrong_optimizer_parameters():
 
 
 def config_of(values, **more):
-    return replace(RunConfig(), available_memory_proportion=tuple(values), **more)
+    return RunConfig(available_memory_proportion=tuple(values), **more)
 
 
 def test_planned_proportions_are_those_that_the_session_sets():

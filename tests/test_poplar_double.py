@@ -348,7 +348,7 @@ def test_every_import_of_keras_has_the_sdk_parts_until_the_double_is_removed():
     second = importlib.import_module("tensorflow.keras")
     places = (keras, loaded, second, tf.keras)
     with installed():
-        assert all(place.ipu.FunctionalLayerPipelineStageAssignment for place in places)
+        assert all(place.ipu.ReplicatedMetricReductionMethod for place in places)
     assert not any(hasattr(place, "ipu") for place in places)
     assert "tensorflow.python.ipu" not in sys.modules
     assert not hasattr(keras.Sequential([keras.layers.Dense(1)]), "set_pipelining_options")

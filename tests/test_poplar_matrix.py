@@ -142,9 +142,10 @@ _QUICK = (
 """Programs of a network that is compiled in seconds: a pipeline of each kind of precision, on each SDK."""
 
 
-# Not finite after the first update: gradients beyond the range of 16 bits, whatever the optimizer and the loss scale;
-# see test_batch_norm_of_two_numbers_overflows_16_bits.  On the host `train --fp-exceptions` names the gradient of
-# conv5_block1_out.
+# Not finite after the first update: gradients beyond the range of 16 bits, whatever the optimizer and the loss scale.
+# Batch norm of two nearly equal numbers multiplies their gradients by up to 1 / sqrt(epsilon); in the last blocks of
+# this network at 32x32 a channel is one pixel of each of two samples.  On the host `train --fp-exceptions` names the
+# gradient of conv5_block1_out.
 _OVERFLOWS = ("resnet50v2-batch_norm-2Interleaved-1-16.16",)
 
 
@@ -256,32 +257,6 @@ def test_sdks_between_those_of_the_comparison_have_the_same_facts():
     """3.1 only lacks TF_POPLAR_FLAGS --use_on_demand, which users set and the session does not."""
     lacking = {sdk: FACTS["absent_in"].get(sdk, {}) for sdk in ("3.1", "3.2", "3.3", "3.4")}
     assert lacking == {"3.1": {"flags": ["use_on_demand"]}, "3.2": {}, "3.3": {}, "3.4": {}}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "is_beyond"), [(2, True), (8, False)])
-def test_batch_norm_of_two_numbers_overflows_16_bits(batch, is_beyond):
-    """Batch norm of two nearly equal numbers multiplies their gradients by up to 1 / sqrt(epsilon).
-
-    In the last blocks of ResNet-50 at 32x32 a channel is a pixel of each sample; in 32 bits the gradients of two
-    samples are beyond 65504, the largest number of 16 bits, and those of eight below 1.
-    """
-    import tensorflow as tf
-    from tensorflow import keras
-
-    from ipucnn.models.build import BuildOptions, build_model
-
-    network = build_model(
-        get_model("resnet50v2"), BuildOptions(input_shape=(32, 32, 3), num_classes=10, norm="batch", seed=7)
-    )
-    rng = np.random.default_rng(0)
-    images, labels = rng.normal(0, 1, (batch, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, batch)
-    inner = keras.Model(network.inputs, [network.get_layer("conv5_block1_out").output, *network.outputs])
-    with tf.GradientTape() as tape:
-        features, logits = inner(tf.constant(images), training=True)
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-    largest = float(tf.reduce_max(tf.abs(tape.gradient(loss, features))))
-    assert (largest > 65504) == is_beyond and (largest < 1) != is_beyond
 
 
 def test_every_legal_pair_occurs():

@@ -43,7 +43,7 @@ def config_of(program, options):
     """Returns the configuration of a session; the options weights and frozen belong to the network instead."""
     config_options = {name: value for name, value in options.items() if name not in ("weights", "frozen")}
     values = {"num_replicas": program.num_replicas, "dropout_layer": "stateless", **config_options}
-    return dataclasses.replace(RunConfig(), **values)
+    return RunConfig(**values)
 
 
 def on_double(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
@@ -88,7 +88,7 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
     program = make_program(2, 4, 2, **(GROUPED if stages > 1 else {}))
     images, _ = data(program.num_weight_updates * program.global_batch_size, 5)
     labels = np.random.default_rng(6).integers(0, 3, images.shape[:3]).astype(np.int32)
-    config = dataclasses.replace(RunConfig(), num_replicas=2)
+    config = RunConfig(num_replicas=2)
     optimizer = ("sgd", {"momentum": 0.9}, {})
     host = HostSession(CPU, config=config)
     expected = run(host, network(), program.with_fused(1), optimizer, images, labels, loss)
@@ -279,7 +279,7 @@ def test_statistics_of_16_bits_are_recomputed():
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
     optimizer: Any = ("sgd", {"momentum": 0.9}, {})
     host = run(HostSession(CPU), make_model("batch"), piped, optimizer, images, labels)
-    config = dataclasses.replace(RunConfig(), precision="16.16")
+    config = RunConfig(precision="16.16")
     with installed():
         session = create_session("auto", config=config)
         of_16_bits = dataclasses.replace(program, precision="16.16")
@@ -311,7 +311,7 @@ def test_evaluation_runs_several_batches_at_once(stages):
     images, _ = data(50, 8)
     sizes = [7, 1, 20, 3, 19]
     parts = np.split(images, np.cumsum(sizes)[:-1])
-    config = dataclasses.replace(RunConfig(), pipeline_validation_model=stages == 2)
+    config = RunConfig(pipeline_validation_model=stages == 2)
     with installed() as machine:
         session = create_session("auto", config=config)
         settings = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
@@ -349,7 +349,7 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
         lambda self, name, arrays: [arrays, [np.flip(a, 0) if np.ndim(a) else a for a in arrays]],
     )
     with installed() as machine:
-        session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2))
+        session = create_session("auto", config=RunConfig(num_replicas=2))
         session.prepare_evaluation(network, make_loss("cross_entropy"))
         metrics = session.evaluate(batches, lambda: False)
         # Labels, weights and logits of both, and whether one of them was stopped

@@ -136,7 +136,7 @@ SHARING = dict(replicated_optimizer_state_sharding=True)
 )  # fmt: skip
 def test_wrong_layouts_are_refused(sizes, layout, options, wrong, message):
     """Without the wrong options, a layout with legal options is accepted."""
-    program, config = plain_program(*sizes, **layout), dataclasses.replace(RunConfig(), **(options or {}))
+    program, config = plain_program(*sizes, **layout), RunConfig(**(options or {}))
     if options is not None:
         check_program(program, config)
     with pytest.raises(ConfigurationError, match=message):

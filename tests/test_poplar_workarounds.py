@@ -1,7 +1,5 @@
 """Removes the session's workarounds for rules of the SDK: the test double notices each time."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,7 +17,7 @@ from ipucnn.sessions.poplar.session import PoplarSession
 
 def predicted(**options):
     """Returns the shape of a session's predictions on two replicas."""
-    session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2, **options))
+    session = create_session("auto", config=RunConfig(num_replicas=2, **options))
     session.prepare_evaluation(make_model("group"), None)
     return session.predict([make_data(20, 1)[0]])[0].shape
 
@@ -61,7 +59,7 @@ def test_variance_of_a_group_is_unbiased_as_for_one_replica(monkeypatch):
 
     def far():
         with installed():
-            session = create_session("auto", config=dataclasses.replace(RunConfig(), num_replicas=2))
+            session = create_session("auto", config=RunConfig(num_replicas=2))
             result = run(session, make_model("batch"), program, SGD, images, labels)
         return max(np.abs(host[0][name] - result[0][name]).max() for name in host[0])
 
@@ -81,5 +79,5 @@ def test_moments_that_a_layer_computes_itself_are_noticed(monkeypatch):
     options = dict(num_replicas=2, precision="16.16", dbn_replica_group_size=2)
     monkeypatch.setattr(model.BatchStatistics, "call", own_moments)
     with installed(), pytest.raises(NotImplementedError, match="over the samples of replicas"):
-        session = create_session("auto", config=dataclasses.replace(RunConfig(), **options))
+        session = create_session("auto", config=RunConfig(**options))
         run(session, make_model("batch"), program, SGD, *make_data(8, 1))

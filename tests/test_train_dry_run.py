@@ -115,7 +115,7 @@ def test_dry_run_prints_the_program_and_leaves_no_files(run, words, rows):
 def test_dry_run_has_the_program_of_the_run(report):
     planned = report(*TRAIN, "--dry-run", "--limit-train", "64", "--run-dir", "there")
     assert planned["run_dir"].endswith("there") and planned["seed"] == 3
-    config = dataclasses.replace(RunConfig(), num_epochs=2)
+    config = RunConfig(num_epochs=2)
     assert planned["program"]["num_epochs"] == make_program(config, 64, seed=3).num_epochs
     assert os.listdir() == []
 
@@ -265,8 +265,7 @@ SCHEDULES = {
 def test_curve_equals_the_closed_form(name, mode, staircase):
     """The picture's line goes through these values, point by point."""
     parameters, formula = SCHEDULES[name]
-    config = dataclasses.replace(
-        RunConfig(),
+    config = RunConfig(
         micro_batch_size=BATCH,
         num_epochs=EPOCHS,
         lr_schedule=name,

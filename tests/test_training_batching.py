@@ -26,12 +26,8 @@ from ipucnn.training.program import (
 CIFAR = 50_000
 
 
-def configure(**values) -> RunConfig:
-    return dataclasses.replace(RunConfig(), **values)
-
-
 def program_of(num_samples=1000, **values) -> Program:
-    return make_program(configure(**values), num_samples, seed=0)
+    return make_program(RunConfig(**values), num_samples, seed=0)
 
 
 def cifar_program(epochs, logs, **values) -> Program:
@@ -118,9 +114,9 @@ SIZES = st.integers(1, 64)
 @given(SIZES, SIZES, SIZES)
 def test_global_batch_and_accumulation_are_inverse(size, count, replicas):
     sizes = dict(micro_batch_size=size, num_replicas=replicas)
-    forward = make_layout(configure(gradient_accumulation_count=count, **sizes))
+    forward = make_layout(RunConfig(gradient_accumulation_count=count, **sizes))
     assert forward.global_batch_size == size * count * replicas
-    assert make_layout(configure(global_batch_size=forward.global_batch_size, **sizes)) == forward
+    assert make_layout(RunConfig(global_batch_size=forward.global_batch_size, **sizes)) == forward
 
 
 @given(
@@ -130,7 +126,7 @@ def test_global_batch_and_accumulation_are_inverse(size, count, replicas):
 def test_nearest_global_batch_is_used_and_both_numbers_are_shown(size, replicas, requested, pipeline):
     schedule, stages, base = pipeline
     layout = make_layout(
-        configure(
+        RunConfig(
             micro_batch_size=size,
             num_replicas=replicas,
             global_batch_size=requested,
@@ -159,7 +155,7 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
 
     def made(accumulation):
         return make_layout(
-            configure(
+            RunConfig(
                 ipus_per_replica=stages,
                 pipeline_schedule=schedule,
                 gradient_accumulation_count=accumulation,
@@ -347,24 +343,24 @@ def test_validations_fall_on_executions(logs, validation_freq):
     ],
 )
 def test_ipus_are_replicas_times_ipus_per_replica(values, stages, ipus):
-    layout = make_layout(configure(num_replicas=2, **values))
+    layout = make_layout(RunConfig(num_replicas=2, **values))
     assert (layout.num_stages, layout.ipus_per_replica, layout.num_ipus) == (stages, ipus, 2 * ipus)
     used = max(layout.device_mapping) + 1
     warning = f"a replica of {used} IPUs occupies {ipus}: IPUs come in powers of two"
     assert layout.warnings == (() if used == ipus else (warning,))
     # The number of IPUs can also be given, but no other number.
     named = {**values, "ipus_per_replica": used}
-    assert make_layout(configure(num_replicas=2, **named)).num_ipus == 2 * ipus
+    assert make_layout(RunConfig(num_replicas=2, **named)).num_ipus == 2 * ipus
     for other in set(range(1, 9)) - {used} if values.keys() - {"ipus_per_replica"} else ():
         with pytest.raises(ConfigurationError, match=f"--ipus-per-replica {other} does not suit") as error:
-            make_layout(configure(**{**values, "ipus_per_replica": other}))
+            make_layout(RunConfig(**{**values, "ipus_per_replica": other}))
         drop = "it" if "device_mapping" in values else "--pipeline-splits"
         assert error.value.hint.startswith(f"use --ipus-per-replica {used}, or drop {drop}")
 
 
 @given(st.integers(1, 64), st.sampled_from([1, 2, 4]))
 def test_ipus_are_filled_with_replicas(ipus, stages):
-    config = configure(pipeline_splits=tuple(f"layer{i}" for i in range(stages - 1)), ipus=ipus)
+    config = RunConfig(pipeline_splits=tuple(f"layer{i}" for i in range(stages - 1)), ipus=ipus)
     if ipus % stages:
         legal = " or ".join(str(n) for n in (ipus // stages * stages, (ipus // stages + 1) * stages) if n)
         with pytest.raises(ConfigurationError, match="not a multiple") as error:
@@ -430,7 +426,7 @@ def test_proportions_of_stages(stages, values):
 )
 def test_validation_has_the_ipus_of_training(values, instances, replicas):
     """It uses each IPU of a process, and with a pipeline each group of them."""
-    config = configure(micro_batch_size=2, gradient_accumulation_count=4, num_replicas=2, **values)
+    config = RunConfig(micro_batch_size=2, gradient_accumulation_count=4, num_replicas=2, **values)
     program = make_program(config, 64, seed=0, num_instances=instances)
     assert program.validation_num_replicas == replicas
     if "validation_num_replicas" not in values:

@@ -78,8 +78,7 @@ def test_events_equal_those_of_a_naive_loop(
     updates, epochs, logs, checkpoints, validation, slice_length, stop_after
 ):
     epochs = 2 * epochs
-    config = dataclasses.replace(
-        RunConfig(),
+    config = RunConfig(
         num_epochs=epochs,
         logs_per_epoch=float(logs),
         ckpts_per_epoch=float(checkpoints),

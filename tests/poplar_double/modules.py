@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from . import addons, config, extension, instances, ops
+from . import addons, config, instances, ops
 from .distribution import PopDistExtended
 from .errors import invalid
 from .facts import FACTS, like, module
@@ -153,16 +153,8 @@ def _serving(machine: Any) -> types.ModuleType:
 def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds modules by their import names; ``keras.ipu`` is to be set on the Keras modules, too."""
     strategy, popdist_strategy = _strategies(machine)
-    enums = {
-        k: config.ENUMS[k]
-        for k in (
-            "SelectionOrder",
-            "DeviceConnectionType",
-            "StochasticRoundingBehaviour",
-            "MergeRemoteBuffersBehaviour",
-            "SchedulingAlgorithm",
-        )
-    }
+    names = {fact["enum"] for fact in FACTS["leaves"].values() if "enum" in fact}
+    enums = {name: config.ENUMS[name] for name in names}
     ipu = module("tensorflow.python.ipu")
     parts: Dict[str, types.ModuleType] = {
         "config": module(
@@ -170,9 +162,7 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
         ),
         "utils": _utils(machine),
         "serving": _serving(machine),
-        "ipu_strategy": module(
-            "tensorflow.python.ipu.ipu_strategy", IPUStrategy=strategy, IPUStrategyV1=strategy
-        ),
+        "ipu_strategy": module("tensorflow.python.ipu.ipu_strategy", IPUStrategy=strategy),
         **ops.build(machine),
     }
     for name, part in parts.items():
@@ -182,22 +172,11 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
     # Not bound on the package: it has to be imported.
     distributed = instances.build_distributed(machine)
     ipu.__path__ = []  # type: ignore[attr-defined]
-    keras_ipu = module(
-        "keras.ipu",
-        FunctionalLayerPipelineStageAssignment=extension.StageAssignment,
-    )
+    keras_ipu = module("keras.ipu")
     if "ReplicatedMetricReductionMethod" not in FACTS["absent_in"].get(machine.sdk, {}).get("names", ()):
         keras_ipu.ReplicatedMetricReductionMethod = config.ENUMS["ReplicatedMetricReductionMethod"]
     return {
         "tensorflow.python.ipu": ipu,
-        # Files that can be imported by their path; the operations are only reachable as attributes.
-        "tensorflow.python.ipu.config": parts["config"],
-        "tensorflow.python.ipu.utils": parts["utils"],
-        "tensorflow.python.ipu.ipu_strategy": parts["ipu_strategy"],
-        "tensorflow.python.ipu.gradient_accumulation": module(
-            "tensorflow.python.ipu.gradient_accumulation",
-            GradientAccumulationReductionMethod=config.ENUMS["GradientAccumulationReductionMethod"],
-        ),
         "tensorflow.python.ipu.distributed": distributed,
         "tensorflow.python.ipu.distributed.popdist_strategy": module(
             "popdist_strategy", PopDistStrategy=popdist_strategy

@@ -30,8 +30,7 @@ def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
     """
     updates = changes.pop("updates_per_epoch", 4)
     per_execution = changes.pop("weight_updates_per_execution", updates)
-    config = replace(
-        RunConfig(),
+    config = RunConfig(
         micro_batch_size=batch,
         gradient_accumulation_count=accumulate,
         num_replicas=replicas,
