@@ -124,11 +124,6 @@ def test_a_number_beyond_every_bound_keeps_its_sign(key, ending, digits):
             BY_KEY[key].convert(sign + "9" * digits + ending)
 
 
-@given(st.integers(1, 4096), st.integers(1, 4096))
-def test_image_sizes_survive_yaml(height, width):
-    assert values.parse_image_size(values.image_size_to_yaml((height, width))) == (height, width)
-
-
 @given(st.integers(-(10**30), 10**30))
 def test_whole_numbers_are_exact(number):
     assert values.parse_int(str(number)) == number

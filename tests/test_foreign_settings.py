@@ -5,13 +5,12 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.workers import ROOT, completed
 
 from ipucnn.filesystem import private_cache_folder
 
-ROOT = Path(__file__).resolve().parents[1]
 LOAD = """
 from ipucnn import cli
 from ipucnn.sessions.host.environment import import_tensorflow
@@ -29,10 +28,7 @@ cli.main([])
 
 def load(folder, **variables):
     """Runs a command that imports Keras in a new process and prints Keras's settings."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
-    return subprocess.run(
-        [sys.executable, "-c", LOAD], cwd=str(folder), env=env, capture_output=True, text=True
-    )
+    return completed(folder, ["-c", LOAD], NO_COLOR="1", **variables)
 
 
 # Each process that imports Keras takes seconds, so one has several settings.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from poplar_double import installed
 from support.data_sets import write_class_folders
-from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, last, write
+from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, assert_equal, last, write
 from support.refusals import Refusal, check_raises, check_refused
 from support.workers import assert_same, launch
 from tensorflow import keras
@@ -34,13 +34,6 @@ SMALL_NETWORK = (
 
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def assert_equal(one, two):
-    one, two = last(one), last(two)
-    for first, second in ((one.weights, two.weights), (one.slots, two.slots)):
-        assert list(first) == list(second)
-        assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from ipucnn.training.checkpoints import load_checkpoint
 
 HEAD = """
@@ -85,3 +87,11 @@ def write(text, name="net.py"):
 
 def last(run_dir):
     return load_checkpoint(Path(run_dir) / "checkpoints" / "last.npz")
+
+
+def assert_equal(one, two):
+    """Checks that the last checkpoints of two runs have the same weights and slots."""
+    one, two = last(one), last(two)
+    for first, second in ((one.weights, two.weights), (one.slots, two.slots)):
+        assert list(first) == list(second)
+        assert all(np.array_equal(first[name], second[name]) for name in first)
