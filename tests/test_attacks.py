@@ -687,29 +687,17 @@ def test_a_date_for_a_text_option_stays_text():
     assert RunConfig.from_yaml("run-dir: 2001-01-01\n").run_dir == "2001-01-01"
 
 
-def files(folder):
-    """Returns paths that are not YAML files -> a part of the error."""
-    parts = {}
-
-    def make(name, data, part):
-        (folder / name).write_bytes(data)
-        parts[name] = part
-
-    make("utf16.yml", "a: 1\n".encode("utf-16"), "UTF-8")
-    make("latin.yml", b"a: 1\nb: \xe9\n", "line 2")
-    make("large.yml", b"a: " + b"x" * 10_000_000, "larger than")
-    make("brackets.yml", b"[" * 100_000, "inside of each other")
-    make("bomb.yml", bomb().encode(), "counting what aliases repeat")
-    make("nul.yml", b"a: \0\n", "U+0000")
-    os.mkfifo(folder / "fifo.yml")
-    parts["fifo.yml"] = "FIFO"
-    (folder / "folder.yml").mkdir()
-    parts["folder.yml"] = "folder.yml"
-    parts["/dev/zero"] = "a device"
-    parts["absent.yml"] = "absent.yml"
-    return parts
-
-
+# Contents of files that are not YAML files, and a part of the error.
+HOSTILE = {
+    "utf16.yml": ("a: 1\n".encode("utf-16"), "UTF-8"),
+    "latin.yml": (b"a: 1\nb: \xe9\n", "line 2"),
+    "large.yml": (b"a: " + b"x" * 10_000_000, "larger than"),
+    "brackets.yml": (b"[" * 100_000, "inside of each other"),
+    "bomb.yml": (bomb().encode(), "counting what aliases repeat"),
+    "nul.yml": (b"a: \0\n", "U+0000"),
+}
+# What else may have such a name.
+OTHERS = {"fifo.yml": "FIFO", "folder.yml": "folder.yml", "/dev/zero": "a device", "absent.yml": "absent.yml"}
 NOT_JSON = dict.fromkeys(("nul.yml", "bomb.yml", "large.yml"), "is not JSON")
 
 
@@ -725,8 +713,12 @@ NOT_JSON = dict.fromkeys(("nul.yml", "bomb.yml", "large.yml"), "is not JSON")
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
-def test_hostile_files(run, tmp_path, args, parts):
-    for name, part in {**files(tmp_path), **parts}.items():
+def test_hostile_files(run, args, parts):
+    for name, (data, _) in HOSTILE.items():
+        Path(name).write_bytes(data)
+    os.mkfifo("fifo.yml")
+    Path("folder.yml").mkdir()
+    for name, part in {**{name: part for name, (_, part) in HOSTILE.items()}, **OTHERS, **parts}.items():
         code, out, err = run(*args, name)
         lines = [line for line in err.splitlines() if not line.startswith("reading the layers")]
         assert code in (2, 3) and out == "" and len(err) < 2000, (name, err)

@@ -1,7 +1,6 @@
 """A run that is interrupted anywhere, in any way, continues to the bytes of an uninterrupted run."""
 
 import errno
-import importlib.util
 import json
 import os
 import random
@@ -16,6 +15,7 @@ from light_training import train_lightly
 from PIL import Image
 from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_raises, check_refused
+from support.scripts import load_script
 from support.trained_runs import report_of, rows
 
 from ipucnn.config.resolve import resolve
@@ -678,10 +678,7 @@ def test_nearly_full_disk_is_warned_of(tmp_path, monkeypatch):
 @pytest.fixture
 def kill_campaign():
     """Returns benchmarks/kill_campaign.py with a small configuration."""
-
-    spec = importlib.util.spec_from_file_location("kill_campaign", ROOT / "benchmarks" / "kill_campaign.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("benchmarks/kill_campaign.py")
     module.CONFIGURATIONS["small"] = (
         "mnist_cnn --dataset digits --augment --dropout 0.2 --replicas 2 --micro-batch-size 4 --limit-train 320 "
         "--limit-eval 40 --num-epochs 12 --ckpts-per-epoch 4 --logs-per-epoch 4 --optimizer adam --optimizer-params {} "

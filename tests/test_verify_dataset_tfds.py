@@ -96,13 +96,27 @@ def test_tensorflow_writes_the_same_checksums(tmp_path):
 # ---------------------------------------------------------------- prepared sets
 
 
-@pytest.fixture
-def prepared(tmp_path):
+def prepare(folder, name, **options):
+    """Prepares a data set; returns the folder of its version."""
     pytest.importorskip("tensorflow_datasets")
     from test_datasets_tfds import write
 
-    write(tmp_path, "letters", shape=(9, 12, 1), splits=(("train", 21), ("test", 6)))
-    return tmp_path / "letters" / "3.0.1"
+    write(folder, name, **options)
+    return folder / name / "3.0.1"
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    return prepare(tmp_path, "letters", shape=(9, 12, 1))
+
+
+def with_feature(record, name, **values):
+    """Returns an example with another first value of a feature, by the kind of its list."""
+    tf = pytest.importorskip("tensorflow")
+    example = tf.train.Example.FromString(record)
+    ((kind, value),) = values.items()
+    getattr(example.features.feature[name], kind).value[0] = value
+    return example.SerializeToString()
 
 
 def shard(folder, split):
@@ -173,15 +187,11 @@ def test_more_records_than_the_description_says(prepared):
 
 
 def test_leaks_wrong_labels_and_missing_images_are_found(prepared):
-    tf = pytest.importorskip("tensorflow")
     path = shard(prepared, "test")
     contents = records(path)
     contents[0] = records(shard(prepared, "train"))[0]
-    example = tf.train.Example.FromString(contents[1])
-    example.features.feature["label"].int64_list.value[0] = 7
-    contents[1] = example.SerializeToString()
-    example.features.feature["image"].bytes_list.value[0] = b"hello"
-    contents[2] = example.SerializeToString()
+    contents[1] = with_feature(contents[1], "label", int64_list=7)
+    contents[2] = with_feature(contents[1], "image", bytes_list=b"hello")
     contents[3] = b"\xff"
     path.write_bytes(record_file(contents))
     errors, _, report = verified(prepared, ".")
@@ -191,17 +201,10 @@ def test_leaks_wrong_labels_and_missing_images_are_found(prepared):
 
 
 def test_a_grey_image_among_colour_ones(tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    pytest.importorskip("tensorflow_datasets")
-    from test_datasets_tfds import write
-
-    write(tmp_path, "photos", shape=(None, None, 3))
-    folder = tmp_path / "photos" / "3.0.1"
+    folder = prepare(tmp_path, "photos", shape=(None, None, 3))
     path = shard(folder, "train")
     contents = records(path)
-    example = tf.train.Example.FromString(contents[4])
-    example.features.feature["image"].bytes_list.value[0] = encode(noise(1, 9, 9))
-    contents[4] = example.SerializeToString()
+    contents[4] = with_feature(contents[4], "image", bytes_list=encode(noise(1, 9, 9)))
     path.write_bytes(record_file(contents))
     errors, warnings, report = verified(folder, ".")
     assert (errors, warnings) == (set(), {"odd-mode"}) and report.subsets[0].readable == 21
@@ -209,11 +212,8 @@ def test_a_grey_image_among_colour_ones(tmp_path):
 
 
 def test_a_set_without_evaluation(tmp_path):
-    pytest.importorskip("tensorflow_datasets")
-    from test_datasets_tfds import write
-
-    write(tmp_path, "photos", shape=(None, None, 3), splits=(("train", 20),))
-    errors, warnings, report = verified(tmp_path / "photos" / "3.0.1", ".")
+    folder = prepare(tmp_path, "photos", shape=(None, None, 3), splits=(("train", 20),))
+    errors, warnings, report = verified(folder, ".")
     assert not errors and warnings == {"no-eval-subset"}
     assert report.subsets[0].smallest != report.subsets[0].largest
 
