@@ -117,7 +117,7 @@ class SessionSide:
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.division import threads_of_training
         from ipucnn.sessions.host.session import HostSession
-        from ipucnn.training.losses import make_loss
+        from ipucnn.training.losses import Loss
         from ipucnn.training.optimizer_settings import make_settings
         from ipucnn.training.program import make_program
 
@@ -138,7 +138,7 @@ class SessionSide:
             model,
             program,
             optimizer,
-            make_loss("cross_entropy"),
+            Loss("cross_entropy"),
             lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
         )
         assert session.program is not None

@@ -158,7 +158,7 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  A change that needs more raises the number here, in the same commit.
 BUDGET = {
-    "benchmarking": (2797, 2155),
+    "benchmarking": (2793, 2153),
     "commands": (1768, 1047),
     "config": (2514, 1331),
     "datasets": (5483, 4320),
@@ -166,9 +166,9 @@ BUDGET = {
     "models": (2675, 2123),
     "planning": (5121, 4019),
     "reports": (3601, 2871),
-    "runs": (5935, 4513),
-    "sessions": (5082, 4051),
-    "training": (1424, 1107),
+    "runs": (5934, 4512),
+    "sessions": (5083, 4054),
+    "training": (1388, 1076),
     "modules at the top": (2314, 1837),
 }
 

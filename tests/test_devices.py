@@ -29,6 +29,7 @@ from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.host.workers import Workers
 from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import DeviceInfo
+from ipucnn.training.losses import Loss
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,14 +61,14 @@ for devices, session in sorted(sessions.items()):
     with session.as_evaluated():
         values = {name: v.numpy() for name, v in session.state.weights.items()}
     values.update({name: v.numpy() for name, v in session.state.slots.items()})
-    validating, run = set(), session._sums_of_logits
+    validating, run = set(), session._forward
 
-    def spy(*batch):
-        sums = run(*batch)
-        validating.update(value.device[-1] for value in sums.values())
-        return sums
+    def spy(images):
+        logits = run(images)
+        validating.add(logits.device[-1])
+        return logits
 
-    session._sums_of_logits = spy
+    session._forward = spy
     counted = tf.data.Dataset.from_tensor_slices((images[:27], labels[:27], tf.ones(27))).batch(4)
     metrics = session.evaluate(counted)
     assert metrics["samples"] == 27, metrics
@@ -335,11 +336,12 @@ def test_users_choose_deterministic_operations(monkeypatch, is_deterministic, va
 
 def test_an_operation_without_deterministic_form_has_a_hint():
     def evaluate(text):
-        def loss(*arguments):
+        def forward(images):
             raise tf.errors.UnimplementedError(None, None, text)
 
         session = HostSession(CPU)
-        session.prepare_evaluation(make_model("none"), loss)
+        session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
+        session._forward = forward
         session.evaluate([(*data(4, 0), tf.ones(4))])
 
     text = "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not available."

@@ -46,9 +46,8 @@ from ipucnn.sessions.host.session import HostSession, UpdateLoop
 from ipucnn.sessions.session import (
     ExecutionFinished,
     NotFiniteError,
-    ValidationDue,
 )
-from ipucnn.training.losses import make_loss
+from ipucnn.training.losses import Loss
 
 
 def assert_close(ours: Dict[str, np.ndarray], theirs: Dict[str, np.ndarray], tolerance=2e-4) -> None:
@@ -296,7 +295,7 @@ def test_parallel_evaluations_are_summed_in_order(monkeypatch):
     for at_once in (1, 2, 5, 20):
         monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
         session = HostSession(CPU)
-        session.prepare_evaluation(model, make_loss("cross_entropy"))
+        session.prepare_evaluation(model, Loss("cross_entropy"))
         logits = session.predict([images[i : i + 4] for i in range(0, 33, 4)])
         results.append((session.evaluate(batches), [array.tobytes() for array in logits]))
     assert results[0][0]["samples"] == 33 and all(one == results[0] for one in results)
@@ -318,28 +317,20 @@ def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
     ]
 
 
-def test_memory_exhausted_in_a_validation_names_the_option():
-    """Validation passes the number of samples as a tensor; training passes the number of micro-batches.
+def exhaust(*_):
+    raise MemoryError
 
-    TensorFlow turns the MemoryError into a ResourceExhaustedError; it retries a too large allocation for 40 s.
-    """
-    loss = make_loss("cross_entropy")
 
-    def exhaust():
-        raise MemoryError
-
-    def greedy(logits, labels, count, *weights):
-        value = loss(logits, labels, count, *weights)
-        if isinstance(count, int):
-            return value
-        return value + tf.ensure_shape(tf.numpy_function(exhaust, [], tf.float32), [])
-
+@pytest.mark.parametrize("part", ["network", "scores"])
+def test_memory_exhausted_in_a_validation_names_the_option(part, monkeypatch):
+    """TensorFlow turns the MemoryError into a ResourceExhaustedError; it retries a too large allocation for 40 s."""
     images, labels = data(8, 0)
-    program = make_program(2, updates_per_epoch=4, executions_per_validation=1).with_fused(1)
-    session = compile_session(HostSession(CPU), make_model("none"), program, PLAIN, constant(0.1), greedy)
-    for event in session.train(batches(program, images, labels)):
-        if isinstance(event, ValidationDue):
-            break
+    session = HostSession(CPU)
+    session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
+    if part == "network":
+        session._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
+    else:
+        monkeypatch.setattr(session, "_sums", exhaust)
     error, batch = (
         "out of memory in a validation, with batches of 8 images",
         (images, labels, np.ones(8, np.float32)),

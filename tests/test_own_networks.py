@@ -26,7 +26,7 @@ from ipucnn.models.names import named_weights
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.training.losses import make_loss
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
@@ -312,7 +312,7 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
         model,
         program.with_fused(fused) if fused else program,
         make_settings("sgd", {"momentum": 0.0}, global_batch_size=program.global_batch_size),
-        make_loss("cross_entropy"),
+        Loss("cross_entropy"),
         lambda updates: np.full(np.shape(updates), 0.05, np.float32),
     )
     assert session.program.fused_micro_batches == (fused or 1)

@@ -21,7 +21,7 @@ from ipucnn.sessions.poplar import prediction
 from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
 from ipucnn.sessions.poplar.prediction import Predictor
 from ipucnn.sessions.session import ExecutionFinished, Stopped
-from ipucnn.training.losses import make_loss
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.optimizers import Optimizer
 
@@ -315,7 +315,7 @@ def test_evaluation_runs_several_batches_at_once(stages):
     with installed() as machine:
         session = create_session("auto", config=config)
         settings = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
-        session.compile(network, program, settings, make_loss("cross_entropy"), falling())
+        session.compile(network, program, settings, Loss("cross_entropy"), falling())
         numbers_read = []
         for n, ((part, number), logits) in enumerate(session.logits((p, i) for i, p in enumerate(parts))):
             assert number == n and len(part) == len(logits)
@@ -350,7 +350,7 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
     )
     with installed() as machine:
         session = create_session("auto", config=RunConfig(num_replicas=2))
-        session.prepare_evaluation(network, make_loss("cross_entropy"))
+        session.prepare_evaluation(network, Loss("cross_entropy"))
         metrics = session.evaluate(batches, lambda: False)
         # Labels, weights and logits of both, and whether one of them was stopped
         assert len(machine.calls("distributed.allreduce")) == 3 * joins + 1

@@ -29,7 +29,7 @@ from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.poplar.checks import check_program
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config, pipelining_options
-from ipucnn.training.losses import make_loss
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import make_program
 
@@ -190,7 +190,7 @@ def check_network(name: str) -> None:
                 )
                 if session.program is None:
                     settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=1)
-                    session.compile(network, program, settings, make_loss("cross_entropy"), np.zeros_like)
+                    session.compile(network, program, settings, Loss("cross_entropy"), np.zeros_like)
                 else:
                     check_program(program, session._config)
                     session.program = program

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.refusals import Refusal, check_refused
+from support.scores import naive_scores
 from support.trained_runs import run_of
 
 from ipucnn.datasets.base import ArrayExamples, data_source
@@ -29,42 +30,6 @@ from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 from ipucnn.training.evaluation import EvaluationTotals
 
 LENET = ["--model-name", "lenet", "--dataset", "digits", "--limit-eval", "37"]
-
-
-# The reference: one sample at a time, written from the definitions
-
-
-def probabilities_of(logits):
-    powers = [math.exp(float(x) - float(max(logits))) for x in logits]
-    return [p / sum(powers) for p in powers]
-
-
-def oracle(logits, labels, smoothing):
-    n, classes = logits.shape
-    losses, hits, top5, confusion, bins = [], 0, 0, [[0] * classes for _ in range(classes)], {}
-    for row, label in zip(logits, labels):
-        p = probabilities_of(row)
-        order = sorted(range(classes), key=lambda c: (-row[c], c))
-        target = [(1 - smoothing) * (c == label) + smoothing / classes for c in range(classes)]
-        losses.append(-sum(t * math.log(q) for t, q in zip(target, p) if t))
-        hits += order[0] == label
-        top5 += label in order[:5]
-        confusion[label][order[0]] += 1
-        for m in range(15):
-            if m / 15 < max(p) <= (m + 1) / 15:
-                bins.setdefault(m, []).append((max(p), order[0] == label))
-    error = sum(
-        len(b) / n * abs(sum(hit for _, hit in b) / len(b) - sum(c for c, _ in b) / len(b))
-        for b in bins.values()
-    )
-    metrics = {
-        "samples": n,
-        "loss": math.fsum(losses) / n,
-        "accuracy": hits / n,
-        "top5": top5 / n,
-        "calibration_error": error,
-    }
-    return metrics, confusion, {m: len(b) for m, b in bins.items()}
 
 
 @tries(5, slow=12)
@@ -121,88 +86,16 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
     pairs = ((batch, predict(batch[0])) for batch in batches)
     assert measure(pairs, totals, lambda truth, *_: counts.append(len(truth))) == n
     assert sum(counts) == n and len(shapes) == 1 and shapes.pop()[0] % (micro_batch * replicas) == 0
-    expected, confusion, bins = oracle(images[:, 0, :, 0] / 4.0 - 3.0, labels, smoothing or 0.0)
-    result = totals.result()
-    assert set(result) == set(expected)
-    for name, value in expected.items():
-        assert result[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+    expected = naive_scores(images[:, 0, :, 0] / 4.0 - 3.0, labels, np.ones(n), smoothing=smoothing or 0.0)
+    result, confusion = totals.result(), expected.confusion
+    assert result.pop("calibration_error") == pytest.approx(expected.calibration_error, abs=1e-6)
+    assert result == pytest.approx(expected.result, rel=1e-6)
     assert totals.confusion.tolist() == confusion
-    assert {i: row["count"] for i, row in enumerate(totals.bins()) if row["count"]} == bins
     for i, row in enumerate(totals.classes([str(i) for i in range(classes)])):
         right, claimed = confusion[i][i], sum(line[i] for line in confusion)
         assert row["count"] == sum(confusion[i]) and row["predicted"] == claimed
         assert row["accuracy"] == (right / sum(confusion[i]) if sum(confusion[i]) else None)
         assert row["precision"] == (right / claimed if claimed else None)
-
-
-@pytest.mark.parametrize("loss", ["cross_entropy", "bce_dice"])
-def test_segmentation_metrics_equal_a_naive_reference(loss):
-    rng = np.random.default_rng(3)
-    logits = rng.normal(0, 2, (7, 4, 5, 3)).astype(np.float32)
-    labels = rng.integers(0, 3, (7, 4, 5)).astype(np.int32)
-    totals = EvaluationTotals(3, loss)
-    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
-        totals.add(logits[part], labels[part])
-    expected, confusion, _ = oracle(logits.reshape(-1, 3), labels.reshape(-1), 0.0)
-    result = totals.result()
-    assert totals.confusion.tolist() == confusion and result["samples"] == 7 and "top5" not in result
-    predicted = logits.argmax(-1)
-    dice, iou = [], []
-    for k in (1, 2):
-        right, either = ((predicted == k) & (labels == k)).sum(), ((predicted == k) | (labels == k)).sum()
-        dice.append(2 * right / (either + right))
-        iou.append(right / either)
-    assert result["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
-    assert result["calibration_error"] == pytest.approx(expected["calibration_error"], abs=1e-6)
-    assert result["dice"] == pytest.approx(np.mean(dice), abs=1e-12)
-    assert result["iou"] == pytest.approx(np.mean(iou), abs=1e-12)
-    value = expected["loss"]
-    if loss == "bce_dice":
-        for image, mask in zip(logits.reshape(7, -1, 3), labels.reshape(7, -1)):
-            p = np.array([probabilities_of(pixel) for pixel in image])[:, 1:]
-            truth = np.stack([mask == 1, mask == 2], axis=1)
-            for q, t in zip(p.T, truth.T):  # each class alone, then their mean
-                value += (1 - (2 * (q * t).sum() + 1) / (q.sum() + t.sum() + 1)) / 2 / 7
-    assert result["loss"] == pytest.approx(value, abs=1e-6)
-
-
-def test_evaluation_has_the_loss_of_training():
-    import tensorflow as tf
-
-    from ipucnn.training.losses import make_loss
-
-    rng = np.random.default_rng(5)
-    for name, shape in (("cross_entropy", (6,)), ("bce_dice", (6, 4, 4))):
-        logits = rng.normal(0, 3, (*shape, 4)).astype(np.float32)
-        labels = rng.integers(0, 4, shape).astype(np.int32)
-        totals = EvaluationTotals(4, name, 0.1)
-        totals.add(logits, labels)
-        expected = float(tf.reduce_mean(make_loss(name, 0.1)(tf.constant(logits), tf.constant(labels), 6)))
-        assert totals.result()["loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_sums_over_a_large_set_stay_exact():
-    rng = np.random.default_rng(0)
-    totals, losses = EvaluationTotals(3), []
-    for _ in range(20):
-        logits = rng.normal(0, 8, (10_000, 3)).astype(np.float32)
-        labels = rng.integers(0, 3, 10_000)
-        totals.add(logits, labels)
-        wide = logits.astype(np.longdouble)
-        label_logits = np.take_along_axis(wide, labels[:, None], 1)[:, 0]
-        losses += (
-            np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1) - label_logits
-        ).tolist()
-    assert totals.result()["loss"] == pytest.approx(math.fsum(losses) / 200_000, abs=1e-10)
-    assert int(totals.confusion.sum()) == 200_000
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_outputs_that_are_not_finite_are_no_metrics(bad):
-    logits = np.zeros((2, 3), np.float32)
-    logits[1, 2] = bad
-    with pytest.raises(DataError, match="not finite"):
-        EvaluationTotals(3).add(logits, np.array([0, 1]))
 
 
 def test_most_confused_pairs_come_first():

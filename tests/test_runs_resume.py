@@ -249,13 +249,13 @@ def test_cuts_within_an_execution_and_a_validation(real_training, uninterrupted,
     assert cut(training(tmp_path / "r"), 4, signal.SIGTERM)
     meta = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta
     assert meta["weight_updates"] % 5 and len(meta["position"]["losses"]) == meta["weight_updates"] % 5
-    real = host.MetricTotals.add
+    real = host.Totals.add
 
     def add(totals, sums):
         os.kill(os.getpid(), signal.SIGINT)
         real(totals, sums)
 
-    monkeypatch.setattr(host.MetricTotals, "add", add)
+    monkeypatch.setattr(host.Totals, "add", add)
     monkeypatch.setattr("ipucnn.runs.setup.evaluation_batches", small_batches)
     with pytest.raises(Interrupted):
         train(tmp_path / "r", resume=True)

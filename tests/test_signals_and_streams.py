@@ -22,8 +22,8 @@ from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import environment
 from ipucnn.sessions.host.session import UpdateLoop
-from ipucnn.training import losses
 from ipucnn.training.checkpoints import load_checkpoint
+from ipucnn.training.losses import Loss
 
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -194,15 +194,12 @@ def swallows(kill):
     ],
 )
 def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, library):
-    def make_loss(*options):
-        def loss(*values):
-            library(lambda: os.kill(os.getpid(), number))
-            return real(*options)(*values)
+    def loss(*values):
+        library(lambda: os.kill(os.getpid(), number))
+        return real(*values)
 
-        return loss
-
-    real = losses.make_loss
-    monkeypatch.setattr(losses, "make_loss", make_loss)
+    real = Loss.__call__
+    monkeypatch.setattr(Loss, "__call__", loss)
     monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
     error = interrupted(training(tmp_path / "r"))
     assert error.exit_code == CODES[number] and "nothing was trained" in error.message

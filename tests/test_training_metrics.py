@@ -1,164 +1,174 @@
-"""Losses and metrics against NumPy."""
+"""Losses, and the scores of validations and evaluations, against definitions written out in Python."""
+
+import json
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
+from support.scores import naive_scores
 
-from ipucnn.training.evaluation import EvaluationTotals
-from ipucnn.training.losses import cross_entropy_per_sample, make_loss
-from ipucnn.training.metrics import MetricTotals, batch_sums
+from ipucnn.errors import DataError
+from ipucnn.training.evaluation import EvaluationTotals, Predictions, Totals
+from ipucnn.training.losses import Loss
 
-
-def softmax(logits):
-    shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)
+TASKS = ["classification", "masks", "patches"]
 
 
-def numpy_cross_entropy(logits, labels, smoothing):
-    classes = logits.shape[-1]
-    target = np.eye(classes)[labels] * (1 - smoothing) + smoothing / classes
-    return -(target * np.log(softmax(logits))).sum(-1).reshape(len(logits), -1).mean(1)
-
-
-@settings(max_examples=20)
-@given(
-    st.integers(0, 10**6), st.integers(1, 9), st.integers(2, 7), st.sampled_from([0.0, 0.1]), st.booleans()
-)
-def test_cross_entropy_equals_numpy(seed, n, classes, smoothing, pixels):
-    rng = np.random.default_rng(seed)
-    shape = (n, 3, 2) if pixels else (n,)
+def predictions_and_truth(rng, task, n, classes):
+    """Returns logits, labels and weights; two classes of some predictions rank the same."""
+    shape = (n,) if task == "classification" else (n, 3, 4)
     logits = rng.normal(0, 4, (*shape, classes)).astype(np.float32)
+    logits[..., 1] = np.where(rng.random(shape) < 0.3, logits[..., 0], logits[..., 1])
     labels = rng.integers(0, classes, shape).astype(np.int32)
-    ours = cross_entropy_per_sample(logits, labels, smoothing).numpy()
-    np.testing.assert_allclose(ours, numpy_cross_entropy(logits, labels, smoothing), rtol=1e-5, atol=1e-6)
+    if task != "patches":
+        return logits, labels, np.ones(n, np.float32)
+    labels[rng.random(shape) < rng.choice([0.1, 0.6])] = -1
+    labels[0, 0, 0] = 1
+    return logits, labels, (labels >= 0).sum(axis=(1, 2)).astype(np.float32)
 
 
-def test_dice_is_computed_within_a_micro_batch():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(4, 5, 5, 2)).astype(np.float32)
-    labels = rng.integers(0, 2, (4, 5, 5)).astype(np.int32)
-    fused = make_loss("bce_dice")(logits, labels, 2).numpy()
-    for i in range(2):
-        part, truth = softmax(logits[2 * i : 2 * i + 2])[..., 1], labels[2 * i : 2 * i + 2]
-        dice = 1 - (2 * (part * truth).sum() + 1) / (part.sum() + truth.sum() + 1)
-        entropy = numpy_cross_entropy(logits[2 * i : 2 * i + 2], truth, 0.0).mean()
-        assert fused[i] == pytest.approx(entropy + dice, rel=1e-5)
-
-
-def test_dice_loss_is_the_mean_of_classes_and_figures_are_per_class():
-    rng = np.random.default_rng(3)
-    logits = rng.normal(size=(4, 5, 6, 3)).astype(np.float32)
-    labels = rng.integers(-1, 3, (4, 5, 6)).astype(np.int32)
-    fused = (
-        make_loss("bce_dice")(logits, labels, 2).numpy()
-        - make_loss("cross_entropy")(logits, labels, 2).numpy()
-    )
-    totals = MetricTotals()
-    for i in range(2):
-        part, truth = softmax(logits[2 * i : 2 * i + 2]), labels[2 * i : 2 * i + 2]
-        class_scores = []
-        for k in (1, 2):
-            shares = part[..., k] * (truth >= 0)
-            class_scores.append(
-                1 - (2 * (shares * (truth == k)).sum() + 1) / (shares.sum() + (truth == k).sum() + 1)
-            )
-        assert fused[i] == pytest.approx(np.mean(class_scores), rel=1e-5)
-        half = slice(2 * i, 2 * i + 2)
-        totals.add(batch_sums(tf.constant(logits[half]), tf.constant(truth), tf.ones(2), tf.zeros(2)))
-    result, predicted = totals.result(), logits.argmax(-1)
-    for k in range(3):
-        right = ((labels == k) & (predicted == k)).sum()
-        both = (labels == k).sum() + ((predicted == k) & (labels >= 0)).sum()
-        assert result[f"dice_class_{k}"] == pytest.approx(2 * right / both)
-    assert result["dice"] == pytest.approx((result["dice_class_1"] + result["dice_class_2"]) / 2)
-    # Evaluation's own sums, each sample alone
-    known = np.maximum(labels, 0)
-    expected = [make_loss("bce_dice")(logits[i : i + 1], known[i : i + 1], 1).numpy()[0] for i in range(4)]
-    sums = EvaluationTotals(3, "bce_dice")
-    sums.add(logits, known)
-    assert sums.result()["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-@settings(max_examples=15)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 8), st.integers(2, 12))
-def test_every_sample_counts_once_whatever_the_batch(seed, n, batch, classes):
+@tries(25, slow=100)
+@given(
+    seed=st.integers(0, 10**6),
+    task=st.sampled_from(TASKS),
+    n=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    classes=st.integers(2, 8),
+    smoothing=st.sampled_from([None, 0.1]),
+    loss=st.sampled_from(["cross_entropy", "bce_dice"]),
+)
+def test_every_sample_counts_once_whatever_the_batch(seed, task, n, batch, classes, smoothing, loss):
     rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(n, classes)).astype(np.float32)
-    labels = rng.integers(0, classes, n).astype(np.int32)
-    totals = MetricTotals()
+    loss = "cross_entropy" if task == "classification" else loss
+    logits, labels, weights = predictions_and_truth(rng, task, n, classes)
+    expected = naive_scores(logits, labels, weights, loss, smoothing or 0.0)
+    # The padding of the last batch never counts, whatever the network makes of it.
+    missing = -n % batch
+    padded = [
+        np.concatenate([values, np.full((missing, *values.shape[1:]), filler, values.dtype)])
+        for values, filler in ((logits, np.nan), (labels, 0), (weights, 0))
+    ]
+    totals = Totals()
     for start in range(0, n, batch):
-        part = slice(start, start + batch)
-        missing = batch - len(labels[part])
-        x = np.concatenate([logits[part], np.zeros((missing, classes), np.float32)])
-        y = np.concatenate([labels[part], np.zeros(missing, np.int32)])
-        weights = np.concatenate([np.ones(batch - missing), np.zeros(missing)]).astype(np.float32)
-        losses = cross_entropy_per_sample(x, y)
-        totals.add(batch_sums(tf.constant(x), tf.constant(y), tf.constant(weights), losses))
-    result = totals.result()
-    order = np.argsort(-logits, axis=1, kind="stable")
-    assert result["samples"] == n
-    assert result["accuracy"] == pytest.approx(np.mean(order[:, 0] == labels), abs=1e-6)
-    k = min(5, classes)
-    assert result["top5"] == pytest.approx(np.mean((order[:, :k] == labels[:, None]).any(1)), abs=1e-6)
-    assert result["loss"] == pytest.approx(numpy_cross_entropy(logits, labels, 0.0).mean(), rel=1e-5)
+        predictions = Predictions(*(tf.constant(values[start : start + batch]) for values in padded))
+        totals.add(json.loads(json.dumps(predictions.sums(loss, smoothing))))
+    assert totals.result() == pytest.approx(expected.result, rel=1e-12)
+    assert list(totals.result()) == list(expected.result)
+    if task == "patches":
+        return
+    evaluation = EvaluationTotals(classes, loss, smoothing)
+    for start in range(0, n, batch):
+        guesses, probabilities = evaluation.add(logits[start : start + batch], labels[start : start + batch])
+        np.testing.assert_array_equal(guesses, logits[start : start + batch].argmax(-1))
+        assert probabilities.shape == guesses.shape
+    result = evaluation.result()
+    assert result.pop("calibration_error") == pytest.approx(expected.calibration_error, rel=1e-9, abs=1e-12)
+    kept = ["samples", "loss", "accuracy", *(["top5"] if task == "classification" else ["dice", "iou"])]
+    assert list(result) == kept
+    assert result == pytest.approx({name: expected.result[name] for name in kept}, rel=1e-12)
+    assert evaluation.confusion.tolist() == expected.confusion
+    counts = {i: row["count"] for i, row in enumerate(evaluation.bins()) if row["count"]}
+    assert counts == {number: len(hits) for number, hits in expected.bins.items()}
+
+
+@tries(20, slow=80)
+@given(
+    seed=st.integers(0, 10**6),
+    task=st.sampled_from(TASKS),
+    fused=st.integers(1, 4),
+    micro_batch=st.integers(1, 3),
+    classes=st.integers(2, 7),
+    smoothing=st.sampled_from([None, 0.1]),
+)
+def test_losses_of_training_equal_those_of_evaluation(seed, task, fused, micro_batch, classes, smoothing):
+    """The Dice loss of training couples the samples of a micro-batch: they are as one image, one below the other."""
+    rng = np.random.default_rng(seed)
+    logits, labels, _ = predictions_and_truth(rng, task, fused * micro_batch, classes)
+    labels.reshape(len(labels), -1)[:, 0] = 1
+    naive = naive_scores(logits, labels, np.ones(len(labels)), smoothing=smoothing or 0.0)
+    entropies = Loss("cross_entropy", smoothing)(logits, labels, fused).numpy()
+    means = np.mean(np.reshape(naive.losses, (fused, micro_batch)), axis=1)
+    np.testing.assert_allclose(entropies, means, rtol=1e-5, atol=1e-6)
+    counted = rng.integers(0, 2, len(labels)).astype(np.float32)
+    weighted = Loss("cross_entropy", smoothing)(logits, labels, fused, counted).numpy()
+    means = np.mean(np.reshape(naive.losses * counted, (fused, micro_batch)), axis=1)
+    np.testing.assert_allclose(weighted, means, rtol=1e-5, atol=1e-6)
+    if task == "classification":
+        return
+    images = logits.reshape(fused, micro_batch * 3, 4, classes), labels.reshape(fused, micro_batch * 3, 4)
+    both = [naive_scores(*images, np.ones(fused), name).losses for name in ("bce_dice", "cross_entropy")]
+    dice = Loss("bce_dice", smoothing)(logits, labels, fused).numpy() - entropies
+    np.testing.assert_allclose(dice, np.subtract(*both), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_over_a_large_set_stay_exact():
+    rng = np.random.default_rng(0)
+    totals, evaluation, losses = Totals(), EvaluationTotals(3), []
+    for _ in range(20):
+        logits = rng.normal(0, 8, (10_000, 3)).astype(np.float32)
+        labels = rng.integers(0, 3, 10_000)
+        totals.add(Predictions(logits, labels, np.ones(10_000)).sums())
+        evaluation.add(logits, labels)
+        wide = logits.astype(np.longdouble)
+        label_logits = np.take_along_axis(wide, labels[:, None], 1)[:, 0]
+        losses += (
+            np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1) - label_logits
+        ).tolist()
+    assert evaluation.result()["loss"] == pytest.approx(math.fsum(losses) / 200_000, abs=1e-10)
+    assert int(evaluation.confusion.sum()) == 200_000
+    assert totals.result().items() <= evaluation.result().items()
 
 
 def test_uniform_or_non_finite_logits_do_not_count_as_right():
-    labels = tf.constant([0, 7, 9], tf.int32)
     for logits, expected in ((np.zeros((3, 10)), 1), (np.full((3, 10), np.nan), 0)):
-        sums = batch_sums(tf.constant(logits, tf.float32), labels, tf.ones(3), tf.zeros(3))
-        assert float(sums["top5"]) == expected  # among equal logits the first five classes are the top five
+        sums = Predictions(logits.astype(np.float32), [0, 7, 9], np.ones(3)).sums()
+        assert sums["top5"] == expected  # among equal logits the first five classes are the top five
 
 
-def numpy_segmentation(logits, labels):
-    """Computes Dice, IoU and pixel accuracy of both classes by their definitions, over the pixels that count."""
-    known = labels >= 0
-    predicted, truth = logits.argmax(-1)[known], labels[known]
-    result = {"accuracy": (predicted == truth).mean()}
-    for key, k in (("dice", 1), ("dice_background", 0)):
-        a, b = predicted == k, truth == k
-        result[key] = 2 * (a & b).sum() / (a.sum() + b.sum()) if a.any() or b.any() else 1.0
-    a, b = predicted == 1, truth == 1
-    result["iou"] = (a & b).sum() / (a | b).sum() if (a | b).any() else 1.0
-    result["dice_all_foreground"] = 2 * b.sum() / (len(b) + b.sum())
-    return result
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 3)])
+@pytest.mark.filterwarnings("error")
+def test_outputs_that_are_not_finite_end_an_evaluation_and_give_a_validation_no_finite_loss(bad, shape):
+    logits = np.zeros((*shape, 3), np.float32)
+    logits[-1, ..., 2] = bad
+    labels = np.full(shape, 2)
+    with pytest.raises(DataError, match="not finite"):
+        EvaluationTotals(3).add(logits, labels)
+    for loss in ("cross_entropy", "bce_dice")[: len(shape)]:
+        totals = Totals()
+        totals.add(Predictions(logits, labels, np.ones(2)).sums(loss))
+        value = totals.result()["loss"]
+        assert not np.isfinite(value)
+        trained = Loss(loss)(tf.constant(logits), tf.constant(labels, tf.int32), 1)
+        assert np.isnan(value) == bool(tf.math.is_nan(trained[0]))
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 10**6), st.integers(1, 6), st.floats(0, 0.6), st.sampled_from([0.0, 0.3, 1.0]))
-def test_segmentation_metrics_over_patches(seed, n, ignored, foreground):
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(n, 6, 5, 2)).astype(np.float32)
-    labels = (rng.random((n, 6, 5)) < foreground).astype(np.int32)
-    labels[rng.random(labels.shape) < ignored] = -1
-    labels[0, 0, 0] = 1
-    shares = ((labels >= 0).sum((1, 2)) / (labels >= 0).sum()).astype(np.float32)
-    totals = MetricTotals()
-    for i in range(0, n, 2):
-        # Padding of weight 0 beside one or two samples
-        batch = [np.stack([values[i], values[(i + 1) % n], values[0]]) for values in (logits, labels)]
-        losses = cross_entropy_per_sample(*batch)
-        second = shares[i + 1] if i + 1 < n else 0.0
-        totals.add(batch_sums(*map(tf.constant, batch), tf.constant([shares[i], second, 0.0]), losses))
-    result = totals.result()
-    for key, expected in numpy_segmentation(logits, labels).items():
-        assert result[key] == pytest.approx(expected, abs=1e-5), key
-    known = labels >= 0
-    entropy = -np.log(np.take_along_axis(softmax(logits), np.maximum(labels, 0)[..., None], -1)[..., 0])
-    assert result["loss"] == pytest.approx(entropy[known].mean(), rel=1e-4)
-    assert result["samples"] == pytest.approx(1)
+@pytest.mark.parametrize(
+    ("labels", "found"), [([0, 3], "0 to 3"), ([-1, 0], "-1 to 0"), ([[[-2]], [[0]]], "-2 to 0")]
+)
+def test_labels_that_are_no_classes_are_refused(labels, found):
+    logits = np.zeros((*np.shape(labels), 3), np.float32)
+    with pytest.raises(DataError, match=f"labels from {found} for 3 classes"):
+        Predictions(logits, labels, np.ones(2))
+    with pytest.raises(DataError, match=f"labels from {found} for 3 classes"):
+        EvaluationTotals(3).add(logits, np.array(labels))
 
 
-def test_ignored_pixels_do_not_count_in_the_dice_loss():
-    rng = np.random.default_rng(4)
-    logits = rng.normal(size=(2, 6, 6, 2)).astype(np.float32)
-    labels = rng.integers(0, 2, (2, 6, 6)).astype(np.int32)
-    labels[:, 4:] = -1
-    whole = make_loss("bce_dice")(tf.constant(logits), tf.constant(labels), 2).numpy()
-    cropped = make_loss("bce_dice")(tf.constant(logits[:, :4]), tf.constant(labels[:, :4]), 2).numpy()
-    np.testing.assert_allclose(whole, cropped, rtol=1e-6)
+def test_evaluations_do_not_ignore_pixels():
+    with pytest.raises(DataError, match="labels from -1 to 0"):
+        EvaluationTotals(2).add(np.zeros((1, 1, 2, 2), np.float32), np.array([[[-1, 0]]]))
+
+
+def test_no_sample_has_no_scores():
+    totals = Totals()
+    totals.add(Predictions(np.zeros((2, 3)), [0, 0], np.zeros(2)).sums())
+    assert totals.result() == {"samples": 0.0}
+    with pytest.raises(ValueError, match="no sample"):
+        EvaluationTotals(3).result()
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "bce_dice"])
@@ -169,7 +179,7 @@ def test_losses_of_float16_logits_are_reduced_in_float32(name):
     labels = np.ones((1, 388, 388), np.int32)
     with np.errstate(over="ignore"):
         assert not np.isfinite((np.full(388 * 388, 2, np.float16)).sum(dtype=np.float16))
-    value = make_loss(name)(tf.constant(logits), tf.constant(labels), 1)
+    value = Loss(name)(tf.constant(logits), tf.constant(labels), 1)
     assert value.dtype == tf.float32
     entropy, probability = np.log(1 + np.exp(2.0)), 1 / (1 + np.exp(2.0))
     count = 388 * 388
@@ -184,7 +194,7 @@ def test_gradients_of_float16_logits_need_the_scale():
     for scale in (1.0, 128.0):
         logits = tf.Variable(np.broadcast_to(np.float16([0, 6]), (1, 388, 388, 2)))
         with tf.GradientTape() as tape:
-            loss = make_loss("cross_entropy")(logits, labels, 1)[0] * scale
+            loss = Loss("cross_entropy")(logits, labels, 1)[0] * scale
         gradients.append(tape.gradient(loss, logits).numpy().astype(np.float64) / scale)
     exact = -(1 - 1 / (1 + np.exp(-6.0))) / 388**2  # 1.6e-8, and float16 counts in steps of 6e-8
     assert (gradients[0] == 0).all()

@@ -15,7 +15,7 @@ from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished
 from ipucnn.training.checkpoints import load_checkpoint
-from ipucnn.training.losses import make_loss
+from ipucnn.training.losses import Loss
 
 OPTIONS = {
     "dataset": "digits",
@@ -87,7 +87,7 @@ def test_masks_are_padded_as_classes_are(fused):
     real = np.array([1, 1, 1, 1, 0, 0], np.float32)
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        values = make_loss("cross_entropy")(logits, labels, fused, tf.constant(real * 6 / 4))
+        values = Loss("cross_entropy")(logits, labels, fused, tf.constant(real * 6 / 4))
         loss = tf.reduce_mean(values)
     raw = logits.numpy().astype(np.float64)
     shares = np.exp(raw) / np.exp(raw).sum(-1, keepdims=True)

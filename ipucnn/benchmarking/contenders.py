@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -215,8 +215,7 @@ def keras_model(
     model: KerasModel,
     optimizer: OptimizerSettings,
     learning_rate: float,
-    loss_name: str,
-    smoothing: Optional[float],
+    loss: Callable[..., Tensor],
     accumulate: int,
 ) -> Tuple[KerasModel, int, str]:
     """Returns the network in Keras' own layers, compiled for ``fit``, and a description.
@@ -225,8 +224,7 @@ def keras_model(
         model: the model from ``build_model``.
         optimizer: the optimizer's settings.
         learning_rate: the constant learning rate.
-        loss_name: the name for ``make_loss``.
-        smoothing: label smoothing or None.
+        loss: a function like ``Loss``.
         accumulate: the micro-batches per weight update.
 
     Returns:
@@ -236,24 +234,22 @@ def keras_model(
     from tensorflow import keras
 
     from ipucnn.compat import KERAS_3
-    from ipucnn.training.losses import make_loss
 
     copy = stock_copy(model)
     name, params, differs = keras_optimizer(optimizer, KERAS_3)
     accumulated = accumulate if KERAS_3 else 1
     if accumulated > 1:
         params["gradient_accumulation_steps"] = accumulated
-    session_loss = make_loss(loss_name, smoothing)
 
-    def loss(labels: Tensor, logits: Tensor) -> Tensor:
+    def keras_loss(labels: Tensor, logits: Tensor) -> Tensor:
         # Keras 2.6 turns labels (n,) into (n, 1).
-        return session_loss(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
+        return loss(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
 
     compiled_optimizer = getattr(keras.optimizers, name)(learning_rate, **params)
     # XLA on CPUs compiles for minutes and multiplies more slowly than oneDNN; Keras 2.6 has no such argument.
     without_xla = {"jit_compile": False} if KERAS_3 else {}
     accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-    copy.compile(compiled_optimizer, loss, metrics=[accuracy], **without_xla)
+    copy.compile(compiled_optimizer, keras_loss, metrics=[accuracy], **without_xla)
     description = f"Keras {keras.__version__} fit, {name}"
     if accumulate > 1:
         description += f", {accumulate} accumulated" if KERAS_3 else ", no accumulation (it has none)"

@@ -4,9 +4,9 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
-from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.aliases import KerasModel, PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError
@@ -50,14 +50,14 @@ def fit(resolved: Resolved) -> PlainDict:
 
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.models.counts import count_macs, count_parameters
-    from ipucnn.training.losses import make_loss
+    from ipucnn.training.losses import Loss
 
     model = run_setup.build(setup)
-    loss = run_setup.loss_name(config, resolved.record.task)
+    loss = Loss(run_setup.loss_name(config, resolved.record.task), config.label_smoothing)
     try:
         with data_errors():
             seconds, training_accuracy = _train(model, setup, program, loss)
-            session.prepare_evaluation(model, make_loss(loss, config.label_smoothing))
+            session.prepare_evaluation(model, loss)
             metrics = session.evaluate(run_setup.evaluation_batches(setup, 64, session))
     except (MemoryError, tf.errors.ResourceExhaustedError, InfeasibleError):
         # The session's own hint names options that Keras' loop does not have.
@@ -98,7 +98,7 @@ def _check(config: RunConfig, program: Program) -> None:
 
 
 def _train(
-    model: KerasModel, setup: run_setup.Setup, program: Program, loss: str
+    model: KerasModel, setup: run_setup.Setup, program: Program, loss: Callable[..., Tensor]
 ) -> Tuple[List[float], Optional[float]]:
     """Trains the model by Keras' own fit; returns the seconds of each epoch, and the accuracy in the last."""
     import numpy as np
@@ -109,7 +109,7 @@ def _train(
     config = setup.config
     rate = float(run_setup.learning_rates(config, program)(np.arange(1))[0])
     optimizer = settings_of_run(config, program.global_batch_size)
-    copy, _, _ = keras_model(model, optimizer, rate, loss, config.label_smoothing, 1)
+    copy, _, _ = keras_model(model, optimizer, rate, loss, 1)
     seconds: List[float] = []
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]

@@ -23,6 +23,7 @@ from ipucnn.benchmarking.settings import DATA, DEVICE_GENERATED, END_TO_END
 from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.session import CompilationReport, Session
+from ipucnn.training.losses import Loss
 
 # Micro-batches per replica from which inference may fuse, if executions are not prescribed.
 _OPEN_STEPS = 64
@@ -126,13 +127,11 @@ def _lead(benchmark: Benchmark) -> int:
 
 
 def _compile_training(benchmark: Benchmark, session: Session, model: KerasModel) -> Work:
-    from ipucnn.training.losses import make_loss
-
     compilation = session.compile(
         model,
         benchmark.program,
         benchmark.optimizer,
-        make_loss(benchmark.loss_name, benchmark.config.label_smoothing),
+        Loss(benchmark.loss_name, benchmark.config.label_smoothing),
         lambda updates: np.full(np.shape(updates), benchmark.learning_rate, np.float32),
         lambda first_update, samples_per_element: dataset(benchmark, samples_per_element),
     )
@@ -195,8 +194,7 @@ def keras_contender(benchmark: Benchmark, model: KerasModel) -> Contender:
         model,
         benchmark.optimizer,
         benchmark.learning_rate,
-        benchmark.loss_name,
-        config.label_smoothing,
+        Loss(benchmark.loss_name, config.label_smoothing),
         p.num_micro_batches,
     )
     # The images' range at the network's input: only the session leaves preprocessing to the device.

@@ -33,7 +33,6 @@ from ipucnn.runs.checkpoints import colours_of_masks
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import SetupFacts
-from ipucnn.training.losses import LossFunction
 
 RECORD, LABELS = "export.json", "labels.json"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
@@ -343,8 +342,8 @@ class RuntimeSession(Session):
         """Returns False: images arrive as ``export.json`` describes the input."""
         return False
 
-    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Starts the process, which loads the file; ``model`` is not used."""
+    def prepare_evaluation(self, model: KerasModel, loss: object) -> None:
+        """Starts the process, which loads the file; the arguments are not used."""
         path, shape = self._network.path, self._network.record.input.shape
         size = 4 * int(np.prod(shape[1:])) * max(_BATCH, shape[0] or 0)
         most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size

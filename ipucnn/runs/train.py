@@ -318,14 +318,14 @@ class TrainingRun:
     def _compile(self, session: Session) -> Tuple[KerasModel, CompilationReport]:
         """Builds the network with its first weights, and compiles it, which completes the Program."""
         from ipucnn.datasets.pipeline import data_errors
-        from ipucnn.training.losses import make_loss
+        from ipucnn.training.losses import Loss
 
         model = run_setup.build(self.context)
         self._load_weights(model)
         self._name_layers(model)
         context, config = self.context, self.context.config
         session.would_fit = would_fit(model, context.record.name, context.program, config)
-        loss = make_loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
+        loss = Loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
         with data_errors():
             compilation = session.compile(
                 model, context.program, context.optimizer, loss, context.schedule, self.dataset

@@ -26,13 +26,14 @@ import numpy as np
 from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
-from ipucnn.training.losses import LossFunction
+from ipucnn.training.evaluation import Predictions, Sums
 from ipucnn.training.optimizer_settings import AVERAGE, LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
     from ipucnn.datasets.preprocessing import ChannelAffine
+    from ipucnn.training.losses import Loss
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,7 @@ class Session:
     # Whether each weight update has its own loss; on IPUs all weight updates of an execution share one.
     _has_loss_of_each_update: bool = True
     _config: RunConfig
+    _loss: Optional["Loss"] = None
     _schedule: Schedule
     compilation: Optional[CompilationReport] = None
     evaluated: Mapping[str, np.ndarray] = {}
@@ -276,7 +278,7 @@ class Session:
         model: KerasModel,
         program: Program,
         optimizer: OptimizerSettings,
-        loss: LossFunction,
+        loss: "Loss",
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
@@ -287,7 +289,7 @@ class Session:
                 copy.  In both cases ``state.weights`` has the trained weights.
             program: the Program; with ``fused_micro_batches`` 0 the session chooses, see ``self.program`` afterwards.
             optimizer: checked settings.
-            loss: the loss from ``make_loss``.
+            loss: the loss.
             schedule: weight updates (int array) -> learning rates.
             make_dataset: as for :meth:`train`; if given, the function is traced (and timed) here.
         """
@@ -544,12 +546,12 @@ class Session:
             for name, value in running.items():
                 weights[name].assign(value)
 
-    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+    def prepare_evaluation(self, model: KerasModel, loss: Optional["Loss"]) -> None:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.
 
         Args:
             model: the model with the weights to use.
-            loss: the loss from ``make_loss``; None if :meth:`evaluate` is not called.
+            loss: the loss; None if :meth:`evaluate` is not called.
         """
         raise NotImplementedError
 
@@ -567,6 +569,12 @@ class Session:
             Stopped: ``stop`` returned true.
         """
         raise NotImplementedError
+
+    def _sums(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Sums:
+        """Returns the sums of a batch for the scores of :meth:`evaluate`."""
+        if self._loss is None:
+            raise RuntimeError("evaluate() needs the loss of compile() or prepare_evaluation()")
+        return Predictions(logits, labels, weights).sums(self._loss.name, self._loss.label_smoothing)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -1,15 +1,19 @@
-"""Computes the figures of ``ipucnn evaluate`` from sums over batches in int64 and float64, averaged only at the end.
+"""Scores of predictions: sums over batches in int64 and float64, averaged only at the end.
 
 NumPy computes them from logits, so the figures of a large set are exact to float64 rounding, and do not depend on the
-batch size, the session or the version of TensorFlow.
+batch size, the session or the version of TensorFlow.  The loss is that of :mod:`ipucnn.training.losses`, whose float32
+formula training differentiates.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from ipucnn.aliases import Tensor
 from ipucnn.errors import DataError
-from ipucnn.training.metrics import mean_scores
+
+Sums = Dict[str, Union[float, List[int]]]
+"""The sums of a batch by name, as plain JSON values: a number, or the numbers of pixels of each class."""
 
 NUM_BINS = 15
 """Bins of the calibration error, as many as in Guo et al. 2017 (arXiv:1706.04599)."""
@@ -39,24 +43,170 @@ def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(((2.0 * overlap + 1e-6) / (total + 1e-6)).mean())
 
 
-def ranks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns int64 (n,): the number of classes that rank before the label in logits (n, classes).
+def in_top5(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns bool (n,): whether fewer than five classes rank before the label in logits (n, classes).
 
-    The lower of two classes with equal logits ranks first, as in argmax.
+    The lower of two classes with equal logits ranks first, as in argmax.  A label's logit that is not finite is never
+    right.
     """
     label_logits = np.take_along_axis(logits, labels[:, None], axis=1)
     lower = np.arange(logits.shape[1])[None] < labels[:, None]
-    return ((logits > label_logits) | ((logits == label_logits) & lower)).sum(axis=1)
+    before = (logits > label_logits) | ((logits == label_logits) & lower)
+    return (before.sum(axis=1) < 5) & np.isfinite(label_logits[:, 0])
+
+
+class Predictions:
+    """The predictions for the samples of a batch, without its padding.
+
+    Args:
+        logits: (n, classes) or (n, h, w, classes).
+        labels: integer (n,) or (n, h, w); pixels below 0 are ignored.
+        weights: (n,), 0 for padding; for patches, the number of pixels that count.
+
+    Attributes:
+        labels: int64, the true classes.
+        classes: int64, the predicted classes, shaped like ``labels``.
+        logs: float64, the logarithms of the probabilities; NaN where the logits are not finite.
+
+    Raises:
+        DataError: a label is not a class.
+    """
+
+    @np.errstate(invalid="ignore")
+    def __init__(
+        self,
+        logits: Union[np.ndarray, Tensor],
+        labels: Union[np.ndarray, Tensor],
+        weights: Union[np.ndarray, Tensor],
+    ) -> None:
+        self._weights: np.ndarray = np.asarray(weights, np.float64)
+        is_sample = self._weights > 0
+        self._weights = self._weights[is_sample]
+        self._logits: np.ndarray = np.asarray(logits)[is_sample]
+        self.labels: np.ndarray = np.asarray(labels, np.int64)[is_sample]
+        self.num_classes = self._logits.shape[-1]
+        _check_labels(self.labels, -1 if self.labels.ndim > 1 else 0, self.num_classes)
+        self.logs = log_softmax(self._logits)
+        # The prediction comes from the logits: rounding could make two entries of ``logs`` equal, and change it.
+        self.classes: np.ndarray = self._logits.argmax(axis=-1)
+
+    @np.errstate(invalid="ignore")
+    def sums(self, loss: str = "cross_entropy", label_smoothing: Optional[float] = None) -> Sums:
+        """Returns the sums of the batch for :class:`Totals`.
+
+        Args:
+            loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - mean soft Dice of the foreground classes, for
+                each sample separately).
+            label_smoothing: the label smoothing of the cross-entropy.
+
+        Returns:
+            ``samples``, the sum of the weights, and ``loss``.  For classification, the weights of ``right`` predictions
+            and of those in the ``top5``; for segmentation, lists of the pixels of each class: those that have it in
+            truth (``actual``), in the prediction (``predicted``) and in both (``right``).
+        """
+        weights = self._weights
+        losses = self._losses(loss, float(label_smoothing or 0.0))
+        sums: Sums = {"samples": float(weights.sum()), "loss": float((losses * weights).sum())}
+        if self.labels.ndim == 1:
+            sums["right"] = float(weights[self.classes == self.labels].sum())
+            sums["top5"] = float(weights[in_top5(self._logits, self.labels)].sum())
+            return sums
+        known = self.labels >= 0
+        actual, predicted = self.labels[known], self.classes[known]
+        right = actual[actual == predicted]
+        for name, classes in (("actual", actual), ("predicted", predicted), ("right", right)):
+            sums[name] = np.bincount(classes, minlength=self.num_classes).tolist()
+        return sums
+
+    def _losses(self, name: str, smoothing: float) -> np.ndarray:
+        """Returns the loss of each sample, float64 (n,): that of training with micro-batches of one sample."""
+        labels, logs, known = self.labels, self.logs, self.labels >= 0
+        losses = -np.take_along_axis(logs, np.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        if smoothing:
+            losses = (1.0 - smoothing) * losses - smoothing * logs.mean(axis=-1)
+        axes = tuple(range(1, labels.ndim))
+        losses = (losses * known).sum(axis=axes) / np.maximum(known.sum(axis=axes), 1)
+        if name == "bce_dice":
+            truth = np.arange(1, self.num_classes) == labels[..., None]
+            foreground = np.exp(logs[..., 1:]) * known[..., None]
+            overlap = (foreground * truth).sum(axis=axes)
+            total = foreground.sum(axis=axes) + truth.sum(axis=axes)
+            losses = losses + (1.0 - (2.0 * overlap + 1.0) / (total + 1.0)).mean(axis=-1)
+        return losses
+
+
+def _check_labels(labels: np.ndarray, least: int, num_classes: int) -> None:
+    if labels.size and (labels.min() < least or labels.max() >= num_classes):
+        raise DataError(
+            f"labels from {labels.min()} to {labels.max()} for {num_classes} classes",
+            "check the data set",
+        )
+
+
+class Totals:
+    """The sums over all batches of a validation."""
+
+    def __init__(self) -> None:
+        self._sums: Dict[str, np.ndarray] = {}
+
+    def add(self, sums: Sums) -> None:
+        """Adds the result of :meth:`Predictions.sums`."""
+        for key, value in sums.items():
+            self._sums[key] = self._sums.get(key, 0) + np.asarray(value)
+
+    def result(self) -> Dict[str, float]:
+        """Returns means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
+
+        The accuracy of a segmentation network is over the pixels that count.  With two classes of pixels there are
+        also ``dice_background``, the score of class 0, and ``dice_all_foreground``, the score of predicting foreground
+        for every pixel, which is the baseline for ``dice``.  With more classes ``dice`` and ``iou`` are the means of
+        :func:`mean_scores`, and ``dice_class_K`` is the score of each class, 1 if it is neither present nor predicted.
+        """
+        t = {key: value.tolist() for key, value in self._sums.items()}
+        n = t.get("samples", 0.0)
+        if not n:
+            return {"samples": 0.0}
+        result = {"samples": n, "loss": t["loss"] / n}
+        if "top5" in t:
+            return {**result, "accuracy": t["right"] / n, "top5": t["top5"] / n}
+        pixels = sum(t["actual"])
+        result["accuracy"] = sum(t["right"]) / max(pixels, 1)
+        counts = [(r, a + p) for r, a, p in zip(t["right"], t["actual"], t["predicted"])]
+        result["dice"], result["iou"] = mean_scores(counts)
+        scores = [2 * right / both if both else 1.0 for right, both in counts]
+        if len(scores) > 2:
+            result.update({f"dice_class_{k}": score for k, score in enumerate(scores)})
+        elif len(scores) == 2:
+            foreground = t["actual"][1]
+            result["dice_background"] = scores[0]
+            result["dice_all_foreground"] = 2 * foreground / (foreground + pixels) if pixels else 1.0
+        return result
+
+
+def mean_scores(counts: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
+    """Returns the means of Dice and IoU over all classes but class 0: the main scores of three or more classes.
+
+    Args:
+        counts: for each class, the pixels that have it in both truth and prediction, and the sum of those that have it
+            in truth and those that have it in prediction.
+
+    Returns:
+        The mean Dice and the mean IoU.  Classes that are neither present nor predicted do not count; both means are 1
+        if no other class is left.
+    """
+    known = [(right, both) for right, both in counts[1:] if both]
+    if not known:
+        return 1.0, 1.0
+    dice, iou = zip(*((2 * right / both, right / (both - right)) for right, both in known))
+    return sum(dice) / len(dice), sum(iou) / len(iou)
 
 
 class EvaluationTotals:
-    """Sums over the samples of an evaluation; for segmentation, over their pixels.
+    """The sums of ``ipucnn evaluate``, with a confusion matrix and a reliability diagram.
 
     Args:
         num_classes: the number of classes; labels are 0 .. num_classes - 1.
-        loss: "cross_entropy" or "bce_dice" (cross-entropy plus 1 - mean soft Dice of the foreground classes, for each
-            sample separately).
-        label_smoothing: the label smoothing of the cross-entropy.
+        loss, label_smoothing: as for :meth:`Predictions.sums`.
     """
 
     def __init__(
@@ -65,11 +215,8 @@ class EvaluationTotals:
         self.num_classes = num_classes
         self.samples = 0
         self.confusion: np.ndarray = np.zeros((num_classes, num_classes), np.int64)
-        self._dice_loss = loss == "bce_dice"
-        self._smoothing = float(label_smoothing or 0.0)
-        self._pixels = False
-        self._loss = 0.0
-        self._top5 = 0
+        self._loss = (loss, label_smoothing)
+        self._totals = Totals()
         self._bin_counts: np.ndarray = np.zeros(NUM_BINS, np.int64)
         self._bin_right: np.ndarray = np.zeros(NUM_BINS, np.int64)
         self._bin_confidence: np.ndarray = np.zeros(NUM_BINS, np.float64)
@@ -87,48 +234,21 @@ class EvaluationTotals:
         Raises:
             DataError: an output of the network is NaN or infinite, or a label is not a class.
         """
-        logits, labels = np.asarray(logits), np.asarray(labels, np.int64)
         if not np.isfinite(logits).all():
             raise DataError(
                 "the network's outputs are not finite: its weights are damaged, or its training diverged",
                 "evaluate an earlier checkpoint with --checkpoint",
             )
-        if labels.size and (labels.min() < 0 or labels.max() >= self.num_classes):
-            raise DataError(
-                f"labels from {labels.min()} to {labels.max()} for {self.num_classes} classes",
-                "check the data set",
-            )
-        logs = log_softmax(logits)
+        _check_labels(np.asarray(labels), 0, self.num_classes)
+        predictions = Predictions(logits, labels, np.ones(len(labels)))
+        self._totals.add(predictions.sums(*self._loss))
         self.samples += len(labels)
-        self._pixels = labels.ndim > 1
-        self._loss += float(self._losses(logs, labels).sum())
-        flat, truth = logs.reshape(-1, self.num_classes), labels.reshape(-1)
-        # The prediction comes from the logits: rounding could make two entries of ``logs`` equal, and change it.
-        predicted = logits.reshape(-1, self.num_classes).argmax(axis=1)
-        cells = np.bincount(truth * self.num_classes + predicted, minlength=self.num_classes**2)
+        truth, predicted = predictions.labels, predictions.classes
+        cells = np.bincount((truth * self.num_classes + predicted).ravel(), minlength=self.num_classes**2)
         self.confusion += cells.reshape(self.num_classes, self.num_classes)
-        if not self._pixels:
-            self._top5 += int((ranks(logits, labels) < 5).sum())
-        confidence = np.exp(flat.max(axis=1, initial=-np.inf))
-        self._add_to_bins(confidence, predicted == truth)
-        return predicted.reshape(labels.shape), confidence.reshape(labels.shape)
-
-    def _losses(self, logs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Returns the loss of each sample, float64 (n,)."""
-        label_logs = np.take_along_axis(logs, labels[..., None], axis=-1)[..., 0]
-        loss = -label_logs
-        if self._smoothing:
-            loss = (1.0 - self._smoothing) * loss - self._smoothing * logs.mean(axis=-1)
-        loss = loss.reshape(len(labels), int(np.prod(labels.shape[1:]))).mean(axis=1)
-        if self._dice_loss:
-            truth = np.arange(1, self.num_classes) == labels[..., None]
-            foreground = np.exp(logs[..., 1:])
-            axes = tuple(range(1, logs.ndim - 1))
-            overlap = (foreground * truth).sum(axis=axes)
-            total = foreground.sum(axis=axes) + truth.sum(axis=axes)
-            # As ipucnn.training.losses, with a micro-batch of one sample.
-            loss = loss + (1.0 - (2.0 * overlap + 1.0) / (total + 1.0)).mean(axis=-1)
-        return loss
+        confidence = np.exp(predictions.logs.max(axis=-1))
+        self._add_to_bins(confidence.ravel(), (predicted == truth).ravel())
+        return predicted, confidence
 
     def _add_to_bins(self, confidence: np.ndarray, is_right: np.ndarray) -> None:
         # Bin m holds confidences in ((m - 1) / M, m / M] (Guo et al. 2017, section 2).
@@ -140,29 +260,21 @@ class EvaluationTotals:
     def result(self) -> Dict[str, Any]:
         """Returns ``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, and ``calibration_error``.
 
-        Accuracy and calibration of a segmentation network are over pixels.  With two classes, Dice and IoU are those of
-        class 1; with more, they are means over all classes but class 0 (``metrics.mean_scores``).
+        Accuracy and calibration of a segmentation network are over pixels; :meth:`Totals.result` defines the scores.
 
         Raises:
             ValueError: nothing was added.
         """
         if not self.samples:
             raise ValueError("no sample was added")
-        matrix = self.confusion
-        units = int(matrix.sum())
-        result: Dict[str, Any] = {
-            "samples": self.samples,
-            "loss": self._loss / self.samples,
-            "accuracy": int(np.trace(matrix)) / units,
-        }
-        if self._pixels:
-            either = (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()
-            result["dice"], result["iou"] = mean_scores(list(zip(np.diag(matrix).tolist(), either)))
-        else:
-            result["top5"] = self._top5 / units
+        scores = self._totals.result()
+        names = [name for name in ("loss", "accuracy", "top5", "dice", "iou") if name in scores]
         gaps = np.abs(self._bin_right - self._bin_confidence)
-        result["calibration_error"] = float(gaps.sum() / units)
-        return result
+        return {
+            "samples": self.samples,
+            **{name: scores[name] for name in names},
+            "calibration_error": float(gaps.sum() / int(self.confusion.sum())),
+        }
 
     def bins(self) -> List[Dict[str, Any]]:
         """Returns the reliability diagram: bounds, ``count``, mean ``confidence`` and ``accuracy`` of each bin.

@@ -4,28 +4,22 @@ A loss maps logits and labels of several fused micro-batches to one value for ea
 does so only within a micro-batch, as on an IPU.
 """
 
-from typing import Callable, Optional
+from dataclasses import dataclass
+from typing import Optional
+
+import tensorflow as tf
 
 from ipucnn.aliases import Tensor
 from ipucnn.training.program import Program
 
-LossFunction = Callable[..., Tensor]
-"""(logits, labels, micro-batches[, weights of samples]) -> one value per micro-batch.
-
-Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.patches.IGNORED``)."""
-
 
 def class_numbers(labels: Tensor) -> Tensor:
     """Returns labels as class numbers; for a mixed image, that of the class with the larger share."""
-    import tensorflow as tf
-
     return tf.argmax(labels, -1, output_type=tf.int32) if labels.dtype.is_floating else labels
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns float32, 1 for each sample or pixel whose class has the largest logit."""
-    import tensorflow as tf
-
     truth = class_numbers(labels)
     return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
 
@@ -41,8 +35,6 @@ def cross_entropy_per_sample(logits: Tensor, labels: Tensor, label_smoothing: fl
     Returns:
         float32 (n,).
     """
-    import tensorflow as tf
-
     logits, labels = tf.cast(logits, tf.float32), tf.convert_to_tensor(labels)
     is_mixed = labels.dtype.is_floating
     pixels = not is_mixed and len(labels.shape) > 1
@@ -67,8 +59,6 @@ def padding_scale(program: Program, update: Tensor) -> Tensor:
 
     It turns means over all samples of the weight update into means over its samples without padding.
     """
-    import tensorflow as tf
-
     is_last = tf.equal((update + 1) % program.weight_updates_per_epoch, 0)
     return tf.where(is_last, program.padding_scale, 1.0)
 
@@ -78,8 +68,6 @@ def _dice_per_micro_batch(logits: Tensor, labels: Tensor, num_micro_batches: int
 
     It averages the Dice of the foreground classes, so that a rare class counts as much as a common one.
     """
-    import tensorflow as tf
-
     classes = int(logits.shape[-1])
     probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
     truth = tf.one_hot(labels, classes, dtype=tf.float32)  # all 0 where the label is negative
@@ -91,31 +79,33 @@ def _dice_per_micro_batch(logits: Tensor, labels: Tensor, num_micro_batches: int
     return tf.reduce_mean(1.0 - (2.0 * overlap + 1.0) / (total + 1.0), axis=1)
 
 
-def make_loss(name: str, label_smoothing: Optional[float] = None) -> LossFunction:
-    """Returns the loss as a function (logits, labels, number of fused micro-batches) -> float32 (micro-batches,).
+@dataclass(frozen=True)
+class Loss:
+    """A loss, which training differentiates; :mod:`ipucnn.training.evaluation` computes it from float64 logits.
 
-    With weights (n,) as a fourth argument, each sample's cross-entropy is multiplied by its weight; the mean is still
-    over all samples.
+    Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.patches.IGNORED``).
 
-    Args:
+    Attributes:
         name: cross_entropy, or bce_dice (cross-entropy plus Dice, for segmentation).
         label_smoothing: the label smoothing of the cross-entropy.
     """
-    import tensorflow as tf
 
-    smoothing = float(label_smoothing or 0.0)
+    name: str
+    label_smoothing: Optional[float] = None
 
-    def loss(
-        logits: Tensor, labels: Tensor, num_micro_batches: int, weights: Optional[Tensor] = None
+    def __call__(
+        self, logits: Tensor, labels: Tensor, num_micro_batches: int, weights: Optional[Tensor] = None
     ) -> Tensor:
-        per_sample = cross_entropy_per_sample(logits, labels, smoothing)
+        """Returns the loss of each fused micro-batch, float32 (micro-batches,).
+
+        With weights (n,), each sample's cross-entropy is multiplied by its weight; the mean is still over all samples.
+        """
+        per_sample = cross_entropy_per_sample(logits, labels, float(self.label_smoothing or 0.0))
         if weights is not None:
-            if name == "bce_dice":
+            if self.name == "bce_dice":
                 raise ValueError("Dice couples the samples of a micro-batch: it has no weights")
             per_sample = per_sample * weights
         value = tf.reduce_mean(tf.reshape(per_sample, [num_micro_batches, -1]), axis=1)
-        if name == "bce_dice":
+        if self.name == "bce_dice":
             value = value + _dice_per_micro_batch(logits, labels, num_micro_batches)
         return value
-
-    return loss

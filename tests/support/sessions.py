@@ -10,7 +10,7 @@ from tensorflow import keras
 from ipucnn.config.options import RunConfig
 from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.sessions.session import DeviceInfo
-from ipucnn.training.losses import make_loss
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import Program
 from ipucnn.training.program import make_program as program_of
@@ -133,7 +133,7 @@ def compile_session(
     """
     name, params, more = optimizer
     settings = make_settings(name, params, global_batch_size=program.global_batch_size, **more)
-    function = make_loss(loss) if isinstance(loss, str) else loss
+    function = Loss(loss) if isinstance(loss, str) else loss
     session.compile(model, program, settings, function, schedule or falling(), make_dataset)
     return session
 

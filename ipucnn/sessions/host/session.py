@@ -55,8 +55,8 @@ from ipucnn.sessions.session import (
     TrainState,
 )
 from ipucnn.text import counted, printable
-from ipucnn.training.losses import LossFunction
-from ipucnn.training.metrics import MetricTotals, SumsOfLogits, traced_sums
+from ipucnn.training.evaluation import Sums, Totals
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.optimizers import Optimizer
 from ipucnn.training.program import Program
@@ -88,7 +88,6 @@ class HostSession(Session):
 
     _weights: Weights
     _large_batches: LargeBatches
-    _sums_of_logits: SumsOfLogits
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class HostSession(Session):
         model: KerasModel,
         program: Program,
         optimizer: OptimizerSettings,
-        loss: LossFunction,
+        loss: Loss,
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
@@ -371,7 +370,7 @@ class HostSession(Session):
             graph = forward.get_concrete_function(images).graph
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
-    def prepare_evaluation(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
+    def prepare_evaluation(self, model: KerasModel, loss: Optional[Loss]) -> None:
         """Makes the functions of evaluation, which their first call traces, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
@@ -382,14 +381,14 @@ class HostSession(Session):
     def _network(self, model: KerasModel, splits: Sequence[str] = ()) -> Network:
         return Network(model, self._arithmetic, self._preprocessing.unpack, splits, on_cpu=self._on_cpu)
 
-    def _make_forward(self, model: KerasModel, loss: Optional[LossFunction]) -> None:
-        """Makes the functions of evaluation: from images to logits, and from logits to the sums of the metrics."""
+    def _make_forward(self, model: KerasModel, loss: Optional[Loss]) -> None:
+        """Makes the function of evaluation, from images to logits."""
         network = self._network(model)
 
         def forward(images: Tensor) -> Tensor:
             return network(images, training=False)
 
-        self._forward, self._sums_of_logits = tf.function(forward, autograph=False), traced_sums(loss)
+        self._forward, self._loss = tf.function(forward, autograph=False), loss
 
     def evaluate(
         self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
@@ -409,7 +408,7 @@ class HostSession(Session):
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
         if self._loop is None and self._cluster.count > 1:
             raise RuntimeError("compile() comes before evaluate() of several workers")
-        totals = MetricTotals()
+        totals = Totals()
         first, batches = peeked(dataset)
         size = 0 if first is None else len(first[0])
         what = f"in a validation, with batches of {counted(size, 'image')}"
@@ -423,7 +422,7 @@ class HostSession(Session):
                 group = list(itertools.islice(batches, group_size))
                 if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
-                everyones = self._cluster.exchange("evaluate", self._sums(group, at_once))
+                everyones = self._cluster.exchange("evaluate", self._sums_of(group, at_once))
                 for batch_sums in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if batch_sums is not None:
                         totals.add(batch_sums)
@@ -434,19 +433,19 @@ class HostSession(Session):
         """Returns the number of batches of ``samples`` samples that each device evaluates in parallel."""
         return 1 if len(self.places) > 1 else self._capacity.evaluated(samples)
 
-    def _sums(self, group: Sequence[Batch], at_once: int) -> List[Dict[str, float]]:
+    def _sums_of(self, group: Sequence[Batch], at_once: int) -> List[Sums]:
         """Returns the sums of metrics of each batch in a group, which has at most ``at_once`` batches per device."""
-        forward, sums_of, pack = self._forward, self._sums_of_logits, self._preprocessing.pack
+        forward, pack = self._forward, self._preprocessing.pack
         assert forward is not None
 
-        def of_batch(place: str, batch: Batch) -> Dict[str, Tensor]:
-            images, labels, weights = batch
+        def logits_of(place: str, batch: Batch) -> Tensor:
             with tf.device(place):
-                return sums_of(forward(pack(images)), labels, weights)
+                return forward(pack(batch[0]))
 
         # A GPU computes while the next one is given its work.
-        results = list(side_by_side(of_batch, zip(itertools.cycle(self.places), group), at_once))
-        return [{name: float(value) for name, value in sums.items()} for sums in results]
+        logits = list(side_by_side(logits_of, zip(itertools.cycle(self.places), group), at_once))
+        scored = ((values, *batch[1:]) for values, batch in zip(logits, group))
+        return list(side_by_side(self._sums, scored, at_once))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

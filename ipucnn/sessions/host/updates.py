@@ -17,7 +17,7 @@ from ipucnn.sessions.host.arithmetic import Rounding, streams
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
-from ipucnn.training.losses import LossFunction, correct, padding_scale
+from ipucnn.training.losses import Loss, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import SEED_MASK, Program
 
@@ -48,7 +48,7 @@ class UpdateLoop:
         network: Network,
         program: Program,
         optimizer: Optimizer,
-        loss: LossFunction,
+        loss: Loss,
         weights: Weights,
         devices: Sequence[str],
         cluster: Cluster,

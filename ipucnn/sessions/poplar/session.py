@@ -44,8 +44,8 @@ from ipucnn.sessions.session import (
     TrainingFeed,
     TrainState,
 )
-from ipucnn.training.losses import LossFunction
-from ipucnn.training.metrics import MetricTotals, traced_sums
+from ipucnn.training.evaluation import Totals
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -104,7 +104,7 @@ class PoplarSession(Session):
         model: KerasModel,
         program: Program,
         optimizer: OptimizerSettings,
-        loss: LossFunction,
+        loss: Loss,
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
@@ -121,8 +121,7 @@ class PoplarSession(Session):
         if program.fused_micro_batches == 0:
             program = program.with_fused(program.dbn_replica_group_size)
         self._device.kept_remotely = check_remote_memory(program, self._config, self.would_fit)
-        self.program, self._network = program, model
-        self._sums = traced_sums(loss)
+        self.program, self._network, self._loss = program, model, loss
         self._schedule = schedule
         self._programs = cached_programs()
         self._attach(program.num_ipus // self._device.instances.count, program)
@@ -289,15 +288,13 @@ class PoplarSession(Session):
         self.prepare_evaluation(model, None, shares=False)
         return self._report(model, time.perf_counter() - started, 1)
 
-    def prepare_evaluation(
-        self, model: KerasModel, loss: Optional[LossFunction], shares: bool = True
-    ) -> None:
+    def prepare_evaluation(self, model: KerasModel, loss: Optional[Loss], shares: bool = True) -> None:
         """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline.
 
         With ``shares``, instances share the samples; otherwise each has its own.
         """
         config = self._config
-        self._network, self._sums = model, traced_sums(loss)
+        self._network, self._loss = model, loss
         replicas = evaluation_replicas(self._device.instances, config)
         self._attach(replicas, None)
         size = config.validation_micro_batch_size or config.micro_batch_size
@@ -393,10 +390,9 @@ class PoplarSession(Session):
                 given += len(batch[0])
                 yield batch
 
-        totals = MetricTotals()
+        totals = Totals()
         for (_, labels, weights), logits in predictor.logits_of_parts(unless_stopped()):
-            with tf.device("/CPU:0"):
-                totals.add(self._sums(tf.constant(logits), labels, weights))
+            totals.add(self._sums(logits, labels, weights))
         return totals.result()
 
     @property

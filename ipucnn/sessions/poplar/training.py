@@ -24,7 +24,7 @@ from ipucnn.sessions.poplar.optimizer import (
     WeightUpdate,
     make_optimizer,
 )
-from ipucnn.training.losses import LossFunction, correct
+from ipucnn.training.losses import Loss, correct
 from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.optimizers import LossScaler
 from ipucnn.training.program import SEED_MASK, Program
@@ -39,14 +39,14 @@ def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
 
 
 class MicroBatchLoss(keras.losses.Loss):
-    """The loss function of ``make_loss`` for one micro-batch.
+    """The loss of one micro-batch, as Keras takes it.
 
     Args:
-        function: (logits, labels, 1[, weights]) -> (1,).
+        function: the loss.
         scale: the number or variable that multiplies the loss; the optimizer divides the gradients by it.
     """
 
-    def __init__(self, function: LossFunction, scale: Union[float, TfVariable]) -> None:
+    def __init__(self, function: Loss, scale: Union[float, TfVariable]) -> None:
         # Keras divides other reductions by the strategy's number of replicas: 1 with IPUStrategy, all with PopDist.
         super().__init__(reduction="sum", name="objective")
         self._function, self._scale = function, scale
@@ -108,7 +108,7 @@ class SampleMean(keras.metrics.Metric):
 
 
 def make_metrics(
-    loss: LossFunction, mean: Optional[ReplicaMean] = None, divides_by_all: bool = False
+    loss: Loss, mean: Optional[ReplicaMean] = None, divides_by_all: bool = False
 ) -> List[SampleMean]:
     """Returns loss and accuracy of an execution as the host session reports them; see :class:`SampleMean`."""
 
@@ -160,7 +160,7 @@ class TrainedNetwork:
         program: the Program to run.
         network: the network built for training, with the SDK's options set.
         optimizer: the checked settings.
-        loss: the function of ``make_loss``.
+        loss: the loss.
         schedule: the function from weight updates (int array) to learning rates.
     """
 
@@ -170,7 +170,7 @@ class TrainedNetwork:
         program: Program,
         network: DeviceModel,
         optimizer: OptimizerSettings,
-        loss: LossFunction,
+        loss: Loss,
         schedule: Schedule,
     ) -> None:
         self._device, self._program = device, program
