@@ -163,11 +163,11 @@ BUDGET = {
     "config": (2514, 1331),
     "datasets": (5483, 4320),
     "diagnosis": (518, 403),
-    "models": (2675, 2123),
+    "models": (2676, 2127),
     "planning": (5121, 4019),
     "reports": (3601, 2871),
     "runs": (5934, 4512),
-    "sessions": (5083, 4054),
+    "sessions": (5085, 4051),
     "training": (1388, 1076),
     "modules at the top": (2314, 1837),
 }

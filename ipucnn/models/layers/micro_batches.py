@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasLayer, Tensor, TensorShape, TfVariable
+from ipucnn.aliases import KerasLayer, Numbers, Tensor, TensorShape, TfVariable
 
 # Least size of a part of the batch for TensorFlow's own kernel, which is called once per part: its loops are faster,
 # but each call has a fixed cost.
@@ -137,6 +137,26 @@ class Dropout(keras.layers.Layer):
         return {**super().get_config(), "rate": self.rate, "noise_shape": self.noise_shape}
 
 
+def unbiased_variance(biased: Numbers, count: Numbers) -> Numbers:
+    """A variance of ``count`` numbers with Bessel's correction.
+
+    As in TensorFlow's fused kernel (``rest_size_adjust`` of fused_batch_norm_op.cc), the variance of one number is 0.
+
+    Args:
+        count: a tensor if it is known only when the operation runs.
+    """
+    maximum = tf.maximum if tf.is_tensor(count) else max
+    return biased * (count / maximum(count - 1.0, 1.0))
+
+
+def moving_average(average: Tensor, new: Tensor, momentum: float) -> Tensor:
+    """The average after a new mean or variance (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3.1).
+
+    Momentum is the weight of the average before, as in Keras.
+    """
+    return average * momentum + new * (1.0 - momentum)
+
+
 def ghost_batch_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
@@ -194,7 +214,7 @@ def _grouped_batch_norm(
     rows = None if size is None else size // (num_groups * channels)
     y, mean, variance = _normalise(x, gamma, beta, epsilon, num_groups, rows, channels)
     count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
-    return y, mean, variance * (count / tf.maximum(count - 1.0, 1.0))
+    return y, mean, unbiased_variance(variance, count)
 
 
 def _normalise(
@@ -366,6 +386,7 @@ class BatchNormalization(keras.layers.Layer):
             return outputs
         shared = context.num_micro_batches // groups
         numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
+        # Two products: with one that both operations read, TensorFlow's graph optimizer computes another last bit.
         biased = unbiased * ((numbers * shared - 1.0) / (numbers * shared))
         if self.moves_once or context.measures:
             context.update_statistics.append((self, mean, biased, numbers))
@@ -373,13 +394,12 @@ class BatchNormalization(keras.layers.Layer):
             if shared > 1:
                 # Distributed batch norm: IPUs correct the variance of the whole group by the count of one replica's
                 # numbers (batch_norm_op.cc of graphcore/tensorflow r2.6/sdk-release-3.4, popnn/norm.cc).
-                unbiased = biased * (numbers / tf.maximum(numbers - 1.0, 1.0))
+                unbiased = unbiased_variance(biased, numbers)
             context.batch_statistics.append((self, mean, unbiased))
         return outputs
 
     def _move(self, moving: TfVariable, batch: Tensor) -> None:
-        current = tf.convert_to_tensor(moving)
-        moving.assign(current * self.momentum + batch * (1.0 - self.momentum))
+        moving.assign(moving_average(tf.convert_to_tensor(moving), batch, self.momentum))
 
     def compute_output_shape(self, input_shape: TensorShape) -> TensorShape:
         return input_shape

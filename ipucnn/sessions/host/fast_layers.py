@@ -25,7 +25,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, Tensor, TensorShape
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.models.blueprint import Step
-from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm
+from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm, unbiased_variance
 from ipucnn.models.layers.per_sample import SubsamplePad
 
 # The output of a layer as a function of its input.
@@ -202,7 +202,7 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
             is_activated = True
             y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, activation)
             rows = x.shape.num_elements() // (num_groups * channels)
-            return y, mean, variance * (rows / max(rows - 1.0, 1.0))
+            return y, mean, unbiased_variance(variance, rows)
 
         outputs = layer.normalised(inputs, ghost_norm)
         return outputs if is_activated else activate(outputs)

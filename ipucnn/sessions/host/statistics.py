@@ -19,7 +19,12 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfVariable
 from ipucnn.errors import InfeasibleError
 from ipucnn.machine import side_by_side
-from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext
+from ipucnn.models.layers.micro_batches import (
+    BatchNormalization,
+    ExecutionContext,
+    moving_average,
+    unbiased_variance,
+)
 from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.network import Network, Weights
@@ -142,13 +147,11 @@ class MovingStatistics:
                 means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
                 new_mean = tf.reduce_mean(means, axis=0)
                 new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
-                everywhere = numbers * float(p.num_replicas)
-                new_variance = new_variance * (everywhere / tf.maximum(everywhere - 1.0, 1.0))
+                new_variance = unbiased_variance(new_variance, numbers * float(p.num_replicas))
                 moving_mean, moving_variance, momentum = self._moving[name]
                 is_last = tf.equal(fused_batch, p.num_fused_batches - 1)
                 for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
-                    moved = moving * momentum + new * (1.0 - momentum)
-                    moving.assign(tf.where(is_last, moved, moving))
+                    moving.assign(tf.where(is_last, moving_average(moving, new, momentum), moving))
 
             sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
             sums.set_shape(self._sums[name].shape)
@@ -247,9 +250,8 @@ class LargeBatches:
         measured = {}
         for name, parts in moments_of.items():
             means, variances, numbers = (np.stack(values) for values in zip(*parts))
-            total = numbers.sum()
             # All batches have the same size.  The estimate is unbiased, like that of the running variance.
-            variance = (variances.mean(axis=0) + means.var(axis=0)) * (total / max(total - 1, 1))
+            variance = unbiased_variance(variances.mean(axis=0) + means.var(axis=0), numbers.sum())
             measured[f"{name}/moving_mean"] = means.mean(axis=0).astype(np.float32)
             measured[f"{name}/moving_variance"] = variance.astype(np.float32)
         return measured

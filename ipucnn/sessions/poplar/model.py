@@ -167,7 +167,7 @@ class BatchStatistics(_FusedBatchNorm):
 
     def call(self, inputs: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         y, mean, variance = self.normalised(tf.cast(inputs, tf.float32))
-        unbiased = variance * (self.numbers / max(self.numbers - 1.0, 1.0))
+        unbiased = micro_batches.unbiased_variance(variance, self.numbers)
         return tf.cast(y, inputs.dtype), mean[None], unbiased[None]
 
 

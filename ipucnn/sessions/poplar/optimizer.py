@@ -13,6 +13,7 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasVariable, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
+from ipucnn.models.layers.micro_batches import moving_average, unbiased_variance
 from ipucnn.models.names import is_moving_statistic, moved_statistics
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
 from ipucnn.training.optimizer_settings import OptimizerSettings
@@ -90,9 +91,8 @@ class StatisticsUpdate:
         norm, is_variance = self._of[_key(variable)]
         new = tf.cast(gradient, tf.float32) / (self._steps * self._replicas)
         if is_variance:
-            everywhere = float(norm.numbers * self._replicas)
-            new = new * (everywhere / max(everywhere - 1.0, 1.0))
-        return variable.assign(tf.convert_to_tensor(variable) * norm.momentum + new * (1.0 - norm.momentum))
+            new = unbiased_variance(new, norm.numbers * self._replicas)
+        return variable.assign(moving_average(tf.convert_to_tensor(variable), new, norm.momentum))
 
 
 class WeightUpdate:
