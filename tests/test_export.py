@@ -244,10 +244,9 @@ def test_a_runtime_process_cannot_import_this_package():
 IPU = ("--format", "ipu", "--batch", "8", "--output", "served")
 
 
-def test_a_program_for_an_ipu_is_written_and_verified(trained, run):
+def test_a_program_for_an_ipu_is_written_and_verified(trained, succeeds):
     with installed(num_ipus=1) as machine:
-        code, _, err = run("export", trained, *IPU)
-    assert code == 0, err
+        succeeds("export", trained, *IPU)
     record = record_of(Path("served"))
     call = machine.calls("export_keras")[0]
     assert call["batch_size"] == 8 and call["output_names"] == "logits"

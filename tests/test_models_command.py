@@ -8,10 +8,8 @@ from support.refusals import Refusal, check_refused
 from ipucnn.models.registry import list_models
 
 
-def test_a_pipe_gets_a_whole_line_for_each_model(run):
-    code, out, _ = run("models")
-    head, *lines = out.splitlines()
-    assert code == 0
+def test_a_pipe_gets_a_whole_line_for_each_model(succeeds):
+    head, *lines = succeeds("models")[0].splitlines()
     assert [line.split()[0] for line in lines] == [record.name for record in list_models()]
     assert "\x1b" not in "".join(lines) and "…" not in "".join(lines)
     # Numbers end where their heading ends, and texts begin where it begins.

@@ -353,7 +353,7 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
         pytest.param("nested", marks=pytest.mark.slow),
     ],
 )
-def test_continued_run_has_the_same_bytes(kind, run, succeeds):
+def test_continued_run_has_the_same_bytes(kind, run, succeeds, report):
     name = write(OWN[kind])
     train = ("train", name, "--dataset", "digits", *TRAIN)
     succeeds(*train, "--run-dir", "whole")
@@ -366,30 +366,26 @@ def test_continued_run_has_the_same_bytes(kind, run, succeeds):
     Path("net.py").write_text(text)
     if has_own:
         check_refused(run, Refusal(more, "only if the command line names it"))
-        code, _, err = run("train", name, *more[1:])
+        succeeds("train", name, *more[1:])
     else:
         Path("net.py").unlink()  # the checkpoint holds the whole network
-        code, _, err = run(*more)
-    assert code == 0, err
+        succeeds(*more)
     assert_equal("whole", "parts")
     assert Path("whole/metrics.jsonl").read_bytes() == Path("parts/metrics.jsonl").read_bytes()
     if has_own:
         check_refused(run, Refusal("evaluate parts", "", "--model-name net.py:build"))
-        code, out, err = run("evaluate", "parts", "--model-name", name, "--json")
-    else:
-        code, out, err = run("evaluate", "parts", "--json")
-    assert code == 0 and "accuracy" in json.dumps(json.loads(out)), err
+    named = ("--model-name", name) if has_own else ()
+    assert "accuracy" in report("evaluate", "parts", *named)["measured"]
 
 
 @pytest.mark.slow
-def test_the_four_commands_of_the_docs_page(run):
+def test_the_four_commands_of_the_docs_page(run, succeeds):
     Path("my_net.py").write_text(NETWORK)
     Path("my_data.py").write_text(DATA)
     lines = COMMANDS.splitlines()
     assert len(lines) == 4
     for line in lines:
-        code, out, err = run(*shlex.split(line)[1:])
-        assert code == 0, f"{line}\n{err}"
+        out, _ = succeeds(*shlex.split(line)[1:])
         assert " train " not in line or "ipucnn evaluate runs/mine --dataset my_data.py:load\n" in out
     assert "accuracy" in out
     Path("my_net.py").unlink()
