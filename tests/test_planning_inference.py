@@ -135,33 +135,30 @@ def test_benchmark_predicts_the_figures_of_an_inference_plan(run, planner, steps
 @pytest.mark.parametrize(
     ("args", "error", "hint"),
     [
-        (
-            "--inference --stages 2 --gradient-accumulation-count 8",
-            "no weight updates",
-            "--steps-per-execution",
-        ),
-        ("--inference --ipus 4 --global-batch-size 64", "has no weight updates", "--micro-batch-size"),
-        ("--inference --stages 1 --dbn-replica-group-size 2", "has no weight updates", "drop it"),
-        ("--inference --stages 2 --recomputation on", "computed again", "drop it"),
-        ("--inference --stages 2 --optimizer lars", "--optimizer lars: inference has no", "drop it"),
-        ("--inference --ipus 2 --optimizer-params {momentum:0.5}", "has no weight updates", "drop it"),
-        (
-            "--inference --stages 2 --no-optimizer-state-offloading",
-            "--no-optimizer-state-offloading: ",
-            "drop",
-        ),
-        (
-            "--inference --stages 2 --schedule Interleaved",
-            "no backward passes",
-            "--pipeline-schedule Grouped",
-        ),
+        ("--stages 2 --gradient-accumulation-count 8", "no weight updates", "--steps-per-execution"),
+        ("--ipus 4 --global-batch-size 64", "has no weight updates", "--micro-batch-size"),
+        ("--stages 1 --dbn-replica-group-size 2", "has no weight updates", "drop it"),
+        ("--stages 2 --recomputation on", "computed again", "drop it"),
+        ("--stages 2 --optimizer lars", "--optimizer lars: inference has no", "drop it"),
+        ("--ipus 2 --optimizer-params {momentum:0.5}", "has no weight updates", "drop it"),
+        ("--stages 2 --no-optimizer-state-offloading", "--no-optimizer-state-offloading: ", "drop"),
+        ("--stages 2 --schedule Interleaved", "no backward passes", "--pipeline-schedule Grouped"),
+        ("--stages 2 --optimisations", "--inference: --optimisations makes no plan", "drop"),
+    ],
+)
+def test_options_incompatible_with_inference_are_refused(run, args, error, hint):
+    refused(run, 2, error, hint, MODEL, "--inference", args)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
         ("--stages 2 --steps-per-execution 8", "an execution of training", "--inference"),
-        ("--inference --stages 2 --optimisations", "--inference: --optimisations makes no plan", "drop"),
         ("--stages 2 --num-replicas 4 --dbn-replica-group-size 2", "needs a model on one IPU", "1"),
         ("--ipus 4 --dbn-replica-group-size 3", "does not divide", "--dbn-replica-group-size 1 or 2 or 4"),
     ],
 )
-def test_options_incompatible_with_inference_or_shared_statistics_are_refused(run, args, error, hint):
+def test_options_incompatible_with_training_are_refused(run, args, error, hint):
     refused(run, 2, error, hint, MODEL, args)
 
 

@@ -66,6 +66,8 @@ MEMORY = "[Poplar][Compile engine] graph_memory_allocation_error"
 TILE = ": Out of memory on tile 7: 700 bytes used but tiles only have 350 bytes of memory"
 DEPTH = "The number of iterations of the pipeline must be a multiple of 4, but it is 6"
 ENGINE = "[Poplar][Execute engine] application_runtime_error: "
+RESET, LOADING = "[Recovery action: IPU_RESET] x", "[Poplar][Load engine]"
+DEVICE = "Could not find an available device for TensorFlow virtual device"
 
 
 @pytest.mark.parametrize(
@@ -75,25 +77,10 @@ ENGINE = "[Poplar][Execute engine] application_runtime_error: "
         ("InternalError", MEMORY, {"would_fit": lambda overuse: None}, "--micro-batch-size"),
         ("FailedPreconditionError", DEPTH, {"training": False}, "use --steps-per-execution 4 or 8"),
         ("InternalError", ENGINE + "Pipeline depth is invalid", {"training": False}, "--steps-per-execution"),
-        (
-            "InternalError",
-            "Could not find an available device for TensorFlow virtual device",
-            {},
-            "of 16 IPUs",
-        ),
+        ("InternalError", DEVICE, {}, "of 16 IPUs"),
         ("InvalidArgumentError", "No device matches the requested configuration", {}, "of 16 IPUs"),
-        (
-            "InternalError",
-            ENGINE + "[Recovery action: IPU_RESET] x",
-            {"fp_exceptions": True},
-            "--loss-scaling",
-        ),
-        (
-            "InternalError",
-            "[Poplar][Load engine]",
-            {"kept_remotely": ["offload_activations"]},
-            "buffers supported",
-        ),
+        ("InternalError", ENGINE + RESET, {"fp_exceptions": True}, "--loss-scaling"),
+        ("InternalError", LOADING, {"kept_remotely": ["offload_activations"]}, "buffers supported"),
     ],
 )
 def test_facts_of_the_run_improve_errors(class_name, text, context, words):

@@ -247,7 +247,11 @@ def test_instances_compile_without_ipus(monkeypatch, tmp_path, capfd):
         with installed(num_ipus=0) as machine:
             flags = ["--num-replicas", "4", "--compile-only", "--executable-cache", str(tmp_path / "cache")]
             assert cli.run(["train", "toy_model", *SMALL, *flags, "--run-dir", str(tmp_path / "run")]) == 0
-            assert machine.config["leaves"]["experimental.multi_replica_distribution.process_count"] == 2
+            distribution = "experimental.multi_replica_distribution.process_"
+            leaves = machine.config["leaves"]
+            assert (leaves[distribution + "count"], leaves[distribution + "index"]) == (2, index)
+            assert machine.calls("popdist.init") and machine.calls("PopDistStrategy")
+            assert not machine.calls("IPUStrategy")
         out, err = capfd.readouterr()
         assert bool(out) == (index == 0) and "Traceback" not in err
     assert not (tmp_path / "run").exists() and list((tmp_path / "cache").iterdir())

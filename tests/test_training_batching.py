@@ -334,11 +334,8 @@ def test_validations_fall_on_executions(logs, validation_freq):
         ({"pipeline_splits": ("a", "b")}, 3, 4),
         ({"pipeline_splits": ("a", "b", "c")}, 4, 4),
         ({"ipus_per_replica": 5}, 5, 8),
-        (
-            {"pipeline_splits": ("a", "b", "c"), "device_mapping": (0, 1, 1, 0)},
-            4,
-            2,
-        ),  # stages may share an IPU
+        # Stages may share an IPU.
+        ({"pipeline_splits": ("a", "b", "c"), "device_mapping": (0, 1, 1, 0)}, 4, 2),
         ({"device_mapping": (0, 1, 1, 0)}, 4, 2),
     ],
 )
@@ -384,11 +381,7 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
         ({"dbn_replica_group_size": 2}, "does not divide", "-size 1"),
         ({"dbn_replica_group_size": 3, "num_replicas": 4}, "does not divide", "-size 1 or 2 or 4"),
         ({"dbn_replica_group_size": 2, "num_replicas": 2, "pipeline_splits": ("a",)}, "one IPU", "drop the"),
-        (
-            {"available_memory_proportion": (10.0, 20.0, 30.0), "pipeline_splits": ("a",)},
-            "3 values",
-            "give 1, 2",
-        ),
+        ({"available_memory_proportion": (10.0, 20.0, 30.0), "ipus_per_replica": 2}, "3 values", "give 1, 2"),
         # Without a pipeline there are no options of single stages: two values would have no effect.
         ({"available_memory_proportion": (10.0, 20.0)}, "2 values for 1 stage", "give one value"),
         ({"steps_per_execution": 5, "gradient_accumulation_count": 2}, "not a multiple", "4 or 6"),
