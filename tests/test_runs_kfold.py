@@ -158,6 +158,8 @@ def test_invalid_cross_validations_are_refused(run):
         Refusal("--fold 4", "--fold 4 of --kfold 3", "numbered from 1 to 3"),
         Refusal("--kfold 0", "--kfold"),
         Refusal("--kfold 1798", "has 1797 examples"),
+        # Nothing is made for each fold before that: it would fill the memory.
+        Refusal("--kfold 2147483647", "has 1797 examples"),
         Refusal("--no-training", "nothing to do"),
         Refusal("--checkpoint-dir elsewhere", "every fold"),
         Refusal("--dataset files", "are files"),

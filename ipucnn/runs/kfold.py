@@ -11,7 +11,7 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Literal, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, Union
 
 import msgspec
 
@@ -143,7 +143,7 @@ class CrossValidation:
         seed = run_setup.draw_seed() if config.seed is None else config.seed
         self.resolved = replace(continued, config=replace(config, seed=seed))
         self.num_folds = int(config.kfold or 1)
-        self.folds: Tuple[int, ...] = (config.fold,) if config.fold else tuple(range(1, self.num_folds + 1))
+        self.folds: Sequence[int] = (config.fold,) if config.fold else range(1, self.num_folds + 1)
         if self._instances.is_writer:
             # Only the writer checks: another instance may come later, when the writer has already made folders.
             self._check_folders(config)
@@ -260,10 +260,14 @@ class CrossValidation:
             return default_run_dir(config.model_name, name)
         return claim_default(config.model_name, name).path
 
+    def _numbers(self) -> List[int]:
+        """Returns the numbers in names of folds, whatever has these names."""
+        names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-")]
+        return sorted({int(name) for name in names if name.isdecimal()})
+
     def _present(self) -> List[int]:
         """Returns the numbers of the folds that have a folder."""
-        names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-") and is_folder(p)]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return [fold for fold in self._numbers() if is_folder(fold_path(self.root, fold))]
 
     def _continued(self, resolved: Resolved) -> Resolved:
         """Returns the configuration of the cross-validation to continue; without one, the given configuration."""
@@ -293,8 +297,8 @@ class CrossValidation:
         """Refuses a root with files of something else, and existing folds without ``--resume`` or ``--overwrite``."""
         check_makeable(self.root)
         names = {p.name for p in entries(self.root) if not p.name.startswith(".")}
-        known = {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in range(1, self.num_folds + 1))}
-        foreign = sorted(names - known)
+        numbers = [number for number in self._numbers() if 1 <= number <= self.num_folds]
+        foreign = sorted(names - {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in numbers)})
         if foreign:
             raise ConfigurationError(
                 f"{self.root} is not (only) the folder of a cross-validation: it holds {foreign[0]}",
@@ -311,7 +315,7 @@ class CrossValidation:
                 else f"rm -r {fold_path(self.root, self.folds[0])}, and add --resume in place of --overwrite; or use "
                 "another --run-dir",
             )
-        for path in (fold_path(self.root, fold) for fold in self.folds):
+        for path in (fold_path(self.root, fold) for fold in numbers if fold in self.folds):
             if is_link(path):
                 raise DataError(
                     f"{path} is a link, and a cross-validation writes to its own folder alone",
