@@ -166,7 +166,7 @@ BUDGET = {
     "models": (2676, 2127),
     "planning": (5121, 4019),
     "reports": (3601, 2871),
-    "runs": (5936, 4514),
+    "runs": (5936, 4515),
     "sessions": (5085, 4051),
     "training": (1388, 1076),
     "modules at the top": (2314, 1837),

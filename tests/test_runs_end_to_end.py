@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -119,12 +120,21 @@ def test_folders_of_others_are_left_alone(trained, run, tmp_path):
     before = {p: p.lstat().st_mtime_ns for p in folder.rglob("*")}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
+    (tmp_path / "noted").mkdir()
+    (tmp_path / "noted" / "notes.txt").write_text("x")
+    shutil.copy(str(folder / "config.yml"), "noted")
     (tmp_path / "file").write_text("x")
     check_refused(
         run,
         Refusal(["--run-dir", folder], "already exists", "--overwrite"),
         Refusal(["--checkpoint-dir", foreign, "--run-dir", "new"], "another run's checkpoints"),
-        Refusal("--run-dir mine --overwrite", "thesis.txt"),
+        *(
+            Refusal(f"--run-dir mine {option}", "thesis.txt", "choose another --run-dir")
+            for option in ("", "--resume", "--overwrite")
+        ),
+        # A run with a file of somebody else can be continued, but not replaced.
+        Refusal("--run-dir noted", "already exists", "--resume continues it; or use another"),
+        Refusal("--run-dir noted --overwrite", "notes.txt", "choose another --run-dir"),
         Refusal("--run-dir file/run", "is a file", code=3),
         command=["train", "toy_model"],
     )

@@ -85,17 +85,17 @@ def check_new(path: Path, overwrite: bool) -> None:
     present = entries(path)
     if not present or is_unfinished(path):
         return
-    if not overwrite:
-        raise ConfigurationError(
-            f"run folder {path} already exists",
-            f"--resume continues it, --overwrite replaces {path}; or use another --run-dir",
-        )
     # Temporary files of killed runs count as files of runs.
     foreign = [p.name for p in present if p.name not in _OURS and temporary_of(p.name) not in RUN_FILES]
-    if foreign or not is_file(path / CONFIG):
+    if (foreign and overwrite) or not is_file(path / CONFIG):
         raise ConfigurationError(
             f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
             ELSEWHERE,
+        )
+    if not overwrite:
+        replaces = "" if foreign else f", --overwrite replaces {path}"
+        raise ConfigurationError(
+            f"run folder {path} already exists", f"--resume continues it{replaces}; or use another --run-dir"
         )
 
 
