@@ -80,6 +80,7 @@ def test_value_is_read(key, written, value):
         ("limit-train", "5 apples", "number of samples", None),
         ("limit-train", "0", "at least 1 sample", "1"),
         ("limit-eval", "120%", "up to 100%", "100%"),
+        ("limit-eval", "0%", "above 0%", None),
         ("logs-per-epoch", "inf/3", "fraction such as 1/4", None),
         ("logs-per-epoch", "1/inf", "fraction such as 1/4", None),
         ("limit-train", "nan%", "a share such as 10%, not NaN", None),

@@ -225,7 +225,8 @@ def parse_limit(value: object) -> str:
     if isinstance(value, str) and value.rstrip().endswith("%"):
         share = parse_float(value.rstrip()[:-1], what)
         if not 0 < share <= 100:
-            raise BadValue("must be a share above 0% and up to 100%", nearest="100%")
+            nearest = "100%" if share > 100 else None
+            raise BadValue("must be a share above 0% and up to 100%", nearest)
         return f"{share:.15g}%"
     number = parse_int(value, what)
     if number < 1:
