@@ -74,7 +74,7 @@ CASES = [
     ("mixup", "0.2", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
     ("cutmix", "1", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
     ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
-    ("wandb_tags", "one", {}, "without Weights & Biases", {"wandb": "true"}),
+    ("wandb_tags", "one two", {}, "without Weights & Biases", {"wandb": "true"}),
     ("ckpt_all_instances", "true", {}, "without several instances", None),
     ("threads", "2", {}, "on IPUs", None),
     ("devices", "2", {}, "on IPUs", None),
@@ -132,7 +132,10 @@ def check(flags, **changes):
 def test_options_without_effect_are_refused(name, value, lacking, text, having):
     flags = {**lacking, name: value, "device": "ipu"}
     error = check_raises(ConfigurationError, text, "", check, flags)
-    assert "--" + name.replace("_", "-") in error.message and error.hint.startswith("drop it")
+    typed = "" if value in ("true", "false") else f" {value}"
+    assert error.message.startswith("--" + name.replace("_", "-") + typed) and error.hint.startswith(
+        "drop it"
+    )
     # A preset, a plan or a saved configuration may have it, unless its effect would be lost silently.
     for origin in ("preset toy", "plan p.yml", "run"):
         is_refused = lacking == {"micro_batch_size": "1"}

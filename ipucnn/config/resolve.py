@@ -479,8 +479,10 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
             # A user's own file may have moved; its digest is compared with the checkpoint's.
             value, saved_value = (folder_name(get_model(network).name) for network in (value, saved_value))
         if name not in RESUMABLE and value != saved_value:
+            spec = BY_NAME[name]
+            typed, saved_text = (shown_value(spec.typed_text(v)) for v in (value, saved_value))
             raise ConfigurationError(
-                f"{BY_NAME[name].flag} {shown_value(value)}: the run in {run} has {shown_value(saved_value)}",
+                f"{spec.flag} {typed}: the run in {run} has {saved_text or 'none'}",
                 CONTINUE_HINT,
             )
     changes = {name: value for name, value in requested.typed.items() if name in RESUMABLE}

@@ -263,7 +263,8 @@ def check_rules(facts: Facts) -> None:
                 continue
             for obstacle in rule.obstacles:
                 if obstacle.applies(config, facts):
-                    raise obstacle.error(spec.flag if spec.is_bool else f"{spec.flag} {value}", config)
+                    option = spec.flag if spec.is_bool else f"{spec.flag} {spec.typed_text(value)}"
+                    raise obstacle.error(option, config)
 
 
 def check_group(instances: Instances, config: RunConfig, draws: bool = True) -> None:
