@@ -400,6 +400,8 @@ def test_options_that_do_not_continue_a_run_are_refused(cut_run, run):
         Refusal("--micro-batch-size 8", "--micro-batch-size 8: the run in r has 4"),
         Refusal("--lr-schedule const", "the run in r has cosine"),
         Refusal("--clip-gradient-norm 1", "--clip-gradient-norm 1: the run in r has none"),
+        Refusal("--limit-train none", "--limit-train none: the run in r has 160"),
+        Refusal(["--device-mapping", ""], "--device-mapping '': the run in r has none"),
         Refusal("--overwrite", "both given"),
         Refusal("--no-training", "nothing to continue"),
         Refusal("--checkpoint-dir new", "are in r/checkpoints, not in"),

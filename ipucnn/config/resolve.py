@@ -480,9 +480,12 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
             value, saved_value = (folder_name(get_model(network).name) for network in (value, saved_value))
         if name not in RESUMABLE and value != saved_value:
             spec = BY_NAME[name]
-            typed, saved_text = (shown_value(spec.typed_text(v)) for v in (value, saved_value))
+            typed, saved_text = (
+                shown_value(spec.typed_text(v)) or ("none" if v is None else "''")
+                for v in (value, saved_value)
+            )
             raise ConfigurationError(
-                f"{spec.flag} {typed}: the run in {run} has {saved_text or 'none'}",
+                f"{spec.flag} {typed}: the run in {run} has {saved_text}",
                 CONTINUE_HINT,
             )
     changes = {name: value for name, value in requested.typed.items() if name in RESUMABLE}
