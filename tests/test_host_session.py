@@ -1,5 +1,6 @@
 """The host session against a naive loop: micro-batches and replicas one at a time, NumPy optimizers."""
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Dict
@@ -299,6 +300,21 @@ def test_parallel_evaluations_are_summed_in_order(monkeypatch):
         logits = session.predict([images[i : i + 4] for i in range(0, 33, 4)])
         results.append((session.evaluate(batches), [array.tobytes() for array in logits]))
     assert results[0][0]["samples"] == 33 and all(one == results[0] for one in results)
+
+
+def test_scores_of_several_devices_are_computed_in_parallel(monkeypatch):
+    session = HostSession(CPU, places=("/CPU:0",) * 3)
+    session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
+    all_devices, sums = threading.Barrier(3), session._sums
+
+    def together(*batch):
+        all_devices.wait(timeout=30)
+        return sums(*batch)
+
+    monkeypatch.setattr(session, "_sums", together)
+    images, labels = data(12, 0)
+    batches = [(images[i : i + 2], labels[i : i + 2], np.ones(2, np.float32)) for i in range(0, 12, 2)]
+    assert session.evaluate(batches)["samples"] == 12
 
 
 def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):

@@ -371,7 +371,7 @@ class HostSession(Session):
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional[Loss]) -> None:
-        """Makes the functions of evaluation, which their first call traces, and rounds the weights."""
+        """Makes the function of evaluation, which its first call traces, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
         self._cluster.require_same_weights(self._weights.kept)
@@ -445,7 +445,7 @@ class HostSession(Session):
         # A GPU computes while the next one is given its work.
         logits = list(side_by_side(logits_of, zip(itertools.cycle(self.places), group), at_once))
         scored = ((values, *batch[1:]) for values, batch in zip(logits, group))
-        return list(side_by_side(self._sums, scored, at_once))
+        return list(side_by_side(self._sums, scored, at_once * len(self.places)))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
