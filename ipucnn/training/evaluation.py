@@ -22,8 +22,8 @@ NUM_BINS = 15
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Returns float64 (..., classes) for logits (..., classes), shifted by the largest so that nothing overflows."""
     logits = np.asarray(logits, np.float64)
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
 def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
