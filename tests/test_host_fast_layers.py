@@ -39,10 +39,11 @@ PLAIN = Rounding(Arithmetic("32.32"))
 
 
 @pytest.fixture(autouse=True)
-def one_core_has_work_enough(monkeypatch):
-    """Uses one thread: with more, small networks would leave cores idle and be computed by TensorFlow."""
+def small_norms_are_compiled(monkeypatch):
+    """Uses one thread and no least size: otherwise TensorFlow would compute the norms of small networks."""
     if fast_layers.HAS_KERNELS:
         monkeypatch.setattr(kernels, "operation_threads", lambda: 1)
+        monkeypatch.setattr(kernels, "LEAST_NUMBERS", 1)
 
 
 ACTIVATIONS = {
@@ -371,6 +372,22 @@ def test_missing_threads_are_not_waited_for(monkeypatch):
     expected, theirs, _ = naive_forward(x, np.ones(16), np.zeros(16), 1e-3, 4)
     np.testing.assert_allclose(y, expected.reshape(x.shape), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("numbers", "cores", "expected"), [(6 * 30, 1, True), (6 * 30 + 1, 1, False), (6 * 30, 3, False)]
+)
+def test_norms_with_few_numbers_or_work_for_few_cores_are_computed_by_tensorflow(
+    monkeypatch, numbers, cores, expected
+):
+    """The two micro-batches of six images have a norm of 6 x 5 x 6 numbers."""
+    monkeypatch.setattr(kernels, "LEAST_NUMBERS", numbers)
+    monkeypatch.setattr(kernels, "operation_threads", lambda: cores)
+    calls, forward = [], kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *given: calls.append(given) or forward(*given))
+    assert_equals_keras(small_network((5, 1), CONVOLUTIONS[0](), "batch", "relu"), (5, 1))
+    assert bool(calls) == expected
 
 
 def test_outputs_with_other_readers_are_not_fused_with_the_next_layer(monkeypatch):

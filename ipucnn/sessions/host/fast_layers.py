@@ -5,8 +5,8 @@ whether there is work for all cores decide which layers are replaced:
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions are slower than a plain product for small images, and the ones without oneDNN are slower still.
-- In training, Numba compiles batch norm with the activation after it, and the weight gradient of depthwise
-  convolutions on small images (``kernels.py``), from Python 3.9 on.
+- In training, Numba compiles batch norm of many numbers with the activation after it, and the weight gradient of
+  depthwise convolutions on small images (``kernels.py``), from Python 3.9 on.
 - In evaluation, batch norm is folded into the convolution before it.
 - A layer that adds zeros before a convolution is skipped if the convolution's own ``SAME`` padding adds the same ones.
 - Two plain slices take every second pixel for the skips of CIFAR's ResNets: a strided slice is many times slower.
@@ -196,13 +196,12 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
             x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
         ) -> Tuple[Tensor, Tensor, Tensor]:
             nonlocal is_activated
-            channels = int(x.shape[-1])
-            if x.shape.num_elements() is None or not kernels.share_all_cores(num_groups, channels):
+            numbers, channels = x.shape.num_elements(), int(x.shape[-1])
+            if numbers is None or not kernels.is_faster(numbers, num_groups, channels):
                 return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
             is_activated = True
             y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, activation)
-            rows = x.shape.num_elements() // (num_groups * channels)
-            return y, mean, unbiased_variance(variance, rows)
+            return y, mean, unbiased_variance(variance, numbers // (num_groups * channels))
 
         outputs = layer.normalised(inputs, ghost_norm)
         return outputs if is_activated else activate(outputs)

@@ -41,6 +41,8 @@ BLOCK_ROWS = 64
 THREAD_NUMBERS = 2**14
 THREAD_CHANNELS = 16
 THREAD_TASKS = 2
+# With fewer numbers, TensorFlow's call of a Python function takes longer than the passes over memory that it saves.
+LEAST_NUMBERS = 2**17
 # Samples per block in the sums of depthwise weight gradients.
 BLOCK_SAMPLES = 8
 # Rows with few channels are folded until they have this many numbers.
@@ -360,9 +362,13 @@ def _share(function: Callable[..., None], threads: int, tasks: int, *given: obje
         time.sleep(0)
 
 
-def share_all_cores(parts: int, channels: int) -> bool:
-    """Returns whether a normalisation has work for all cores here; TensorFlow's kernels also divide a part's rows."""
-    return parts * max(1, channels // THREAD_CHANNELS) >= operation_threads()
+def is_faster(numbers: int, parts: int, channels: int) -> bool:
+    """Returns whether normalising ``numbers`` numbers is faster here than with TensorFlow's operations.
+
+    It has to have work for all cores: TensorFlow's operations also divide a part's rows.
+    """
+    tasks = parts * max(1, channels // THREAD_CHANNELS)
+    return numbers >= LEAST_NUMBERS and tasks >= operation_threads()
 
 
 def _threads(numbers: int) -> int:
