@@ -90,25 +90,26 @@ def test_a_run_of_16_bits_is_evaluated_and_continued_on_the_host(report, folder)
 @pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
 def test_training_uses_the_cache_that_compile_only_filled(run, report, tmp_path, network):
     flags = ["train", "toy_model_bn", *SMALL, "--num-epochs", 1, *network]
-    flags += ["--precise-batch-norm", 0, "--executable-cache", tmp_path / "cache", "--run-dir", "run"]
+    cache = tmp_path / "my cache"  # the driver reads its name from a variable of words
+    flags += ["--precise-batch-norm", 0, "--executable-cache", cache.name, "--run-dir", "run"]
     with installed(num_ipus=0) as machine:  # without IPUs
         compiled_only = report(*flags, "--compile-only")
         kinds = [key[1] for key in machine.programs]
         assert kinds == (["fit", "predict", "predict"] if network else ["fit", "predict"])
         machine.programs.clear()
-    assert compiled_only["compiled_only"] and compiled_only["executable_cache"] == str(tmp_path / "cache")
+    assert compiled_only["compiled_only"] and compiled_only["executable_cache"] == str(cache)
     assert compiled_only["compilation"]["compile_s"] > 0 and not compiled_only["compilation"]["cached"]
     assert not (tmp_path / "run").exists()
-    compiled = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    compiled = sorted(path.name for path in cache.iterdir())
     assert len(compiled) == len(kinds)
     with installed(num_ipus=0):
         code, out, _ = run(*flags, "--compile-only")
-    assert code == 0 and "all programs were there already" in out and str(tmp_path / "cache") in out
+    assert code == 0 and "all programs were there already" in out and str(cache) in out
     words = [*flags, "--compile-only", "--device", "cpu"]
     check_refused(run, Refusal(words, "has no effect with --device cpu"))
     with installed():
         assert report(*flags)["compilation"]["cached"]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == compiled
+    assert sorted(path.name for path in cache.iterdir()) == compiled
 
 
 def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(

@@ -252,6 +252,8 @@ def test_instances_compile_without_ipus(monkeypatch, tmp_path, capfd):
             assert (leaves[distribution + "count"], leaves[distribution + "index"]) == (2, index)
             assert machine.calls("popdist.init") and machine.calls("PopDistStrategy")
             assert not machine.calls("IPUStrategy")
+            # Two replicas of one IPU; none of them is attached.
+            assert machine.calls("set_ipu_config") == [dict(ipus_per_replica=1, configure_device=False)]
         out, err = capfd.readouterr()
         assert bool(out) == (index == 0) and "Traceback" not in err
     assert not (tmp_path / "run").exists() and list((tmp_path / "cache").iterdir())

@@ -16,7 +16,7 @@ from tensorflow import keras
 from . import rules
 from .errors import invalid
 from .facts import FACTS
-from .feeding import Data, unpack
+from .feeding import ARRAYS, Data, unpack
 from .replicas import KERAS_3, Reductions, Replicas, combine, variable_of
 
 # Arguments of fit that the test double does not implement; the session trains one epoch at a time.
@@ -304,7 +304,7 @@ class Engine:
                 raise NotImplementedError(f"the double lacks {name} of fit")
         if epochs != 1:
             raise NotImplementedError("the double trains one epoch")
-        if isinstance(x, np.ndarray):
+        if isinstance(x, ARRAYS):
             raise NotImplementedError("the double trains on data sets")
         data = Data(x, y, sample_weight, batch_size, steps_per_epoch)
         spec = data.dataset.element_spec

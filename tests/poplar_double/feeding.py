@@ -8,6 +8,8 @@ from tensorflow import keras
 
 from .machine import ProcessAborted
 
+ARRAYS = (np.ndarray, tf.Tensor, tuple, list, dict)
+
 
 class Data:
     """A data set and its steps.
@@ -35,9 +37,7 @@ class Data:
         self.dataset = x if self._is_dataset else self._from_array(x, batch_size)
 
     def _from_array(self, x: Any, batch_size: Any) -> Any:
-        if isinstance(x, keras.utils.Sequence) or not isinstance(
-            x, (np.ndarray, tf.Tensor, tuple, list, dict)
-        ):
+        if isinstance(x, keras.utils.Sequence) or not isinstance(x, ARRAYS):
             raise ValueError(f"{type(x).__name__} is no input that IPUs take")
         length = len(tf.nest.flatten(x)[0])
         size = 32 if batch_size is None else batch_size
