@@ -246,11 +246,13 @@ def test_folds_of_a_set_that_ipucnn_divides_have_all_of_its_examples(names):
     assert examples.images.tolist() == [*train.images.tolist(), *evaluation.images.tolist()]
     assert examples.labels.tolist() == [0, 1, 2, 0, 1]
     assert examples.names == (tuple("abcde") if all(names) else ())
-    folds = [select_fold(source, 5, fold) for fold in range(1, 6)]
-    assert sorted(fold.held_out for fold in folds) == [(k,) for k in range(5)]
-    for fold in folds:
-        assert fold.eval.images.tolist() == examples.images[list(fold.held_out)].tolist()
-        assert fold.train.images.tolist() == np.delete(examples.images, fold.held_out, axis=0).tolist()
+    for count in (2, 5):
+        folds = [select_fold(source, count, fold) for fold in range(1, count + 1)]
+        assert sorted(place for fold in folds for place in fold.held_out) == list(range(5))
+        for fold in folds:
+            assert len(fold.held_out) in (5 // count, -(-5 // count))
+            assert fold.eval.images.tolist() == examples.images[list(fold.held_out)].tolist()
+            assert fold.train.images.tolist() == np.delete(examples.images, fold.held_out, axis=0).tolist()
     published = replace(source, info=replace(source.info, own_split=False))
     assert pool(published) is train
 

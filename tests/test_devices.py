@@ -199,11 +199,8 @@ def test_numbers_that_cannot_share_a_weight_update_are_refused(program, options,
 
 
 def test_a_run_refuses_devices_that_cannot_share_before_it_begins():
-    error, arguments = (
-        "6 micro-batches, which 4 devices cannot share evenly",
-        (Instances(), RunConfig(devices=4)),
-    )
-    check_raises(ConfigurationError, error, "", check_workers, *arguments, shared(6))
+    error = "6 micro-batches, which 4 devices cannot share evenly"
+    check_raises(ConfigurationError, error, "", check_workers, Instances(), RunConfig(devices=4), shared(6))
     check_workers(Instances(), RunConfig(devices=3), shared(6))
 
 
@@ -213,12 +210,9 @@ def test_a_run_refuses_devices_that_cannot_share_before_it_begins():
 )
 def test_the_hint_keeps_max_workers_and_names_numbers_that_divide_it(micro_batches, most, sharing, legal):
     """A later fold, or a run that starts over, keeps --max-workers."""
-    error, hint = (
-        "it has to be a multiple of",
-        f"use {legal} of them; a new run can have another --max-workers",
-    )
-    config = RunConfig(max_workers=most)
-    check_raises(ConfigurationError, error, hint, check_sharing, shared(micro_batches), config, *sharing)
+    hint = f"use {legal} of them; a new run can have another --max-workers"
+    arguments = (shared(micro_batches), RunConfig(max_workers=most), *sharing)
+    check_raises(ConfigurationError, "it has to be a multiple of", hint, check_sharing, *arguments)
 
 
 def test_several_devices_split_the_cpu_only_on_request(monkeypatch):
@@ -314,9 +308,10 @@ def test_notes_describe_the_devices():
 def test_more_devices_than_the_process_has_are_refused():
     """The process has one device, and TensorFlow makes devices once."""
     assert len(tf.config.list_logical_devices("CPU")) == 1
-    error, config = "--devices 2: TensorFlow works with 1 device in this process", RunConfig(devices=2)
+    error = "--devices 2: TensorFlow works with 1 device in this process"
+    config = RunConfig(devices=2)
     check_raises(ConfigurationError, error, "", factory.create_session, "cpu", config=config, trains=True)
-    assert factory.create_session("cpu", config=RunConfig(devices=2)).num_devices == (1, 1)
+    assert factory.create_session("cpu", config=config).num_devices == (1, 1)
 
 
 # -- deterministic operations -----------------------------------------------------------------------------------------

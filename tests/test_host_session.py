@@ -340,18 +340,15 @@ def exhaust(*_):
 @pytest.mark.parametrize("part", ["network", "scores"])
 def test_memory_exhausted_in_a_validation_names_the_option(part, monkeypatch):
     """TensorFlow turns the MemoryError into a ResourceExhaustedError; it retries a too large allocation for 40 s."""
-    images, labels = data(8, 0)
     session = HostSession(CPU)
     session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
     if part == "network":
         session._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
     else:
         monkeypatch.setattr(session, "_sums", exhaust)
-    error, batch = (
-        "out of memory in a validation, with batches of 8 images",
-        (images, labels, np.ones(8, np.float32)),
-    )
-    check_raises(InfeasibleError, error, "--validation-micro-batch-size", session.evaluate, [batch])
+    error = "out of memory in a validation, with batches of 8 images"
+    weighted = [(*data(8, 0), np.ones(8, np.float32))]
+    check_raises(InfeasibleError, error, "--validation-micro-batch-size", session.evaluate, weighted)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run():
@@ -405,7 +402,8 @@ def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
         session = made(devices)
         assert (session.device.kind, session.device.name) == ("gpu", "NVIDIA H200")
         assert session.places == places and session.place == places[0]
-    check_raises(MissingError, "--devices 3: TensorFlow sees 2 GPUs", "use --devices 2", made, 3)
+    error = check_raises(MissingError, "--devices 3: TensorFlow sees 2 GPUs", "", made, 3)
+    assert error.hint == "use --devices 2"
     # A session that does not train computes on one GPU.
     assert made(None, trains=False).places == both[:1]
     on_cpu = made(None, device="cpu")

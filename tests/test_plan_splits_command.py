@@ -388,7 +388,7 @@ def test_table_always_shows_the_row_of_the_plan(run, capsys):
         ("--stages 2 --save absent/plan.yml", 3, "there is no folder ", "mkdir -p "),
         ("--stages 2 --html .", 3, ". is a folder", "file"),
         ("--stages 2 --micro-batch-size 20000", 4, "does not fit in 2 stages", "--micro-batch-size "),
-        ("--ipus 2 --micro-batch-size 7 --global-batch-size 100", 2, "not a multiple", "--micro-batch-size"),
+        ("--ipus 2 --micro-batch-size 7 --global-batch-size 100", 2, "not a multiple", "-size 25 or 50, or"),
     ],
 )
 def test_user_mistakes_get_an_error_and_a_hint(run, args, code, error, hint):

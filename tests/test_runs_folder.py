@@ -221,10 +221,6 @@ def test_continued_run_makes_its_folder_if_checkpoints_are_elsewhere(tmp_path):
 
 def test_a_process_that_lost_its_run_removes_nothing(tmp_path):
     """It was stopped before its first checkpoint; without a file lock, another process continued the run."""
-    from ipucnn.config.resolve import resolve
-    from ipucnn.runs.folder import RunFolder
-    from ipucnn.training.program import make_program
-
     config = resolve("train", {"dataset": "digits"}, model="lenet").config
     program = make_program(config, 64, seed=1)
     first, second = (RunFolder(tmp_path / "run") for _ in range(2))

@@ -27,6 +27,7 @@ def check_pure(source, count, **options):
     per_epoch = options.get("samples_per_epoch", len(source.train))
     for start in (3, per_epoch + 1):
         part = [column[start : start + 9] for column in samples]
+        assert len(part[0])
         place = {"start_epoch": start // per_epoch, "start_sample": start % per_epoch}
         assert_same(take(source, len(part[0]), batch_size=3, **place, **options), part)
     return samples
