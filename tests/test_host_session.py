@@ -44,10 +44,7 @@ from ipucnn.sessions.host.division import (
     choose_parallel,
 )
 from ipucnn.sessions.host.session import HostSession, UpdateLoop
-from ipucnn.sessions.session import (
-    ExecutionFinished,
-    NotFiniteError,
-)
+from ipucnn.sessions.session import ExecutionFinished, NotFiniteError
 from ipucnn.training.losses import Loss
 
 

@@ -298,7 +298,6 @@ def _weights(model):
 @pytest.mark.parametrize("kind, fused", [("residual", 4), ("nested", 2), ("mixing", 0)])
 def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
     """Compares the session with the function's own model in Keras, one micro-batch after the other."""
-
     program = make_program(2, 2, 2, updates_per_epoch=3)
     rng = np.random.default_rng(7)
     count = program.global_batch_size * 3
@@ -568,7 +567,6 @@ def test_late_imports_of_a_function_are_resolved(tmp_path):
 
 def test_file_of_network_and_data_is_executed_once(capfd):
     """Keras 2.6 refuses classes that are registered twice, so the file must run once."""
-
     Path("both.py").write_text(
         f"{RESIDUAL}\n{GOOD}def load():\n    return (i, l), (i, l)\nprint('it is run')\n"
     )
