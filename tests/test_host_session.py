@@ -302,13 +302,13 @@ def test_parallel_evaluations_are_summed_in_order(monkeypatch):
 def test_scores_of_several_devices_are_computed_in_parallel(monkeypatch):
     session = HostSession(CPU, places=("/CPU:0",) * 3)
     session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
-    all_devices, sums = threading.Barrier(3), session._sums
+    all_devices, sums = threading.Barrier(3), session._sums_of_batch
 
     def together(*batch):
         all_devices.wait(timeout=30)
         return sums(*batch)
 
-    monkeypatch.setattr(session, "_sums", together)
+    monkeypatch.setattr(session, "_sums_of_batch", together)
     images, labels = data(12, 0)
     batches = [(images[i : i + 2], labels[i : i + 2], np.ones(2, np.float32)) for i in range(0, 12, 2)]
     assert session.evaluate(batches)["samples"] == 12

@@ -269,7 +269,8 @@ class RunFolder:
                 if self._checkpoints():
                     return
                 self._remove_files()
-            _remove_empty((self.path / TENSORBOARD, *reversed(new_folders)))
+                _remove_empty((self.path / TENSORBOARD,))
+            _remove_empty(reversed(new_folders))
 
     def _remove_files(self, kept: Sequence[str] = ()) -> None:
         """Deletes the files of a run, but not its checkpoints."""

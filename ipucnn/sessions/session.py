@@ -570,7 +570,7 @@ class Session:
         """
         raise NotImplementedError
 
-    def _sums(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Sums:
+    def _sums_of_batch(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Sums:
         """Returns the sums of a batch for the scores of :meth:`evaluate`."""
         if self._loss is None:
             raise RuntimeError("evaluate() needs the loss of compile() or prepare_evaluation()")

@@ -422,7 +422,7 @@ class HostSession(Session):
                 group = list(itertools.islice(batches, group_size))
                 if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
-                everyones = self._cluster.exchange("evaluate", self._sums_of(group, at_once))
+                everyones = self._cluster.exchange("evaluate", self._sums_of_group(group, at_once))
                 for batch_sums in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if batch_sums is not None:
                         totals.add(batch_sums)
@@ -433,7 +433,7 @@ class HostSession(Session):
         """Returns the number of batches of ``samples`` samples that each device evaluates in parallel."""
         return 1 if len(self.places) > 1 else self._capacity.evaluated(samples)
 
-    def _sums_of(self, group: Sequence[Batch], at_once: int) -> List[Sums]:
+    def _sums_of_group(self, group: Sequence[Batch], at_once: int) -> List[Sums]:
         """Returns the sums of metrics of each batch in a group, which has at most ``at_once`` batches per device."""
         forward, pack = self._forward, self._preprocessing.pack
         assert forward is not None
@@ -445,7 +445,7 @@ class HostSession(Session):
         # A GPU computes while the next one is given its work.
         logits = list(side_by_side(logits_of, zip(itertools.cycle(self.places), group), at_once))
         scored = ((values, *batch[1:]) for values, batch in zip(logits, group))
-        return list(side_by_side(self._sums, scored, at_once * len(self.places)))
+        return list(side_by_side(self._sums_of_batch, scored, at_once * len(self.places)))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

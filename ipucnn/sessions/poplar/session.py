@@ -392,7 +392,7 @@ class PoplarSession(Session):
 
         totals = Totals()
         for (_, labels, weights), logits in predictor.logits_of_parts(unless_stopped()):
-            totals.add(self._sums(logits, labels, weights))
+            totals.add(self._sums_of_batch(logits, labels, weights))
         return totals.result()
 
     @property
