@@ -209,8 +209,11 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     check_refused(
         run,
         Refusal("set/images/3.png --output p --threshold 0.3", "--threshold 0.3: unet tells 3 classes apart"),
-        Refusal("grey.png --output p", "is grey; the network takes colour (RGB)", code=3),
         command=["infer", "r"],
+    )
+    code, _, err = run("infer", "r", "grey.png", "--output", "p")
+    assert (
+        code == 3 and "image grey.png is grey; the network takes colour (RGB)\nerror: the input could" in err
     )
 
 

@@ -248,7 +248,8 @@ def test_averages_of_a_pipeline_with_batch_norm_are_those_of_the_host(run, tmp_p
     """Compares stages on IPUs, whose statistics are measured anew before anything is saved, with the host."""
     pipeline = ("--pipeline-splits", "conv2d_1", "--device-mapping", "0 1", "--precise-batch-norm", 32)
     pipeline = (*pipeline, "--gradient-accumulation-count", 4, "--ema-decay", 0.9)
-    command = ("train", "toy_model_bn", *SMALL, *SGD, "--micro-batch-size", 4, *pipeline)
+    # With some seeds a maximum between nearly equal pixels is another one, and a difference in the last digit grows.
+    command = ("train", "toy_model_bn", *SMALL, "--seed", 4, *SGD, "--micro-batch-size", 4, *pipeline)
     assert run(*command, "--run-dir", "host")[0] == 0
     with installed():
         code, _, err = run(*command, "--device", "ipu", "--run-dir", "ipu")
