@@ -342,7 +342,7 @@ def test_memory_exhausted_in_a_validation_names_the_option(part, monkeypatch):
     if part == "network":
         session._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
     else:
-        monkeypatch.setattr(session, "_sums", exhaust)
+        monkeypatch.setattr(session, "_sums_of_batch", exhaust)
     error = "out of memory in a validation, with batches of 8 images"
     weighted = [(*data(8, 0), np.ones(8, np.float32))]
     check_raises(InfeasibleError, error, "--validation-micro-batch-size", session.evaluate, weighted)
