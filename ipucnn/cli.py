@@ -190,7 +190,7 @@ def _dispatch(args: List[str]) -> int:
 
                 print_matches(" ".join(words))
                 return EXIT_OK
-            args = [words[0], "--help"]
+            args = [words[0], first]
         if first == "--version":
             print(f"ipucnn {__version__}")
             return EXIT_OK
@@ -200,6 +200,7 @@ def _dispatch(args: List[str]) -> int:
 
     first_argument = args[0] if args else ""
     root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in first_argument)
+    is_completion = "completion" in first_argument
     if COMPLETE_VARIABLE in os.environ:
         root.main(args=args, prog_name="ipucnn", complete_var=COMPLETE_VARIABLE)
         return EXIT_OK
@@ -208,16 +209,21 @@ def _dispatch(args: List[str]) -> int:
     try:
         with root.make_context("ipucnn", args) as ctx:
             root.invoke(ctx)
-    except (typer.Exit, SystemExit) as ending:
-        if "completion" not in first_argument or not getattr(ending, "exit_code", EXIT_BUG):
-            if isinstance(ending, SystemExit):
-                raise
+    except typer.Exit as ending:
+        if not is_completion or not ending.exit_code:
             return int(ending.exit_code)
         # Typer detects the shell from the parent process; where it cannot, it exits without a hint.
         raise ConfigurationError(
             f"{shown_value(first_argument)}: the shell that this was started from is not known",
             "run it in bash, zsh, fish or PowerShell",
         ) from None
+    except (OSError, RuntimeError, KeyError) as error:  # pathlib's errors if the home folder is not known
+        if not is_completion:
+            raise
+        raise ConfigurationError(
+            f"{shown_value(first_argument)}: the shell's settings cannot be written: {error}",
+            "set HOME to a folder that you may write to; `ipucnn --show-completion` prints the lines to add by hand",
+        ) from error
     except typer.Abort:
         return EXIT_SIGINT
     except usage_error as error:

@@ -6,6 +6,7 @@ description are read from Linux's files, whose paths no user chooses.
 
 import collections
 import contextlib
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Callable, Deque, Iterable, Iterator, List, Optional, Sequence
 
 # Available memory to assume if the system does not report it.
 _UNKNOWN_MEMORY = 4 * 2**30
-# Files of both versions of control groups: limit, use, and the part of the use that is reclaimable pages of files.
+# Files of both versions of control groups: memory limit, use, and the part that is reclaimable pages of files.
 _FILES = ("memory.max", "memory.current", "inactive_file")
 _FILES_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 # Packages and environment variables that can change the last digits of a result, besides processor and threads.
@@ -28,10 +29,24 @@ _Result = TypeVar("_Result")
 
 
 def num_cores() -> int:
-    """CPU cores that this process may use; a container or ``taskset`` may allow fewer than the machine has."""
+    """CPU cores that this process may keep busy: those of its affinity, or fewer if a control group has a quota.
+
+    Part of a core counts as one, so that the whole quota is used.
+    """
+    quota = cpu_quota()
+    return schedulable_cores() if quota is None else min(schedulable_cores(), max(1, math.ceil(quota)))
+
+
+def schedulable_cores() -> int:
+    """CPU cores in the affinity of this process (``taskset``, cpusets); other libraries start a thread for each."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpu_quota() -> Optional[float]:
+    """Processor time per time that the tightest control group of this process allows, in cores; None if unlimited."""
+    return min(cpu_quotas(), default=None)
 
 
 # Number of threads per operation, if the run fixes it, and whether any other number is an error.
@@ -149,33 +164,64 @@ class ControlGroup:
         return max(0, self.limit_bytes - self.used_bytes)
 
 
-def control_groups(
-    process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> Iterator[ControlGroup]:
-    """Yields the control groups, of both versions, that limit this process' memory, from the innermost out.
+_PROCESS, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def _folders_of_groups(controller: str, process: Path, root: Path) -> Iterator[Tuple[Path, bool]]:
+    """Yields the folders of the control groups of this process, from the innermost out.
 
     Args:
+        controller: name of the limited resource.
         process: file that names the groups.
         root: folder of the groups.
+
+    Yields:
+        A folder, which may be absent, and whether its files are those of version 1.
     """
     lines: List[str] = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         lines = process.read_text().splitlines()
     for line in lines:
         _, controllers, place = (line.split(":", 2) + ["", ""])[:3]
-        if controllers == "":
-            top, files = root, _FILES
-        elif "memory" in controllers.split(","):
-            top, files = root / "memory", _FILES_OF_VERSION_1
-        else:
+        is_version_1 = controllers != ""
+        if is_version_1 and controller not in controllers.split(","):
             continue
+        top = root / controller if is_version_1 else root
         inner = top / place.lstrip("/")
         # Inside a container the path is often the host's; the top folder is then the container's own group.
         for folder in dict.fromkeys([inner, *inner.parents, top]):
             if folder == top or top in folder.parents:
-                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-                    limit = int((folder / files[0]).read_text())
-                    yield ControlGroup(limit, _used_bytes(folder, *files[1:]))
+                yield folder, is_version_1
+
+
+def control_groups(process: Path = _PROCESS, root: Path = _ROOT) -> Iterator[ControlGroup]:
+    """Yields the control groups that limit this process' memory, from the innermost out.
+
+    Args:
+        process: file that names the groups.
+        root: folder of the groups.
+    """
+    for folder, is_version_1 in _folders_of_groups("memory", process, root):
+        files = _FILES_OF_VERSION_1 if is_version_1 else _FILES
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            limit = int((folder / files[0]).read_text())
+            yield ControlGroup(limit, _used_bytes(folder, *files[1:]))
+
+
+def cpu_quotas(process: Path = _PROCESS, root: Path = _ROOT) -> Iterator[float]:
+    """Yields the processor time that each control group of this process allows per time, in cores.
+
+    Args:
+        process: file that names the groups.
+        root: folder of the groups.
+    """
+    for folder, is_version_1 in _folders_of_groups("cpu", process, root):
+        # The quota and its period in microseconds; "max" and -1 are no limit.
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_version_1 else ("cpu.max",)
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, " ".join((folder / name).read_text() for name in files).split())
+            if quota > 0 and period > 0:
+                yield quota / period
 
 
 def _used_bytes(folder: Path, used: str, reclaimable: str) -> int:

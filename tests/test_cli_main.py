@@ -49,6 +49,12 @@ def test_help_is_readable_with_an_absurd_columns_variable(run):
     assert (code, err) == (0, "") and "--micro-batch-size" in out
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["--help", "-h", "--help-all"])
+def test_help_before_and_after_a_command_is_the_same(run, command, option):
+    assert run(option, command) == run(command, option)
+
+
 @pytest.mark.parametrize("command", DERIVED)
 @pytest.mark.parametrize("width", [80, 160])
 def test_command_help_lists_its_options_in_panels(run, command, width):
@@ -209,6 +215,31 @@ def test_very_long_arguments_are_shortened_in_errors(run, line):
     code, out, err = run(*line.format("x" * 5000).split())
     assert code in (2, 3) and out == "" and len(err) < 1000
     assert err.startswith("error: ") and "\nhint: " in err
+
+
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+def test_completion_is_set_up_in_a_known_shell(run, monkeypatch, tmp_path, capsys, option):
+    """Typer ends the process itself, with exit code 0."""
+    import shellingham
+
+    monkeypatch.setattr(shellingham, "detect_shell", lambda *_: ("bash", "/bin/bash"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ending:
+        run(option)
+    printed = capsys.readouterr()
+    assert (ending.value.code, printed.err) == (0, "")
+    is_installed = any("ipucnn" in path.name for path in (tmp_path / ".bash_completions").glob("*"))
+    assert is_installed == (option == "--install-completion")
+    assert ("COMPREPLY" in printed.out) == (option == "--show-completion")
+
+
+def test_completion_without_a_usable_home_folder_is_refused(run, monkeypatch, tmp_path):
+    import shellingham
+
+    monkeypatch.setattr(shellingham, "detect_shell", lambda *_: ("bash", "/bin/bash"))
+    monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
+    (tmp_path / "file").write_text("")
+    check_refused(run, Refusal("--install-completion", "settings cannot be written", "set HOME"))
 
 
 def test_completion_of_an_unknown_shell_is_an_error_with_a_hint(run, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from ipucnn import machine
 from ipucnn.errors import ConfigurationError, MissingError
-from ipucnn.machine import ControlGroup, control_groups
+from ipucnn.machine import ControlGroup, control_groups, cpu_quotas
 from ipucnn.sessions.host import environment
 
 
@@ -121,6 +121,58 @@ def test_a_process_in_no_group_has_no_limit(tmp_path):
     assert list(control_groups(tmp_path / "cgroup", tmp_path)) == []
 
 
+@pytest.fixture(params=["version 2", "version 1", "version 1, one controller"])
+def quota_of_group(request, tmp_path):
+    """Returns a function that writes a group's quota and period in us, and one that reads a process's quotas."""
+    line, top = {
+        "version 2": ("0::/a/b", ""),
+        "version 1": ("4:memory:/a\n3:cpu,cpuacct:/a/b\n0::/", "cpu"),
+        "version 1, one controller": ("3:cpuset:/a\n2:cpuacct:/a\n1:cpu:/a/b", "cpu"),
+    }[request.param]
+    process = tmp_path / "cgroup"
+    process.write_text(line + "\n")
+
+    def write(folder, quota, period):
+        place = tmp_path / "sys" / top / folder
+        place.mkdir(parents=True, exist_ok=True)
+        if top:
+            (place / "cpu.cfs_quota_us").write_text(f"{-1 if quota is None else quota}\n")
+            (place / "cpu.cfs_period_us").write_text(f"{period}\n")
+        else:
+            (place / "cpu.max").write_text(f"{'max' if quota is None else quota} {period}\n")
+
+    return write, lambda: list(cpu_quotas(process, tmp_path / "sys"))
+
+
+def test_cores_follow_the_tightest_quota_of_the_control_groups(quota_of_group, monkeypatch):
+    write, ask = quota_of_group
+    monkeypatch.setattr(machine, "cpu_quotas", ask)
+    monkeypatch.setattr(machine, "schedulable_cores", lambda: 8)
+    assert (ask(), machine.cpu_quota(), machine.num_cores()) == ([], None, 8)
+    write("a/b", None, 100000)
+    assert (machine.cpu_quota(), machine.num_cores()) == (None, 8)
+    write(".", 1600000, 100000)
+    assert (machine.cpu_quota(), machine.num_cores()) == (16, 8)
+    write("a", 250000, 100000)
+    write("a/b", 400000, 100000)
+    assert (ask(), machine.num_cores()) == ([4, 2.5, 16], 3)
+    write("a/b", 25000, 50000)
+    assert (machine.cpu_quota(), machine.num_cores()) == (0.5, 1)
+    machine.fix_threads(None)
+    assert (machine.operation_threads(), machine.operations_at_once()) == (1, 1)
+
+
+def test_doctor_shows_the_quota_of_a_container(tmp_path, monkeypatch, report):
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    quotas = list(cpu_quotas(tmp_path / "cgroup", tmp_path))
+    monkeypatch.setattr(machine, "cpu_quotas", lambda: quotas)
+    monkeypatch.setattr(machine, "schedulable_cores", lambda: 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    host = report("doctor")["host"]
+    assert (host["num_cores"], host["num_cores_present"], host["cpu_quota"]) == (1, 8, 0.5)
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 5])
 def test_parallel_results_come_in_order(at_once):
     at_work, most, lock = 0, 0, threading.Lock()
@@ -158,6 +210,7 @@ def test_operations_at_once(monkeypatch):
 def test_threads_of_tensorflow(monkeypatch, required, gpus, works_already):
     """Half of the cores apply to a CPU that TensorFlow does not use yet; a requested number always applies."""
     monkeypatch.setattr(environment, "num_cores", lambda: 8)
+    monkeypatch.setattr(environment, "schedulable_cores", lambda: 8)
     calls = []
 
     def set_threads(number):
@@ -178,6 +231,20 @@ def test_threads_of_tensorflow(monkeypatch, required, gpus, works_already):
     all_cores = not required and (gpus or works_already)
     assert machine.operation_threads() == (8 if all_cores else 4)
     assert calls == [*([] if all_cores else [4]), "started"]
+
+
+def test_tensorflow_gets_no_more_threads_than_the_quota_has_cores(monkeypatch):
+    monkeypatch.setattr(environment, "num_cores", lambda: 2)
+    monkeypatch.setattr(environment, "schedulable_cores", lambda: 8)
+    numbers = []
+    for configured in (0, 5):
+        threading_ = SimpleNamespace(
+            get_intra_op_parallelism_threads=lambda configured=configured: configured,
+            set_intra_op_parallelism_threads=numbers.append,
+        )
+        machine.fix_threads(None)
+        environment._begin(SimpleNamespace(config=SimpleNamespace(threading=threading_)), None, False)
+    assert numbers == [2]  # a number that the user gave TensorFlow stays
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ipucnn.diagnosis.programs import TIMEOUT_S, Ran, run_program
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import absolute, free_bytes
-from ipucnn.machine import available_bytes, cpu_name, host_memory_bytes, num_cores
+from ipucnn.machine import available_bytes, cpu_name, cpu_quota, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.text import counted
 
@@ -26,12 +26,14 @@ class Host:
 
     Attributes:
         num_cores: the cores that this process may use, among ``num_cores_present``.
+        cpu_quota: the processor time that its control groups allow, in cores; None if they set no quota.
         memory_bytes, available_bytes: the physical memory, and its free part; 0 if the system does not report them.
     """
 
     cpu: Optional[str]
     num_cores: int
     num_cores_present: int
+    cpu_quota: Optional[float]
     memory_bytes: int
     available_bytes: int
 
@@ -39,8 +41,7 @@ class Host:
 def find_host() -> Host:
     """Returns the processor and memory of this machine."""
     present = os.cpu_count() or 1
-    usable = num_cores()
-    return Host(cpu_name(), usable, present, host_memory_bytes(), available_bytes())
+    return Host(cpu_name(), num_cores(), present, cpu_quota(), host_memory_bytes(), available_bytes())
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ def _machine(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
     cores = counted(host.num_cores, "core")
     if host.num_cores != host.num_cores_present:
         cores += f" of {host.num_cores_present}"
+    if host.cpu_quota is not None:
+        cores += f" (the quota of the control group is {host.cpu_quota:.3g})"
     yield "CPU", f"{host.cpu or 'unknown'}, {cores}"
     if host.memory_bytes:
         yield "memory", f"{units.size(host.memory_bytes)}, {units.size(host.available_bytes)} free"

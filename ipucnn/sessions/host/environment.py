@@ -23,6 +23,7 @@ from ipucnn.machine import (
     fixed_threads,
     free_bytes,
     num_cores,
+    schedulable_cores,
     swap_bytes,
 )
 
@@ -274,13 +275,15 @@ def import_matplotlib() -> Any:
 
 def _begin(tf: ModuleType, start: Optional[Callable[[], None]], may_use_gpus: bool) -> None:
     """Sets the number of threads and calls ``start``, before TensorFlow looks for devices."""
-    threads, are_required = fixed_threads(), are_threads_required()
-    current = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
+    configured, are_required = tf.config.threading.get_intra_op_parallelism_threads(), are_threads_required()
+    # TensorFlow's own number ignores the quota of a control group.
+    current, without_run = configured or schedulable_cores(), configured or num_cores()
+    threads = fixed_threads() or without_run
     if not are_required and may_use_gpus and tf.config.get_visible_devices("GPU"):
         # Half of the cores is the choice for CPUs, which compute two groups of fused micro-batches in parallel.
-        threads = None
-        fix_threads(current, required=False)
-    if threads is not None and threads != current:
+        threads = without_run
+        fix_threads(threads, required=False)
+    if threads != current:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         except RuntimeError:
