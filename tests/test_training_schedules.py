@@ -1,11 +1,13 @@
 """Learning-rate schedules against formulas; with each kind of warm-up, test_train_dry_run.py compares them."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
 from ipucnn.errors import ConfigurationError
+from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.schedules import largest_rate, make_schedule
 
 UPDATES = np.arange(0, 60)
@@ -90,3 +92,43 @@ def test_wrong_parameters_are_refused(name, params, warmup, message, hint):
     with pytest.raises(ConfigurationError, match=message) as error:
         schedule(name, params, warmup=warmup)
     assert hint in error.value.hint and ("its keys" in error.value.hint) == ("lacks" in message)
+
+
+EXTREMES = [0, 1e-45, 1e-12, 0.5, 7, 2000, 1e18, 2**64, 3.4e38]
+KEYS = {
+    "const": ["initial_learning_rate"],
+    "cosine": ["initial_learning_rate", "epochs_to_total_decay"],
+    "exponential": ["initial_learning_rate", "epochs_to_decay", "decay_rate"],
+    "polynomial": ["initial_learning_rate", "epochs_to_total_decay", "end_learning_rate_ratio", "power"],
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.filterwarnings("error")
+def test_numbers_give_finite_rates_or_are_refused(name):
+    """Two numbers at a time are extreme; the others are 1."""
+    warmups = [None, *({"warmup_mode": mode, "warmup_epochs": 3.4e38} for mode in ("shift", "mask"))]
+    outcomes = set()
+    for one, other in itertools.product(KEYS[name], repeat=2):
+        for value, second, warmup in itertools.product(EXTREMES, EXTREMES, warmups):
+            params = {**dict.fromkeys(KEYS[name], 1), one: value, other: second}
+            try:
+                rates = schedule(name, params, warmup=warmup)(np.arange(50))
+            except ConfigurationError as error:
+                outcomes.add("32 bits" in error.message)
+            else:
+                assert np.isfinite(rates).all(), params
+    assert True in outcomes
+
+
+@pytest.mark.parametrize("exponent", [2000, 1e38, 1, -4, -59, -2000, -3.4e38])
+def test_a_decay_exponent_without_a_rho_is_refused(exponent):
+    with pytest.raises(ConfigurationError, match="32 samples must be at least 0 and below 1") as error:
+        make_settings("rmsprop", {"base_decay_exponent": exponent}, global_batch_size=32)
+    assert error.value.hint == "give base_decay_exponent a number from -58 to -5"
+
+
+@pytest.mark.parametrize(("exponent", "rho"), [(-5, 0.0), (-6.0, 0.5), (-58, 1 - 2**-53)])
+def test_a_decay_exponent_gives_rho(exponent, rho):
+    settings = make_settings("rmsprop", {"base_decay_exponent": exponent}, global_batch_size=32)
+    assert settings.params["rho"] == rho

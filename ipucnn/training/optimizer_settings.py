@@ -1,11 +1,13 @@
 """Settings of optimizers: their parameters and defaults, checked without TensorFlow."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Tuple
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.text import counted
 
 # The parameters of each optimizer with their defaults; None: no default, and not required.
 _PARAMETERS: Dict[str, Dict[str, Any]] = {
@@ -22,6 +24,8 @@ _SLOTS = {
     "adamw": ("m", "v"),
     "rmsprop": ("mean_square", "momentum"),
 }
+# The distance of the largest double below 1 from 1.
+_LEAST_SHARE = 2.0**-53
 OPTIMIZERS = tuple(_PARAMETERS)
 AVERAGE = "average"
 """The slot of averaged weights."""
@@ -97,7 +101,7 @@ def make_settings(
         values[key] = value
     exponent = values.pop("base_decay_exponent", None)
     if exponent is not None:
-        values["rho"] = 1.0 - 2.0**exponent * global_batch_size
+        values["rho"] = _rho(exponent, global_batch_size)
     for key, value in values.items():
         if key in ("momentum", "rho", "beta_1", "beta_2") and not 0 <= value < 1:
             raise ConfigurationError(
@@ -106,6 +110,19 @@ def make_settings(
         if value < 0:
             raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
     return OptimizerSettings(name, values, **others)
+
+
+def _rho(exponent: float, global_batch_size: int) -> float:
+    """Returns RMSprop's rho for a ``base_decay_exponent``; refuses an exponent that gives none."""
+    share = 2.0**exponent * global_batch_size if exponent <= 0 else math.inf
+    if not 0 <= 1.0 - share < 1:
+        least, most = math.log2(_LEAST_SHARE / global_batch_size), -math.log2(global_batch_size)
+        raise ConfigurationError(
+            f"optimizer parameter base_decay_exponent is {exponent:g}, and 1 - 2**base_decay_exponent x the global "
+            f"batch of {counted(global_batch_size, 'sample')} must be at least 0 and below 1",
+            f"give base_decay_exponent a number from {math.ceil(least)} to {math.floor(most)}",
+        )
+    return 1.0 - share
 
 
 def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSettings:

@@ -9,6 +9,7 @@ from typing import Callable, Dict, Mapping, Optional, Sequence
 import numpy as np
 
 from ipucnn.aliases import PlainValue
+from ipucnn.config.bounds import MAX_FLOAT32
 from ipucnn.errors import ConfigurationError, did_you_mean
 
 Schedule = Callable[[np.ndarray], np.ndarray]
@@ -110,6 +111,7 @@ def make_schedule(
         values.setdefault("power", 1.0)
     _check_keys(what, values, _REQUIRED[name])
     schedule = _base_schedule(name, what, values, scale, weight_updates_per_epoch)
+    _check_ends(what, schedule, num_epochs * weight_updates_per_epoch)
     if warmup_epochs:
         schedule = _with_warmup(schedule, mode, int(warmup_epochs * weight_updates_per_epoch))
 
@@ -120,6 +122,22 @@ def make_schedule(
         return schedule(steps).astype(np.float32)
 
     return rates
+
+
+def _check_ends(what: str, schedule: Schedule, num_weight_updates: int) -> None:
+    """Refuses rates that no 32-bit float can hold.
+
+    A schedule rises or falls all the time, and a warm-up makes rates smaller, so the ends have the largest rate.  Only
+    stepped does not, whose values are the rates.
+    """
+    updates = np.array([0, max(0, num_weight_updates - 1)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for update, rate in zip(updates, schedule(updates.astype(np.float64))):
+            if not rate <= MAX_FLOAT32:
+                raise ConfigurationError(
+                    f"the learning rate of {what} is {rate:g} at weight update {update}, which 32 bits cannot hold",
+                    "give smaller numbers, as in --learning-rate 0.1",
+                )
 
 
 def _base_schedule(
