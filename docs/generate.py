@@ -2,7 +2,7 @@
 
 The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors,
 that of findings in verify-dataset.md from verify-dataset, the reference of options in configuration.md from their
-declarations, presets and tests, the tables of results.md from ../results; the pictures of terminals in images/ from
+declarations and presets, the tables of results.md from ../results; the pictures of terminals in images/ from
 what they print.
 """
 
@@ -17,7 +17,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 import result_tables  # noqa: E402
 
-from ipucnn import documents, errors  # noqa: E402
+from ipucnn import errors  # noqa: E402
 from ipucnn.command_table import COMMANDS, ROOT_OPTIONS  # noqa: E402
 from ipucnn.config.options import PANELS, SPECS  # noqa: E402
 from ipucnn.config.presets import BUILT_IN_FOLDER, keys_in_presets  # noqa: E402
@@ -26,8 +26,6 @@ from ipucnn.config.spec import OptionSpec  # noqa: E402
 from ipucnn.config.values import plain_number  # noqa: E402
 from ipucnn.datasets.verification.findings import CODES  # noqa: E402
 
-TESTS = DOCS.parent / "tests" / "option_tests.yml"
-"""Key -> the test that shows what the option does, as "module.py::function"."""
 BEGIN, END = "<!-- {0}: begin (written by python docs/generate.py) -->", "<!-- {0}: end -->"
 
 
@@ -71,37 +69,15 @@ def findings() -> str:
 
 
 def options() -> str:
-    """A table per panel (key, what it takes, default, meaning, commands), and one of what each option acts on."""
+    """A table per panel: key, what it takes, default, meaning, commands."""
     lines: List[str] = []
     for panel in PANELS:
         lines += [f"### {panel.PANEL}", "", str(panel.__doc__), ""]
         lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(spec) for spec in SPECS if spec.panel == panel.PANEL]
         lines.append("")
-    lines += [*_effects(), *_published_table()]
+    lines += _published_table()
     return "\n".join(lines).rstrip()
-
-
-def effects(spec: OptionSpec) -> Tuple[str, str]:
-    """What a run on the host and one on IPUs make of an option, in a word or two."""
-    if spec.warning:
-        return "a warning", "a warning"
-    return "acts" if spec.host_effect else "none", "acts" if spec.ipu_effect else "none"
-
-
-def _effects() -> List[str]:
-    """The table of effects; it names tests, which only the source tree has."""
-    tests = documents.load(TESTS.read_text(encoding="utf-8"))
-    lines = [
-        "### Effects",
-        "",
-        "Whether an option has an effect, and the test in `tests/` that shows it.",
-        "",
-    ]
-    lines += ["| key | on the host | on IPUs | test |", "| --- | --- | --- | --- |"]
-    for spec in SPECS:
-        lines.append(f"| `{spec.key}` | {' | '.join(effects(spec))} | `{tests.get(spec.key, '-')}` |")
-    return [*lines, ""]
 
 
 @dataclass(frozen=True)

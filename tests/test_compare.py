@@ -314,7 +314,7 @@ def test_the_one_changed_option_and_the_first_differing_update_are_found(folder,
     assert (compared["history"]["after"], compared["history"]["weight_updates"]) == (0, 1)
     assert list(compared["history"]["figures"]) == ["learning_rate"]
     _, out, _ = run("diff", folder / "first", folder / "faster")
-    assert "the histories differ first at weight update 1\n" in out
+    assert "the histories first differ at weight update 1\n" in out
     rates = [
         json.loads(p.read_text().splitlines()[0])["learning_rate"]
         for p in sorted(folder.glob("f*/metrics.jsonl"))

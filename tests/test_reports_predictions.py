@@ -26,7 +26,7 @@ def test_colours_mark_right_and_wrong_pixels(tmp_path):
     pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
     scale = 7  # 40 pixels are shown 280 wide
     left, top = 10 + 3 * (40 * scale + 4), 5 + 15 + 4 + 15 + 5  # below the legend and the heads
-    for row, colour in ((5, RIGHT and MISSED), (15, RIGHT), (25, FALSE)):
+    for row, colour in ((5, MISSED), (15, RIGHT), (25, FALSE)):
         pixel = pixels[top + row * scale + 2, left + 2 * scale]
         assert np.abs(pixel - (0.3 * 100 + 0.7 * np.array(colour))).max() <= 1
     assert pixels[top + 35 * scale, left + 30 * scale].tolist() == [100, 100, 100]

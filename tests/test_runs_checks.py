@@ -104,7 +104,6 @@ CLASHES = [
     ("mixup", "0.2", {}, "predicts one for each pixel", True),
     ("random_erasing", "0.2", {}, "predicts one for each pixel", True),
     ("ipus", "4", {"num_replicas": "1"}, "and --num-replicas 1 contradict each other", False),
-    ("plot_schedule", "x.txt", {"dry_run": "true"}, "has no ending that tells of a picture", False),
 ]
 
 

@@ -190,7 +190,8 @@ def test_impossible_figures_are_refused_before_any_work(trained, run, tmp_path, 
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    check_refused(run, Refusal(["evaluate", trained, "--plot", "f.png"], "matplotlib", "pip install", 6))
+    check_refused(run, Refusal(["evaluate", trained, "--plot", "f.png"], "--plot draws", "pip install", 6))
+    check_refused(run, Refusal(["plot", trained], "ipucnn plot draws with matplotlib", "pip install", 6))
 
 
 # Keras weights.

@@ -208,7 +208,7 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "grey.png"))
     check_refused(
         run,
-        Refusal("set/images/3.png --output p --threshold 0.3", "--threshold 0.3: unet tells 3 classes apart"),
+        Refusal("set/images/3.png --output p --threshold 0.3", "--threshold 0.3: unet predicts 3 classes"),
         command=["infer", "r"],
     )
     code, _, err = run("infer", "r", "grey.png", "--output", "p")

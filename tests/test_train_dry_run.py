@@ -124,7 +124,11 @@ def test_impossible_dry_runs_are_refused(run):
     check_refused(
         run,
         Refusal("--plot-schedule lr.png", "has no effect in a run that trains"),
-        Refusal("--dry-run --plot-schedule lr.txt", "no ending that tells of a picture"),
+        Refusal(
+            "--dry-run --plot-schedule lr.txt",
+            "the name must end in .png, .pdf, .svg",
+            "--plot-schedule lr.png",
+        ),
         Refusal("--dry-run --plot-schedule absent/lr.png", "absent", code=3),
         Refusal("--dry-run --micro-batch-size 100000", "larger than the training set"),
         command=TRAIN,
@@ -151,6 +155,15 @@ def test_dry_run_writes_only_the_picture(run):
     assert code == 0 and "lr.png" in err
     (path,) = Path().iterdir()
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_stream_of_any_name_gets_a_png(run):
+    os.mkfifo("lr.txt")
+    with subprocess.Popen(["cat", "lr.txt"], stdout=subprocess.PIPE) as reader:
+        code, _, err = run(*TRAIN, "--dry-run", "--plot-schedule", "lr.txt", "--limit-train", "64")
+        assert code == 0, err
+        assert reader.stdout.read(8) == b"\x89PNG\r\n\x1a\n"
+        reader.stdout.read()
 
 
 @pytest.fixture(scope="module")

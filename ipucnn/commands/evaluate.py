@@ -59,9 +59,9 @@ def evaluate(
     from ipucnn.reports.figures import check_can_plot
     from ipucnn.reports.infer import SheetProgress
     from ipucnn.reports.runs import write_page
-    from ipucnn.runs.evaluate import PLOTS, EvaluateRequest, evaluate_run
+    from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
     from ipucnn.runs.folder import CONFIG
-    from ipucnn.runs.images.outputs import format_of
+    from ipucnn.runs.images.outputs import PLOTS, format_of
     from ipucnn.runs.trained import Named
     from ipucnn.sessions.host.workers import find_group
 
@@ -72,7 +72,7 @@ def evaluate(
         )
     plot_to, predictions_to, sheet_to = map(output_of_process, (plot, predictions, contact_sheet))
     if plot_to is not None:
-        check_can_plot()
+        check_can_plot("--plot")
     sheet = WorstSheet()
     request = EvaluateRequest(
         Named("evaluate", run, flags, which=checkpoint, weights=weights),

@@ -93,16 +93,16 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
     from ipucnn.filesystem import expand, write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.figures import check_can_plot
-    from ipucnn.reports.runs import PICTURES, draw_curves
+    from ipucnn.reports.runs import draw_curves
     from ipucnn.runs.compare import read_run, runs_of
     from ipucnn.runs.folder import RUN_FILES
-    from ipucnn.runs.images.outputs import check_outputs, format_of
+    from ipucnn.runs.images.outputs import PLOTS, check_outputs, format_of
 
-    check_can_plot()
+    check_can_plot("ipucnn plot")
     path = expand("curves.png" if output is None else output)
     paths = [run for folder in folders for run in runs_of(expand(folder))]
     inputs = [("a file of the run", run / name) for run in paths for name in RUN_FILES]
-    check_outputs([("--output", path, PICTURES)], inputs)
+    check_outputs([("--output", path, PLOTS)], inputs)
     records = [read_run(run) for run in paths]
     for record in records:
         _warn(record.warnings)
@@ -111,5 +111,5 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
                 f"run {record.path} has no history yet",
                 "leave it out, or go on with it: ipucnn train --resume",
             )
-    write_output(path, lambda temporary: draw_curves(records, temporary, format_of(path, PICTURES)))
+    write_output(path, lambda temporary: draw_curves(records, temporary, format_of(path, PLOTS)))
     note(f"curves of {counted(len(records), 'run')} in {path}")

@@ -90,7 +90,7 @@ class GeneralOptions:
     )
     plot_schedule: Optional[str] = option(
         None,
-        "With --dry-run: draw the learning rate over weight updates and epochs into this picture (.png or .svg).",
+        "With --dry-run: draw the learning rate over weight updates and epochs into this picture (.png, .pdf, .svg).",
         kind=FILE,
         in_yaml=False,
         commands=TRAIN,
@@ -454,8 +454,8 @@ class TrainingOptions:
     )
     learning_rate: Optional[float] = option(
         None,
-        "Learning rate of a weight update. Give either this or initial_learning_rate in --lr-schedule-params, which "
-        "is per sample of the global batch.",
+        "Learning rate of a weight update. It takes the place of initial_learning_rate in --lr-schedule-params, which "
+        "is a rate per sample: it is multiplied by the global batch size.",
         aliases=("lr",),
         within=Range(maximum=bounds.MAX_FLOAT32, above=0),
         default_text="initial_learning_rate of --lr-schedule-params x global batch",

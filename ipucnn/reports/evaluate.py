@@ -90,7 +90,7 @@ def print_export(record: PlainDict) -> None:
         ("samples run", f"{verified['samples']:,}: {verified['of']}{few}"),
         ("largest difference", allowed_difference(verified)),
         ("compared with", compared_with(verified)),
-        (f"{what} of one class", f"{verified['agreement']:.2%}"),
+        ("same class", f"for {verified['agreement']:.2%} of the {what}"),
     ]
     console(sys.stdout).print(fact_table(rows))
 

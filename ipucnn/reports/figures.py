@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def check_can_plot() -> None:
+def check_can_plot(asked: str) -> None:
     """Checks that figures can be drawn.
+
+    Args:
+        asked: the option or command that draws.
 
     Raises:
         MissingError: matplotlib is not installed.
@@ -22,7 +25,7 @@ def check_can_plot() -> None:
 
     if find_spec("matplotlib") is None:
         raise MissingError(
-            "--plot draws with matplotlib, which is not installed",
+            f"{asked} draws with matplotlib, which is not installed",
             "install it with: python -m pip install matplotlib",
         )
 

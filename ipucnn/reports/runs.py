@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from ipucnn.runs.train import TrainingRun
 
-PICTURES = (".png", ".pdf", ".svg")
 TEMPLATE = "run.html.j2"
 _MOST_PICTURE_BYTES = 16 * 2**20
 MOST_CLASSES = 100
@@ -134,11 +133,11 @@ def _conclusions(differences: Dict[str, PlainValue]) -> List[str]:
     if history is not None:
         after, until = history["after"], history["weight_updates"]
         first = (
-            f"weight update {until}"
+            f"at weight update {until}"
             if until - after <= 1
-            else f"one of weight updates {after + 1:,} to {until:,}, which are one row of the history"
+            else f"between weight updates {after + 1:,} and {until:,}, one row of the history"
         )
-        lines = [f"the histories differ first at {first}"]
+        lines = [f"the histories first differ {first}"]
     elif differences["compared"]:
         rows = "the one row" if differences["compared"] == 1 else f"all {differences['compared']:,} rows"
         lines = [f"the histories have the same bytes in {rows} that both have"]

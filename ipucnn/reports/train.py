@@ -245,7 +245,8 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     Raises:
         DataError: the picture cannot be written.
     """
-    from ipucnn.reports.figures import save_figure
+    from ipucnn.reports.figures import check_can_plot, save_figure
+    from ipucnn.runs.images.outputs import PLOTS, format_of
 
     if run.is_silent:
         return
@@ -254,14 +255,14 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     RunDisplay(run).introduce()
     config = run.context.config
     if config.plot_schedule is not None:
+        check_can_plot("--plot-schedule")
         path = expand(config.plot_schedule)
         warmup = config.lr_warmup_params
         ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""
         stairs = ", constant within an epoch" if config.lr_staircase else ""
         title = f"{run.context.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
         figure = draw_schedule(run.context.schedule, run.context.program, title)
-        suffix = path.suffix.lower() if path.suffix else ".png"
-        write_output(path, lambda temporary: save_figure(figure, temporary, suffix))
+        write_output(path, lambda temporary: save_figure(figure, temporary, format_of(path, PLOTS)))
         note(f"picture of the learning rate: {path}")
     print_plan_of_run(report, as_json)
 
@@ -295,7 +296,7 @@ def report_rows(
     model = (
         f"{units.count(compiled['num_parameters'])} parameters",
         f"{units.count(compiled['macs_per_sample'])} MACs per sample",
-        "micro-batches not fused" if fused == 1 else f"{fused:,} micro-batches fused",
+        "no micro-batches fused" if fused == 1 else f"{fused:,} micro-batches fused",
     )
     size = "" if size_bytes is None else f" ({units.size(size_bytes)})"
     return [*rows, ("model", ", ".join(model)), ("saved in", folder + size)]

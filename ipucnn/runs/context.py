@@ -12,12 +12,13 @@ from ipucnn.config.resolve import OWN_ORIGIN, Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
-from ipucnn.filesystem import check_output, exists, expand
+from ipucnn.filesystem import exists, expand
 from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.start import Start, check_same_run, find_start
@@ -171,7 +172,7 @@ def _check_files(weights: Optional[str], picture: Optional[str]) -> None:
     if weights not in (None, "imagenet") and not exists(expand(str(weights))):
         raise DataError(f"--weights {weights} does not exist", "give a checkpoint, a run folder, or imagenet")
     if picture is not None:
-        check_output(expand(picture))
+        check_outputs([("--plot-schedule", expand(picture), PLOTS)], [])
 
 
 def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:

@@ -16,7 +16,7 @@ from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.images.outputs import Classes, Spool, check_outputs, class_colours, write_csv
+from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, foreground_probability
 from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
@@ -26,7 +26,6 @@ from ipucnn.training.segment_scores import SCORES, SegmentScores
 
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
 """Thresholds to choose the recommended one from, if the classes are not membranes and cells."""
-PLOTS = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)

@@ -334,9 +334,9 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
     num_classes = trained.source.info.num_classes
     if request.threshold is not None and num_classes > 2:
         raise ConfigurationError(
-            f"--threshold {request.threshold:g}: {trained.record.name} tells {num_classes} classes apart, and a pixel "
-            "is of the most probable one",
-            "drop it",
+            f"--threshold {request.threshold:g}: {trained.record.name} predicts {num_classes} classes, and a threshold "
+            "separates two",
+            "leave it out: each pixel gets its most probable class",
         )
     _begin(trained, "segment", request, paths, problems, progress)
     if request.subset is None:

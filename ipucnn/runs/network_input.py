@@ -237,7 +237,8 @@ def compared_with(verified: PlainDict) -> str:
 
 def allowed_difference(verified: PlainDict) -> str:
     """Returns in words how far the outputs of an export differ, and how far they may."""
-    return f"{verified['relative']:.2g} of the outputs' deviation ({verified['allowed_relative']:.2g} is allowed)"
+    limit = f"the limit is {verified['allowed_relative']:.2g}"
+    return f"{verified['relative']:.2g} x the outputs' standard deviation; {limit}"
 
 
 def shape_text(shape: Sequence[Optional[int]]) -> str:

@@ -11,7 +11,6 @@ from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import FLAG, OF_16_BITS, Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
-from ipucnn.filesystem import expand, is_written_to
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.host.division import check_sharing
@@ -105,11 +104,6 @@ def _scaling_hint(config: RunConfig) -> str:
     return f"use --precision 16.16 {' '.join(changes)}" if changes else "use --precision 16.16 or 16.32"
 
 
-def _is_no_picture(config: RunConfig, facts: Facts) -> bool:
-    path = expand(str(config.plot_schedule))
-    return not is_written_to(path) and path.suffix.lower() not in (".png", ".svg")
-
-
 _PIPELINE = Obstacle(
     lambda c, f: f.layout.num_stages == 1,
     "without a pipeline",
@@ -195,12 +189,6 @@ _NO_IMAGENET = Obstacle(
     "`ipucnn models --json` lists keras_application for the networks that have them",
     is_lack=False,
 )
-_NO_PICTURE = Obstacle(
-    _is_no_picture,
-    " has no ending that tells of a picture",
-    "use a name that ends in .png or .svg",
-    is_lack=False,
-)
 _OTHER_REPLICAS = Obstacle(
     lambda c, f: f.resolved.origins["num_replicas"] == FLAG and f.layout.num_replicas != c.num_replicas,
     " and --num-replicas {c.num_replicas} contradict each other",
@@ -214,7 +202,7 @@ RULES: Tuple[Rule, ...] = (
     Rule(("pad_dataset",), (_DICE,), typed_only=False),
     Rule(("weights",), (_NO_IMAGENET,), typed_only=False),
     Rule(("ipus",), (_OTHER_REPLICAS,)),
-    Rule(("plot_schedule",), (_DRY_RUN, _NO_PICTURE)),
+    Rule(("plot_schedule",), (_DRY_RUN,)),
     Rule(("compile_only",), (_NO_IPU, _SHOWN), typed_only=False),
     # The driver aborts the process if there is no device of that number (poplar_executor.cc).
     Rule(("select_ipu",), (_COMPILES,), typed_only=False),

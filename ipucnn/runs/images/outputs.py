@@ -73,6 +73,10 @@ class Spool:
             yield json.loads(line)
 
 
+PLOTS = (".png", ".pdf", ".svg")
+"""Endings of pictures that matplotlib draws."""
+
+
 def check_outputs(
     outputs: Iterable[Tuple[str, Optional[Path], Sequence[str]]], inputs: Iterable[Tuple[str, Path]]
 ) -> None:
