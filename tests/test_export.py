@@ -25,7 +25,7 @@ import ipucnn
 from ipucnn import cli
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.preprocessing import channel_affine, normalise
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, ThresholdError
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import in_64_bits, stock_model
@@ -101,10 +101,10 @@ def test_raw_pixels_are_normalised_inside_the_network(input_range):
     model = keras.Model(inputs, keras.layers.Dense(4, name="top")(flat))
     pixels = RNG.randint(0, 256, (3, 8, 8, 3)).astype(np.uint8)
     pixels[0] = 7  # constant, with a deviation of 0
-    expected = model(normalise(pixels.astype(np.float32), input_range, info)).numpy()
+    expected = model(InputRange.of(input_range, info, 3).apply(pixels.astype(np.float32))).numpy()
     images = keras.Input((8, 8, 3), name="images", dtype="uint8")
     stock = stock_model(
-        model, images, all_of_them=True, pixels=channel_affine(input_range, info, 3), probabilities=True
+        model, images, all_of_them=True, pixels=InputRange.of(input_range, info, 3), probabilities=True
     )
     probabilities = stock(pixels).numpy()
     exponentials = np.exp(expected - expected.max(-1, keepdims=True))

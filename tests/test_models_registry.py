@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import check_raises
 
-from ipucnn.datasets.preprocessing import INPUT_RANGES
+from ipucnn.datasets.pixels import INPUT_RANGES
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import (
     MODELS,

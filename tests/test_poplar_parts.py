@@ -21,9 +21,8 @@ from support.sessions import make_program
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.preprocessing import INPUT_RANGES, channel_affine, normalise
+from ipucnn.datasets.pixels import INPUT_RANGES, InputRange, Transfer
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
 from ipucnn.sessions.poplar.device import stdout_on_stderr
@@ -31,7 +30,7 @@ from ipucnn.sessions.poplar.model import Preprocess, SeededDropout
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
 from ipucnn.sessions.processes import Instances, find_instances
 
-FLOAT = Preprocessing("float32")
+FLOAT = Transfer("float32")
 
 
 def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
@@ -109,7 +108,7 @@ def test_feeding_types_seeds_and_weights_of_padding():
     weights = np.ones(36, np.float32)
     weights[20:24] = 0
     batches = list(
-        training_batches(dataset(program, weights), program, 0, True, Preprocessing("uint8"), Instances())
+        training_batches(dataset(program, weights), program, 0, True, Transfer("uint8"), Instances())
     )
     assert len(batches) == 18
     rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # IPUs accept these types
@@ -178,8 +177,8 @@ INFO = DatasetInfo(
 @pytest.mark.parametrize("input_range", INPUT_RANGES)
 def test_preprocessing_on_the_ipu_is_that_of_the_pipeline(input_range, channels):
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, channels)).astype(np.uint8)
-    expected = normalise(tf.cast(images, tf.float32), input_range, INFO)
-    affine = channel_affine(input_range, INFO, channels)
+    expected = InputRange.of(input_range, INFO, channels).apply(tf.cast(images, tf.float32))
+    affine = InputRange.of(input_range, INFO, channels)
     layer = Preprocess(affine, None, "float32")
     np.testing.assert_allclose(layer(tf.constant(images)), expected, rtol=1e-5, atol=1e-5)
     if channels == 3 and not (affine.reverse or affine.per_image):
@@ -196,8 +195,8 @@ def fused_preprocessing(affine, images):
 
 def test_fused_preprocessing_of_8_bit_pixels_gives_the_type_that_was_asked_for():
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
-    expected = normalise(tf.cast(images, tf.float32), "torch", INFO)
-    normalised = fused_preprocessing(channel_affine("torch", INFO, 3), images)
+    expected = InputRange.of("torch", INFO, 3).apply(tf.cast(images, tf.float32))
+    normalised = fused_preprocessing(InputRange.of("torch", INFO, 3), images)
     # The operation rounds to halves.
     np.testing.assert_allclose(normalised, expected, rtol=5e-3, atol=5e-3)
     assert normalised.shape == expected.shape and normalised.dtype == tf.float32

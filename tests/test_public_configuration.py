@@ -21,7 +21,7 @@ from ipucnn.config.resolve import PUBLIC_ORIGIN, resolve
 from ipucnn.config.spec import OptionSpec
 from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
-from ipucnn.datasets.preprocessing import channel_affine
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.runs import setup as run_setup
@@ -465,7 +465,7 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
     outputs = []
     for config, range_ in ((RunConfig(), input_range), (RunConfig(**{transfer: True}), "raw")):
         session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), config)
-        takes = session.take_preprocessing(channel_affine(input_range, source.info, 3))
+        takes = session.take_preprocessing(InputRange.of(input_range, source.info, 3))
         assert takes == (range_ == "raw")
         session.prepare_evaluation(network, None)
         outputs.append(np.concatenate(session.predict(batches(range_))))

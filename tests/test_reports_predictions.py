@@ -1,13 +1,20 @@
 """The picture of a segmentation run: its content, and that a run writes it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
 from ipucnn import cli
+from ipucnn.config.options import RunConfig
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource
 from ipucnn.reports.sheets import FALSE, GREY, MISSED, RIGHT, dice, save_predictions
 from ipucnn.runs.images.outputs import Classes, class_colours
-from ipucnn.runs.images.segmentation import SegmentedImage
+from ipucnn.runs.images.segmentation import SegmentedImage, predicted_images
+from ipucnn.runs.setup import Setup, move_preprocessing
+from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.session import DeviceInfo
 
 
 def segmented(image, truth, predicted=None, names=("membrane", "cell"), name="evaluation image 0"):
@@ -113,3 +120,31 @@ def test_pictures_whose_highest_class_differs_share_a_sheet(tmp_path):
     images = [segmented(np.zeros((8, 8, 1), np.uint8), mask, names=names) for mask in masks]
     save_predictions(images, tmp_path / "p.png")
     assert (tmp_path / "p.png").exists()
+
+
+@pytest.mark.parametrize("patchwise", [True, False])
+@pytest.mark.parametrize("option", [None, "accelerator_side_preprocess", "eight_bit_transfer"])
+def test_pictures_are_predicted_from_images_that_are_normalised_once(option, patchwise):
+    """The network calls pixels above the set's mean class 1: without a norm layer, a second normalisation shows."""
+    from tensorflow import keras
+
+    image = np.where(np.arange(12) < 5, 200, 90).astype(np.uint8)[np.newaxis, np.newaxis, :, np.newaxis]
+    image = np.repeat(image, 12, axis=1)
+    examples = ArrayExamples(image, (image[..., 0] > 128).astype(np.uint8))
+    info = DatasetInfo(
+        "x", "segmentation", 2, (12, 12, 1), 1, 1, ("a", "b"), "", (128.0,), (60.0,), patchwise=patchwise
+    )
+    inputs = keras.Input((12, 12, 1))
+    network = keras.Model(inputs, keras.layers.Conv2D(2, 1, use_bias=False)(inputs))
+    network.set_weights([np.float32([-1, 1]).reshape(1, 1, 1, 2)])
+    config = RunConfig(**({} if option is None else {option: True}))
+    session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), config)
+    record = SimpleNamespace(input_range="standard", size_step=4)
+    resolved = SimpleNamespace(record=record, config=config)
+    setup = Setup(resolved, DataSource(info, examples, examples), (12, 12, 1), (12, 12), 0, "standard")
+    setup = move_preprocessing(setup, session)
+    assert setup.input_range == ("standard" if option is None else "raw")
+    session.prepare_evaluation(network, None)
+    (picture,) = predicted_images(setup, session)
+    assert np.array_equal(picture.predicted, examples.labels[0]) and dice(picture, 1) == 1
+    assert np.array_equal(picture.image, image[0])

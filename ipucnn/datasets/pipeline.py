@@ -19,7 +19,8 @@ from ipucnn.aliases import Tensor
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, FileExamples, ImageFiles
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
-from ipucnn.datasets.preprocessing import pixel_mean, prepare_labels, prepare_range, prepare_size
+from ipucnn.datasets.pixels import pixel_mean
+from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 from ipucnn.text import printable
@@ -50,7 +51,7 @@ class Stream:
         samples_per_epoch: number of samples after which the next epoch's permutation begins.  If it is smaller than the
             set, each epoch leaves out different samples.  If it is larger, further permutations of the epoch follow.
         input_shape: (height, width, channels) of the network's input.
-        input_range: the range of the network's input; see :func:`ipucnn.datasets.preprocessing.normalise`.
+        input_range: the range of the network's input; see :meth:`ipucnn.datasets.pixels.InputRange.of`.
         augment: whether to apply the source's training augmentation.
         seed: seed of order and augmentation, any integer.
         start_epoch, start_sample: the start of the stream; ``start_sample`` samples of that epoch are skipped

@@ -1,26 +1,17 @@
 """Turns stored uint8 images into the network's input.  Training, evaluation and inference share this path.
 
-Order: size, channels, range.  Every step works on each image by itself and uses no function whose vector and
-scalar forms could round differently, so the size of the batch does not change an image's bytes.
+Order: size, channels, range (``pixels.py``).  Every step works on each image by itself and uses no function whose
+vector and scalar forms could round differently, so the size of the batch does not change an image's bytes.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 
-from ipucnn.aliases import Tensor, TensorShape
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
+from ipucnn.aliases import Tensor
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.pixels import LUMA, InputRange
 from ipucnn.errors import ConfigurationError
-
-LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R BT.601)."""
-
-CAFFE_MEAN = (103.939, 116.779, 123.68)
-"""ImageNet's mean in blue, green, red order, from Keras Applications' "caffe" mode."""
-
-INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch", "image")
 
 
 def convert_channels(images: Tensor, channels: int) -> Tensor:
@@ -68,114 +59,6 @@ def crop_centre(masks: Tensor, height: int, width: int) -> Tensor:
     return masks[:, top // 2 : top // 2 + height, left // 2 : left // 2 + width]
 
 
-def _to_channels(values: Sequence[float], channels: int) -> Tuple[float, ...]:
-    """Converts statistics of the stored channels to the network's channels."""
-    if len(values) == channels:
-        return tuple(values)
-    if len(values) == 3:
-        return (sum(weight * value for weight, value in zip(LUMA, values)),)
-    return (values[0],) * channels
-
-
-def pixel_mean(info: DatasetInfo, input_shape: Sequence[int]) -> Tuple[float, ...]:
-    """Returns the data set's mean colour, in 0..255, with the network's number of channels."""
-    return _to_channels(info.mean, int(input_shape[2]))
-
-
-def normalise(images: Tensor, input_range: str, info: DatasetInfo) -> Tensor:
-    """Scales float32 [b, h, w, c] in 0..255 to the range the network was designed for.
-
-    - "standard": minus the data set's mean, over its standard deviation, per channel;
-    - "unit": to [0, 1];  "tf": to [-1, 1];  "raw": left in [0, 255];
-    - "torch": to [0, 1], minus ImageNet's mean, over its standard deviation;
-    - "caffe": blue, green, red order, minus ImageNet's mean;
-    - "image": see :func:`standardise`.
-    """
-    channels = images.shape[-1]
-    if input_range == "raw":
-        return images
-    if input_range == "unit":
-        return images / 255.0
-    if input_range == "tf":
-        return images / 127.5 - 1.0
-    if input_range == "image":
-        # The batch size changes the order of summation.  The resulting differences in 64 bits are rounded away.
-        return tf.cast(standardise(tf.cast(images, tf.float64)), tf.float32)
-    if input_range == "caffe":
-        mean = CAFFE_MEAN if channels == 3 else _to_channels(CAFFE_MEAN[::-1], channels)
-        images = tf.reverse(images, axis=[-1]) if channels == 3 else images
-        return images - _whole_image(mean, images.shape)
-    if input_range == "torch":
-        mean, std = _to_channels(IMAGENET_MEAN, channels), _to_channels(IMAGENET_STD, channels)
-    elif input_range == "standard":
-        mean, std = _to_channels(info.mean, channels), _to_channels(info.std, channels)
-    else:
-        raise ConfigurationError(
-            f"input range '{input_range}' is unknown", f"choose one of {', '.join(INPUT_RANGES)}"
-        )
-    return (images - _whole_image(mean, images.shape)) / _whole_image(std, images.shape)
-
-
-def standardise(images: Tensor) -> Tensor:
-    """Subtracts from each image of [b, h, w, c] the mean of its values, and divides by their standard deviation.
-
-    This is the public application's preprocessing of CIFAR (datasets/cifar10_dataset.py), except that images of one
-    value become zeros here and NaN there.
-    """
-    axes = list(range(1, images.shape.rank))
-    images = images - tf.reduce_mean(images, axes, keepdims=True)
-    deviation = tf.sqrt(tf.reduce_mean(images * images, axes, keepdims=True))
-    return images / tf.where(deviation > 0, deviation, tf.ones_like(deviation))
-
-
-@dataclass(frozen=True)
-class ChannelAffine:
-    """:func:`normalise` for a device: ``(images x scale - offsets) x factors``, after reversing the channels if set.
-
-    Attributes:
-        reverse: whether to reverse the channels to blue, green, red order first.
-        scale: factor of all channels.
-        offsets, factors: one number per channel.
-        per_image: whether to apply :func:`standardise` instead of the formula.
-    """
-
-    reverse: bool
-    scale: float
-    offsets: Tuple[float, ...]
-    factors: Tuple[float, ...]
-    per_image: bool = False
-
-    def apply(self, images: Tensor) -> Tensor:
-        """Scales float32 [b, h, w, c] in 0..255 to the network's range, inside a network."""
-        if self.per_image:
-            return standardise(images)
-        if self.reverse:
-            images = tf.reverse(images, axis=[-1])
-        return (images * self.scale - tf.constant(self.offsets)) * tf.constant(self.factors)
-
-
-def channel_affine(input_range: str, info: DatasetInfo, channels: int) -> ChannelAffine:
-    """Returns the numbers of an input range, for devices on which a constant of a whole image takes too much memory."""
-    zeros, ones = (0.0,) * channels, (1.0,) * channels
-    if input_range in ("raw", "image"):
-        return ChannelAffine(False, 1.0, zeros, ones, per_image=input_range == "image")
-    if input_range == "unit":
-        return ChannelAffine(False, 1 / 255.0, zeros, ones)
-    if input_range == "tf":
-        return ChannelAffine(False, 1 / 127.5, ones, ones)
-    if input_range == "caffe":
-        mean = CAFFE_MEAN if channels == 3 else _to_channels(CAFFE_MEAN[::-1], channels)
-        return ChannelAffine(channels == 3, 1.0, tuple(mean), ones)
-    statistics = (IMAGENET_MEAN, IMAGENET_STD) if input_range == "torch" else (info.mean, info.std)
-    mean, std = (_to_channels(values, channels) for values in statistics)
-    return ChannelAffine(False, 1.0, mean, tuple(1.0 / value for value in std))
-
-
-def _whole_image(values: Sequence[float], shape: TensorShape) -> np.ndarray:
-    """Returns float32 [h, w, c] of one value per channel; broadcasting over 3 channels would take 4 times as long."""
-    return np.broadcast_to(np.float32(values), (shape[1], shape[2], shape[3])).copy()
-
-
 def prepare_size(images: Tensor, input_shape: Tuple[int, int, int]) -> Tensor:
     """Resizes uint8 [b, h, w, c] to float32 [b, input height, input width, c], still in 0..255."""
     return resize(tf.cast(images, tf.float32), input_shape[0], input_shape[1])
@@ -185,7 +68,7 @@ def prepare_range(
     images: Tensor, input_shape: Tuple[int, int, int], input_range: str, info: DatasetInfo
 ) -> Tensor:
     """Converts the result of :func:`prepare_size` to float32 [b, *input_shape] in ``input_range``."""
-    return normalise(convert_channels(images, input_shape[2]), input_range, info)
+    return InputRange.of(input_range, info, input_shape[2]).apply(convert_channels(images, input_shape[2]))
 
 
 def prepare_labels(

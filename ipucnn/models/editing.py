@@ -16,7 +16,7 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasConfig, KerasInitializer, KerasModel, Tensor, TensorShape
 from ipucnn.compat import KERAS_3
-from ipucnn.datasets.preprocessing import ChannelAffine
+from ipucnn.datasets.pixels import REVERSING, InputRange
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Blueprint, Step, assemble, read_blueprint
 from ipucnn.models.keras_config import PREPROCESSING
@@ -342,38 +342,20 @@ def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
     step.inputs = [step.inputs[0], last] if times_itself else [last]
 
 
-def begin_with_pixels(blueprint: Blueprint, affine: ChannelAffine) -> None:
+def begin_with_pixels(blueprint: Blueprint, input_range: InputRange) -> None:
     """Inserts the input pipeline's normalisation of pixels of 0..255 before the first layer, as Keras layers.
 
     Args:
-        affine: the normalisation for the network's input range.
+        input_range: the network's input range.
     """
-    layers, source = keras.layers, blueprint.steps[0].name
-    channels = int(blueprint.steps[0].channels or 0)
-    chain: List[Tuple[str, type, Dict[str, Any]]] = []
-    if affine.per_image:
-        # This is far below 1/(pixels squared), the smallest variance of 8-bit images that are not constant.
-        per_image = {"axis": [1, 2, 3], "epsilon": 1e-12, "center": False, "scale": False}
-        chain = [
-            ("pixels", layers.Rescaling, {"scale": 1.0, "offset": 0.0}),
-            ("per_image", layers.LayerNormalization, per_image),
-        ]
-    else:
-        factors = [affine.scale * factor for factor in affine.factors]
-        offsets = [-offset * factor for offset, factor in zip(affine.offsets, affine.factors)]
-        if affine.reverse:
-            # A 1x1 convolution reverses the order of the channels.
-            chain.append(("pixels", layers.Rescaling, {"scale": 1.0, "offset": 0.0}))
-            turn = {"filters": channels, "kernel_size": 1, "use_bias": False, "trainable": False}
-            chain.append((_BGR, layers.Conv2D, turn))
-        chain.append(("normalise", layers.Rescaling, {"scale": factors, "offset": offsets}))
+    source = blueprint.steps[0].name
+    chain = [(name, getattr(keras.layers, kind), settings) for name, kind, settings in input_range.layers()]
     readers = blueprint.consumers(source)
     last = blueprint.insert(1, source, chain)
     for step in readers:
         step.inputs = [last if name == source else name for name in step.inputs]
 
 
-_BGR = "blue_green_red"
 _OUTPUTS = ("logits", "probabilities")
 
 
@@ -382,7 +364,7 @@ def stock_model(
     inputs: Tensor,
     *,
     all_of_them: bool,
-    pixels: Optional[ChannelAffine] = None,
+    pixels: Optional[InputRange] = None,
     probabilities: bool = False,
 ) -> KerasModel:
     """A network with its weights, converted to Keras' own layers for export.
@@ -391,7 +373,7 @@ def stock_model(
         model: the network with its weights.
         inputs: Keras tensor of the images.
         all_of_them: see :func:`use_stock_layers`.
-        pixels: the normalisation to insert, for inputs that are pixels of 0..255; None for normalised inputs.
+        pixels: the input range whose layers to insert, for inputs that are pixels of 0..255; None for inputs in it.
         probabilities: whether the outputs are probabilities instead of logits.
 
     Returns:
@@ -416,10 +398,10 @@ def stock_model(
     old_names = {new: old for old, new in new_names.items()}
     for layer in stock.layers:
         name = old_names.get(layer.name, layer.name)
-        if special.get(name) is SubsamplePad or name == _BGR:
+        if special.get(name) is SubsamplePad or name == REVERSING:
             channels_in, channels = layer.kernel.shape[2:]
             kernel: np.ndarray = np.eye(channels_in, channels, dtype=np.float32)
-            layer.set_weights([(kernel[:, ::-1] if name == _BGR else kernel)[np.newaxis, np.newaxis]])
+            layer.set_weights([(kernel[:, ::-1] if name == REVERSING else kernel)[np.newaxis, np.newaxis]])
         elif name in trained and trained[name].weights:
             layer.set_weights(trained[name].get_weights())
     return stock

@@ -282,7 +282,7 @@ def _write_network(
     """
     from tensorflow import keras
 
-    from ipucnn.datasets.preprocessing import channel_affine
+    from ipucnn.datasets.pixels import InputRange
     from ipucnn.models.editing import stock_model
 
     if request.form == IPU:
@@ -298,7 +298,7 @@ def _write_network(
         model,
         keras.Input(shape, batch_size=request.batch, name=INPUT_NAME, dtype=request.input_type),
         all_of_them=request.form == KERAS,
-        pixels=channel_affine(trained.input_range, info, shape[2]) if request.raw_uint8 else None,
+        pixels=InputRange.of(trained.input_range, info, shape[2]) if request.raw_uint8 else None,
         probabilities=request.probabilities,
     )
     return WRITERS[request.form](request, stock, folder), None

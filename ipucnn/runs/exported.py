@@ -23,6 +23,7 @@ import numpy as np
 from ipucnn.aliases import Annotated, KerasModel, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.documents import Above0, Finite, Natural, Positive, misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
@@ -338,7 +339,7 @@ class RuntimeSession(Session):
         self._network = network
         self._process: Optional[RuntimeProcess] = None
 
-    def take_preprocessing(self, affine: object) -> bool:
+    def take_preprocessing(self, input_range: object) -> bool:
         """Returns False: images arrive as ``export.json`` describes the input."""
         return False
 
@@ -373,7 +374,7 @@ class RuntimeSession(Session):
                 "drop --patch-size, or export the network again for another size",
             )
         if self._network.takes_pixels:
-            images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
+            images = in_8_bits(images)
         batch, shape = record.input.shape[0] or min(_BATCH, len(images)), record.output.shape[1:]
         with self._errors("run"):
             outputs = outputs_of(self._process.run, images, batch, shape)

@@ -8,6 +8,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.datasets.images import CUT_THOUSANDTHS, crop_of_evaluation
+from ipucnn.datasets.pixels import LUMA, InputRange
 from ipucnn.runs.setup import Setup
 from ipucnn.text import printable
 
@@ -25,11 +26,9 @@ def describe_input(
         batch: images of a call; None for any number.
         takes_pixels: whether the network takes pixels of 0..255 and normalises them itself.
     """
-    from ipucnn.datasets.preprocessing import LUMA, channel_affine
-
     info, (height, width, channels) = setup.source.info, setup.input_shape
     stored = info.image_shape[2]
-    affine = channel_affine(setup.input_range, info, channels)
+    name_of_range = "raw" if takes_pixels else setup.input_range
     described: PlainDict = {
         "name": name,
         "dtype": dtype,
@@ -46,17 +45,8 @@ def describe_input(
         "patch": None,
         "luma": list(LUMA) if (stored, channels) == (3, 1) else None,
         "repeat_channels": channels // stored,
-        "range": "raw" if takes_pixels else setup.input_range,
-        "reverse_channels": affine.reverse and not takes_pixels,
-        "per_image": affine.per_image and not takes_pixels,
-        "formula": None,
+        **InputRange.of(name_of_range, info, channels).describe(),
     }
-    if not takes_pixels and not affine.per_image:
-        described["formula"] = {
-            "scale": affine.scale,
-            "offsets": list(affine.offsets),
-            "factors": list(affine.factors),
-        }
     if info.patchwise:
         output = setup.output_shape or (height, width)
         described["patch"] = {

@@ -14,6 +14,7 @@ from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
 from ipucnn.datasets.base import DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
@@ -80,10 +81,10 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
     Raises:
         ConfigurationError: the network's range cannot be made in one operation, as the configuration requires.
     """
-    from ipucnn.datasets.preprocessing import channel_affine
-
-    affine = channel_affine(setup.input_range, setup.source.info, setup.input_shape[2])
-    return replace(setup, input_range="raw") if session.take_preprocessing(affine) else setup
+    taken = session.take_preprocessing(
+        InputRange.of(setup.input_range, setup.source.info, setup.input_shape[2])
+    )
+    return replace(setup, input_range="raw") if taken else setup
 
 
 def draw_seed() -> int:
@@ -92,7 +93,7 @@ def draw_seed() -> int:
 
 
 def input_range(normalise: str, record: ModelRecord) -> str:
-    """Returns the range of the images that a network is trained with, one of ``preprocessing.INPUT_RANGES``.
+    """Returns the range of the images that a network is trained with, one of ``pixels.INPUT_RANGES``.
 
     Raises:
         ConfigurationError: each image of a segmentation network is to be normalised by itself, but the network sees

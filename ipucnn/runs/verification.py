@@ -19,6 +19,7 @@ from scipy import special
 
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ThresholdError, UserError
 from ipucnn.filesystem import write_text
 from ipucnn.runs import runtimes
@@ -136,9 +137,8 @@ def _batches(
 ) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields images for the exported network, the session's inputs and its logits, without padding."""
     from ipucnn.datasets.pipeline import data_errors
-    from ipucnn.datasets.preprocessing import normalise
 
-    info, network_range = trained.source.info, trained.input_range
+    network_range = InputRange.of(trained.input_range, trained.source.info, trained.input_shape[2])
     setup = replace(trained, source=replace(trained.source, eval=examples))
     setup = replace(setup, input_range="raw") if as_pixels else setup
     with data_errors():
@@ -146,8 +146,8 @@ def _batches(
             images, inputs = np.asarray(batch), batch
             if as_pixels:
                 # Resizing and the weights of red, green and blue leave fractions.
-                images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
-                inputs = normalise(np.float32(images), network_range, info)
+                images = in_8_bits(images)
+                inputs = network_range.apply(np.float32(images))
             is_sample = np.asarray(weights) > 0
             logits = np.asarray(session.predict([inputs])[0])
             yield images[is_sample], np.asarray(inputs)[is_sample], logits[is_sample]

@@ -32,7 +32,7 @@ from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
-    from ipucnn.datasets.preprocessing import ChannelAffine
+    from ipucnn.datasets.pixels import InputRange
     from ipucnn.training.losses import Loss
 
 
@@ -263,13 +263,13 @@ class Session:
     evaluated: Mapping[str, np.ndarray] = {}
     would_fit: Optional[MemoryAdvice] = None
 
-    def take_preprocessing(self, affine: "ChannelAffine") -> bool:
+    def take_preprocessing(self, input_range: "InputRange") -> bool:
         """Returns whether the session itself scales images from pixels 0 to 255 to the network's range.
 
         Call it before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
 
         Args:
-            affine: the function that the session would apply to each channel.
+            input_range: the network's range, into which the session would bring the images.
         """
         return False
 

@@ -26,6 +26,7 @@ from scipy import special
 
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import ArrayExamples
+from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.datasets.segmentation.patches import mirror, patch_starts
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
@@ -389,7 +390,7 @@ def _predicted(
         setup.source.info,
         batch_size=1,
         input_shape=setup.input_shape,
-        input_range=setup.record.input_range,
+        input_range=setup.input_range,
         output_shape=setup.output_shape,
         patch_step=setup.record.size_step,
     )
@@ -400,7 +401,7 @@ def _predicted(
     if setup.source.info.patchwise:
         predicted = stitch(patches, one.images.shape[1:3], setup.record.size_step)
         return SegmentedImage(name, one.images[0], predicted, classes, one.labels[0])
-    sized = np.clip(np.round(prepare_size(one.images, setup.input_shape).numpy()), 0, 255).astype(np.uint8)
+    sized = in_8_bits(prepare_size(one.images, setup.input_shape))
     assert setup.output_shape is not None  # set in segmentation networks
     inner, whole = ("x".join(map(str, size)) for size in (setup.output_shape, setup.input_shape[:2]))
     name += "" if inner == whole else f", the inner {inner} of {whole} pixels"

@@ -22,11 +22,10 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import MEASURE
-from ipucnn.datasets.preprocessing import ChannelAffine
+from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
 from ipucnn.models.names import moved_statistics
-from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.host.division import (
@@ -98,7 +97,7 @@ class HostSession(Session):
     ) -> None:
         self._config = config
         self._cluster = Cluster() if cluster is None else cluster
-        self._preprocessing = Preprocessing("float32")
+        self._transfer = Transfer("float32")
         self.device = device
         self.places = self._devices = tuple(places)
         self.num_parallel = 1
@@ -110,10 +109,12 @@ class HostSession(Session):
         # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
         self._waited_s = 0.0
 
-    def take_preprocessing(self, affine: ChannelAffine) -> bool:
+    def take_preprocessing(self, input_range: InputRange) -> bool:
         """Takes the last step of preprocessing if ``eight_bit_transfer`` or ``accelerator_side_preprocess`` is set."""
-        self._preprocessing = self._preprocessing.on_device(affine, self._config)
-        return self._preprocessing.affine is not None
+        self._transfer = self._transfer.moved(
+            input_range, self._config.eight_bit_transfer, self._config.accelerator_side_preprocess
+        )
+        return self._transfer.on_device is not None
 
     def compile(
         self,
@@ -155,7 +156,7 @@ class HostSession(Session):
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._make_forward(model, loss)
         self._large_batches = LargeBatches(
-            model, self._arithmetic, self._preprocessing.unpack, self._on_cpu, self._evaluated_at_once
+            model, self._arithmetic, self._transfer.unpack, self._on_cpu, self._evaluated_at_once
         )
         trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
         return self._report(model, trace_s, program.fused_micro_batches, operations)
@@ -314,7 +315,7 @@ class HostSession(Session):
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """Returns an iterator over the data set, which continues where it stopped."""
-        return iter(self._preprocessing.pack_8_bits(dataset))
+        return iter(self._transfer.pack_8_bits(dataset))
 
     def _run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
         """Calls the compiled loop once."""
@@ -365,7 +366,7 @@ class HostSession(Session):
         self.prepare_evaluation(model, None)
         forward: Any = self._forward
         started = time.perf_counter()
-        images = tf.TensorSpec(batch_shape, self._preprocessing.transfer)
+        images = tf.TensorSpec(batch_shape, self._transfer.dtype)
         with tf.device(self.place):
             graph = forward.get_concrete_function(images).graph
         return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
@@ -379,7 +380,7 @@ class HostSession(Session):
         self._take_capacity(model)
 
     def _network(self, model: KerasModel, splits: Sequence[str] = ()) -> Network:
-        return Network(model, self._arithmetic, self._preprocessing.unpack, splits, on_cpu=self._on_cpu)
+        return Network(model, self._arithmetic, self._transfer.unpack, splits, on_cpu=self._on_cpu)
 
     def _make_forward(self, model: KerasModel, loss: Optional[Loss]) -> None:
         """Makes the function of evaluation, from images to logits."""
@@ -435,7 +436,7 @@ class HostSession(Session):
 
     def _sums_of_group(self, group: Sequence[Batch], at_once: int) -> List[Sums]:
         """Returns the sums of metrics of each batch in a group, which has at most ``at_once`` batches per device."""
-        forward, pack = self._forward, self._preprocessing.pack
+        forward, pack = self._forward, self._transfer.pack
         assert forward is not None
 
         def logits_of(place: str, batch: Batch) -> Tensor:
@@ -471,7 +472,7 @@ class HostSession(Session):
         """Returns the logits of each element; each element is one batch."""
         if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
-        predict, pack = self._forward, self._preprocessing.pack
+        predict, pack = self._forward, self._transfer.pack
 
         def of_batch(images: Tensor) -> np.ndarray:
             with tf.device(self.place):

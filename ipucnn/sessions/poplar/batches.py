@@ -10,7 +10,7 @@ from typing import Any, Tuple
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfDataset
-from ipucnn.sessions.device_preprocessing import Preprocessing
+from ipucnn.datasets.pixels import Transfer
 from ipucnn.sessions.processes import Instances
 from ipucnn.training.losses import padding_scale
 from ipucnn.training.program import SEED_MASK, Program
@@ -29,7 +29,7 @@ def training_batches(
     program: Program,
     first_update: int,
     takes_seeds: bool,
-    preprocess: Preprocessing,
+    preprocess: Transfer,
     instances: Instances,
 ) -> TfDataset:
     """Returns the data set for ``fit``.
@@ -39,7 +39,7 @@ def training_batches(
         program: the Program with the batch sizes.
         first_update: the number of the first weight update.
         takes_seeds: whether the model's second input is the seeds of the micro-batch.
-        preprocess: the last step of preprocessing.
+        preprocess: how images get to the IPUs.
         instances: the instance of this process, which has every ``count``-th micro-batch, from ``index`` on.
 
     Returns:

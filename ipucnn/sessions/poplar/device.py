@@ -14,7 +14,7 @@ import numpy as np
 
 from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
-from ipucnn.sessions.device_preprocessing import Preprocessing
+from ipucnn.datasets.pixels import Transfer
 from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config
@@ -121,14 +121,14 @@ class Device:
         instances: the instances of ``poprun``, and which one this process is.
         config: the options of the run.
         num_ipus: the IPUs of this process; 0 before :meth:`configure`.
-        preprocess: the last step of preprocessing.
+        preprocess: how images get to the IPUs.
         would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
     """
 
     def __init__(self, api: Api, instances: Instances, config: RunConfig) -> None:
         self.api, self.instances, self.config = api, instances, config
         self.num_ipus = 0
-        self.preprocess = Preprocessing(compute_type(config.precision))
+        self.preprocess = Transfer(compute_type(config.precision))
         self.would_fit: Optional[MemoryAdvice] = None
         self.kept_remotely: Sequence[str] = ()
         self._strategy: SdkModule = None

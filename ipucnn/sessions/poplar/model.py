@@ -25,11 +25,10 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
-from ipucnn.datasets.preprocessing import ChannelAffine
+from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
 from ipucnn.models.layers import micro_batches
 from ipucnn.models.names import INPUT_NAME, named_weights
-from ipucnn.sessions.device_preprocessing import Preprocessing
 from ipucnn.sessions.poplar.device import Api, compute_type
 
 SEEDS_NAME = "micro_batch_seeds"
@@ -89,25 +88,25 @@ class Preprocess(keras.layers.Layer):
     """Converts pixels from 0 to 255 to the network's input range, on the IPU.
 
     Args:
-        affine: the function to apply to each channel.
+        input_range: the network's range.
         fused: ``ipu.image_ops.normalise_image``, which applies it in one operation; or None.
         compute: the type of the result.
     """
 
     def __init__(
-        self, affine: ChannelAffine, fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: object
+        self, input_range: InputRange, fused: Optional[Callable[..., Tensor]], compute: str, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
-        self._affine, self._fused, self._compute = affine, fused, compute
+        self._range, self._fused, self._compute = input_range, fused, compute
 
     def call(self, inputs: Tensor) -> Tensor:
-        affine = self._affine
         if self._fused is not None:
-            offsets = tf.constant(affine.offsets, self._compute)
-            factors = tf.constant(affine.factors, self._compute)
+            offsets = tf.constant(self._range.offsets, self._compute)
+            factors = tf.constant(self._range.factors, self._compute)
             # The operation pads three channels to four, and turns 8 bits into 16.
-            return tf.cast(self._fused(inputs, offsets, factors, affine.scale)[..., :3], self._compute)
-        return tf.cast(affine.apply(tf.cast(inputs, tf.float32)), self._compute)
+            fused = self._fused(inputs, offsets, factors, 1 / self._range.divisor)
+            return tf.cast(fused[..., :3], self._compute)
+        return tf.cast(self._range.apply_in_network(tf.cast(inputs, tf.float32)), self._compute)
 
 
 class _FusedBatchNorm(keras.layers.Layer):
@@ -224,7 +223,7 @@ class ModelSpec:
     purpose: str
     precision: str
     stateless_dropout: bool
-    preprocess: Preprocessing
+    preprocess: Transfer
     fused_preprocessing: bool
 
 
@@ -350,12 +349,12 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
     first = blueprint.steps[0]
     sizes = tuple(int(n) for n in network.inputs[0].shape[1:])
     compute = compute_type(spec.precision)
-    transfer, affine = spec.preprocess.transfer, spec.preprocess.affine
+    transfer, on_device = spec.preprocess.dtype, spec.preprocess.on_device
     images = keras.Input(batch_shape=(spec.micro_batch_size, *sizes), name=INPUT_NAME, dtype=transfer)
     x = images
-    if affine is not None:
+    if on_device is not None:
         fused = api.ipu.image_ops.normalise_image if spec.fused_preprocessing else None
-        x = Preprocess(affine, fused, compute, name="preprocess", dtype=compute)(images)
+        x = Preprocess(on_device, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
     for step in blueprint.steps[1:]:
         sources = [tensors[source] for source in step.inputs]

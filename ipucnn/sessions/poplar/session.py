@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfDataset
-from ipucnn.datasets.preprocessing import ChannelAffine
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.sessions.host.arithmetic import Arithmetic
@@ -77,19 +77,21 @@ class PoplarSession(Session):
         self._large_batches: Optional[LargeBatches] = None
         self._host_weights: Optional[Weights] = None
 
-    def take_preprocessing(self, affine: ChannelAffine) -> bool:
+    def take_preprocessing(self, input_range: InputRange) -> bool:
         """Takes the last step of preprocessing with ``eight_bit_transfer`` or ``accelerator_side_preprocess``.
 
         Raises:
             ConfigurationError: the SDK's fused operation does not support it.
         """
-        preprocess = self._device.preprocess.on_device(affine, self._config)
-        if preprocess.affine is None:
+        preprocess = self._device.preprocess.moved(
+            input_range, self._config.eight_bit_transfer, self._config.accelerator_side_preprocess
+        )
+        if preprocess.on_device is None:
             return False
         if self._config.fused_preprocessing and (
-            affine.per_image or affine.reverse or len(affine.offsets) != 3
+            input_range.per_image or input_range.reverse or len(input_range.offsets) != 3
         ):
-            what = "an image by itself" if affine.per_image else "other channels"
+            what = "an image by itself" if input_range.per_image else "other channels"
             raise ConfigurationError(
                 f"--fused-preprocessing normalises red, green and blue by constants, and this network takes {what}",
                 "drop it; preprocessing still runs on the IPU",
