@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource
-from ipucnn.reports.sheets import FALSE, GREY, MISSED, RIGHT, dice, save_predictions
+from ipucnn.reports.sheets import FALSE_BACKGROUND, FALSE_FOREGROUND, GREY, dice, save_predictions
 from ipucnn.runs.images.outputs import Classes, class_colours
 from ipucnn.runs.images.segmentation import SegmentedImage, predicted_images
 from ipucnn.runs.setup import Setup, move_preprocessing
@@ -33,10 +33,13 @@ def test_colours_mark_right_and_wrong_pixels(tmp_path):
     pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
     scale = 7  # 40 pixels are shown 280 wide
     left, top = 10 + 3 * (40 * scale + 4), 5 + 15 + 4 + 15 + 5  # below the legend and the heads
-    for row, colour in ((5, MISSED), (15, RIGHT), (25, FALSE)):
-        pixel = pixels[top + row * scale + 2, left + 2 * scale]
-        assert np.abs(pixel - (0.3 * 100 + 0.7 * np.array(colour))).max() <= 1
-    assert pixels[top + 35 * scale, left + 30 * scale].tolist() == [100, 100, 100]
+    for row, colour in (
+        (5, FALSE_FOREGROUND),
+        (15, (0, 0, 0)),
+        (25, FALSE_BACKGROUND),
+        (35, (255, 255, 255)),
+    ):
+        assert pixels[top + row * scale + 2, left + 2 * scale].tolist() == list(colour)
 
 
 @pytest.mark.parametrize("side", [30, 700])

@@ -502,10 +502,14 @@ def test_evaluation_table(trained, run):
 
 
 def test_differences_are_coloured_by_kind():
-    from ipucnn.reports.evaluate import FALSE_BACKGROUND, FALSE_FOREGROUND, difference
+    from ipucnn.reports.sheets import FALSE_BACKGROUND, FALSE_FOREGROUND, WRONG, errors
+    from ipucnn.runs.images.outputs import IGNORED_COLOUR
 
-    drawn = difference(np.array([[0, 0, 1, 1]]), np.array([[0, 1, 0, 1]]))
-    assert drawn.tolist() == [[[0, 0, 0], list(FALSE_FOREGROUND), list(FALSE_BACKGROUND), [255, 255, 255]]]
+    drawn = errors(np.array([[0, 0, 1, 1, -1]]), np.array([[0, 1, 0, 1, 1]]), is_binary=True)
+    mistakes = [FALSE_FOREGROUND, FALSE_BACKGROUND]
+    assert drawn.tolist() == [[[0, 0, 0], *map(list, mistakes), [255, 255, 255], list(IGNORED_COLOUR)]]
+    drawn = errors(np.array([[0, 0, 1, 2, 2, -1]]), np.array([[0, 1, 0, 1, 2, 0]]), is_binary=False)
+    assert drawn.tolist() == [[[0, 0, 0], *[list(WRONG)] * 3, [255, 255, 255], list(IGNORED_COLOUR)]]
 
 
 def test_sheet_rows_are_as_high_as_their_pictures(tmp_path):
@@ -543,9 +547,9 @@ def test_sheet_columns_are_as_wide_as_their_pictures(tmp_path):
 )
 def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path, names, of_masks):
     from ipucnn.datasets.verification.samples import Sample
-    from ipucnn.reports.evaluate import RIGHT_FOREGROUND, WRONG, WorstSheet
+    from ipucnn.reports.evaluate import WorstSheet
     from ipucnn.reports.infer import MaskSheet
-    from ipucnn.reports.sheets import save_predictions
+    from ipucnn.reports.sheets import RIGHT_FOREGROUND, WRONG, save_predictions
     from ipucnn.reports.verify import LabelSheet
     from ipucnn.runs.images.segmentation import SegmentedImage
 
@@ -561,14 +565,15 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
         for name in ("worst", "masks"):
             sheets[name].take(segmented)
         sheets["labels"].add(number, Sample("x.tif", "", [], image, mask, names, of_masks))
+    for name, sheet in sheets.items():
+        sheet.save(tmp_path / f"{name}.png")
     worst = dict(sheets["worst"].legend)
     assert worst[RIGHT_FOREGROUND] == ("cell" if count == 2 else "right")
     assert sheets["masks"].legend == tuple(zip(colours, names))[1:]
     assert count == 2 or (
         worst[WRONG] and all(worst[colour] == name for colour, name in zip(colours[1:], names[1:]))
     )
-    for name, sheet in sheets.items():
-        sheet.save(tmp_path / f"{name}.png")
+    for name in sheets:
         pixels = np.asarray(Image.open(tmp_path / f"{name}.png"))
         height, width = pixels.shape[:2]
         assert height <= 1.3 * width, name

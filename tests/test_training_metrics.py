@@ -158,11 +158,6 @@ def test_labels_that_are_no_classes_are_refused(labels, found):
         EvaluationTotals(3).add(logits, np.array(labels))
 
 
-def test_evaluations_do_not_ignore_pixels():
-    with pytest.raises(DataError, match="labels from -1 to 0"):
-        EvaluationTotals(2).add(np.zeros((1, 1, 2, 2), np.float32), np.array([[[-1, 0]]]))
-
-
 def test_no_sample_has_no_scores():
     totals = Totals()
     totals.add(Predictions(np.zeros((2, 3)), [0, 0], np.zeros(2)).sums())

@@ -87,7 +87,7 @@ class ArrayExamples:
 
     Attributes:
         images: uint8 [n, h, w, c].
-        labels: int32 [n] of classes, or uint8 [n, h, w] of masks.
+        labels: int32 [n] of classes, or uint8 [n, h, w] of masks, int16 if pixels are ignored (``patches.IGNORED``).
         names: the images' file names, for reports; empty if the images are not files.
     """
 

@@ -600,7 +600,8 @@ def evaluation_patches(
         The number of patches, and a function for ``tf.data`` that takes the numbers of a batch's patches, int64
         [batch_size].  The function returns float32 images [batch_size, *size, c] in 0..255, int32 labels
         [batch_size, *output], and float32 weights [batch_size]: the number of pixels that count in each patch, which
-        is an integer, so that sums are exact.  For numbers beyond the last patch it returns zeros of weight 0.
+        is an integer, so that sums are exact, and 0 if all pixels of a patch are ignored.  For numbers beyond the last
+        patch it returns zeros of weight 0.
     """
     from ipucnn.datasets.segmentation.patches import IGNORED, counted, seen
 
@@ -608,11 +609,10 @@ def evaluation_patches(
     places = counted((height, width), output, step)
     rows, columns = seen((height, width), output, size, step)
     top, left = (size[0] - output[0]) // 2, (size[1] - output[1]) // 2
-    sizes = np.float32(places.sum(axis=(1, 2)))
     stored = tf.constant(examples.images.reshape(-1, channels))
     classes = tf.constant(np.ascontiguousarray(examples.labels).reshape(-1))
     rows, columns = tf.constant(rows), tf.constant(columns)
-    counts, sizes = tf.constant(places), tf.constant(sizes)
+    counts = tf.constant(places)
 
     def cut(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         is_real = numbers < num * len(places)
@@ -628,7 +628,7 @@ def evaluation_patches(
         images = tf.cast(tf.gather(stored, pixels), tf.float32) * tf.cast(real[..., tf.newaxis], tf.float32)
         labels = tf.cast(tf.gather(classes, inner), tf.int32)
         labels = tf.where(tf.gather(counts, patch) & real, labels, IGNORED)
-        weights = tf.gather(sizes, patch) * tf.cast(is_real, tf.float32)
+        weights = tf.cast(tf.math.count_nonzero(labels >= 0, axis=(1, 2)), tf.float32)
         images.set_shape((batch_size, *size, channels))
         labels.set_shape((batch_size, *output))
         return images, labels, weights

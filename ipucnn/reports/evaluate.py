@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
-import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -29,9 +28,8 @@ from ipucnn.reports.console import (
     titled,
 )
 from ipucnn.reports.figures import label, new_figure, save_figure
-from ipucnn.reports.sheets import FALSE, MISSED, Colour, PanelSheet
+from ipucnn.reports.sheets import PanelSheet, compared, legend_of_errors
 from ipucnn.runs.evaluate import mean_dice
-from ipucnn.runs.images.outputs import mask_picture
 from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
 from ipucnn.text import counted, printable
 from ipucnn.training.segment_scores import SCORES
@@ -51,12 +49,6 @@ MOST_COLUMNS = 4
 """Most classes of a segmentation that get a column each in the table of the worst images."""
 MOST_NUMBERS, MOST_NAMES = 15, 40
 """Most classes for which the figure's matrix has counts in its cells, and class names on its axes."""
-# Colours of the difference between a true and a predicted mask.
-RIGHT_FOREGROUND: Colour = (255, 255, 255)
-RIGHT_BACKGROUND: Colour = (0, 0, 0)
-FALSE_FOREGROUND: Colour = MISSED
-FALSE_BACKGROUND: Colour = FALSE
-WRONG: Colour = (255, 0, 255)
 
 
 def evaluation_json(result: PlainDict) -> str:
@@ -329,41 +321,14 @@ class WorstSheet(PanelSheet):
 
     def take(self, image: SegmentedImage) -> None:
         """Takes an image if it is one of the worst so far."""
-        first, second = image.classes.names[:2]
-        if image.classes.is_binary:
-            self.legend = (
-                (RIGHT_BACKGROUND, first),
-                (RIGHT_FOREGROUND, second),
-                (FALSE_BACKGROUND, f"{second} taken for {first}"),
-                (FALSE_FOREGROUND, f"{first} taken for {second}"),
-            )
-        else:
-            wrong = (WRONG, "taken for another class")
-            self.legend = (*image.classes.legend, wrong, (RIGHT_FOREGROUND, "right"))
         self._worst = sorted([*self._worst, image], key=lambda image: image.mean_dice)[:WORST_DRAWN]
 
     def save(self, path: Path) -> None:
         """Draws the sheet, see :meth:`Sheet.save`."""
+        self.legend = legend_of_errors(self._worst)
         for image in self._worst:
-            assert image.truth is not None
-            masks = (mask_picture(mask, image.classes.colours) for mask in (image.truth, image.predicted))
-            compare = difference if image.classes.is_binary else wrong_pixels
-            pictures = [image.image, *masks, compare(image.truth, image.predicted)]
-            self.add(f"{image.name}: mean Dice {image.mean_dice:.4f}", pictures)
+            self.add(f"{image.name}: mean Dice {image.mean_dice:.4f}", compared(image))
         super().save(path)
-
-
-def difference(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Returns uint8 [h, w, 3]: right pixels white (class 1) and black (class 0), wrong ones in colour."""
-    truth, predicted = np.asarray(truth) > 0, np.asarray(predicted) > 0
-    colours = np.array([[RIGHT_BACKGROUND, FALSE_FOREGROUND], [FALSE_BACKGROUND, RIGHT_FOREGROUND]], np.uint8)
-    return colours[truth.astype(int), predicted.astype(int)]
-
-
-def wrong_pixels(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Returns uint8 [h, w, 3] for several classes: right pixels white (class 0: black), wrong ones in one colour."""
-    right = np.array([RIGHT_BACKGROUND, RIGHT_FOREGROUND], np.uint8)[(truth > 0).astype(int)]
-    return np.where((truth != predicted)[..., np.newaxis], np.array(WRONG, np.uint8), right)
 
 
 # --- the figure

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Callable, List, Sequence, Set, Tuple, Union
 import numpy as np
 
 from ipucnn.aliases import PlainDict
+from ipucnn.datasets.segmentation.patches import IGNORED
+from ipucnn.runs.images.outputs import IGNORED_COLOUR, mask_picture
 from ipucnn.text import counted, to_ascii
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ MOST_ASPECT = 1.2
 """Images are placed side by side if the sheet would otherwise be taller than this many times its width."""
 GREEN, RED, GREY, BLACK = (34, 139, 34), (200, 30, 30), (190, 190, 190), (0, 0, 0)
 DARK, WHITE = (90, 90, 90), (255, 255, 255)
-RIGHT, MISSED, FALSE = (0, 158, 115), (213, 94, 0), (86, 180, 233)
+RIGHT_BACKGROUND, RIGHT_FOREGROUND = BLACK, WHITE
+FALSE_FOREGROUND, FALSE_BACKGROUND, WRONG = (213, 94, 0), (86, 180, 233), (255, 0, 255)
 """Colours that colour-blind people can distinguish, too (Okabe and Ito 2008)."""
 
 
@@ -361,50 +364,61 @@ def _small(pixels: np.ndarray, side: int) -> PilImage:
 def save_predictions(images: Sequence[SegmentedImage], path: Path, heading: str = "") -> None:
     """Draws images with their true and predicted masks into a PNG file, completely or not at all.
 
-    The difference tints the rarest class of the truth where it is right, missed, or predicted falsely.
-
     Args:
         heading: line above the images with the run and its score.
     """
     from ipucnn.filesystem import write_atomically
 
-    classes, shown = images[0].classes, _rarer_class(images)
-    name, white = classes.names[shown], f" (white: {classes.names[1]})" if classes.is_binary else ""
-    sheet = PanelSheet(
-        ("image", f"truth{white}", f"prediction{white}", "difference"), side=PREDICTION_SIDE, heading=heading
-    )
+    classes = images[0].classes
+    sheet = PanelSheet(("image", "truth", "prediction", "difference"), side=PREDICTION_SIDE, heading=heading)
     sheet.expect(len(images))
-    of_masks = () if classes.is_binary else classes.legend
-    sheet.legend = (*of_masks, (RIGHT, f"{name}: right"), (MISSED, "missed"), (FALSE, "false"))
+    sheet.legend = legend_of_errors(images)
     for image in images:
         scores = ", ".join(f"Dice of {each} {dice(image, k):.3f}" for k, each in enumerate(classes.names))
-        sheet.add(f"{image.name}: {scores}", _panels(image, shown))
+        sheet.add(f"{image.name}: {scores}", compared(image))
     write_atomically(path, sheet.save)
 
 
 def dice(image: SegmentedImage, which: int) -> float:
-    """Returns the Dice score of a class on one image; 1 if neither mask has it."""
-    truth, predicted = image.truth == which, image.predicted == which
+    """Returns the Dice score of a class over the pixels of an image that count; 1 if neither mask has it."""
+    assert image.truth is not None
+    truth, predicted = image.truth == which, (image.predicted == which) & (image.truth != IGNORED)
     both = int(np.sum(truth)) + int(predicted.sum())
     return 2 * int((truth & predicted).sum()) / both if both else 1.0
 
 
-def _rarer_class(images: Sequence[SegmentedImage]) -> int:
-    counts = np.bincount(np.concatenate([np.ravel(image.truth) for image in images]).astype(np.int64))
-    return int(min(np.flatnonzero(counts), key=lambda k: counts[k]))
-
-
-def _panels(image: SegmentedImage, shown: int) -> List[np.ndarray]:
-    from ipucnn.runs.images.outputs import mask_picture
-
-    pixels = np.repeat(image.image, 3, axis=2) if image.image.shape[-1] == 1 else image.image[..., :3]
+def compared(image: SegmentedImage) -> List[np.ndarray]:
+    """Returns the pictures of an image whose truth is known: the image, its true and predicted mask, and the errors."""
+    assert image.truth is not None
     masks = [mask_picture(np.asarray(mask), image.classes.colours) for mask in (image.truth, image.predicted)]
-    truth, predicted = image.truth == shown, image.predicted == shown
-    tinted: np.ndarray = pixels.astype(np.float64)
-    for where, colour in (
-        (truth & predicted, RIGHT),
-        (truth & ~predicted, MISSED),
-        (~truth & predicted, FALSE),
-    ):
-        tinted[where] = 0.3 * tinted[where] + 0.7 * np.array(colour)
-    return [pixels, *masks, np.round(tinted).astype(np.uint8)]
+    return [image.image, *masks, errors(image.truth, image.predicted, image.classes.is_binary)]
+
+
+def errors(truth: np.ndarray, predicted: np.ndarray, is_binary: bool) -> np.ndarray:
+    """Returns uint8 [h, w, 3]: right pixels are black (class 0) and white, wrong ones coloured, ignored ones grey.
+
+    Of two classes, each has its own colour where it was taken for the other.
+    """
+    truth, predicted = np.asarray(truth), np.asarray(predicted)
+    wrong = [FALSE_FOREGROUND, FALSE_BACKGROUND] if is_binary else [WRONG, WRONG]
+    colours = np.array([RIGHT_BACKGROUND, RIGHT_FOREGROUND, *wrong, IGNORED_COLOUR], np.uint8)
+    kinds = (truth > 0) + 2 * (truth != predicted)
+    return colours[np.where(truth == IGNORED, 4, kinds)]
+
+
+def legend_of_errors(images: Sequence[SegmentedImage]) -> Tuple[Tuple[Colour, str], ...]:
+    """Returns the colours in the pictures of :func:`compared`, with their meanings."""
+    classes = images[0].classes
+    has_ignored = any(bool(np.any(np.equal(image.truth, IGNORED))) for image in images)
+    ignored = ((IGNORED_COLOUR, "not counted"),) if has_ignored else ()
+    if not classes.is_binary:
+        wrong = (WRONG, "taken for another class")
+        return (*classes.legend, wrong, (RIGHT_FOREGROUND, "right"), *ignored)
+    first, second = classes.names
+    return (
+        (RIGHT_BACKGROUND, first),
+        (RIGHT_FOREGROUND, second),
+        (FALSE_BACKGROUND, f"{second} taken for {first}"),
+        (FALSE_FOREGROUND, f"{first} taken for {second}"),
+        *ignored,
+    )

@@ -14,6 +14,7 @@ import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
@@ -267,7 +268,8 @@ class MaskEvaluation:
         }
         if self._classes.is_binary:
             probability = foreground_probability(logits)
-            masks = [probability > threshold for threshold in CANDIDATES]
+            known = truth != IGNORED
+            masks = [known & (probability > threshold) for threshold in CANDIDATES]
             self._above += [(np.count_nonzero(truth[mask]), np.count_nonzero(mask)) for mask in masks]
             if self._scores is not None and self._baseline is not None:
                 started = time.perf_counter()

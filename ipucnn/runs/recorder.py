@@ -16,7 +16,7 @@ from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import RESUMABLE
 from ipucnn.config.values import norm_of
-from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import entries
 from ipucnn.interrupts import Interrupted, InterruptGuard
@@ -327,7 +327,7 @@ class Recorder:
                 f"the validation loss is {metrics['loss']} after weight update {event.weight_updates:,}",
                 "lower the learning rate",
             )
-        metrics = {**metrics, "samples": _num_images(metrics["samples"], self._context.info)}
+        metrics = {**metrics, "samples": _num_images(metrics["samples"], self._context.source)}
         figure = metrics[_figure(metrics)]
         is_best = state.best is None or figure > state.best[_figure(metrics)]
         self._record(
@@ -655,22 +655,19 @@ def _portable(config: RunConfig) -> RunConfig:
     return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
 
 
-def _num_images(weight: float, info: DatasetInfo) -> int:
+def _num_images(weight: float, source: DataSource) -> int:
     """Returns the number of images in a validation.
 
     Args:
-        weight: the sum of the validation's weights: pixels if images are split into patches (``info.patchwise``), else
-            samples.
-        info: the facts of the data set.
+        weight: the sum of the validation's weights: pixels that count if images are split into patches
+            (``info.patchwise``), else samples.
+        source: the data set.
     """
-    height, width = info.image_shape[:2]
-    pixels = (height or 1) * (width or 1)
-    count, rest = divmod(weight, pixels) if info.patchwise else (weight, 0)
-    if rest or count != int(count):
-        raise RuntimeError(
-            f"the validation's weights add up to {weight:g}, which is no whole number of images"
-        )
-    return int(count)
+    examples = source.eval
+    counted = np.count_nonzero(examples.labels >= 0) if source.info.patchwise else len(examples)
+    if weight != counted:
+        raise RuntimeError(f"the validation's weights add up to {weight:g}, and the data set has {counted:,}")
+    return len(examples)
 
 
 def _validated_pixels(setup: Setup) -> Optional[PlainDict]:

@@ -29,14 +29,17 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the soft Dice of one image, 2 sum(p t) / (sum(p p) + sum(t t)), averaged over all classes.
 
+    The sums are over the pixels that are not ignored.
+
     The public U-Net application reports its mean over images as the accuracy (``losses.py``,
     ``dice_coef_accuracy_fn``).
 
     Args:
         logits: (h, w, classes).
-        labels: integer (h, w).
+        labels: integer (h, w); pixels below 0 are ignored.
     """
-    probabilities = np.exp(log_softmax(logits))
+    known = np.asarray(labels) >= 0
+    probabilities = np.exp(log_softmax(logits)) * known[..., np.newaxis]
     truth = np.arange(logits.shape[-1]) == np.asarray(labels)[..., np.newaxis]
     overlap = (probabilities * truth).sum(axis=(0, 1))
     total = (probabilities**2).sum(axis=(0, 1)) + truth.sum(axis=(0, 1))
@@ -226,7 +229,7 @@ class EvaluationTotals:
 
         Args:
             logits: (n, classes) or (n, h, w, classes).
-            labels: integer (n,) or (n, h, w).
+            labels: integer (n,) or (n, h, w); pixels below 0 are ignored.
 
         Returns:
             The predicted classes, int64, and their probabilities, float64, shaped like ``labels``.
@@ -239,16 +242,16 @@ class EvaluationTotals:
                 "the network's outputs are not finite: its weights are damaged, or its training diverged",
                 "evaluate an earlier checkpoint with --checkpoint",
             )
-        _check_labels(np.asarray(labels), 0, self.num_classes)
         predictions = Predictions(logits, labels, np.ones(len(labels)))
         self._totals.add(predictions.sums(*self._loss))
         self.samples += len(labels)
-        truth, predicted = predictions.labels, predictions.classes
-        cells = np.bincount((truth * self.num_classes + predicted).ravel(), minlength=self.num_classes**2)
-        self.confusion += cells.reshape(self.num_classes, self.num_classes)
         confidence = np.exp(predictions.logs.max(axis=-1))
-        self._add_to_bins(confidence.ravel(), (predicted == truth).ravel())
-        return predicted, confidence
+        known = predictions.labels >= 0
+        truth, predicted = predictions.labels[known], predictions.classes[known]
+        cells = np.bincount(truth * self.num_classes + predicted, minlength=self.num_classes**2)
+        self.confusion += cells.reshape(self.num_classes, self.num_classes)
+        self._add_to_bins(confidence[known], predicted == truth)
+        return predictions.classes, confidence
 
     def _add_to_bins(self, confidence: np.ndarray, is_right: np.ndarray) -> None:
         # Bin m holds confidences in ((m - 1) / M, m / M] (Guo et al. 2017, section 2).

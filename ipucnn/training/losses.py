@@ -7,6 +7,7 @@ does so only within a micro-batch, as on an IPU.
 from dataclasses import dataclass
 from typing import Optional
 
+import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor
@@ -19,9 +20,18 @@ def class_numbers(labels: Tensor) -> Tensor:
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns float32, 1 for each sample or pixel whose class has the largest logit."""
+    """Returns float32, above 0 for each sample or pixel whose class has the largest logit, and else 0.
+
+    The mean over a sample is the share of right pixels among those that are not ignored.
+    """
     truth = class_numbers(labels)
-    return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
+    right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=truth.dtype), truth), tf.float32)
+    if len(truth.shape) == 1:
+        return right
+    counts = tf.cast(truth >= 0, tf.float32)
+    axes = list(range(1, len(truth.shape)))
+    pixels = float(np.prod(truth.shape[1:]))
+    return right * (pixels / tf.maximum(tf.reduce_sum(counts, axis=axes, keepdims=True), 1.0))
 
 
 def cross_entropy_per_sample(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -83,7 +93,8 @@ def _dice_per_micro_batch(logits: Tensor, labels: Tensor, num_micro_batches: int
 class Loss:
     """A loss, which training differentiates; :mod:`ipucnn.training.evaluation` computes it from float64 logits.
 
-    Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.patches.IGNORED``).
+    Pixels with a negative label are ignored (``ipucnn.datasets.segmentation.patches.IGNORED``): the cross-entropy of a
+    sample is the mean over its other pixels, and 0 if it has none.
 
     Attributes:
         name: cross_entropy, or bce_dice (cross-entropy plus Dice, for segmentation).

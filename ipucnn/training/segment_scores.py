@@ -213,7 +213,7 @@ class SegmentScores:
 
         Args:
             cell: (h, w) probability of cell in [0, 1].
-            truth: (h, w), nonzero for cell.
+            truth: (h, w), above 0 for cell; ignored pixels are left out as membranes are.
 
         Returns:
             Each of ``SCORES`` for this image alone at threshold 0.5; None if its truth has no cell, in which case the

@@ -17,7 +17,9 @@ from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
+    IGNORE,
     IMAGE_HINT,
+    TABLE,
     MaskClasses,
     check_values,
     classes_of_values,
@@ -27,6 +29,7 @@ from ipucnn.datasets.segmentation.masks import (
     picture_pixels,
     read_table,
 )
+from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.sources.imagefolder import EVAL_NAMES, EXTENSIONS, find_parts
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries, is_file, is_folder
@@ -293,11 +296,22 @@ def open_imagemasks(
     masks = [classes.of(stored[path], f"mask {printable(str(path))}") for _, path in every]
     images = _read_images(folder, every, masks, max_pixels)
     labels = np.stack(masks)
-    if len(mask_values(labels)) < 2:
+    is_ignored = labels == IGNORED
+    if len(mask_values(labels[~is_ignored])) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", LAYOUT)
     names = tuple(f"{path.parent.name}/{path.name}" for path, _ in every)
     examples, edge = ArrayExamples(images, labels, names), len(files["train"])
     train, held = examples.subset(slice(None, edge)), examples.subset(slice(edge, None))
+    warnings = [
+        f"{part}: left out {counted(len(alone), 'file')} without a partner: {_some(alone)}"
+        for part, alone in ((part, pairs[subset].alone) for subset, part in parts.items())
+        if alone
+    ]
+    if classes.ignored is not None:
+        warnings.append(
+            f"{TABLE}: {is_ignored.mean():.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in "
+            "any score"
+        )
     return data_source(
         train,
         held,
@@ -306,11 +320,7 @@ def open_imagemasks(
         class_names=classes.names,
         location=str(folder),
         augmentation="elastic",
-        warnings=tuple(
-            f"{part}: left out {counted(len(alone), 'file')} without a partner: {_some(alone)}"
-            for part, alone in ((part, pairs[subset].alone) for subset, part in parts.items())
-            if alone
-        ),
+        warnings=tuple(warnings),
         patchwise=True,
         own_split=is_undivided,
         class_colours=class_colours(classes, every[0][1], max_pixels),

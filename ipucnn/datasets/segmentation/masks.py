@@ -1,7 +1,8 @@
 """Reading of masks, and mapping of their values to classes.
 
 A mask has the class of each pixel.  With two classes, it has 0 and any one other value (for example 255 or 1).  With
-more, it has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` defines the value or the colour of each class.
+more, it has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` defines the value or the colour of each class.  Its
+line called "ignore" defines the value of pixels that count nowhere.
 """
 
 from pathlib import Path
@@ -11,11 +12,14 @@ import numpy as np
 
 from ipucnn.aliases import PillowImage
 from ipucnn.datasets.images import stretched
+from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file, read_bytes
 from ipucnn.text import counted, printable
 
 TABLE = "classes.txt"
+IGNORE = "ignore"
+"""The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
 MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
@@ -34,24 +38,33 @@ class MaskClasses(NamedTuple):
         values: the value of each class: a grey value, or red * 65536 + green * 256 + blue.
         colours: whether values are colours.
         any_other: whether every value except that of class 0 is class 1.
+        ignored: the value of pixels that do not count, if a table names one.
     """
 
     names: Tuple[str, ...]
     values: Tuple[int, ...]
     colours: bool = False
     any_other: bool = False
+    ignored: Optional[int] = None
 
     def of(self, mask: np.ndarray, origin: str) -> np.ndarray:
         """Returns the classes, uint8 [h, w], of a mask [h, w], or [h, w, 3] of colours.
 
+        With ``ignored``, they are int16, and IGNORED at the pixels of that value.
+
         Raises:
-            DataError: the mask has a value that is not in ``values``.
+            DataError: the mask has a value that is not in ``values``, or all its pixels are ignored.
         """
         flat = codes(mask, self.colours, origin)
         if self.any_other:
             return (flat != self.values[0]).astype(np.uint8)
-        order = np.argsort(self.values)
-        known = np.array(self.values, np.int64)[order]
+        values = list(self.values)
+        classes: np.ndarray = np.arange(len(values), dtype=np.uint8)
+        if self.ignored is not None:
+            values.append(self.ignored)
+            classes = np.append(classes.astype(np.int16), np.int16(IGNORED))
+        order = np.argsort(values)
+        known = np.array(values, np.int64)[order]
         places = np.minimum(np.searchsorted(known, flat), len(known) - 1)
         wrong = known[places] != flat
         if wrong.any():
@@ -66,7 +79,14 @@ class MaskClasses(NamedTuple):
                 f"name that value in {TABLE}, or correct the mask: no smoothing, no JPEG compression",
                 "mask-values",
             )
-        return order.astype(np.uint8)[places]
+        result: np.ndarray = classes[order][places]
+        if (result == IGNORED).all():
+            raise DataError(
+                f"{origin} has no pixel that counts: all have the value of {IGNORE}",
+                "remove the mask and its image, or mark a part of it",
+                "mask-values",
+            )
+        return result
 
 
 BINARY = MaskClasses(("background", "foreground"), (0, 255), any_other=True)
@@ -98,8 +118,8 @@ def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
 def read_table(folder: Path) -> Optional[MaskClasses]:
     """Reads ``classes.txt`` of a folder; returns None if there is no such file.
 
-    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``; its position, from 0, is its class.  Blank lines and lines
-    that begin with # are ignored.
+    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``; its position, from 0, is its class.  The line of the name
+    "ignore" is no class.  Blank lines and lines that begin with # are skipped.
 
     Raises:
         DataError: the file cannot be read, or has another format.
@@ -125,8 +145,9 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
             raise DataError(f"{origin}, line {number}: {printable(line.strip())!r} is no class", hint)
         rows.append((value, name))
     values, names = [value for value, _ in rows], [name for _, name in rows]
-    if not 2 <= len(rows) <= MOST_CLASSES:
-        raise DataError(f"{origin} has {len(rows)} classes; a mask has from 2 to {MOST_CLASSES}", hint)
+    num_classes = len(names) - names.count(IGNORE)
+    if not 2 <= num_classes <= MOST_CLASSES:
+        raise DataError(f"{origin} has {num_classes} classes; a mask has from 2 to {MOST_CLASSES}", hint)
     if len({len(value) for value in values}) > 1:
         raise DataError(f"{origin} has both grey values and colours", hint)
     for column, entries in (("value", values), ("name", names)):
@@ -136,7 +157,10 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
             raise DataError(f"{origin} has the {column} {shown} twice", hint)
     colours = len(values[0]) == 3
     packed = [value[0] * 65536 + value[1] * 256 + value[2] if colours else value[0] for value in values]
-    return MaskClasses(tuple(names), tuple(packed), colours)
+    ignored = packed.pop(names.index(IGNORE)) if IGNORE in names else None
+    return MaskClasses(
+        tuple(name for name in names if name != IGNORE), tuple(packed), colours, False, ignored
+    )
 
 
 def _is_number(word: str) -> bool:

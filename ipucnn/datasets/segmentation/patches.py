@@ -11,7 +11,8 @@ import numpy as np
 
 Size = Tuple[int, int]
 IGNORED = -1
-"""The label of pixels that a patch does not count: they lie beyond the image's border, or count in another patch."""
+"""The label of pixels that do not count in a patch: they lie beyond the image's border, count in another patch, or the
+set's table of classes has the line "ignore" for them."""
 
 
 def mirror(indices: np.ndarray, size: int) -> np.ndarray:

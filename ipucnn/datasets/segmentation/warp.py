@@ -116,10 +116,10 @@ def training_patches(
     output: Tuple[int, int],
     elastic: bool,
 ) -> Tuple[Tensor, Tensor]:
-    """Returns patches at random positions: float32 images [b, *size, c] in 0..255, and uint8 masks [b, *output].
+    """Returns patches at random positions: float32 images [b, *size, c] in 0..255, and masks [b, *output].
 
     Args:
-        images, masks: uint8 [n, h, w, c] and [n, h, w], the whole set.
+        images, masks: uint8 [n, h, w, c] and integers [n, h, w], the whole set.
         which: int64 [b], the image of each patch.
         random: int64 hashes [b, ELASTIC_DRAWS]; without ``elastic``, only the first TILE_DRAWS are used.
         size: (height, width) of the network's input.

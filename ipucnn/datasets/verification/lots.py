@@ -251,7 +251,9 @@ def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
     def lot(first: int, end: int) -> Lot:
         def decode(numbers: Sequence[int], is_drawn: bool) -> Optional[Decoded]:
             image, mask = (volume[first + numbers[0]] for volume in volumes)
-            return None if image is None or mask is None else _decode_pair(image, mask, mask != 0)
+            if image is None or mask is None:
+                return None
+            return _decode_pair(image, mask, (mask != 0).astype(np.uint8))
 
         count = max(0, min(end, len(images), len(masks)) - first)
         return Lot(
@@ -283,7 +285,7 @@ def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Dec
         "pixels": "grey" if image.ndim == 2 else "colour",
         "mask": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
     }
-    return Decoded(measure(pixels), mask[np.newaxis].astype(np.uint8), pixels, alike)
+    return Decoded(measure(pixels), mask[np.newaxis], pixels, alike)
 
 
 def imagemasks_lots(survey: Survey, folder: Path) -> Lots:

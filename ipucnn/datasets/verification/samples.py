@@ -60,7 +60,7 @@ class Decoded(NamedTuple):
 
     Attributes:
         measured: measurements of the pixels that training sees.
-        labels: classes, integers [n], or masks of classes, uint8 [n, h, w].
+        labels: classes, integers [n], or masks of classes and IGNORED, integers [n, h, w].
         images: uint8 [n, h, w, c]; None if no sample is drawn on the contact sheet and the pixels are not in memory.
         alike: properties that all samples should have in common; see ``survey.ALIKE``.
         format: Pillow's name of an image file's format.

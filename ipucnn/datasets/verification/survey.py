@@ -22,6 +22,7 @@ from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.problems import Problems
 from ipucnn.datasets.segmentation.masks import pixels_of
+from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
@@ -301,7 +302,7 @@ class Survey(Problems):
         if masks is not None:
             subset.class_unit = "pixels"
             labels = [zlib.crc32(np.ascontiguousarray(mask).data) for mask in masks]
-            counts = [np.bincount(mask.reshape(-1), minlength=num_classes) for mask in masks]
+            counts = [np.bincount(mask[mask != IGNORED], minlength=num_classes) for mask in masks]
         else:
             labels = decoded.labels.tolist()
             counts = [np.bincount([n for n in labels if 0 <= n < num_classes], minlength=num_classes)]

@@ -46,6 +46,7 @@ CLASS_COLOURS = (
     *((240, 228, 66), (86, 180, 233), (230, 159, 0)),
 )
 """Colours of the classes 1, 2, ..., also for colour-blind people (Okabe and Ito 2008); class 0 has none."""
+IGNORED_COLOUR: Colour = (128, 128, 128)
 
 
 class Spool:
@@ -180,12 +181,13 @@ def _class_colour(number: int) -> Colour:
 
 
 def mask_picture(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
-    """Returns uint8 [h, w, 3] of classes [h, w]; two classes are black and white."""
+    """Returns uint8 [h, w, 3] of classes [h, w]; two classes are black and white, ignored pixels are grey."""
     return _coloured(mask, ((0, 0, 0), (255, 255, 255)) if len(colours) == 2 else colours)
 
 
 def _coloured(mask: np.ndarray, colours: Sequence[Colour]) -> np.ndarray:
-    return np.array(colours, np.uint8)[np.minimum(mask, len(colours) - 1)]
+    # The colour of IGNORED, -1, is the last.
+    return np.array([*colours, IGNORED_COLOUR], np.uint8)[np.minimum(mask, len(colours) - 1)]
 
 
 def overlay(image: np.ndarray, mask: np.ndarray, colours: Sequence[Colour], shown: int = 1) -> np.ndarray:

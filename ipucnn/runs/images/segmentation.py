@@ -348,7 +348,7 @@ class SegmentedImage:
         image: uint8 [h, w, c].
         predicted: [h, w], the class of each pixel.
         classes: names and colours of the classes.
-        truth: [h, w], if known.
+        truth: [h, w], IGNORED at pixels that do not count, if known.
         probability: float32 [h, w]: of class 1 if there are two classes, else of the most probable class.
         mean_dice: score that ranks images, if the truth is known.
     """
@@ -406,4 +406,4 @@ def _predicted(
     inner, whole = ("x".join(map(str, size)) for size in (setup.output_shape, setup.input_shape[:2]))
     name += "" if inner == whole else f", the inner {inner} of {whole} pixels"
     image = crop_centre(sized, *setup.output_shape)[0]
-    return SegmentedImage(name, image, patches[0], classes, truths[0].astype(np.uint8))
+    return SegmentedImage(name, image, patches[0], classes, truths[0])
