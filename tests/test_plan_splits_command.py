@@ -91,7 +91,7 @@ def test_plan_as_json_text_page_and_file(run):
     assert page.lstrip().lower().startswith("<!doctype html") and planned.splits[0] in page
     for text in (" ".join(out.split()), page):
         assert f"({low:,.0f} to {high:,.0f} in 80% of cases)" in text
-        assert "80% of measurements" in text and "published configurations about as full" in text
+        assert "80% of measurements" in text and "published configurations with " in text
     compared = plan(run, FITTING, batch, "--compare plan.yml equal-layers equal-blocks")
     rows = {row.name: row for row in compared.comparison}
     assert list(rows) == ["plan.yml", "equal-layers", "equal-blocks"]
@@ -176,7 +176,10 @@ def test_the_report_fits_its_width(run, columns):
         (bar,) = re.findall(rf"^IPU {ipu.ipu} (\S+)\|", out, re.M)
         for name, size in ipu.predicted_memory_bytes.items():
             expected = len(bar) * size / ipu.capacity_bytes
-            assert bar.count(name[0]) == pytest.approx(expected, abs=1.01), name
+            # Each has a letter; the largest gives those that the smallest have too many.
+            is_largest = size == max(ipu.predicted_memory_bytes.values())
+            assert bar.count(name[0]) == pytest.approx(expected, abs=6 if is_largest else 1.01), name
+            assert (bar.count(name[0]) > 0) == (size > 0), name
 
 
 def test_given_splits_are_judged(run):
@@ -252,6 +255,35 @@ def check_hints(run, model, args):
         ipus = plan(run, model, *command).ipus
         assert max(ipus, key=lambda ipu: ipu.predicted_fill).verdict == verdict, command
     return hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--global-batch-size 67 --schedule Grouped --recomputation on",
+        "--global-batch-size 64 --micro-batch-size 3",
+        "--global-batch-size 67 --micro-batch-size 2",
+    ],
+)
+def test_hint_for_a_batch_that_no_pipeline_has_names_batches_that_one_has(run, words):
+    words = f"{SMALL} --ipus 4 {words}".split()
+    code, _, err = run("plan-splits", *words)
+    error, hint = err.splitlines()[-2:]
+    assert code == 2 and error.startswith("error: --global-batch-size 6") and "in any configuration of 4 IPUs" in error
+    hints = re.findall(r"(--[\w-]+) (\d+)(?: or (\d+))?", hint)
+    assert hints
+    for option, *values in hints:
+        for value in filter(None, values):
+            place = words.index(option)
+            assert run("plan-splits", *words[: place + 1], value, *words[place + 2 :])[0] == 0, (option, value)
+
+
+def test_page_of_segments_does_not_speak_of_pipelines(run):
+    words = "resnet50 --stages 8 --schedule Sequential --micro-batch-size 32 --device-mapping 0 0 0 0 0 0 0 0"
+    plan_splits(run, words, "--html p.html")
+    page = Path("p.html").read_text()
+    assert "No split into 9 to 16 stages on one IPU fits." in page
+    assert "Pipelines over several IPUs were not tried." in page and "up to 16 stages" not in page
 
 
 def test_hint_has_the_largest_micro_batches_that_fit(run):

@@ -23,7 +23,7 @@ from ipucnn.planning.cost.products import (
     partition_products,
     partition_work,
 )
-from ipucnn.planning.cost.schedule import predict, schedule_s, update_s
+from ipucnn.planning.cost.schedule import bottleneck_of, predict, schedule_s, update_s
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.settings import PlanSettings, uniform
 
@@ -374,6 +374,56 @@ def test_weight_update() -> None:
     assert offloaded - alone == pytest.approx(2 * 4e6 / system.remote_bytes_per_s)
     wide = update_s([1e6, 2e6], replace(one, precision="16.32", num_replicas=4), system)
     assert wide - 6 * 1.5e-6 == pytest.approx(2 * (many - 6 * 1.5e-6))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "forward", "backward", "transfer", "name"),
+    [
+        ("Grouped", (1, 1), (1, 1), 0.9, "stage 0"),
+        ("Grouped", (1, 1), (1, 1), 1.5, "transfer before stage 1"),  # a tick has it in both directions
+        ("Grouped", (1, 3), (2, 1), 0, "stage 1 forward and stage 0 backward"),
+        # The halves of a tick: stages 0 and 2 forward beside 1 backward, then the other way round.
+        ("Interleaved", (1, 5, 2), (3, 1, 4), 0, "stage 2 forward and stage 1 forward"),
+        ("Interleaved", (4, 1), (3, 2), 0, "stage 0"),
+        ("Sequential", (1, 1), (1, 1), 1.5, "compute"),
+        ("Sequential", (1, 1), (1, 1), 2.5, "transfer before stage 1"),
+    ],
+)
+def test_bottleneck_is_what_takes_most_of_a_tick(
+    schedule: str, forward: Tuple[int, ...], backward: Tuple[int, ...], transfer: float, name: str
+) -> None:
+    count = len(forward)
+    settings = PlanSettings(num_stages=count, schedule=schedule, device_mapping=tuple(range(count)))
+    receive = np.array([0.0, *[transfer] * (count - 1)])
+    assert _bottleneck(np.array(forward, float), np.array(backward, float), receive, settings) == name
+
+
+def _bottleneck(
+    forward: np.ndarray, backward: np.ndarray, receive: np.ndarray, settings: PlanSettings
+) -> str:
+    tick, still = (settings.order.tick_s(forward, backward, c, settings.mapping) for c in (receive, 0 * receive))
+    return bottleneck_of(forward, backward, receive, settings, tick - still)
+
+
+@tries(30, slow=500)
+@given(
+    st.sampled_from(["Grouped", "Interleaved"]),
+    st.lists(st.integers(1, 10**6), min_size=4, max_size=12, unique=True),
+)
+def test_a_shorter_bottleneck_makes_a_shorter_tick(schedule: str, passes: List[int]) -> None:
+    """A full tick becomes shorter if a pass that is named takes less time, and if no other one does."""
+    count = len(passes) // 2
+    settings = PlanSettings(num_stages=count, schedule=schedule)
+    seconds = np.array(passes[: 2 * count], float).reshape(2, count)
+    named = _bottleneck(*seconds, np.zeros(count), settings)
+    for stage in range(count):
+        for row, direction in enumerate(("forward", "backward")):
+            shorter = seconds.copy()
+            shorter[row, stage] -= 0.5
+            nothing = np.zeros(count)
+            less = settings.order.tick_s(*shorter, nothing) < settings.order.tick_s(*seconds, nothing)
+            is_named = f"stage {stage} {direction}" in named or named == f"stage {stage}"
+            assert is_named == less
 
 
 def test_host_link_limits_the_feed_of_the_ipus() -> None:

@@ -19,7 +19,7 @@ from ipucnn.planning.pipeline_plan import PipelinePlan, SystemFacts
 from ipucnn.planning.plan import assemble, compare
 from ipucnn.planning.search import configurations as search_module
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches, search
-from ipucnn.planning.search.no_fit import infeasible, why_no_fit
+from ipucnn.planning.search.no_fit import infeasible, untried_stages, why_no_fit
 from ipucnn.planning.search.planner import LIMITS, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters
@@ -267,6 +267,35 @@ def test_the_largest_micro_batch_and_fewest_stages_that_fit():
     names = {layer.name for layer in SMALL.layers}
     assert why.layer in names or {name for pair in why.ranges for name in pair} <= names
     assert why.layer or why.ranges
+
+
+@pytest.mark.parametrize(
+    ("changes", "most", "untried"),
+    [
+        ({"schedule": "Sequential", "recomputation": True}, 16, "Pipelines over several IPUs were not tried."),
+        ({"schedule": "Grouped"}, 6, ""),
+        ({"schedule": "Grouped", "num_stages": 6}, 6, "More stages were not tried: the system has no IPUs for them."),
+        (
+            {"num_stages": 1, "num_replicas": 2, "dbn_replica_group_size": 2},
+            1,
+            "More stages were not tried: replicas that share batch norm statistics have one IPU each.",
+        ),
+    ],
+)
+def test_certificate_says_what_was_tried(changes, most, untried):
+    """No number of stages that it speaks of fits, by brute force, and what it leaves out is said."""
+    machine = system(60)
+    settings = replace(BASE, **{"num_stages": 2, **changes})
+    why = why_no_fit(Planner(SMALL, machine), [[settings]], 1.15, 6)
+    assert (why.on_one_ipu, why.most_stages) == (settings.segments_on_one_ipu, most)
+    fitting = [
+        count
+        for count in range(settings.num_stages + 1, min(most, 5) + 1)
+        if naive_best(SMALL, settings.with_stages(count), machine, 1.15)
+    ]
+    assert why.fewest_stages == (fitting[0] if fitting else why.fewest_stages)
+    if why.fewest_stages is None:
+        assert untried_stages(why, settings) == untried and not fitting
 
 
 def test_a_layer_too_large_for_any_ipu_is_named():

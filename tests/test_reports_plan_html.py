@@ -89,7 +89,7 @@ def judged_plan() -> PipelinePlan:
     splits = ("conv_22", "conv_23")
     candidate = planner.judge(splits, settings, 0.8)
     ranges = (("conv_0", "conv_3"), ("conv_3", "conv_9"))
-    why = NoFit(0.8, 3, "conv_2", ranges, 5, 8, 16, None)
+    why = NoFit(0.8, 3, "conv_2", ranges, False, 16, 5, None)
     plan = assemble(planner, candidate, planned=False, build={}, no_fit=why, pareto=pareto_rows())
     return replace(plan, assumed=("precision 16.16", "micro-batch 32"))
 
@@ -321,7 +321,7 @@ def test_reason_that_nothing_fits_is_shown():
         "does not fit",
         "Layer conv_2 exceeds that",
         "conv_0 to conv_3; conv_3 to conv_9",
-        "5 stages, on 8 IPUs",
+        "5 stages with an IPU each",
         "No smaller micro-batch",
         "precision 16.16",
         "gap",

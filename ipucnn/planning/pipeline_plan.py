@@ -234,9 +234,10 @@ class NoFit:
         memory_limit: the allowed share of an IPU's memory.
         layer: a layer that alone exceeds it in any stage.  None if there is no such layer.
         ranges: (first layer, last layer) of runs of layers, none of which fits into one stage as a whole.
-        fewest_stages: the smallest number of stages, each on an IPU of its own, into which the network can be split so
-            that it fits.  None if there is no such number up to ``max_ipus``.
-        fewest_ipus: the number of IPUs that a replica of ``fewest_stages`` occupies.
+        on_one_ipu: whether stages are recomputation segments of one IPU; otherwise each has an IPU of its own.
+        most_stages: the largest number of stages that was tried; ``num_stages`` if no other number was.
+        fewest_stages: the smallest number of stages above ``num_stages`` into which the network can be split so that it
+            fits.  None if no number that was tried fits.
         largest_micro_batch_size: the largest micro-batch with which some split into ``num_stages`` stages fits.  None
             if not even micro-batches of one sample fit.
         fits_from_stages, fits_from_micro_batch_size: the same for plans whose verdict is "fits".
@@ -246,9 +247,9 @@ class NoFit:
     num_stages: int
     layer: Optional[str]
     ranges: Tuple[Tuple[str, str], ...]
+    on_one_ipu: bool
+    most_stages: int
     fewest_stages: Optional[int]
-    fewest_ipus: Optional[int]
-    max_ipus: int
     largest_micro_batch_size: Optional[int]
     fits_from_stages: Optional[int] = None
     fits_from_micro_batch_size: Optional[int] = None

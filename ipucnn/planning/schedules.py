@@ -115,16 +115,41 @@ class Schedule:
         """
         if self.is_sequential:
             return float(sum(forward) + sum(backward) + self.directions * sum(receive))
-        stages = range(len(forward))
-        phases = [(stages, stages if self.training else range(0))]
-        if self.alternates:
-            phases = [(stages[0::2], stages[1::2]), (stages[1::2], stages[0::2])]
-        nothing = np.zeros(len(forward))
-        ipus = stages if mapping is None else mapping
+        phases, nothing = self._phases(len(forward)), np.zeros(len(forward))
+        ipus = range(len(forward)) if mapping is None else mapping
         computing = [self.partial_tick_s(forward, backward, nothing, *phase, ipus) for phase in phases]
         # The search adds thresholds in this order: its bounds hold to the last bit.
         exchanging = [max(receive[1:][part :: len(phases)], default=0.0) for part in range(len(phases))]
         return float(sum(computing) + self.directions * sum(exchanging))
+
+    def _phases(self, num_stages: int) -> List[Tuple[Sequence[int], Sequence[int]]]:
+        """Returns the stages that go forward and backward between the exchanges of a full tick; not for Sequential."""
+        stages = range(num_stages)
+        if self.alternates:
+            return [(stages[0::2], stages[1::2]), (stages[1::2], stages[0::2])]
+        return [(stages, stages if self.training else stages[:0])]
+
+    def longest_passes(
+        self, forward: np.ndarray, backward: np.ndarray, mapping: Sequence[int]
+    ) -> List[Dict[int, str]]:
+        """Returns the passes that make a full tick as long as it is, without transfers; not for Sequential.
+
+        Returns:
+            Stage -> "forward" or "backward" of the IPU that works longest, for each part of the tick in which all IPUs
+            work side by side: the forward and the backward passes under Grouped, the two halves under Interleaved.
+        """
+        parts = self._phases(len(forward))
+        if not self.alternates:
+            parts = [part for ahead, back in parts for part in ((ahead, ()), ((), back)) if any(map(len, part))]
+        longest = []
+        for ahead, back in parts:
+            passes = {**dict.fromkeys(ahead, "forward"), **dict.fromkeys(back, "backward")}
+            work = np.zeros(max(mapping) + 1)
+            for stage, direction in passes.items():
+                work[mapping[stage]] += (forward if direction == "forward" else backward)[stage]
+            busiest = int(work.argmax())
+            longest.append({stage: passes[stage] for stage in sorted(passes) if mapping[stage] == busiest})
+        return longest
 
     def least_tick_s(
         self, forward_s: np.ndarray, backward_s: np.ndarray, num_stages: int, recomputed: bool

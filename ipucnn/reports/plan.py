@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from dataclasses import asdict
@@ -116,20 +117,23 @@ def _memory(plan: PipelinePlan, out: Console) -> None:
 
 
 def _bar(sizes: Dict[str, float], whole: float, width: int, end: float) -> Text:
-    """Draws sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width."""
-    letters, total = [], 0.0
-    for name, size in sizes.items():
-        letter, colour = _CATEGORIES[name]
-        first = round(width * total / whole)
-        total += size
-        letters += [(letter, colour)] * (round(width * total / whole) - first)
+    """Draws sizes as letters, ``width`` for ``whole``; a bar marks the capacity, at the share ``end`` of the width.
+
+    Each size has at least one letter, so that narrow and wide terminals show the same ones.
+    """
+    bounds = [round(width * total / whole) for total in itertools.accumulate(sizes.values(), initial=0.0)]
+    counts = {name: max(b - a, int(sizes[name] > 0)) for name, a, b in zip(sizes, bounds, bounds[1:])}
+    # The largest size gives the letters that the smallest ones have too many, as far as it can.
+    largest = max(counts, key=lambda name: counts[name])
+    counts[largest] = max(1, counts[largest] - sum(counts.values()) + bounds[-1])
+    letters = [_CATEGORIES[name] for name, count in counts.items() for _ in range(count)]
     letters += [(".", "dim")] * (width - len(letters))
     letters.insert(min(round(width * end), len(letters)), ("|", "bold"))
     return Text.assemble(*letters)
 
 
 def _timeline(plan: PipelinePlan, out: Console) -> None:
-    drawn = timeline(plan, shown_ticks=2)
+    drawn = timeline(plan)
     end = drawn.omitted_from_s if drawn.omitted_ticks else drawn.end_s
     label = max(len(f"stage {stage.stage}") for stage in plan.stages)
     width = min(140, out.width - label - 1)

@@ -134,10 +134,11 @@ def group(class_: str, children: Sequence[Markup]) -> Markup:
 # -- memory of each IPU by category, against its capacity ------------------------------------------------------
 
 _MIB = 2**20
-_MEMORY_LEFT, _MEMORY_RIGHT, _MEMORY_TOP = 150.0, 20.0, 34.0
+# As narrow as a phone: the sums have to be in view beside their bars.
+_MEMORY_WIDTH, _MEMORY_LEFT, _MEMORY_RIGHT, _MEMORY_TOP = 464.0, 112.0, 4.0, 26.0
 _MEMORY_ROW, _MEMORY_BAR = 40.0, 24.0
 # The sums are in a column of their own, behind all bars.
-_MEMORY_COLUMN = 150.0
+_MEMORY_COLUMN = 136.0
 
 _MARKS = {"fits": "\u2713", "uncertain": "?", "does not fit": "\u2717"}
 
@@ -148,29 +149,26 @@ def memory_figure(plan: PipelinePlan) -> Markup:
     totals = [sum(ipu.predicted_memory_bytes.values()) for ipu in plan.ipus]
     end = max(capacity * FITS_NOT_ABOVE * 1.08, max(totals) * 1.02)
     bottom = _MEMORY_TOP + _MEMORY_ROW * len(plan.ipus)
-    scale = (WIDTH - _MEMORY_LEFT - _MEMORY_RIGHT - _MEMORY_COLUMN) / end
+    scale = (_MEMORY_WIDTH - _MEMORY_LEFT - _MEMORY_RIGHT - _MEMORY_COLUMN) / end
 
     def x(bytes_: float) -> float:
         return _MEMORY_LEFT + scale * bytes_
 
     parts: List[Markup] = []
-    for tick in nice_ticks(end / _MIB, 6):
+    for tick in nice_ticks(end / _MIB, 4):
         parts.append(line(x(tick * _MIB), _MEMORY_TOP, x(tick * _MIB), bottom, "grid"))
         parts.append(text(x(tick * _MIB), bottom + 18, f"{tick:,.0f}", "label middle"))
-    parts.append(text(WIDTH - _MEMORY_RIGHT, bottom + 18, "MiB, predicted", "label end"))
+    parts.append(text(_MEMORY_WIDTH - _MEMORY_RIGHT, bottom + 18, "MiB, predicted", "label end"))
     for row, (ipu, total) in enumerate(zip(plan.ipus, totals)):
         parts.append(
             _memory_bar(ipu, total, x, _MEMORY_TOP + _MEMORY_ROW * row + (_MEMORY_ROW - _MEMORY_BAR) / 2)
         )
-    bounds = (
-        (FITS_BELOW, "end", 4.0, f"fits below {units.percent(FITS_BELOW)}"),
-        (1.0, "middle", 0.0, "all"),
-        (FITS_NOT_ABOVE, "start", -4.0, f"does not fit above {units.percent(FITS_NOT_ABOVE)}"),
-    )
-    for share, anchor, nudge, label in bounds:
+    for share in (FITS_BELOW, 1.0, FITS_NOT_ABOVE):
         at = x(share * capacity)
         parts.append(line(at, _MEMORY_TOP - 6, at, bottom, "bound whole" if share == 1 else "bound"))
-        parts.append(text(at + nudge, _MEMORY_TOP - 12, label, f"label {anchor}"))
+        if share != 1:
+            nudge, anchor = (4.0, "end") if share < 1 else (-4.0, "start")
+            parts.append(text(at + nudge, _MEMORY_TOP - 12, units.percent(share), f"label {anchor}"))
     worst = max(plan.ipus, key=lambda ipu: ipu.predicted_fill)
     return svg(
         "memory",
@@ -179,12 +177,13 @@ def memory_figure(plan: PipelinePlan) -> Markup:
         f"{units.percent(worst.predicted_fill)}: {worst.verdict}.",
         bottom + 30,
         parts,
+        _MEMORY_WIDTH,
     )
 
 
 def _memory_bar(ipu: IpuPlan, total: float, x: Callable[[float], float], y: float) -> Markup:
     stages = ", ".join(str(stage) for stage in ipu.stages)
-    if len(ipu.stages) > 4:
+    if len(ipu.stages) > 2:
         stages = f"{ipu.stages[0]} ... {ipu.stages[-1]}"
     parts = [
         text(_MEMORY_LEFT - 10, y + 11, f"IPU {ipu.ipu}", "label end strong"),
@@ -205,7 +204,7 @@ def _memory_bar(ipu: IpuPlan, total: float, x: Callable[[float], float], y: floa
             parts.append(rect(box, title, f"cat-{name}", **data))
         begin += bytes_
     label = f"{units.mebibytes(total)}, {units.percent(ipu.predicted_fill)} {_MARKS[ipu.verdict]}"
-    parts.append(text(WIDTH - _MEMORY_RIGHT, y + _MEMORY_BAR / 2 + 4, label, "label end strong"))
+    parts.append(text(_MEMORY_WIDTH - _MEMORY_RIGHT, y + _MEMORY_BAR / 2 + 4, label, "label end strong"))
     return group("ipu", parts)
 
 

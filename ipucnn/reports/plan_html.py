@@ -12,7 +12,7 @@ from typing import Any, List, NamedTuple, Tuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ipucnn.planning.cost.memory import CATEGORIES
+from ipucnn.planning.cost.memory import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.reports import plan_figures, plan_text, units
 from ipucnn.text import counted
@@ -96,7 +96,9 @@ def _figures(plan: PipelinePlan) -> List[Figure]:
     return [
         Figure(
             "Memory",
-            "Memory of each IPU of a replica at its fullest moment, predicted.",
+            "Memory of each IPU of a replica at its fullest moment, predicted. Programs fit below the first dashed "
+            f"line ({units.percent(FITS_BELOW)}) and do not fit above the second ({units.percent(FITS_NOT_ABOVE)}); "
+            "between them it is uncertain. The solid line is all of the memory.",
             [(f"cat-{name}", name.replace("_", " ")) for name in CATEGORIES],
             plan_figures.memory_figure(plan),
         ),

@@ -9,9 +9,10 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from ipucnn.config.options import BY_NAME
 from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
-from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.cost.memory import FITS_BELOW, LAST_BIN, published_bin
 from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
 from ipucnn.planning.schedules import SEQUENTIAL
+from ipucnn.planning.search.no_fit import untried_stages
 from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
 from ipucnn.text import counted
@@ -92,6 +93,7 @@ def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
         ),
         ("batch", batch(plan)),
         ("settings", _settings(plan)),
+        *_fixed(plan),
         *_changes(plan),
     ]
 
@@ -111,15 +113,13 @@ def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
 
     def text(change: Change) -> str:
         doubt = "" if change.verdict == "fits" else f", {change.verdict} whether it fits"
-        effect = f"x{change.ratio:.2f}, the fullest IPU at {units.percent(change.predicted_fill)}{doubt}"
+        effect = f"x{change.ratio:.2f} images/s, the fullest IPU at {units.percent(change.predicted_fill)}{doubt}"
         name = f"{change.name}: " if change.name else ""
         return f"{name}{effect}: {' '.join(change.flags)}"
 
-    if not plan.next_changes and plan.remedy is None:
-        return []
     # plan-splits would choose other splits and proportions for them.
-    lines = [("next changes", "with these splits; options for the command below, in place of its own:")]
-    lines += [("", text(change)) for change in plan.next_changes]
+    lines = [("next changes", "each keeps the splits and replaces options of the command below")]
+    lines = [*lines, *(("", text(change)) for change in plan.next_changes)] if plan.next_changes else []
     return lines if plan.remedy is None else [*lines, ("if too large", text(plan.remedy))]
 
 
@@ -133,15 +133,23 @@ def memory(plan: PipelinePlan) -> str:
     text = f"{plan.verdict}: the fullest IPU at {units.percent(plan.predicted_fill)} of its memory"
     if plan.published_fits is not None and plan.published_fits[1]:
         fits, number = plan.published_fits
-        text += f"; {fits} of {number} published configurations about as full fit"
+        text += f"; published configurations with {_tenth(plan.predicted_fill)}: {fits} of {number} fit"
     if plan.planned and plan.memory_limit > FITS_BELOW:
         text += f"; no splits stay below {units.percent(FITS_BELOW)}, these may take "
         text += units.percent(plan.memory_limit)
     return text
 
 
+def _tenth(fill: float) -> str:
+    """Returns the range of fills with which a plan's is compared."""
+    place = published_bin(fill)
+    if place == LAST_BIN:
+        return f"{10 * place}% or more"
+    return f"{10 * place} to {10 * place + 10}%"
+
+
 def proof(plan: PipelinePlan) -> str:
-    """Tells whether the splits are the best ones, and which settings were not searched."""
+    """Tells whether the splits are the best ones."""
     transfer = "eight_bit_transfer"
     text = f"optimal: {str(plan.optimal).lower()}"
     if plan.optimal and plan.num_stages > 1:
@@ -150,9 +158,6 @@ def proof(plan: PipelinePlan) -> str:
         text = "they do not fit"
     if plan.bottleneck == "host" and transfer in plan.not_searched and not plan.settings.eight_bit_transfer:
         text = "the host limits any splits, and --eight-bit-transfer was not tried"
-    elif plan.not_searched and plan.num_stages > 1:
-        names = (BY_NAME[name].key.replace("-", " ") for name in plan.not_searched)
-        text += f"; not searched: {', '.join(names)}"
     return text if plan.planned else f"given; {text}"
 
 
@@ -199,6 +204,14 @@ def _settings(plan: PipelinePlan) -> str:
     )
 
 
+def _fixed(plan: PipelinePlan) -> List[Tuple[str, str]]:
+    """Returns the settings that nobody typed and the search did not vary."""
+    if not plan.not_searched or plan.num_stages == 1 or not plan.planned:
+        return []
+    names = (f"--{BY_NAME[name].key}" for name in plan.not_searched)
+    return [("", f"not varied by the search: {', '.join(names)}")]
+
+
 def proportion(proportions: Proportions) -> str:
     """Returns the availableMemoryProportion, of all stages or of each."""
     values = percentages(proportions)
@@ -227,11 +240,13 @@ def why_no_fit(plan: PipelinePlan) -> List[str]:
     if why.ranges:
         runs = "; ".join(f"{first} to {last}" for first, last in why.ranges)
         lines.append(f"Each of these runs of layers is too large for one stage: {runs}.")
-    lines.append(
-        f"No split into up to {why.max_ipus} stages fits."
-        if why.fewest_stages is None
-        else f"It would fit in {counted(why.fewest_stages, 'stage')}, on {why.fewest_ipus} IPUs."
-    )
+    where = " on one IPU" if why.on_one_ipu else " with an IPU each"
+    if why.fewest_stages is not None:
+        lines.append(f"It would fit in {counted(why.fewest_stages, 'stage')}{where}.")
+    else:
+        if why.most_stages > why.num_stages:
+            lines.append(f"No split into {why.num_stages + 1} to {why.most_stages} stages{where} fits.")
+        lines += filter(None, [untried_stages(why, plan.settings)])
     lines.append(
         "No smaller micro-batch fits."
         if why.largest_micro_batch_size is None
@@ -299,7 +314,7 @@ def comparison_sheet(plan: PipelinePlan) -> Sheet:
         ticks = other.predicted_tick_s, other.predicted_best_tick_s
         figures = other.predicted_images_per_s, other.predicted_fill
         rows.append((*row(other.name, len(other.splits) + 1, *ticks, *figures), other.verdict))
-    notes = ["best: the tick of the best splits that need no more memory; x best: the tick, divided by that"]
+    notes = ["best: the shortest tick of all splits that need no more memory; x best: tick / best"]
     if any(row.ratio < 0.995 for row in plan.comparison):
         notes.append(
             "A row below 1 has another schedule. Its ticks are shorter, and more of them fill and drain the pipeline."

@@ -71,12 +71,12 @@ _PUBLISHED = {
     10: (1, 1),
     11: (0, 4),
 }
-_LAST_BIN = max(_PUBLISHED)
+LAST_BIN = max(_PUBLISHED)
 
 
 def published_bin(fill: float) -> int:
     """Returns the tenth of an IPU's memory of a fill; fills beyond the fullest published one are in the last."""
-    return min(int(fill * 10 + 1e-9), _LAST_BIN)
+    return min(int(fill * 10 + 1e-9), LAST_BIN)
 
 
 def published_at(fill: float) -> Tuple[int, int]:

@@ -161,17 +161,34 @@ def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tup
     return sample, system.host_bytes_per_s * used / machines / sample
 
 
-def _bottleneck(stages: Sequence[StageTime], settings: PlanSettings) -> str:
-    if len(stages) == 1 or settings.order.is_sequential:
+def bottleneck_of(
+    forward: np.ndarray, backward: np.ndarray, receive: np.ndarray, settings: PlanSettings, transfer_s: float
+) -> str:
+    """Returns the name of what takes most of a tick: the passes of stages, or a transfer.
+
+    Args:
+        forward, backward, receive: as for ``schedule_s``.
+        transfer_s: the part of the tick spent on transfers.
+    """
+    order = settings.order
+    computing_s = order.tick_s(forward, backward, 0 * receive, settings.mapping)
+    if transfer_s > computing_s:
+        return f"transfer before stage {int(receive.argmax())}"
+    if len(forward) == 1 or order.is_sequential:
         return "compute"
-    forward = max(range(len(stages)), key=lambda i: stages[i].forward_s)
-    backward = max(range(len(stages)), key=lambda i: stages[i].backward_s)
-    link = max(range(len(stages)), key=lambda i: stages[i].receive_s)
-    if stages[link].receive_s > stages[forward].forward_s + stages[backward].backward_s:
-        return f"transfer before stage {link}"
-    if not settings.training or forward == backward:
-        return f"stage {forward}"
-    return f"stage {forward} forward and stage {backward} backward"
+    longest = order.longest_passes(forward, backward, settings.mapping)
+    if all(passes.keys() == longest[0].keys() for passes in longest):
+        return _stages(longest[0])
+    names = []
+    for passes in longest:
+        for direction in dict.fromkeys(passes.values()):
+            names.append(f"{_stages([s for s, each in passes.items() if each == direction])} {direction}")
+    return " and ".join(names)
+
+
+def _stages(numbers: Iterable[int]) -> str:
+    words = [str(number) for number in numbers]
+    return f"stage{'s' if len(words) > 1 else ''} {' and '.join(words)}"
 
 
 def predict(
@@ -223,14 +240,16 @@ def predict(
         latency_s=float(forward.sum() + receive.sum()) + constants.fixed_s(system),
         host_bytes_per_s=min(images, limit) * sample_bytes,
         host_limit_images_per_s=limit,
-        bottleneck="host" if limit < images else _bottleneck(stages, settings),
+        bottleneck="host"
+        if limit < images
+        else bottleneck_of(forward, backward, receive, settings, tick - still),
     )
 
 
 PASSES = ("forward", "recompute", "backward")
 
 # Full ticks that are shown before the rest is left out.
-_SHOWN_TICKS = 3
+SHOWN_TICKS = 3
 
 
 @dataclass(frozen=True)
@@ -280,7 +299,7 @@ class Timeline:
     end_s: float
 
 
-def timeline(plan: "PipelinePlan", shown_ticks: int = _SHOWN_TICKS) -> Timeline:
+def timeline(plan: "PipelinePlan", shown_ticks: int = SHOWN_TICKS) -> Timeline:
     """Returns the timeline of a plan: the work of each stage from the first micro-batch to the weight update.
 
     Full ticks are all alike.  A few are shown and the rest is left out, so that a timeline stays small whatever the

@@ -43,6 +43,9 @@ ALL_SEGMENTS = tuple(range(2, 17))
 # Settings that may be tried on and off.
 FREE = ("half_partials", "optimizer_state_offloading", "eight_bit_transfer")
 
+# The largest difference of global batch sizes that a hint names.
+_FARTHEST = 1000
+
 # Rows in the table of the front; --row accepts the numbers of further rows, too.
 TABLE_ROWS = 12
 
@@ -143,6 +146,22 @@ class SearchSpace:
                     for group in candidates(settings, recomputations, self.proportions):
                         yield group, counts
 
+    @property
+    def has_programs(self) -> bool:
+        """Tells whether the batch is legal for any pipeline."""
+        return any(map(self.counts, self.shapes(all_of_them=True)))
+
+    def with_global_batch_size(self, size: int) -> "SearchSpace":
+        """Returns the same space for another global batch; micro-batches that were open stay open."""
+        sizes = micro_batches(size), all_micro_batches(size)
+        is_open = bool(self.more_micro_batch_sizes)
+        return replace(
+            self,
+            global_batch_size=size,
+            micro_batch_sizes=sizes[0] if is_open else self.micro_batch_sizes,
+            more_micro_batch_sizes=sizes[1] if is_open else (),
+        )
+
     def replicas(self, settings: PlanSettings) -> List[int]:
         """Returns the numbers of replicas to try for a pipeline."""
         most = self.num_ipus // next_power_of_two(settings.num_ipus_per_replica)
@@ -208,7 +227,7 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
         ConfigurationError: no configuration reaches the global batch size, or the front has no such row.
         InfeasibleError: nothing fits.
     """
-    if not space.more_micro_batch_sizes and not any(map(space.counts, space.shapes())):
+    if not space.has_programs:
         raise _no_batch(space)
     tries_transfer = "eight_bit_transfer" in space.free
     if tries_transfer:
@@ -235,9 +254,9 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
 def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     """Returns the error for a search without a fit: the obstacle in the smallest configuration, and what would fit."""
 
-    def options(searched: SearchSpace) -> Iterator[PlanSettings]:
+    def options(searched: SearchSpace, all_of_them: bool = False) -> Iterator[PlanSettings]:
         smallest = replace(searched, proportions=searched.proportions or uniform(min(PROPORTIONS)))
-        for (settings,), counts in smallest.programs(len(planner.starts), ()):
+        for (settings,), counts in smallest.programs(len(planner.starts), (), all_of_them):
             yield replace(settings, gradient_accumulation_count=max(count for _, count in counts))
 
     def ways(limit: float) -> List[str]:
@@ -250,10 +269,19 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
         words = (("--ipus", ipus), ("--micro-batch-size", size))
         return [f"{flag} {value}" for flag, value in words if value is not None]
 
-    # Segments on one IPU have no bound of their least memory, so they come last.
-    least = min(
-        options(space), key=lambda s: (s.segments_on_one_ipu, s.micro_batch_size, planner.least_fill(s))
-    )
+    def size_of(settings: PlanSettings) -> Tuple[bool, int]:
+        # Segments on one IPU have no bound of their least memory, so they come last.
+        return settings.segments_on_one_ipu, settings.micro_batch_size
+
+    tried = list(options(space, all_of_them=True))
+    if not tried:
+        return InfeasibleError(
+            f"{planner.graph.model} can be cut into {counted(len(planner.starts), 'stage')}, too few for the pipelines "
+            "that the options allow",
+            "use --recomputation off, with which one stage is tried, too",
+        )
+    first = min(map(size_of, tried))
+    least = min((s for s in tried if size_of(s) == first), key=planner.least_fill)
     smaller: Sequence[int] = range(min(space.micro_batch_sizes) - 1, 0, -1)
     if space.global_batch_size is not None:
         smaller = [size for size in smaller if space.global_batch_size % size == 0]
@@ -407,16 +435,31 @@ _OF_A_ROW = (
 
 
 def _no_batch(space: SearchSpace) -> ConfigurationError:
-    sizes = ", ".join(map(str, sorted(space.micro_batch_sizes)))
-    if space.global_batch_size is None:
+    """Returns the error that no pipeline has the batch, with the nearest global batch sizes that one has."""
+    total, ipus = space.global_batch_size, counted(space.num_ipus, "IPU")
+    if total is None:
         return ConfigurationError(
-            f"--gradient-accumulation-count {space.gradient_accumulation_count}: no schedule allows it with "
-            f"{counted(space.num_ipus, 'IPU')}",
-            "leave it out, or give --stages",
+            f"--gradient-accumulation-count {space.gradient_accumulation_count}: no schedule allows it with {ipus}",
+            "leave it out",
         )
-    legal = [d for d in divisors(space.global_batch_size) if d <= max(MICRO_BATCHES)]
+
+    def others() -> Iterator[int]:
+        for distance in range(1, _FARTHEST):
+            yield from (size for size in (total - distance, total + distance) if size > 0)
+
+    sizes = ", ".join(map(str, sorted(space.micro_batch_sizes)))
+    is_open = bool(space.more_micro_batch_sizes)
+    near = [size for size in others() if space.with_global_batch_size(size).has_programs][:2]
+    smaller = [
+        size
+        for size in (() if is_open else reversed(divisors(total)))
+        if size <= max(MICRO_BATCHES) and replace(space, micro_batch_sizes=(size,)).has_programs
+    ][:2]
+    hints = [f"--micro-batch-size {' or '.join(map(str, sorted(smaller)))}"] if smaller else []
+    hints += [f"--global-batch-size {' or '.join(map(str, sorted(near)))}"] if near else []
+    micro = "any micro-batch" if is_open else f"micro-batch ({sizes})"
     return ConfigurationError(
-        f"{space.global_batch_from} {space.global_batch_size} is not a multiple of micro-batch ({sizes}) x replicas "
-        f"in any configuration of {counted(space.num_ipus, 'IPU')}",
-        "use --micro-batch-size " + " or ".join(map(str, legal[-2:])) + ", or another --global-batch-size",
+        f"{space.global_batch_from} {total} is not a multiple of {micro} x replicas x a legal number of accumulated "
+        f"micro-batches in any configuration of {ipus}",
+        "use " + (", or ".join(hints) or "other options"),
     )

@@ -13,6 +13,9 @@ from ipucnn.planning.settings import PlanSettings
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 
+# Segments of one IPU to try at least.
+_MOST_SEGMENTS = 16
+
 
 class NothingFits(InfeasibleError):
     """The error that no splits fit, with the reason as a value.
@@ -47,13 +50,15 @@ def why_no_fit(
         recomputation: on or off if it was requested, else None.
     """
     settings, every = choices[-1][-1], [settings for group in choices for settings in group]
-    segments = settings.segments_on_one_ipu
-    most = max(16, 2 * settings.num_stages) if segments else max_ipus
+    most = max(settings.num_stages, max_ipus)
+    if settings.segments_on_one_ipu:
+        most = max(_MOST_SEGMENTS, 2 * settings.num_stages)
+    elif settings.dbn_replica_group_size > 1:
+        most = settings.num_stages  # replicas that share statistics have an IPU each
     layer, ranges = _certificate(planner, settings, limit)
 
     def fewest_stages(limit: float, first: int) -> Optional[int]:
-        more = () if segments else range(first, most + 1)
-        return next((k for k in more if _fits(planner, every, k, limit, recomputation)), None)
+        return next((k for k in range(first, most + 1) if _fits(planner, every, k, limit, recomputation)), None)
 
     def largest_micro_batch(limit: float) -> Optional[int]:
         sizes = range(settings.micro_batch_size - 1, 0, -1)
@@ -73,8 +78,8 @@ def why_no_fit(
         layer=layer,
         ranges=ranges,
         fewest_stages=fewest,
-        fewest_ipus=None if fewest is None else next_power_of_two(fewest),
-        max_ipus=most,
+        on_one_ipu=settings.segments_on_one_ipu,
+        most_stages=most,
         largest_micro_batch_size=size,
         fits_from_stages=surely,
         fits_from_micro_batch_size=surely_size,
@@ -121,17 +126,16 @@ def _fits(
     limit: float,
     recomputation: Optional[bool],
 ) -> bool:
-    """Tells whether a choice fits with more stages, each on an IPU of its own."""
+    """Tells whether a choice fits with more stages: segments on one IPU, or stages with an IPU each."""
     for settings in choices:
-        if settings.dbn_replica_group_size > 1:
-            return False  # replicas that share statistics have an IPU each
         tried = {settings.recomputation}
         if settings.num_stages == 1 and settings.training:
             # From one stage to several, recomputation begins to make a difference.
             tried = {False, True} if recomputation is None else {recomputation}
         for recomputes in sorted(tried):
+            one_each = not settings.segments_on_one_ipu
             if planner.fits(
-                settings.with_stages(num_stages, recomputation=recomputes, one_ipu_each=True), limit
+                settings.with_stages(num_stages, recomputation=recomputes, one_ipu_each=one_each), limit
             ):
                 return True
     return False
@@ -159,15 +163,26 @@ def infeasible(
     ways = ways_to_fit(why, with_stages)
     if ways is not None:
         return NothingFits(message, ways, model, why)
-    tried = f"neither micro-batch 1 nor up to {why.max_ipus} stages fit: "
-    if settings.dbn_replica_group_size > 1:
-        tried = (
-            "micro-batch 1 does not fit, and replicas that share batch norm statistics have one IPU each: "
-        )
+    untried = untried_stages(why, settings)
+    tried = f"micro-batch 1 does not fit; {untried[:1].lower()}{untried[1:-1]}; "
+    if why.most_stages > why.num_stages:
+        where = "segments on one IPU" if why.on_one_ipu else "stages"
+        tried = f"neither micro-batch 1 nor up to {why.most_stages} {where} fit: "
     hint = tried + smaller(model, settings)
     if assumed_input is not None:
         hint += f"; --dataset or --image-size gives another input than is assumed ({assumed_input})"
     return NothingFits(message, hint, model, why)
+
+
+def untried_stages(why: NoFit, settings: PlanSettings) -> str:
+    """Returns a sentence about the numbers of stages that a certificate says nothing about; "" for a complete one."""
+    if why.on_one_ipu:
+        return "Pipelines over several IPUs were not tried."
+    if why.most_stages > why.num_stages:
+        return ""
+    if settings.dbn_replica_group_size > 1:
+        return "More stages were not tried: replicas that share batch norm statistics have one IPU each."
+    return "More stages were not tried: the system has no IPUs for them."
 
 
 def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str = "") -> Optional[str]:
@@ -179,7 +194,8 @@ def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str 
     """
 
     def ways(stages: Optional[int], size: Optional[int]) -> List[str]:
-        more = [f"{with_stages(stages)} ({next_power_of_two(stages)} IPUs)"] if stages is not None else []
+        ipus = 1 if why.on_one_ipu else next_power_of_two(stages or 1)
+        more = [f"{with_stages(stages)} ({counted(ipus, 'IPU')})"] if stages is not None else []
         return more + ([f"--micro-batch-size {size}{same_stages}"] if size is not None else [])
 
     return would_fit(
