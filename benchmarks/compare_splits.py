@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/compare_splits.py seed
        python benchmarks/compare_splits.py unet
-       python benchmarks/compare_splits.py public [--rows published_fits_and_splits.json]
+       python benchmarks/compare_splits.py public
 
 seed: ResNet-50 in 2, 4, 8 and 16 stages against the same number of parameters in each stage, which is what Graphcore's
       public CNN application proposes.
@@ -12,15 +12,14 @@ public: the splits of the public configurations, each under its own settings.  T
 """
 
 import argparse
-import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Dict, Hashable, List, Sequence, Tuple
 
 import numpy as np
-from published_rows import Program, Skipped, memory_program
+from published_rows import Program, memory_program
 
+import results
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
@@ -35,7 +34,7 @@ from ipucnn.planning.search.tables import StageTables
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_parameters
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "ipu"
+PUBLISHED_FITS = results.ROOT / "results" / "published_fits.csv"
 FIXED_S = DEFAULT_CONSTANTS.micro_batch_s
 
 # The last layers of stages 0 to 2 in the public application (model_utils.py of its U-Net).
@@ -183,33 +182,26 @@ def compare_unet() -> int:
     return 0
 
 
-def public_programs(path: Path) -> Tuple[List[Program], List[str]]:
-    """Returns each program of the public configurations with splits, without duplicates, and the rows left out."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+def public_programs() -> List[Program]:
+    """Returns each program of the public configurations with splits, without duplicates."""
     programs: Dict[Hashable, Program] = {}
-    skipped: List[str] = []
-    for row in [*data["config_rows"], *data["manual_rows"]]:
-        if not row.get("stage_opens_at"):
+    for row in results.read_rows(PUBLISHED_FITS):
+        if row["task"] != "train" or not row["splits"]:
             continue
-        try:
-            program = memory_program(row)
-        except Skipped as reason:
-            skipped.append(f"{row['model']}: {reason}")
-            continue
-        if row["task"] == "train":
-            key = (
-                program.graph.model,
-                program.graph.input_shape,
-                program.splits,
-                program.settings,
-                program.system.name,
-            )
-            programs.setdefault(key, program)
-    return list(programs.values()), skipped
+        program = memory_program(row)
+        key = (
+            program.graph.model,
+            program.graph.input_shape,
+            program.splits,
+            program.settings,
+            program.system.name,
+        )
+        programs.setdefault(key, program)
+    return list(programs.values())
 
 
-def compare_public(path: Path) -> int:
-    programs, skipped = public_programs(path)
+def compare_public() -> int:
+    programs = public_programs()
     rows, faster = [], 0
     for program in programs:
         planner = Planner(program.graph, program.system)
@@ -249,9 +241,7 @@ def compare_public(path: Path) -> int:
     ]
     print("Public hand-made splits under their own settings; predicted")
     table([*head, "best", "optimal"], sorted(rows))
-    print(
-        f"\n{len(rows)} configurations, {faster} faster than the best splits; skipped: {'; '.join(skipped) or 'none'}"
-    )
+    print(f"\n{len(rows)} configurations, {faster} faster than the best splits")
     return 5 if faster else 0
 
 
@@ -270,18 +260,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("seed", "unet", "public"))
-    parser.add_argument(
-        "--rows", type=Path, default=SHARED / "published_fits_and_splits.json", help="file of public rows"
-    )
     arguments = parser.parse_args()
-    if arguments.what == "seed":
-        return compare_seed()
-    if arguments.what == "unet":
-        return compare_unet()
-    if not arguments.rows.is_file():
-        print(f"error: no rows at {arguments.rows}\nhint: --rows FILE", file=sys.stderr)
-        return 3
-    return compare_public(arguments.rows)
+    commands = {"seed": compare_seed, "unet": compare_unet, "public": compare_public}
+    return commands[arguments.what]()
 
 
 if __name__ == "__main__":

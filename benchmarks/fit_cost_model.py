@@ -1,7 +1,7 @@
 """Fits the constants of the cost model on published throughput and prints its errors; judges published fits.
 
 Usage: python benchmarks/fit_cost_model.py [--csv results/throughput.csv]
-       python benchmarks/fit_cost_model.py --memory --rows published_fits_and_splits.json
+       python benchmarks/fit_cost_model.py --memory
 
 The constants are fitted to the rows of ``results/published.csv``.  The fit is a maximum a posteriori estimate: least
 squares of log(predicted / published), where each network and task has the weight of one row, and a log-normal
@@ -13,22 +13,22 @@ with the band of the other networks' rows alone.
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
-from published_rows import Program, Skipped, memory_program, throughput_program
+from published_rows import Program, memory_program, throughput_program
 from scipy.optimize import least_squares
 
 import results
-from ipucnn.planning.cost.memory import published_at, published_bin
+from ipucnn.planning.cost.memory import StageMemory, program_memory, published_at, published_bin
 from ipucnn.planning.cost.products import BAND_FACTOR, BAND_SHARE, DEFAULT_CONSTANTS, CostConstants
 
 PUBLISHED = results.ROOT / "results" / "published.csv"
+PUBLISHED_FITS = results.ROOT / "results" / "published_fits.csv"
 
 # Centre of each constant before any row is used, and the factor by which it may be off (one standard deviation).
 PRIOR = {
@@ -48,10 +48,6 @@ PRIOR = {
 # The expected error of the model on a row; it weighs the prior against the rows.
 ROW_SIGMA = 0.15
 ROUNDS = 8
-
-
-def read_fits(path: Path, key: str) -> List[Dict[str, Any]]:
-    return json.loads(path.read_text(encoding="utf-8"))[key]
 
 
 def calibration_programs() -> List[Any]:
@@ -177,29 +173,24 @@ def report_throughput(output: Optional[Path]) -> int:
     return 0
 
 
-def report_memory(path: Path) -> int:
-    from ipucnn.planning.cost.memory import program_memory
+def judged_fits() -> Iterator[Tuple[Dict[str, str], Program, StageMemory]]:
+    """Yields each row of published fits with its program and the fullest IPU."""
+    for row in results.read_rows(PUBLISHED_FITS):
+        program = memory_program(row)
+        ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
+        yield row, program, max(ipus, key=lambda memory: memory.fill)
 
+
+def report_memory() -> int:
     verdicts: Dict[str, Counter] = {}
     bins: Dict[int, Counter] = {}
-    skipped = []
     print("published  fill of the fullest IPU, verdict")
-    for key in ("config_rows", "manual_rows", "inference_max_batch", "does_not_fit"):
-        for row in read_fits(path, key):
-            try:
-                program = memory_program(row)
-            except Skipped as reason:
-                skipped.append(f"{row['model']} {row['task']} mb {row['micro_batch']}: {reason}")
-                continue
-            stages = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
-            fullest = max(stages, key=lambda memory: memory.fill)
-            outcome = row["outcome"].split(" (")[0]
-            if outcome == "does not fit" and row["strength"].startswith("hard"):
-                outcome = "does not fit (hard)"
-            verdicts.setdefault(outcome, Counter())[fullest.verdict] += 1
-            bins.setdefault(published_bin(fullest.fill), Counter())[outcome == "fits"] += 1
-            parts = " ".join(f"{name} {value / 1e6:.0f}" for name, value in fullest.categories().items())
-            print(f"{outcome:22} {fullest.fill:5.2f} {fullest.verdict:13} {program.label} [MB: {parts}]")
+    for row, program, fullest in judged_fits():
+        outcome = row["outcome"]
+        verdicts.setdefault(outcome, Counter())[fullest.verdict] += 1
+        bins.setdefault(published_bin(fullest.fill), Counter())[outcome == "fits"] += 1
+        parts = " ".join(f"{name} {value / 1e6:.0f}" for name, value in fullest.categories().items())
+        print(f"{outcome:22} {fullest.fill:5.2f} {fullest.verdict:13} {program.label} [MB: {parts}]")
     print("\npublished: verdicts")
     for outcome, counts in verdicts.items():
         print(
@@ -210,9 +201,6 @@ def report_memory(path: Path) -> int:
         fits, number = published_at(place / 10 + 0.05)
         name = f"{place * 10} % or more" if place == max(bins) else f"{place * 10} to {place * 10 + 10} %"
         print(f"    {name}: {counts[True]} of {sum(counts.values())} ({fits} of {number})")
-    print(f"  skipped {len(skipped)}:")
-    for line in skipped:
-        print(f"    {line}")
     return 0
 
 
@@ -222,14 +210,8 @@ def main() -> int:
     )
     parser.add_argument("--csv", type=Path, help="also write the predictions there")
     parser.add_argument("--memory", action="store_true", help="judge published fits instead")
-    parser.add_argument("--rows", type=Path, help="with --memory: file of published fits")
     arguments = parser.parse_args()
-    if not arguments.memory:
-        return report_throughput(arguments.csv)
-    if arguments.rows is None or not arguments.rows.is_file():
-        print(f"error: no rows at {arguments.rows}\nhint: --rows FILE", file=sys.stderr)
-        return 3
-    return report_memory(arguments.rows)
+    return report_memory() if arguments.memory else report_throughput(arguments.csv)
 
 
 if __name__ == "__main__":

@@ -269,13 +269,20 @@ def test_hint_for_a_batch_that_no_pipeline_has_names_batches_that_one_has(run, w
     words = f"{SMALL} --ipus 4 {words}".split()
     code, _, err = run("plan-splits", *words)
     error, hint = err.splitlines()[-2:]
-    assert code == 2 and error.startswith("error: --global-batch-size 6") and "in any configuration of 4 IPUs" in error
+    assert (
+        code == 2
+        and error.startswith("error: --global-batch-size 6")
+        and "in any configuration of 4 IPUs" in error
+    )
     hints = re.findall(r"(--[\w-]+) (\d+)(?: or (\d+))?", hint)
     assert hints
     for option, *values in hints:
         for value in filter(None, values):
             place = words.index(option)
-            assert run("plan-splits", *words[: place + 1], value, *words[place + 2 :])[0] == 0, (option, value)
+            assert run("plan-splits", *words[: place + 1], value, *words[place + 2 :])[0] == 0, (
+                option,
+                value,
+            )
 
 
 def test_page_of_segments_does_not_speak_of_pipelines(run):

@@ -401,7 +401,9 @@ def test_bottleneck_is_what_takes_most_of_a_tick(
 def _bottleneck(
     forward: np.ndarray, backward: np.ndarray, receive: np.ndarray, settings: PlanSettings
 ) -> str:
-    tick, still = (settings.order.tick_s(forward, backward, c, settings.mapping) for c in (receive, 0 * receive))
+    tick, still = (
+        settings.order.tick_s(forward, backward, c, settings.mapping) for c in (receive, 0 * receive)
+    )
     return bottleneck_of(forward, backward, receive, settings, tick - still)
 
 

@@ -272,9 +272,17 @@ def test_the_largest_micro_batch_and_fewest_stages_that_fit():
 @pytest.mark.parametrize(
     ("changes", "most", "untried"),
     [
-        ({"schedule": "Sequential", "recomputation": True}, 16, "Pipelines over several IPUs were not tried."),
+        (
+            {"schedule": "Sequential", "recomputation": True},
+            16,
+            "Pipelines over several IPUs were not tried.",
+        ),
         ({"schedule": "Grouped"}, 6, ""),
-        ({"schedule": "Grouped", "num_stages": 6}, 6, "More stages were not tried: the system has no IPUs for them."),
+        (
+            {"schedule": "Grouped", "num_stages": 6},
+            6,
+            "More stages were not tried: the system has no IPUs for them.",
+        ),
         (
             {"num_stages": 1, "num_replicas": 2, "dbn_replica_group_size": 2},
             1,

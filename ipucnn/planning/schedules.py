@@ -140,7 +140,9 @@ class Schedule:
         """
         parts = self._phases(len(forward))
         if not self.alternates:
-            parts = [part for ahead, back in parts for part in ((ahead, ()), ((), back)) if any(map(len, part))]
+            parts = [
+                part for ahead, back in parts for part in ((ahead, ()), ((), back)) if any(map(len, part))
+            ]
         longest = []
         for ahead, back in parts:
             passes = {**dict.fromkeys(ahead, "forward"), **dict.fromkeys(back, "backward")}

@@ -113,7 +113,9 @@ def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
 
     def text(change: Change) -> str:
         doubt = "" if change.verdict == "fits" else f", {change.verdict} whether it fits"
-        effect = f"x{change.ratio:.2f} images/s, the fullest IPU at {units.percent(change.predicted_fill)}{doubt}"
+        effect = (
+            f"x{change.ratio:.2f} images/s, the fullest IPU at {units.percent(change.predicted_fill)}{doubt}"
+        )
         name = f"{change.name}: " if change.name else ""
         return f"{name}{effect}: {' '.join(change.flags)}"
 

@@ -57,7 +57,8 @@ _IN_PLACE = ("activation", "norm", "elementwise", "reshape")
 FITS_BELOW = 0.80
 FITS_NOT_ABOVE = 1.15
 
-# Public configurations (the same command prints them) by tenths of predicted fill: the number that fit, and the total.
+# Public configurations of results/published_fits.csv by tenths of predicted fill: the number that fit, and the total.
+# The same command prints them.
 _PUBLISHED = {
     0: (2, 2),
     2: (3, 3),

@@ -58,7 +58,9 @@ def why_no_fit(
     layer, ranges = _certificate(planner, settings, limit)
 
     def fewest_stages(limit: float, first: int) -> Optional[int]:
-        return next((k for k in range(first, most + 1) if _fits(planner, every, k, limit, recomputation)), None)
+        return next(
+            (k for k in range(first, most + 1) if _fits(planner, every, k, limit, recomputation)), None
+        )
 
     def largest_micro_batch(limit: float) -> Optional[int]:
         sizes = range(settings.micro_batch_size - 1, 0, -1)
