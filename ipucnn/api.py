@@ -33,8 +33,9 @@ from ipucnn.config import spec as numbers
 from ipucnn.config.options import RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import absolute, expand, is_folder, user_error_of
+from ipucnn.filesystem import expand, is_file, user_error_of
 from ipucnn.runs.compare import read_run
+from ipucnn.runs.folder import CONFIG
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -125,10 +126,16 @@ class Run:
 
         Raises:
             ConfigurationError: this is an exported file, which has no history.
+            DataError: the weights lie in no run folder.
         """
         self._refuse_exported("history")
-        path = expand(self._path)
-        return read_run(path if is_folder(path) else absolute(path).parent.parent).history
+        folder = self._trained.folder
+        if folder is None or not is_file(folder.path / CONFIG):
+            raise DataError(
+                f"{self._path} lies in no run folder, which has the history",
+                "give the folder of its run to ipucnn.read_history",
+            )
+        return read_run(folder.path).history
 
     @property
     @_as_the_command_line()

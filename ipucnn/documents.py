@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import re
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,7 @@ import msgspec
 
 from ipucnn.aliases import Annotated, PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import read_text, shown
+from ipucnn.filesystem import exists, is_link, read_text, shown
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -372,12 +373,24 @@ def _load_json(text: str, at_most: int) -> Tuple[Any, int]:
         raise NotJson(shown_value(str(error))) from None
 
 
-def read_record_if_whole(path: Path) -> Any:
-    """Reads the value of a JSON file that ipucnn wrote; None if the file is absent, damaged or too large."""
-    try:
-        return load_record(read_text(path, MAX_RECORD_BYTES))
-    except (DataError, NotJson, BadDocument):
+def read_record_if_present(path: Path, without: str, *kinds: object) -> Any:
+    """Reads the value of a JSON file that ipucnn wrote; None if there is no file of that name.
+
+    Args:
+        without: what happens if the user moves a damaged file away, for the hint.
+        kinds: types that the value must fit, which may be structs of msgspec.
+
+    Raises:
+        DataError: it is not a file, cannot be read, is not JSON, or does not fit a type.
+    """
+    if not exists(path) and not is_link(path):
         return None
+    name = shown(path)
+    hint = f"restore it, or move it away: mv {shlex.quote(name)} {shlex.quote(name)}.damaged; {without}"
+    value = read_record(path, hint)
+    for reason in filter(None, (misfit(value, kind) for kind in kinds)):
+        raise DataError(f"{name} is damaged: {reason}", hint)
+    return value
 
 
 def read_record(path: Path, hint: str) -> Any:

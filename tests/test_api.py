@@ -3,6 +3,7 @@
 import doctest
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,23 @@ def test_predictions_equal_those_of_the_command(folder, report):
     assert loaded.keras_model.output_shape[-1] == 10
     checkpoint = next((folder / "runs" / "mine" / "checkpoints").glob("*.npz"))
     assert ipucnn.load(checkpoint).history == loaded.history
+
+
+def test_the_history_of_a_checkpoint_is_that_of_its_run(folder, tmp_path, monkeypatch):
+    """A checkpoint may be copied into the run folder, or lie elsewhere, where nothing names its run."""
+    mine = folder / "runs" / "mine"
+    history = ipucnn.read_history(mine)
+    shutil.copy(mine / "checkpoints" / "best.npz", mine / "copy.npz")
+    assert ipucnn.load(mine / "copy.npz").history == history
+    monkeypatch.chdir(mine)
+    assert ipucnn.load("copy.npz").history == ipucnn.load("checkpoints/best.npz").history == history
+    monkeypatch.chdir(mine / "checkpoints")
+    assert ipucnn.load("last.npz").history == history
+    line = "toy_model --dataset digits --limit-train 64 --num-epochs 1 --seed 2 --no-validation"
+    train(tmp_path / "other", f"{line} --checkpoint-dir {tmp_path / 'kept'}", lightly=True)
+    elsewhere = tmp_path / "kept" / "last.npz"
+    loaded = ipucnn.load(elsewhere)
+    check_raises(DataError, "lies in no run folder", "read_history", lambda: loaded.history)
 
 
 def test_predictions_of_several_image_sizes_keep_their_order(folder):

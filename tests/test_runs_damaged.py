@@ -1,13 +1,18 @@
-"""Damaged files of a run folder: anything that no run writes counts as absent, never as a report."""
+"""Damaged files of a run folder: anything that no run writes is refused, and never counts as absent."""
 
 import copy
 import json
+import shutil
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import Refusal, check_refused
+from support.trained_runs import train
 
+from ipucnn.errors import DataError
 from ipucnn.reports.train import report_rows
-from ipucnn.runs.folder import ENVIRONMENT, REPORT, RunFolder
+from ipucnn.runs.folder import ENVIRONMENT, PROGRAM, REPORT, THRESHOLDS, RunFolder
 
 FIGURES = {"samples": 360, "loss": 2.08, "accuracy": 0.23, "top5": 0.75}
 DEVICE = {"kind": "cpu", "name": "CPU", "num_cores": 2, "memory_bytes": 2**34}
@@ -64,7 +69,7 @@ def test_complete_report_is_accepted(tmp_path):
 
 
 @given(place=st.sampled_from(places(WHOLE)), value=VALUES, remove=st.booleans())
-def test_malformed_report_is_absent_or_can_be_shown(tmp_path_factory, place, value, remove):
+def test_malformed_report_is_refused_or_can_be_shown(tmp_path_factory, place, value, remove):
     folder = tmp_path_factory.mktemp("run")
     report = copy.deepcopy(WHOLE)
     part = report
@@ -75,18 +80,79 @@ def test_malformed_report_is_absent_or_can_be_shown(tmp_path_factory, place, val
     else:
         part[place[-1]] = value
     (folder / REPORT).write_text(json.dumps(report))
-    loaded = RunFolder(folder).read_report()
-    if loaded is not None:
-        assert report_rows(loaded, "r", None)
+    try:
+        loaded = RunFolder(folder).read_report()
+    except DataError as error:
+        assert "report.json" in error.message and "mv " in error.hint
+    else:
+        assert loaded == report and report_rows(loaded, "r", None)
 
 
 @given(
     data=st.binary(max_size=30)
     | st.sampled_from([b"[" * 100_000, b"[1]", b"NaN", b"9" * 10_000, b'{"a": 1}'])
 )
-def test_arbitrary_bytes_are_not_a_report(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("run")
-    for name in (REPORT, ENVIRONMENT):
-        (folder / name).write_bytes(data)
-    assert RunFolder(folder).read_report() is None
-    assert RunFolder(folder).add_environment({"python": "3"})[-1]["python"] == "3"
+def test_arbitrary_bytes_are_refused_and_stay(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("run")
+    folder = RunFolder(path)
+    for name, read in (
+        (REPORT, folder.read_report),
+        (ENVIRONMENT, lambda: folder.add_environment({"python": "3"})),
+        (PROGRAM, folder.read_program),
+        (THRESHOLDS, lambda: folder.keep_threshold(1, 0.5)),
+    ):
+        if data == b'{"a": 1}' and name == PROGRAM:
+            continue
+        (path / name).write_bytes(data)
+        with pytest.raises(DataError, match=name):
+            read()
+        assert (path / name).read_bytes() == data
+
+
+def test_absent_files_are_empty(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert (folder.read_report(), folder.processes(), folder.read_program()) == (None, [], {})
+    assert (folder.thresholds(), folder.checkpoint_facts()) == ({}, {})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("finished") / "run"
+    train(path, "toy_model --dataset digits --limit-train 32 --num-epochs 1 --seed 1 --no-validation")
+    return path
+
+
+def contents(folder):
+    return {path: path.is_file() and path.read_bytes() for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("damage", ["not JSON", "a folder", "a link to nothing"])
+@pytest.mark.parametrize("name", [REPORT, ENVIRONMENT, PROGRAM])
+def test_what_cannot_be_read_ends_the_commands_and_loses_nothing(finished, tmp_path, run, name, damage):
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.unlink()
+    if damage == "not JSON":
+        path.write_text("{")
+    elif damage == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to("absent")
+    before = contents(tmp_path / "run")
+    commands = ["diff run run", "plot run"]
+    if name != PROGRAM:  # a continued run writes it again
+        commands += ["train --resume --run-dir run", "train --resume --run-dir run --num-epochs 2"]
+    refusals = [
+        Refusal(command, f"run/{name}", f"mv run/{name} run/{name}.damaged", 3) for command in commands
+    ]
+    check_refused(run, *refusals)
+    assert contents(tmp_path / "run") == before
+    code, _, err = run("runs", ".")
+    assert code == 3 and f"left out: run/{name}" in err
+
+
+def test_a_damaged_checkpoint_is_not_an_absent_one(finished, tmp_path, run):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "last.npz").write_bytes(b"PK")
+    (tmp_path / "run" / REPORT).unlink()
+    check_refused(run, Refusal("diff run run", "run/checkpoints/last.npz", code=3))

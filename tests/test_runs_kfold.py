@@ -21,8 +21,10 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.base import fold_of_each, pool, select_fold
 from ipucnn.datasets.sources.embedded import open_digits
+from ipucnn.errors import DataError
+from ipucnn.filesystem import is_locked
 from ipucnn.machine import operation_threads
-from ipucnn.runs.kfold import CrossValidation, FoldFinished, mean_and_deviation
+from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted, mean_and_deviation
 from ipucnn.runs.train import TrainingRun
 
 LINE = (
@@ -274,3 +276,32 @@ def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, run, succe
     assert "continuing after weight update" in error
     (row,) = folds_of(folder)["folds"]
     assert row["train_s"] > report_of(folder / "fold-1")["measured"]["train_s"]
+
+
+def test_no_other_process_goes_on_between_two_folds(lightly, tmp_path, run):
+    """The cross-validation is locked from before it is read until its end, also while no fold is."""
+    flags = {"dataset": "digits", "limit_train": "20", "limit_eval": "10", "kfold": "2", "micro_batch_size": "5",
+             "run_dir": str(tmp_path / "cv"), "validation": False, "seed": "1"}  # fmt: skip
+    resolved = resolve("train", flags, model="toy_model")
+    command = f"train --resume --run-dir {tmp_path / 'cv'}"
+    for number, event in enumerate(CrossValidation(resolved).events()):
+        if number and isinstance(event, (FoldStarted, FoldFinished)):
+            before = {path: path.read_bytes() for path in tmp_path.glob("cv/**/*") if path.is_file()}
+            check_refused(
+                run, Refusal(command, f"{tmp_path / 'cv'} is in use by another process", "wait for it")
+            )
+            assert before == {path: path.read_bytes() for path in tmp_path.glob("cv/**/*") if path.is_file()}
+    validation = CrossValidation(
+        resolve("train", {"resume": "true", "run_dir": flags["run_dir"]}, model="toy_model")
+    )
+    assert is_locked(validation.root)
+    list(validation.events())
+    assert not is_locked(validation.root) and not any(map(is_locked, validation.root.glob("fold-*")))
+    (tmp_path / "cv" / "folds.json").write_text("[]")
+    with pytest.raises(DataError, match=r"folds\.json is damaged") as error:
+        CrossValidation(resolve("train", {"resume": "true", "run_dir": flags["run_dir"]}, model="toy_model"))
+    assert "mv " in error.value.hint and not is_locked(validation.root)
+    del error
+    (tmp_path / "cv" / "folds.json").unlink()
+    code, _, err = run(*command.split())
+    assert code == 0, err

@@ -20,7 +20,8 @@ from support.trained_runs import report_of, rows
 
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.pipeline import eval_batches
-from ipucnn.errors import DataError
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.filesystem import is_locked
 from ipucnn.interrupts import Interrupted
 from ipucnn.reports import units
 from ipucnn.reports.train import report_rows
@@ -467,8 +468,8 @@ def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, r
 def test_non_finite_loss_keeps_the_last_good_checkpoint(real_training, tmp_path, run):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
-             "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "exponential",
-             "--lr-schedule-params", '{"initial_learning_rate": 1e-5, "epochs_to_decay": 0.05, "decay_rate": 1e9}',
+             "--steps-per-execution", "1", "--ckpts-per-epoch", "20", "--lr-schedule", "stepped",
+             "--lr-schedule-params", '{"boundaries": [0.1], "values": [1e-5, 1e38]}',
              "--run-dir", "r"]  # fmt: skip
     code, _, err = run(*words)
     assert code == 2 and "hint: lower the learning rate" in err
@@ -644,6 +645,7 @@ def test_run_does_not_continue_from_weights_alone(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["best.npz"]
     run = training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
     assert run.context.start.checkpoint is None and "begins again" in run.context.start.notes[0]
+    run.context.folder.unlock()
     options = {"ckpts_per_epoch": "1/2", "checkpoint_input_dir": str(folder)}
     check_raises(DataError, "it has weights alone", "--weights", train, tmp_path / "other", **options)
     # Damaged checkpoints beside it are an error.
@@ -704,3 +706,19 @@ def test_killed_and_continued_processes_have_the_same_bytes(tmp_path, kill_campa
 @pytest.mark.parametrize("broken", ["slot", "seed", "row"])
 def test_the_campaign_notices_a_broken_build(tmp_path, kill_campaign, broken):
     assert kill_campaign.campaign("small", 1, 1, 4, tmp_path, broken, moments=("any time",))["differing"] == 1
+
+
+def test_a_run_is_locked_before_its_state_is_read(lightly, tmp_path, run):
+    """Otherwise another process could write weight updates in between, which this one would then delete."""
+    list(training(tmp_path / "r").events())
+    continued = training(tmp_path / "r", resume="true", num_epochs="3")
+    check_refused(
+        run, Refusal(f"train --resume --run-dir {tmp_path / 'r'} --num-epochs 3", "in use by another")
+    )
+    assert run("train", "--resume", "--run-dir", tmp_path / "r", "--num-epochs", 3, "--dry-run")[0] == 0
+    list(continued.events())
+    with pytest.raises(ConfigurationError, match="--num-epochs 1 are"):
+        training(tmp_path / "r", resume="true", num_epochs="1")
+    assert not is_locked(tmp_path / "r")
+    finished = training(tmp_path / "r", resume="true", num_epochs="3")
+    assert list(finished.events()) == [] and not is_locked(tmp_path / "r")

@@ -17,12 +17,13 @@ from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, entries, exists, expand, is_folder, kind_of
+from ipucnn.filesystem import Kind, absolute, entries, exists, expand, is_file, is_folder, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
     BEST,
     CHECKPOINTS,
+    CONFIG,
     CONTINUE_FOLDS,
     LAST,
     NAMED,
@@ -292,8 +293,12 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     kind = kind_of(path)
     if kind not in (Kind.ABSENT, Kind.FOLDER):
         checkpoint = load_checkpoint(path)
-        folder = RunFolder(path.parent.parent if path.parent.name == CHECKPOINTS else path.parent)
-        return TrainedRun(folder, RunConfig.from_yaml(checkpoint.meta["config"], str(path)), checkpoint, path)
+        config = RunConfig.from_yaml(checkpoint.meta["config"], str(path))
+        inside = absolute(path).parent
+        # A checkpoint may have been copied into the run folder, or be all that is left of the run.
+        is_in_place = inside.name == CHECKPOINTS and is_file(inside.parent / CONFIG)
+        folder = RunFolder(inside.parent if is_in_place else path.parent)
+        return TrainedRun(folder, config, checkpoint, path)
     check_one_run(path, command)
     config = RunFolder(path).read_config()
     if config.kfold is not None and config.fold is None:

@@ -25,11 +25,11 @@ from ipucnn.documents import (
     NotJson,
     load_record,
     misfit,
-    read_record_if_whole,
 )
 from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     entries,
+    exists,
     is_file,
     is_folder,
     is_link,
@@ -40,9 +40,7 @@ from ipucnn.filesystem import (
 from ipucnn.models.registry import natural_key
 from ipucnn.runs.folder import (
     CONFIG,
-    ENVIRONMENT,
     METRICS,
-    PROGRAM,
     TIMINGS,
     RunFolder,
     check_one_run,
@@ -64,7 +62,7 @@ _WHEN = ("event", "weight_updates")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of a run folder; files that are absent or damaged count as empty.
+    """The content of a run folder; files that are absent count as empty.
 
     Attributes:
         path: the folder.
@@ -156,23 +154,22 @@ def read_run(path: Path) -> RunRecord:
     """Reads a run folder.
 
     Raises:
-        DataError: the folder is not a run, or it is a cross-validation, whose folds are runs.
+        DataError: the folder is not a run, or it is a cross-validation, whose folds are runs; or a file is damaged or
+            cannot be read.
     """
     check_one_run(path)
     folder = RunFolder(path)
     lines = _lines(path / METRICS)
     history = [row for row in map(_object, lines) if _is_row(row)]
     config = folder.read_config()
-    program = read_record_if_whole(path / PROGRAM)
-    processes = read_record_if_whole(path / ENVIRONMENT)
     return RunRecord(
         path=path,
         config=config,
-        program=program if isinstance(program, dict) else {},
+        program=folder.read_program(),
         history=history,
         timings=[row for row in map(_object, _lines(path / TIMINGS)) if row],
         report=folder.read_report(),
-        processes=[] if misfit(processes, List[Dict[str, PlainValue]]) else processes,
+        processes=folder.processes(),
         is_locked=is_locked(path),
         # The text after the last line break is not a whole line yet.
         unreadable=sum(bool(line) and not _is_row(_object(line)) for line in lines[:-1]),
@@ -190,7 +187,7 @@ def _is_row(row: PlainDict) -> bool:
 
 def _lines(path: Path) -> List[str]:
     """Returns the lines of a file with one JSON value per line; the last item is the text after the last line break."""
-    return read_text(path, MAX_RECORD_BYTES).split("\n") if is_file(path) else []
+    return read_text(path, MAX_RECORD_BYTES).split("\n") if exists(path) else []
 
 
 def _object(line: str) -> PlainDict:

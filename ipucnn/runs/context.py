@@ -108,14 +108,20 @@ def make_context(resolved: Resolved) -> RunContext:
     Raises:
         UserError: the configuration, the data or the run folder is wrong.
     """
-    from ipucnn.sessions.factory import check_device, device_warnings, runs_on_ipus
-    from ipucnn.sessions.poplar.checks import check_program
-
     instances = find_group(resolved.config.trusted_network)
     if not instances.is_writer:
         # The writer may have made the folder already; this process does not touch it.
         resolved = replace(resolved, config=replace(resolved.config, overwrite=not resolved.config.resume))
-    start = find_start(resolved)
+    start = find_start(resolved, locks=instances.is_writer and not resolved.config.dry_run)
+    with start.folder.unlocked_after_error():
+        return _context_of(start, instances)
+
+
+def _context_of(start: Start, instances: Instances) -> RunContext:
+    """Makes the context of a run that begins at ``start``; raises as :func:`make_context` does."""
+    from ipucnn.sessions.factory import check_device, device_warnings, runs_on_ipus
+    from ipucnn.sessions.poplar.checks import check_program
+
     resolved = start.resolved
     layout = make_layout(resolved.config)
     config = resolved.config

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Dict, Iterator, Optional, Tuple
 
+import msgspec
 import numpy as np
 
 from ipucnn.aliases import KerasModel, OnnxGraph, PlainDict, PlainValue, Tensor, TfFunction
-from ipucnn.documents import read_record_if_whole
+from ipucnn.documents import misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.filesystem import (
     absolute,
@@ -99,6 +100,12 @@ class ExportRequest:
     def output_name(self) -> str:
         """Name of the network's output."""
         return "probabilities" if self.probabilities else "logits"
+
+
+class _Written(msgspec.Struct):
+    """The entry of ``export.json`` that names the files of an export."""
+
+    files: Dict[str, PlainValue]
 
 
 def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict:
@@ -230,9 +237,12 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
         raise ConfigurationError(
             f"{output} has an export already", "replace it with --overwrite, or choose another --output"
         )
-    record = read_record_if_whole(output / RECORD)
-    files = record.get("files") if isinstance(record, dict) else None
-    written = {LABELS, INPUT, CARD, RECORD, *(files if isinstance(files, dict) else ())}
+    hint = "choose another folder: --output DIR"
+    record = read_record(output / RECORD, hint)
+    problem = misfit(record, _Written)
+    if problem:
+        raise DataError(f"{output / RECORD} is damaged: {problem}", hint)
+    written = {LABELS, INPUT, CARD, RECORD, *record["files"]}
     others = [
         name
         for name in (path.relative_to(output) for path in _files_below(output))

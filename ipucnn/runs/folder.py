@@ -18,8 +18,8 @@ import numpy as np
 
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
-from ipucnn.documents import MAX_BYTES, Figures, Finite, Natural, misfit, read_record_if_whole
-from ipucnn.errors import ConfigurationError, DataError, UserError, WorkersError
+from ipucnn.documents import MAX_BYTES, Figures, Finite, Natural, read_record_if_present
+from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.filesystem import (
     append_text,
     entries,
@@ -134,7 +134,7 @@ class _Measured(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The entries that a report must have.  A file that lacks one does not count, and the run continues to write it."""
+    """The entries that a report must have."""
 
     model: str
     dataset: _Dataset
@@ -145,6 +145,13 @@ class _Report(msgspec.Struct):
     validation: Optional[_Validation]
     best_validation: Optional[_Validation]
     checkpoints: List[str]
+
+
+class _AllFigures(msgspec.Struct):
+    """The figures of the validations; other than those of ``_Validation`` may be absent or None."""
+
+    validation: Optional[Figures]
+    best_validation: Optional[Figures]
 
 
 def is_unfinished(path: Path) -> bool:
@@ -168,6 +175,28 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
+class _Locks:
+    """Locks of folders, which end with :meth:`release`, with this object, or with the process."""
+
+    def __init__(self) -> None:
+        self._handles: Dict[Path, Optional[int]] = {}
+
+    def take(self, folder: Path) -> None:
+        """Locks a folder, unless it is locked already; raises BlockingIOError if another process has locked it."""
+        if folder not in self._handles:
+            self._handles[folder] = locked(folder)
+
+    def release(self) -> None:
+        """Ends all locks."""
+        while self._handles:
+            _, handle = self._handles.popitem()
+            if handle is not None:
+                os.close(handle)
+
+    def __del__(self) -> None:
+        self.release()
+
+
 class RunFolder:
     """The paths of a run folder, and the methods that read and write its files.
 
@@ -179,15 +208,23 @@ class RunFolder:
 
     def __init__(self, path: Path, checkpoint_dir: Optional[str] = None, is_claimed: bool = False) -> None:
         self.path = path
-        self._locks: List[int] = []
+        self._locks = _Locks()
         # The token of this process in ``environment.json``; None before it created or reopened the folder.
         self._token: Optional[str] = None
         # The folders that this process made, if the run folder has no files of an earlier run; else None.
         self._made: Optional[List[Path]] = [path] if is_claimed else None
         self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
 
+    def with_checkpoints(self, checkpoint_dir: Optional[str]) -> "RunFolder":
+        """Returns this run folder with another folder of checkpoints; both have the same locks."""
+        folder = RunFolder(self.path, checkpoint_dir)
+        folder._locks = self._locks
+        return folder
+
     def lock(self) -> None:
         """Locks the run against other processes, until :meth:`unlock` or until this process ends in any way.
+
+        Folders that do not exist are not locked; call it again when they do.
 
         Raises:
             ConfigurationError: another process is writing the run.
@@ -197,11 +234,9 @@ class RunFolder:
             if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
-                handle = locked(folder)
+                self._locks.take(folder)
             except BlockingIOError:
                 in_use[folder] = flag
-            else:
-                self._locks += [] if handle is None else [handle]
         if in_use:
             # Without the lock, a new folder may be that of another process.
             self._made = self._made and [p for p in self._made if not in_use.keys() & {p, p.parent}]
@@ -212,8 +247,16 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Lets other processes write the run."""
-        while self._locks:
-            os.close(self._locks.pop())
+        self._locks.release()
+
+    @contextlib.contextmanager
+    def unlocked_after_error(self) -> Iterator[None]:
+        """Ends the locks if an error ends the block."""
+        try:
+            yield
+        except BaseException:
+            self.unlock()
+            raise
 
     def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
         """Makes the folder and its first files.  If that fails, a new folder is removed again.
@@ -323,7 +366,7 @@ class RunFolder:
         make_folder(self.path)
         make_folder(self.checkpoints)
         self.lock()
-        self._claim(self._processes())
+        self._claim(self._finished_processes())
         self._remove_temporaries()
         write_text(self.path / CONFIG, config.to_yaml())
         write_text(self.path / PROGRAM, program.to_json())
@@ -335,11 +378,18 @@ class RunFolder:
         remove_temporaries(self.path, lambda name: name in RUN_FILES)
         remove_temporaries(self.checkpoints, is_checkpoint_name)
 
-    def _processes(self) -> List[PlainDict]:
-        """Returns the entries of ``environment.json``, without those of processes killed before they added facts."""
-        known = read_record_if_whole(self.path / ENVIRONMENT)
-        processes = known if isinstance(known, list) else []
-        return [entry for entry in processes if isinstance(entry, dict) and set(entry) != {"writer"}]
+    def processes(self) -> List[PlainDict]:
+        """Returns the entries of ``environment.json``: the processes that wrote the run, the latest last.
+
+        Raises:
+            DataError: the file is damaged or cannot be read.
+        """
+        without = "the earlier processes of the run are then not known"
+        return read_record_if_present(self.path / ENVIRONMENT, without, List[Dict[str, PlainValue]]) or []
+
+    def _finished_processes(self) -> List[PlainDict]:
+        """Returns the entries of processes that were not killed before they added facts."""
+        return [entry for entry in self.processes() if set(entry) != {"writer"}]
 
     def _claim(self, before: Sequence[PlainDict]) -> None:
         """Adds this process's token to ``environment.json``, before it changes files another process may still write.
@@ -359,9 +409,8 @@ class RunFolder:
         Raises:
             WorkersError: another process added its entry to ``environment.json`` after this one.
         """
-        processes = None if self._token is None else read_record_if_whole(self.path / ENVIRONMENT)
-        last = processes[-1] if isinstance(processes, list) and processes else None
-        if isinstance(last, dict) and last.get("writer", self._token) != self._token:
+        processes = [] if self._token is None else self.processes()
+        if processes and processes[-1].get("writer", self._token) != self._token:
             raise WorkersError(
                 f"another process goes on with the run in {self.path}, and this one writes nothing more",
                 "leave the run to that process; this one was stopped, or cut off, for a while",
@@ -376,15 +425,14 @@ class RunFolder:
         """Adds this process to ``environment.json``; returns the entries of all processes, this one last."""
         self.check_writer()
         self._token = self._token or secrets.token_hex(8)
-        processes = [*self._processes(), {**facts, "writer": self._token}]
+        processes = [*self._finished_processes(), {**facts, "writer": self._token}]
         write_text(self.path / ENVIRONMENT, json.dumps(processes, indent=2) + "\n")
         return processes
 
     def thresholds(self) -> Dict[str, float]:
         """Returns the thresholds that ``ipucnn evaluate`` recommended, by the weight updates of their checkpoints."""
-        stored = read_record_if_whole(self.path / THRESHOLDS)
-        entries_there = stored.items() if isinstance(stored, dict) else ()
-        return {key: value for key, value in entries_there if not misfit(value, _Threshold)}
+        without = "ipucnn evaluate writes it again"
+        return read_record_if_present(self.path / THRESHOLDS, without, Dict[str, _Threshold]) or {}
 
     def keep_threshold(self, weight_updates: int, threshold: float) -> None:
         """Saves the threshold of a checkpoint for ``ipucnn infer``.
@@ -396,12 +444,25 @@ class RunFolder:
         write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
 
     def read_report(self) -> Optional[PlainDict]:
-        """Returns the content of ``report.json``; None for a run that did not finish."""
-        report = read_record_if_whole(self.path / REPORT)
-        if misfit(report, _Report):
-            return None
-        figures = [report["validation"], report["best_validation"]]
-        return None if misfit(figures, List[Optional[Figures]]) else report
+        """Returns the content of ``report.json``; None for a run that did not finish.
+
+        Raises:
+            DataError: the file is damaged or cannot be read.
+        """
+        without = "the run then counts as unfinished, and --resume writes it again"
+        report: Optional[PlainDict] = read_record_if_present(
+            self.path / REPORT, without, _Report, _AllFigures
+        )
+        return report
+
+    def read_program(self) -> PlainDict:
+        """Returns the content of ``program.json``; an empty dict if there is none.
+
+        Raises:
+            DataError: the file is damaged or cannot be read.
+        """
+        without = "a continued run writes it again"
+        return read_record_if_present(self.path / PROGRAM, without, Dict[str, PlainValue]) or {}
 
     @property
     def size_bytes(self) -> int:
@@ -446,13 +507,15 @@ class RunFolder:
         return config
 
     def checkpoint_facts(self) -> PlainDict:
-        """Returns the facts of the last checkpoint, else of the best; an empty dict if neither is readable."""
+        """Returns the facts of the last checkpoint, else of the best; an empty dict if there is none.
+
+        Raises:
+            DataError: the checkpoint is damaged or cannot be read.
+        """
         from ipucnn.training.checkpoints import read_meta
 
-        for name in (LAST, BEST):
-            with contextlib.suppress(UserError):
-                return read_meta(self.checkpoints / name)
-        return {}
+        paths = (self.checkpoints / name for name in (LAST, BEST))
+        return next((read_meta(path) for path in paths if exists(path)), {})
 
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:
         """Writes ``checkpoints/<name>`` atomically and returns its path."""

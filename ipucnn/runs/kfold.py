@@ -11,7 +11,7 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Literal, Optional, Sequence, Tuple, Union
 
 import msgspec
 
@@ -19,7 +19,7 @@ from ipucnn.aliases import Annotated, PlainDict
 from ipucnn.config import bounds
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
-from ipucnn.documents import Figures, Finite, Natural, misfit, read_record_if_whole
+from ipucnn.documents import Figures, Finite, Natural, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
     check_makeable,
@@ -127,8 +127,13 @@ class CrossValidation:
             raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
         self.root = self._find_root(resolved)
         self._verbose = verbose
+        # Before anything is read: between two folds, no other process writes the runs.
+        self._folder = RunFolder(self.root)
         try:
-            self._prepare(resolved)
+            with self._folder.unlocked_after_error():
+                if self._instances.is_writer and not config.dry_run:
+                    self._folder.lock()
+                self._prepare(resolved)
         except BaseException:
             if config.run_dir is None:
                 with contextlib.suppress(OSError):  # the folder is not empty
@@ -147,9 +152,12 @@ class CrossValidation:
         if self._instances.is_writer:
             # Only the writer checks: another instance may come later, when the writer has already made folders.
             self._check_folders(config)
-        record: Any = read_record_if_whole(self.root / FOLDS) if config.resume else None
-        is_former = not misfit(record, _Folds) and record["kfold"] == self.num_folds
-        former: PlainDict = record if is_former else {}
+        without = "--resume then finds finished folds by their own files"
+        former: PlainDict = {}
+        if config.resume:
+            former = read_record_if_present(self.root / FOLDS, without, _Folds) or {}
+            if former.get("kfold") != self.num_folds:
+                former = {}
         self._rows: Dict[int, PlainDict] = {row["fold"]: row for row in former.get("folds", ())}
         # Folds that begin in another process, or on another machine, use the same number of threads as those before.
         self._threads: Optional[int] = former.get("threads")
@@ -172,6 +180,8 @@ class CrossValidation:
             run = self.first if fold == self.folds[0] else self._make_run(fold)
             if trained.meta.get("data_sha256") != run.context.data_sha256:
                 return False
+            if run is not self.first:
+                run.context.folder.unlock()
         return True
 
     def _readable(self) -> Iterator[Tuple[int, TrainedRun]]:
@@ -192,6 +202,8 @@ class CrossValidation:
             if self._cluster is not None:
                 self._cluster.close(error)
             raise
+        finally:
+            self._folder.unlock()
         if self._cluster is not None:
             self._cluster.close()
 
@@ -296,6 +308,8 @@ class CrossValidation:
     def _check_folders(self, config: RunConfig) -> None:
         """Refuses a root with files of something else, and existing folds without ``--resume`` or ``--overwrite``."""
         check_makeable(self.root)
+        if config.resume and is_file(self.root / CONFIG):
+            return
         names = {p.name for p in entries(self.root) if not p.name.startswith(".")}
         numbers = [number for number in self._numbers() if 1 <= number <= self.num_folds]
         foreign = sorted(names - {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in numbers)})
@@ -340,8 +354,9 @@ class CrossValidation:
 
     def _row(self, fold: int, run: TrainingRun) -> PlainDict:
         report, train_s = run.final_report, 0.0
-        with contextlib.suppress(UserError):  # a worker that writes nothing may have no run folder
-            train_s = read_run(run.context.folder.path).seconds("execution")
+        path = run.context.folder.path
+        if is_file(path / CONFIG):  # a worker that writes nothing may have no run folder
+            train_s = read_run(path).seconds("execution")
         return {
             "fold": fold,
             "run": fold_path(self.root, fold).name,
@@ -366,6 +381,7 @@ class CrossValidation:
         self._threads = self._threads or run.threads
         if self._instances.is_writer:
             make_folder(self.root)
+            self._folder.lock()
             # Folds that begin later, perhaps with fewer workers, fuse the same number of micro-batches.
             sharing = run.context.saved_config().max_workers
             config = replace(

@@ -65,7 +65,13 @@ def is_cross_validation(resolved: Resolved) -> bool:
     config = resolved.config
     if config.kfold is not None:
         return True
-    return bool(config.resume and config.run_dir is not None and is_file(expand(config.run_dir) / FOLDS))
+    if not config.resume or config.run_dir is None:
+        return False
+    path = expand(config.run_dir)
+    if exists(path / FOLDS) or not is_file(path / CONFIG):
+        return exists(path / FOLDS)
+    saved = RunFolder(path).read_config()
+    return saved.kfold is not None and saved.fold is None
 
 
 def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
@@ -227,11 +233,16 @@ class Start:
         return claim_default(config.model_name, self.resolved.choice.name, checkpoint_dir=directory)
 
 
-def find_start(resolved: Resolved) -> Start:
+def find_start(resolved: Resolved, locks: bool = False) -> Start:
     """Finds the point where a run begins: anew, or with ``--resume`` at the newest checkpoint of its folder.
 
+    Args:
+        resolved: the configuration.
+        locks: whether this process goes on to write the run: a run that is continued in its own folder is locked
+            before it is read, so that no other process changes it in between.
+
     Raises:
-        ConfigurationError: the folder is taken, or options contradict those of the run.
+        ConfigurationError: the folder is taken or in use, or options contradict those of the run.
         DataError: there is nothing readable to continue from.
     """
     config, notes = resolved.config, []
@@ -242,7 +253,11 @@ def find_start(resolved: Resolved) -> Start:
         path = latest_run_dir(*names)
     path = path or default_run_dir(*names)
     if config.resume and is_file(path / CONFIG):
-        return _continue(resolved, path)
+        run = RunFolder(path)
+        if locks:
+            run.lock()
+        with run.unlocked_after_error():
+            return _continue(resolved, run, locks)
     check_new(path, config.overwrite)
     if config.resume:
         notes.append(f"nothing to resume in {path}: the run begins")
@@ -283,14 +298,17 @@ def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     return str(absolute(expand(directory)))
 
 
-def _continue(resolved: Resolved, path: Path) -> Start:
+def _continue(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
     """Returns the start of a run that continues in its own folder; with its report, if it is finished."""
-    saved = RunFolder(path).read_config()
+    saved, path = folder.read_config(), folder.path
     merged = resolve_resumed(resolved, saved, str(path))
     config = replace(merged.config, overwrite=False)
-    folder = RunFolder(path, _checkpoint_dir(config.checkpoint_dir))
+    folder = folder.with_checkpoints(_checkpoint_dir(config.checkpoint_dir))
+    if locks:
+        folder.lock()
     start = Start(replace(merged, config=config), folder, in_place=True)
     report = folder.read_report()
+    folder.processes()  # a damaged record of them is refused now, before anything is computed
     changed = {name for name in ENDS_RUN if getattr(config, name) != getattr(saved, name)}
     if report is not None and report.get("ended_early"):
         # A run that ended early would end there again, whatever its number of epochs.

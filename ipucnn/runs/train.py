@@ -233,6 +233,7 @@ class TrainingRun:
             self.final_report = context.start.report
             if context.config.clean_dir:
                 context.folder.clean(self.final_report.get("checkpoints", ()))
+            context.folder.unlock()
             return
         hint = None
         if context.start.checkpoint is not None and context.start.in_place:
