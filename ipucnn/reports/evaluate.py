@@ -269,7 +269,7 @@ def _class_order(num_classes: int) -> List[int]:
 
 def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
     measured, segmentation = result["measured"], result["segmentation"]
-    patches = ", ".join(f"{size}x{size}" for size in segmentation["patch_sizes"])
+    patches = ", ".join("x".join(map(str, size)) for size in segmentation["patch_sizes"])
     versions = segmentation["test_time_augmentation"]
     averaged = f", {versions} versions of each averaged" if versions > 1 else ""
     time = f"{units.duration(measured['wall_s'])}: network {units.duration(segmentation['network_s'])}"

@@ -120,7 +120,7 @@ def print_masks(done: Masks) -> None:
 
 def speed_line(done: Masks) -> str:
     """Returns a line with the speed and the patch sizes."""
-    patches = ", ".join(f"{size}x{size}" for size in done.patch_sizes)
+    patches = ", ".join("x".join(map(str, size)) for size in done.patch_sizes)
     return (
         f"{counted(done.num_pages, 'image')} in {units.duration(done.wall_s)}: {units.rate(done.images_per_s)} "
         f"images/s, measured on {done.device.upper()}, patches of {patches}"

@@ -468,6 +468,7 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
             "dtype": "float32",
             "shape": [request.batch, *(trained.output_shape or ()), len(labels)],
         },
+        "threshold": trained.threshold if trained.output_shape and len(labels) == 2 else None,
         "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
         "half": request.half,
         "weights": {**trained.summary, "checkpoint": printable(str(trained.summary["checkpoint"]))},

@@ -92,6 +92,7 @@ class ExportRecord(msgspec.Struct):
     files: Dict[str, _File]
     weights: _Weights
     setup: _Setup
+    threshold: Optional[float] = None
 
 
 def is_exported(path: Path) -> bool:

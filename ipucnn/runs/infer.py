@@ -298,7 +298,7 @@ class Masks:
         shown_name: for two classes, the class that reports count and colour; for more, "foreground": all but class 0.
         num_failed: inputs that could not be read.
         num_pages, wall_s: segmented pages, and the seconds taken without building the network and writing files.
-        patch_sizes: patch sizes used.
+        patch_sizes: (height, width) of the patches used.
         threshold: for two classes the probability of class 1 above which a pixel is class 1; None for more.
     """
 
@@ -308,7 +308,7 @@ class Masks:
     results: List[Dict[str, Any]] = field(default_factory=list)
     num_pages: int = 0
     wall_s: float = 0.0
-    patch_sizes: List[int] = field(default_factory=list)
+    patch_sizes: List[Tuple[int, int]] = field(default_factory=list)
     device: str = ""
 
     @property
@@ -443,9 +443,8 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
 
 
 def _recommended(trained: TrainedSetup, name: str, progress: Progress) -> float:
-    """Returns the threshold that the run stores for this checkpoint and reports it; 0.5 if there is none."""
-    kept = {} if trained.folder is None else trained.folder.thresholds()
-    threshold = kept.get(str(trained.summary["weight_updates"]), HALF)
+    """Returns the threshold of the weights, and reports one that `evaluate` recommended."""
+    threshold = trained.threshold
     if threshold != HALF:
         progress.line(
             f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "

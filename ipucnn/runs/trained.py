@@ -45,6 +45,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
 from ipucnn.runs.folder import RUN_FILES, RunFolder
+from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
 from ipucnn.sessions.host.cluster import Cluster, join
@@ -99,6 +100,7 @@ class TrainedSetup(Setup):
             of the device is used.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 if no data set is read.
         folder: the run folder that the weights come from; None for other weights.
+        exported_threshold: the threshold of an exported file for two classes of pixels; None for other weights.
     """
 
     summary: Dict[str, Any]
@@ -107,6 +109,15 @@ class TrainedSetup(Setup):
     num_stored: int
     runtime: Optional[Callable[[], Session]] = None
     folder: Optional[RunFolder] = None
+    exported_threshold: Optional[float] = None
+
+    @property
+    def threshold(self) -> float:
+        """The probability of class 1 above which a pixel is class 1: what `evaluate` recommended, or 0.5."""
+        if self.exported_threshold is not None:
+            return self.exported_threshold
+        kept = {} if self.folder is None else self.folder.thresholds()
+        return kept.get(str(self.summary["weight_updates"]), HALF)
 
     def session(self, verbose: bool, cluster: Optional[Cluster] = None) -> Session:
         """Makes the session that runs the network: that of the device, or the runtime of an exported file.
@@ -211,7 +222,7 @@ class _Weights:
 
     Attributes:
         resolved: the configuration of the command.
-        summary, fill, folder, runtime: see :class:`TrainedSetup`.
+        summary, fill, folder, runtime, exported_threshold: see :class:`TrainedSetup`.
         facts: the facts of the training set; None if only the data set that the command line names has them.
         what, hint: the name of the weights, and the hint for data with another number of classes.
         seed: the seed of the run.
@@ -232,6 +243,7 @@ class _Weights:
     folder: Optional[RunFolder] = None
     runtime: Optional[Callable[[], Session]] = None
     takes_pixels: bool = False
+    exported_threshold: Optional[float] = None
 
 
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
@@ -272,6 +284,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         num_stored=num_stored,
         runtime=weights.runtime,
         folder=weights.folder,
+        exported_threshold=weights.exported_threshold,
     )
 
 
@@ -417,6 +430,7 @@ def _of_run(named: Named, reads_data: bool) -> _Weights:
         folder=None if isinstance(run, ExportedNetwork) else run.folder,
         runtime=run.session if isinstance(run, ExportedNetwork) else None,
         takes_pixels=isinstance(run, ExportedNetwork) and run.takes_pixels,
+        exported_threshold=run.record.threshold if isinstance(run, ExportedNetwork) else None,
     )
 
 

@@ -27,10 +27,11 @@ from scipy import special
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.pixels import in_8_bits
-from ipucnn.datasets.segmentation.patches import mirror, patch_starts
+from ipucnn.datasets.segmentation.patches import mirror, patch_places, patch_starts
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
+from ipucnn.runs.network_input import COST_OF_PATCHES
 from ipucnn.runs.predicting import check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
@@ -51,6 +52,8 @@ The step lets images of many sizes share a few networks.  The maximum holds with
 BATCH_PIXELS = 700 * 700
 NUM_PICTURES = 3
 
+Size = Tuple[int, int]
+"""Height and width."""
 _Key = TypeVar("_Key")
 
 
@@ -124,7 +127,7 @@ class PatchwiseNetwork:
 
     Attributes:
         device: kind of the device it runs on, known after the first image.
-        patch_sizes: the input sizes used so far.
+        patch_sizes: (height, width) of the inputs used so far.
         busy_s: seconds that :meth:`each` took for logits, without building the network; including the logits of other
             workers.
     """
@@ -144,19 +147,31 @@ class PatchwiseNetwork:
         record = trained.record
         check_patch_size(record, patch_size)
         self._margin, self._step = int(record.builder_args["margin"]), record.size_step
-        if trained.runtime is not None:
-            # An exported network takes patches of one size.
-            patch_size = patch_size or trained.input_shape[0]
         self._patch_size = patch_size
+        # The size of a patch's output; None chooses by the image.
+        self._fixed: Optional[Size] = None
+        if patch_size is not None:
+            self._fixed = (patch_size - self._margin, patch_size - self._margin)
+        elif trained.runtime is not None:
+            # An exported network takes patches of one size.
+            self._fixed = self._output_of_training()
         self._is_patch_normalised = norm_of(trained.config.norm_layer) == "group"
-        self._sessions: Dict[int, Session] = {}
+        self._sessions: Dict[Size, Session] = {}
         self._cluster = Cluster()
         self.device = ""
         self.busy_s = 0.0
 
     @property
-    def patch_sizes(self) -> List[int]:
-        return sorted(output + self._margin for output in self._sessions)
+    def patch_sizes(self) -> List[Size]:
+        return sorted(map(self._input, self._sessions))
+
+    def _input(self, output: Size) -> Size:
+        return output[0] + self._margin, output[1] + self._margin
+
+    def _output_of_training(self) -> Size:
+        smallest = nearest_legal_sizes(self._trained.record, self._margin + self._step)[-1]
+        height, width = (max(side, smallest) - self._margin for side in self._trained.input_shape[:2])
+        return height, width
 
     def warn_of_seams(self, sizes: Iterable[Sequence[int]], say: Callable[[str], None]) -> None:
         """Warns if images of some (height, width) will be cut into several patches that may differ at their seams.
@@ -164,7 +179,9 @@ class PatchwiseNetwork:
         Group norm computes its statistics for each patch, so that two patches normalise the same surroundings
         differently.
         """
-        cut = [size for size in sizes if self._is_patch_normalised and max(size) > self._output(size)]
+        if not self._is_patch_normalised:
+            return
+        cut = [size for size in sizes if any(side > out for side, out in zip(size, self._output(size)))]
         if not cut:
             return
         height, width = max(size[0] for size in cut), max(size[1] for size in cut)
@@ -172,9 +189,10 @@ class PatchwiseNetwork:
         remedy = f"--patch-size {whole} takes the largest image, {height}x{width}, as one patch"
         if self._trained.runtime is not None:
             remedy = "the run that was exported takes an image as one patch"
+        patch = "x".join(map(str, self._input(self._output((height, width)))))
         say(
-            f"warning: group norm takes its statistics of each patch of {self._output((height, width)) + self._margin} "
-            f"pixels, so that a seam may be seen where patches meet; {remedy}"
+            f"warning: group norm takes its statistics of each patch of {patch} pixels instead of the whole image: "
+            f"{COST_OF_PATCHES}, and seams may show; {remedy}"
         )
 
     @property
@@ -236,19 +254,19 @@ class PatchwiseNetwork:
         """Builds the network for the patches of an image in any rotation; call it before measuring time."""
         self._session(self._output(image_shape))
 
-    def _output(self, image_shape: Sequence[int]) -> int:
+    def _output(self, image_shape: Sequence[int]) -> Size:
         height, width = image_shape[:2]
-        if self._patch_size is not None:
-            return self._patch_size - self._margin
+        if self._fixed is not None:
+            return self._fixed
         if not self._is_patch_normalised:
-            return choose_patch(height, width, OUTPUTS, self._margin, self._step)
-        smallest = nearest_legal_sizes(self._trained.record, self._margin + self._step)[-1]
-        trained = max(*self._trained.input_shape[:2], smallest) - self._margin
+            side = choose_patch(height, width, OUTPUTS, self._margin, self._step)
+            return side, side
+        trained = max(self._output_of_training())
         offset = OUTPUTS[0] % WHOLE_STEP
         whole = -((offset - max(height, width)) // WHOLE_STEP) * WHOLE_STEP + offset
         if max(height, width) <= trained or whole > MOST_WHOLE:
-            return trained
-        return whole
+            return trained, trained
+        return whole, whole
 
     def logits(self, image: np.ndarray) -> np.ndarray:
         """Returns float32 [h, w, classes] of uint8 [h, w, channels].
@@ -278,9 +296,9 @@ class PatchwiseNetwork:
         height, width = image.shape[:2]
         output = self._output(image.shape)
         session = self._session(output)
-        rows, columns = (patch_starts(length, output, self._step) for length in (height, width))
-        corners = [(row, column) for row in rows for column in columns]
-        batch = min(len(corners), max(1, BATCH_PIXELS // (output + self._margin) ** 2))
+        corners = patch_places((height, width), output, self._step)
+        input_height, input_width = self._input(output)
+        batch = min(len(corners), max(1, BATCH_PIXELS // (input_height * input_width)))
         result: Any = None
         for first in range(0, len(corners), batch):
             group = corners[first : first + batch]
@@ -288,15 +306,15 @@ class PatchwiseNetwork:
             if result is None:
                 result = np.empty((height, width, patches.shape[-1]), np.float32)
             for (row, column), patch in zip(group, patches):
-                region = result[row : row + output, column : column + output]
+                region = result[row : row + output[0], column : column + output[1]]
                 region[...] = patch[: region.shape[0], : region.shape[1]]
         return result
 
-    def _patch(self, image: np.ndarray, corner: Tuple[int, int], output: int) -> np.ndarray:
-        """Returns uint8 [input, input, channels]: the area of a patch's output with its surroundings."""
+    def _patch(self, image: np.ndarray, corner: Tuple[int, int], output: Size) -> np.ndarray:
+        """Returns uint8 [input height, input width, channels]: the area of a patch's output with its surroundings."""
         rows, columns = (
-            mirror(np.arange(output + self._margin) + first - self._margin // 2, length)
-            for first, length in zip(corner, image.shape[:2])
+            mirror(np.arange(side) + first - self._margin // 2, length)
+            for first, side, length in zip(corner, self._input(output), image.shape[:2])
         )
         return image[rows[:, None], columns]
 
@@ -309,14 +327,15 @@ class PatchwiseNetwork:
         stacked[: len(patches)] = patches
         shape = (*patches[0].shape[:2], trained.input_shape[2])
         images = prepare_range(stacked, shape, trained.input_range, trained.source.info)
-        with memory_errors(f"patches of {shape[0]} pixels", f"--patch-size {OUTPUTS[0] + self._margin}"):
+        with memory_errors(
+            f"patches of {shape[0]}x{shape[1]} pixels", f"--patch-size {OUTPUTS[0] + self._margin}"
+        ):
             return session.predict([images])[0][: len(patches)]
 
-    def _session(self, output: int) -> Session:
+    def _session(self, output: Size) -> Session:
         """Returns a session with the network built for patches of that output size."""
         if output not in self._sessions:
-            record, size = self._trained.record, output + self._margin
-            shape = (size, size, self._trained.input_shape[2])
+            record, shape = self._trained.record, (*self._input(output), self._trained.input_shape[2])
             session = self._trained.session(self._verbose, self._cluster)
             setup = replace(self._trained, input_shape=shape, output_shape=output_shape(record, shape))
             setup.load(session, self._command)
