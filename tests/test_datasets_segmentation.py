@@ -13,7 +13,7 @@ from support.data_sets import noise, save_pages, verified, write_pairs
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
-from ipucnn.datasets.images import stretched
+from ipucnn.datasets.forms import stretched
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
 from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012, read_volume

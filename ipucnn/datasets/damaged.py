@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Dict, List
 
 from ipucnn.datasets.base import DataSource, FileExamples
-from ipucnn.datasets.images import open_image
+from ipucnn.datasets.forms import open_image
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size
 from ipucnn.machine import num_cores, side_by_side
@@ -70,7 +70,7 @@ def _unreadable(examples: FileExamples, source: DataSource) -> Dict[str, str]:
 
     def reason(index: int) -> str:
         try:
-            open_image(examples.encoded(index), examples.describe(index), channels, most)
+            open_image(examples.encoded(index), examples.describe(index), channels, most, strict=True)
         except DataError as error:
             return error.message
         return ""

@@ -1,200 +1,30 @@
-"""Decodes image files with Pillow, and crops photographs to one size.
+"""Crops photographs to one size.
 
-Pillow reads the common variants (palettes, CMYK, 16 bit, EXIF orientation), is one decoder for training,
-evaluation and inference, and releases Python's lock while it decodes and resizes.
+``forms`` decodes image files for training, evaluation and inference.  Pillow resizes, and releases Python's lock
+meanwhile.
 """
 
-import contextlib
-import ctypes
 import functools
-import io
 import math
-import warnings
-from types import ModuleType
-from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple, Type, Union
+from typing import Callable, Dict, NamedTuple, Tuple, Type, Union
 
 import numpy as np
 
 from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.forms import RGB, displayed, of_pillow, open_image, opened, pillow
 from ipucnn.datasets.hashing import uniform
-from ipucnn.datasets.image_headers import check_header, plain_jpeg_size
+from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
-from ipucnn.errors import DataError
 
 EVAL_MARGIN = 1.14
 """Evaluation resizes the short side to this multiple of the crop: about 256 for 224, the usual ImageNet protocol."""
 MIN_AREA = 0.08
 MAX_ASPECT = 4 / 3
 TRIES = 10
-CUT_THOUSANDTHS = 1
-"""Share of an image's darkest pixels, in thousandths, that become black; as many of the brightest become white."""
-MAYBE_TRANSPARENT = ("LA", "PA", "P", "RGBA", "La", "RGBa")
-FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM")
-"""Pillow's names of the formats read, whatever a file's extension; "JPEG" also reads the MPO files of telephones."""
-MAX_EXIF_TEXT = 2**16
-_ORIENTATION, _TURNED = 0x0112, range(2, 9)
-"""The EXIF tag of an image's orientation, and its values for images that must be turned or mirrored."""
-HINT = "convert it to JPEG or PNG, or remove it"
 
 Box = Tuple[float, float, float, float]
-
-
-@contextlib.contextmanager
-def opened(data: bytes, origin: str, max_pixels: int, hint: str = HINT) -> Iterator[PillowImage]:
-    """Opens a Pillow image whose header is within limits; ``load()`` decodes its first page.
-
-    Every exception that is raised inside the block becomes a DataError about the image, because Pillow raises nearly
-    any type for damaged files.  Large images wait here until others are decoded (see ``limits``).
-
-    Args:
-        data: the encoded file.
-        origin: the image's name in messages: "image PATH".
-        max_pixels: the value of ``--max-image-pixels``.
-        hint: the error's hint for an image that cannot be decoded.
-
-    Raises:
-        DataError: the file is no image or is damaged, or has too many pixels or pixels that cannot be converted.
-    """
-    tile = check_header(data, origin)
-    check_pixels(*tile, max_pixels, f"a tile of {origin}")
-    Image = pillow()
-    # Pillow rejects twice as many, before it allocates the canvas of a WebP or the first frame of a GIF.
-    Image.MAX_IMAGE_PIXELS = max_pixels  # type: ignore[attr-defined]
-    try:
-        # Only the formats that docs/datasets.md lists: others are rare in data sets, and some of Pillow's
-        # readers start programs (PostScript) or trust their input.
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        check_pixels(image.width, image.height, max_pixels, origin)
-        with decoding(max(image.width, tile[0]), max(image.height, tile[1]), origin):
-            yield image
-    except DataError:
-        raise
-    except Image.DecompressionBombError as error:
-        text = f"{origin} has far more than --max-image-pixels {max_pixels}"
-        raise DataError(text, "shrink it, or allow more of them") from error
-    except Image.UnidentifiedImageError as error:
-        raise DataError(f"{origin} is not an image in a known format", hint) from error
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        code = "truncated" if "truncated" in reason else "unreadable"  # the word of Pillow's readers
-        raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint, code) from error
-
-
-_pillow: List[ModuleType] = []
-
-
-def pillow() -> ModuleType:
-    """Returns Pillow's ``Image`` module, with its warnings about damaged files turned off."""
-    if not _pillow:
-        from PIL import Image
-
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        _silence_libtiff()
-        _pillow.append(Image)
-    return _pillow[0]
-
-
-def _silence_libtiff() -> None:
-    """Stops libtiff from writing errors to stderr, because ipucnn reports the exception that Pillow raises.
-
-    If Pillow was built without a libtiff of its own that can be called, libtiff still writes them.
-    """
-    with contextlib.suppress(Exception):
-        from PIL import _imaging  # noqa: F401 - loads the library
-
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-            paths = {line.split(maxsplit=5)[-1].strip() for line in lines if "libtiff" in line}
-        for path in paths:
-            library = ctypes.CDLL(path)
-            library.TIFFSetErrorHandler(None)
-            library.TIFFSetWarningHandler(None)
-
-
-def open_image(data: bytes, origin: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PillowImage:
-    """Returns a decoded, upright Pillow image with 1 ("L") or 3 ("RGB") channels.
-
-    Args:
-        data: the encoded file.
-        origin: the image's name in messages: "image PATH".
-        channels: 1 or 3.
-        max_pixels: the most pixels it may have.
-
-    Raises:
-        DataError: as :func:`opened`.
-    """
-    with opened(data, origin, max_pixels) as image:
-        return upright(image, origin, channels)
-
-
-def _is_turned(image: PillowImage) -> bool:
-    """Returns whether the EXIF orientation of an image turns or mirrors it."""
-    # ``check_header`` does not check EXIF data that a PNG stores as hexadecimal text.
-    if len(image.info.get("Raw profile type exif", "")) < MAX_EXIF_TEXT:
-        with contextlib.suppress(Exception):  # a damaged EXIF block is ignored; the pixels are fine
-            return image.getexif().get(_ORIENTATION) in _TURNED
-    return False
-
-
-def upright(image: PillowImage, origin: str, channels: int) -> PillowImage:
-    """Returns the result of :func:`open_image` for a Pillow image that :func:`opened` has opened."""
-    from PIL import Image, ImageOps
-
-    image.load()
-    if _is_turned(image):  # exif_transpose always copies
-        with contextlib.suppress(Exception):
-            image = ImageOps.exif_transpose(image) or image
-    if image.mode == "F" or image.mode.startswith("I"):  # Pillow's own conversion clips the values
-        image = Image.fromarray(stretched(np.asarray(image), origin))
-    if image.mode in MAYBE_TRANSPARENT:  # transparent pixels become white, as in image viewers
-        layered = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
-    mode = "L" if channels == 1 else "RGB"
-    if image.mode != mode:  # convert always copies
-        image = image.convert(mode)
-    if not image.width or not image.height:
-        raise DataError(f"{origin} has no pixels", "remove it")
-    return image
-
-
-def stretched(pixels: np.ndarray, origin: str) -> np.ndarray:
-    """Returns uint8 pixels: grey pixels of more than 8 bits, stretched from a dark to a bright value of the image.
-
-    The range of the data type is no useful scale: 12-bit cameras fill a sixteenth of 16 bits.  With the n pixels in
-    ascending order, ``dark`` is the value at c = floor((n - 1) / 1000) and ``bright`` the one at n - 1 - c.  Values up
-    to ``dark`` become 0, values from ``bright`` on become 255, and values in between become
-    floor(255 (value - dark) / (bright - dark) + 1/2).  If the two are equal, the smallest and the largest value of the
-    image are used instead; an image of one value becomes black.
-
-    Args:
-        pixels: integers or floats [h, w].
-        origin: the image's name in messages.
-
-    Raises:
-        DataError: NaN or infinite pixels.
-    """
-    if not pixels.size:
-        return pixels.astype(np.uint8)
-    if not np.isfinite(pixels).all():
-        raise DataError(
-            f"{origin} has pixels that are not finite numbers (NaN, inf)",
-            "replace them by numbers",
-            "wrong-mode",
-        )
-    last = pixels.size - 1
-    cut = CUT_THOUSANDTHS * last // 1000
-    places = [0, cut, last - cut, last]
-    least, dark, bright, most = (float(v) for v in np.partition(pixels.reshape(-1), places)[places])
-    if dark == bright:
-        dark, bright = least, most
-    # In place, because the float64 values take 8 bytes per pixel.
-    values = np.clip(pixels.astype(np.float64), dark, bright)
-    values -= dark
-    values *= 255
-    values /= max(bright - dark, np.finfo(np.float64).tiny)
-    values += 0.5
-    return values.astype(np.uint8)
 
 
 def _resample(image: PillowImage, size: Tuple[int, int], box: Box) -> np.ndarray:
@@ -324,19 +154,18 @@ def pixels_for_evaluation(
         uint8 [h, w, stored channels], with h and w from :func:`crop_of_evaluation`.
 
     Raises:
-        DataError: as :func:`opened`.
+        DataError: as :func:`ipucnn.datasets.forms.opened`.
     """
     channels, (size, margin) = info.image_shape[2], crop_of_evaluation(info, input_shape)
     if isinstance(image, bytes):
-        picture = open_image(image, origin, channels, info.max_image_pixels)
+        shown = open_image(image, origin, channels, info.max_image_pixels)
     elif not isinstance(image, np.ndarray):
-        check_pixels(image.width, image.height, info.max_image_pixels, origin)
-        picture = upright(image, origin, channels)
+        shown = of_pillow(image, origin, channels, info.max_image_pixels)
     else:
         check_pixels(image.shape[1], image.shape[0], info.max_image_pixels, origin)
-        picture = pillow().fromarray(image[..., 0] if image.shape[2] == 1 else image)
-        picture = picture.convert("L" if channels == 1 else "RGB")
-    return _resample(picture, size, centre_box(picture.width, picture.height, size, margin))
+        shown = pillow().fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        shown = shown.convert("L" if channels == 1 else "RGB")
+    return _resample(shown, size, centre_box(shown.width, shown.height, size, margin))
 
 
 def decode_for_training(
@@ -350,7 +179,7 @@ def decode_for_training(
     """Writes a random resized crop, mirrored half of the time, to ``out``: uint8 [h, w, channels].
 
     ``crops`` is the name for :func:`crops_of`.  The result is a pure function of the image and ``state``, the hash of
-    (seed, AUGMENT, epoch, round, index).  Raises DataError as :func:`opened`.
+    (seed, AUGMENT, epoch, round, index).  Raises DataError as :func:`ipucnn.datasets.forms.opened`.
     """
     boxes = crops_of(crops)
     mirrored = uniform(state, boxes.flips) < 0.5
@@ -361,13 +190,15 @@ def decode_for_training(
         with decoding(*plain, origin):
             if _jpeg_crop(data, plain, boxes.box(*plain, size, state), mirrored, out):
                 return
-    with opened(data, origin, max_pixels) as image:
-        is_plain = channels == 3 and image.format == "JPEG" and image.mode == "RGB" and not _is_turned(image)
+    with opened(data, origin, max_pixels) as file:
+        form = file.form
+        height, width = form.size
+        is_plain = channels == 3 and form.format == "JPEG" and form.colour == RGB and form.orientation == 1
         if is_plain and _jpeg_crop(
-            data, image.size, boxes.box(image.width, image.height, size, state), mirrored, out
+            data, (width, height), boxes.box(width, height, size, state), mirrored, out
         ):
             return
-        image = upright(image, origin, channels)
+        image = displayed(file.page(), origin, channels)
         array = _resample(image, size, boxes.box(image.width, image.height, size, state))
         out[:] = array[:, ::-1] if mirrored else array
 

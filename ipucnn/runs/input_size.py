@@ -9,7 +9,7 @@ import numpy as np
 from ipucnn.config.resolve import FLAG
 from ipucnn.config.values import image_size_to_yaml
 from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
-from ipucnn.datasets.images import opened
+from ipucnn.datasets.forms import opened
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import expand, is_folder
 from ipucnn.runs.folder import RunFolder
@@ -60,8 +60,8 @@ def _largest_picture(examples: Examples, max_pixels: int) -> Optional[Tuple[int,
         # An unreadable picture is reported when training reads it.
         with contextlib.suppress(DataError), opened(
             examples.encoded(position), examples.describe(position), max_pixels
-        ) as image:
-            sizes.append((int(image.height), int(image.width)))
+        ) as file:
+            sizes.append(file.form.size)
     return max(sizes, key=max, default=None)
 
 

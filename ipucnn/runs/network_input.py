@@ -8,7 +8,8 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.values import norm_of
-from ipucnn.datasets.images import CUT_THOUSANDTHS, crop_of_evaluation
+from ipucnn.datasets.forms import CUT_THOUSANDTHS
+from ipucnn.datasets.images import crop_of_evaluation
 from ipucnn.datasets.pixels import LUMA, InputRange
 from ipucnn.runs.running_lines import IMAGE, MASK, running_lines
 from ipucnn.runs.setup import Setup

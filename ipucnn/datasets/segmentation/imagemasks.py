@@ -12,21 +12,19 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tup
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
-from ipucnn.datasets.images import opened
+from ipucnn.datasets.forms import IMAGE_HINT, MASK_HINT, Form, Mask, Page, mask_numbers, opened, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.problems import STRICT, Problems
 from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
     IGNORE,
-    IMAGE_HINT,
     TABLE,
     MaskClasses,
+    MaskSet,
     check_values,
     classes_of_values,
     codes,
-    mask_pixels,
     mask_values,
-    picture_pixels,
     read_table,
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
@@ -89,65 +87,76 @@ def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
     return files
 
 
-def read_image(path: Path, max_pixels: int) -> np.ndarray:
+def read_image(path: Path, max_pixels: int, mask: Form) -> np.ndarray:
     """Reads an image as ``infer`` does: uint8 [h, w] for grey, [h, w, 3] for colour.
 
-    Raises DataError for a file that cannot be read or has several pages.
+    Args:
+        path: the image.
+        max_pixels: the most pixels that it may have.
+        mask: the form of its mask.
+
+    Raises:
+        DataError: the file cannot be read, has several pages, or is turned and its mask is not.
     """
     origin = f"image {printable(str(path))}"
-    with opened(read_file(str(path)), origin, max_pixels, IMAGE_HINT) as image:
-        count, pixels = int(getattr(image, "n_frames", 1)), picture_pixels(image, origin)
-    if count > 1:
-        raise DataError(f"{origin} has {count} pages", "save each page as an image of its own")
-    return pixels
+    page = _single_page(path, origin, max_pixels, IMAGE_HINT)
+    tags = (page.form.orientation, mask.orientation)
+    if tags[0] != tags[1]:
+        raise DataError(
+            f"{origin} has the orientation tag {tags[0]}, and its mask {tags[1]}: they may be turned differently",
+            "save both upright, without the tag",
+            "orientation",
+        )
+    return plain_pixels(page, origin)
 
 
-def read_mask(path: Path, max_pixels: int, colours: bool = False) -> np.ndarray:
-    """Reads the stored values of a mask: integers [h, w], or uint8 [h, w, 3] of colours; see ``masks.mask_pixels``."""
+def read_mask(path: Path, max_pixels: int, colours: bool = False) -> Mask:
+    """Reads the stored values of a mask; see ``forms.mask_numbers``."""
     origin = f"mask {printable(str(path))}"
-    with opened(read_file(str(path)), origin, max_pixels, "masks are grey PNG or TIFF") as image:
-        image.load()
-        return mask_pixels(image, origin, colours)
+    return mask_numbers(_single_page(path, origin, max_pixels, MASK_HINT), origin, colours)
 
 
-def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, np.ndarray]]) -> MaskClasses:
+def _single_page(path: Path, origin: str, max_pixels: int, hint: str) -> Page:
+    with opened(read_file(str(path)), origin, max_pixels, hint, strict=True) as file:
+        if file.num_pages > 1:
+            text = f"{origin} has {file.num_pages} pages"
+            raise DataError(text, "save each page as a file of its own", "several-pages")
+        return file.page()
+
+
+def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, Mask]]) -> MaskClasses:
     """Returns the classes of a set without a table, from the values of all its masks.
 
     Raises:
         DataError: the values cannot be classes.
     """
     values: Set[int] = set()
-    for path, pixels in masks:
+    for path, mask in masks:
         origin = f"mask {printable(str(path))}"
-        present = mask_values(codes(pixels, False, origin))
+        present = mask_values(codes(mask.numbers, False, origin))
         check_values(present, f"{origin} has")
         values.update(present)
     return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
 
 
-def class_colours(classes: MaskClasses, path: Path, max_pixels: int) -> Tuple[Tuple[int, int, int], ...]:
+def class_colours(classes: MaskClasses, mask: Mask) -> Tuple[Tuple[int, int, int], ...]:
     """Returns red, green and blue of each class, from the table or from the palette of one mask.
 
     Args:
         classes: the classes of the masks.
-        path: a mask that can be read.
+        mask: one of the masks.
 
     Returns:
         One colour per class; empty if masks are grey.
     """
+    palette = mask.form.palette
     if classes.colours:
         colours = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
     else:
-        with opened(read_file(str(path)), f"mask {printable(str(path))}", max_pixels) as image:
-            image.load()
-            palette = image.getpalette("RGB") or [] if image.mode == "P" else []
-            values = (0, int(np.max(image))) if classes.any_other else classes.values
-        colours = [
-            (palette[3 * v], palette[3 * v + 1], palette[3 * v + 2])
-            for v in values
-            if 3 * v + 2 < len(palette)
-        ]
-        colours = colours if len(colours) == len(values) else []
+        values = (0, int(mask.numbers.max())) if classes.any_other else classes.values
+        if palette is None or max(values) >= len(palette):
+            return ()
+        colours = [tuple(palette[value].tolist()) for value in values]
     return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
 
 
@@ -226,11 +235,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _read_images(
-    folder: Path, files: Sequence[Tuple[Path, Path]], masks: Sequence[np.ndarray], max_pixels: int
+    folder: Path,
+    files: Sequence[Tuple[Path, Path]],
+    masks: Sequence[np.ndarray],
+    forms: Sequence[Form],
+    max_pixels: int,
 ) -> np.ndarray:
     """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
-    for i, ((path, mask_path), mask) in enumerate(zip(files, masks)):
-        image = read_image(path, max_pixels)
+    for i, ((path, mask_path), mask, form) in enumerate(zip(files, masks, forms)):
+        image = read_image(path, max_pixels, form)
         _check_size(image, path, mask, mask_path, "an image and its mask have one size")
         if i == 0:
             # All images have this size; masks are in memory twice while they are stacked into one array.
@@ -285,16 +298,18 @@ def open_imagemasks(
         raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
     every = [pair for part_files in files.values() for pair in part_files]
     table = read_table(folder)
-    stored: Dict[Path, np.ndarray] = {}
+    stored: Dict[Path, Mask] = {}
+    agreeing = MaskSet(table)
     for _, path in every:
         stored[path] = read_mask(path, max_pixels, table is not None and table.colours)
+        agreeing.check(stored[path], f"mask {printable(str(path))}")
         if len(stored) == 1:
-            check_memory(
-                len(every) * stored[path].nbytes, f"{printable(str(folder))} with {len(every)} such masks"
-            )
+            needed = len(every) * stored[path].numbers.nbytes
+            check_memory(needed, f"{printable(str(folder))} with {len(every)} such masks")
     classes = table or classes_of_masks(folder, stored.items())
-    masks = [classes.of(stored[path], f"mask {printable(str(path))}") for _, path in every]
-    images = _read_images(folder, every, masks, max_pixels)
+    masks = [classes.of(stored[path].numbers, f"mask {printable(str(path))}") for _, path in every]
+    forms = [stored[path].form for _, path in every]
+    images = _read_images(folder, every, masks, forms, max_pixels)
     labels = np.stack(masks)
     is_ignored = labels == IGNORED
     if len(mask_values(labels[~is_ignored])) < 2:
@@ -323,5 +338,5 @@ def open_imagemasks(
         warnings=tuple(warnings),
         patchwise=True,
         own_split=is_undivided,
-        class_colours=class_colours(classes, every[0][1], max_pixels),
+        class_colours=class_colours(classes, stored[every[0][1]]),
     )

@@ -9,12 +9,11 @@ from typing import List, Optional
 
 import numpy as np
 
-from ipucnn.aliases import PillowImage
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
-from ipucnn.datasets.images import opened
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels
+from ipucnn.datasets.forms import GREY, WHITE_IS_ZERO, mask_numbers, opened, page_of, plain_pixels
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.problems import STRICT, Problems
-from ipucnn.datasets.segmentation.masks import pixels_of, to_classes
+from ipucnn.datasets.segmentation.masks import to_classes
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file
 from ipucnn.text import printable
@@ -126,55 +125,35 @@ def read_pages(
     with problems.noting(None, path.name, path), opened(
         read_file(str(path)), origin, max_pixels, HINT
     ) as volume:
-        if volume.format != "TIFF":
-            raise DataError(f"{origin} is a {volume.format} file, not a TIFF", HINT)
-        try:
-            count = int(volume.n_frames)
-        except Exception as error:  # Pillow's plugins raise many types for damaged files
-            text = f"{origin}: its list of pages is damaged: {error}"
-            raise DataError(text, "get the file again") from error
-        height, width = volume.height, volume.width
+        if volume.form.format != "TIFF":
+            raise DataError(f"{origin} is a {volume.form.format} file, not a TIFF", HINT)
+        count, (height, width) = volume.num_pages, volume.form.size
         # The pages, and the array that they are stacked into.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
         first_held_out = count - num_held_out(count)
-        for page in range(count):
+        for number in range(count):
             pages.append(None)
-            subset = "train" if page < first_held_out else "eval"
-            origin_of_page = page_name(path, page, count)
-            with problems.noting(subset, f"{path.name}, page {page + 1}", path, origin_of_page):
-                pages[-1] = _read_page(volume, page, origin_of_page, max_pixels)
+            subset = "train" if number < first_held_out else "eval"
+            name = page_name(path, number, count)
+            with problems.noting(subset, f"{path.name}, page {number + 1}", path, name):
+                page = page_of(volume, number, name)
+                form = page.form
+                if (
+                    form.colour not in (GREY, WHITE_IS_ZERO)
+                    or form.depth not in ("8 bits", "1 bit")
+                    or form.alpha
+                ):
+                    raise DataError(
+                        f"{name} has {form.pixels}; slices must be 8-bit grey", HINT, "wrong-mode"
+                    )
+                if form.orientation != 1:
+                    text = f"{name} has the orientation tag {form.orientation}"
+                    raise DataError(text, "save both volumes upright, without the tag", "orientation")
+                is_mask = path.stem == LABELS
+                pages[-1] = mask_numbers(page, name).numbers if is_mask else plain_pixels(page, name)
     return pages
 
 
 def page_name(path: Path, page: int, count: int) -> str:
     """Returns the name of a page in messages, which count from 1."""
     return f"{printable(str(path))}, page {page + 1} of {count}"
-
-
-def _read_page(volume: PillowImage, page: int, origin: str, max_pixels: int) -> np.ndarray:
-    """Reads one page: uint8 [h, w], with 0 and 255 for a page of one bit.
-
-    Args:
-        volume: the open file.
-        page: number of the page, from 0.
-        origin: the page's name in messages.
-        max_pixels: the most pixels it may have.
-
-    Raises:
-        DataError: the page is damaged, or is not 8-bit grey.
-    """
-    try:
-        volume.seek(page)
-        check_pixels(volume.width, volume.height, max_pixels, origin)
-        if volume.mode not in ("L", "1"):
-            raise DataError(
-                f"{origin} has {pixels_of(volume.mode)}; slices must be 8-bit grey", HINT, "wrong-mode"
-            )
-        volume.load()
-        pixels = np.array(volume)
-    except DataError:
-        raise
-    except Exception as error:
-        code = "truncated" if "truncated" in str(error) else "unreadable"  # the word of Pillow's readers
-        raise DataError(f"{origin} is damaged: {error}", "get the file again", code) from error
-    return pixels.astype(np.uint8) * 255 if pixels.dtype == bool else pixels

@@ -6,12 +6,11 @@ line called "ignore" defines the value of pixels that count nowhere.
 """
 
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import PillowImage
-from ipucnn.datasets.images import stretched
+from ipucnn.datasets.forms import LARGEST_VALUE, WHITE_IS_ZERO, Mask
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file, read_bytes
@@ -24,7 +23,6 @@ MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
 _MOST_TABLE_BYTES = 2**16
-_LARGEST_VALUE = 2**16 - 1
 TABLE_HINT = (
     f"say in DIR/{TABLE} which value is which class, one per line: '0 background', '128 nucleus', ..."
 )
@@ -89,6 +87,62 @@ class MaskClasses(NamedTuple):
         return result
 
 
+class MaskSet:
+    """Rejects masks whose stored numbers mean different things in different files of a set; add one after another.
+
+    Args:
+        table: the table of the set, if it has one.
+    """
+
+    def __init__(self, table: Optional[MaskClasses]) -> None:
+        self._has_colours = table is not None and table.colours
+        self._palettes: List[Tuple[str, np.ndarray, np.ndarray]] = []
+        self._bits: Dict[bool, str] = {}
+
+    def check(self, mask: Mask, origin: str) -> None:
+        """Rejects a mask that does not agree with those before it.
+
+        Raises:
+            DataError: its palette gives a number another colour than the palette of an earlier mask, or gives brighter
+                greys to smaller numbers; or it has single bits with white as zero, and earlier masks do not, or the
+                other way round.
+        """
+        is_inverted_bit = mask.form.bits == 1 and mask.form.colour == WHITE_IS_ZERO
+        self._bits.setdefault(is_inverted_bit, origin)
+        if len(self._bits) > 1:
+            raise DataError(
+                f"{self._bits[True]} has single bits of which 0 is white, and {self._bits[False]} does not: which one "
+                "is the foreground is not known",
+                "save all masks in one way, as 8-bit grey",
+                "mask-values",
+            )
+        palette = mask.form.palette
+        if palette is None or self._has_colours:
+            return
+        values = np.unique(mask.numbers)
+        colours = palette[values].astype(int)
+        is_grey = (colours == colours[:, :1]).all()
+        if is_grey and (np.diff(colours[:, 0]) < 0).any():
+            raise DataError(
+                f"{origin} has a palette in which larger numbers are darker greys",
+                _PALETTE_HINT,
+                "mask-values",
+            )
+        for earlier, known, known_colours in self._palettes:
+            common = np.isin(values, known)
+            if (colours[common] != known_colours[np.isin(known, values)]).any():
+                raise DataError(
+                    f"{origin} has another palette than {earlier}: their numbers mean different colours",
+                    _PALETTE_HINT,
+                    "mask-values",
+                )
+        if not any(np.array_equal(values, known) for _, known, _ in self._palettes):
+            self._palettes.append((origin, values, colours))
+
+
+_PALETTE_HINT = (
+    f"name the colours in DIR/{TABLE}, one per line: '255 0 0 tumour', or save masks as grey: 0, 1, 2, ..."
+)
 BINARY = MaskClasses(("background", "foreground"), (0, 255), any_other=True)
 
 
@@ -140,7 +194,7 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
         count = next((i for i, word in enumerate(words) if not _is_number(word)), len(words))
         name = " ".join(words[count:])
         value = tuple(int(word) for word in words[:count])
-        most = _LARGEST_VALUE if count == 1 else 255
+        most = LARGEST_VALUE if count == 1 else 255
         if count not in (1, 3) or not name or not name.isprintable() or max(value) > most:
             raise DataError(f"{origin}, line {number}: {printable(line.strip())!r} is no class", hint)
         rows.append((value, name))
@@ -164,7 +218,7 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
 
 
 def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= len(str(_LARGEST_VALUE))
+    return word.isascii() and word.isdigit() and len(word) <= len(str(LARGEST_VALUE))
 
 
 def classes_of_values(values: Sequence[int], subject: str) -> MaskClasses:
@@ -230,103 +284,3 @@ def mask_values(masks: np.ndarray) -> Tuple[int, ...]:
     """Returns the distinct values of integers from 0 to 65535, in ascending order."""
     counts = np.bincount(masks.reshape(-1), minlength=256)
     return tuple(int(value) for value in np.nonzero(counts)[0])
-
-
-def mask_pixels(page: PillowImage, origin: str, colours: bool = False) -> np.ndarray:
-    """Returns the values of a mask that Pillow has loaded: integers [h, w], or uint8 [h, w, 3] of colours.
-
-    Args:
-        page: the loaded mask.
-        origin: the mask's name in messages.
-        colours: whether classes are colours; a palette then counts by its colours, else by its numbers.
-
-    Raises:
-        DataError: the pixels are floating-point or unsupported, or values lie outside 0 to 65535.
-    """
-    hint = "save masks as grey PNG or TIFF, one value per class"
-    if page.mode in ("RGBA", "LA"):
-        page = _opaque(page, origin)
-    if page.mode == "P" and colours:
-        page = page.convert("RGB")
-    pixels = np.array(page)
-    if page.mode == "1":
-        return pixels.astype(np.uint8) * 255
-    if page.mode not in ("L", "P", "RGB") and not page.mode.startswith("I"):
-        raise DataError(f"{origin} has {pixels_of(page.mode)}", hint, "wrong-mode")
-    if pixels.size and not 0 <= int(pixels.min()) <= int(pixels.max()) <= _LARGEST_VALUE:
-        raise DataError(
-            f"{origin} has values from {pixels.min()} to {pixels.max()}; 0 to 65535 can be classes",
-            hint,
-            "mask-values",
-        )
-    return pixels.astype(np.uint16) if pixels.dtype != np.uint8 else pixels
-
-
-# The pixels of images for segmentation networks, in training and in inference.
-
-
-IMAGE_HINT = "save it as grey of 8 or 16 bits, or as 8-bit colour (RGB): TIFF, PNG or JPEG"
-_PIXELS = {
-    "1": "black and white pixels",
-    "RGB": "colour (RGB)",
-    "RGBA": "colour with transparency (RGBA)",
-    "CMYK": "colour (CMYK)",
-    "P": "a colour palette",
-    "PA": "a palette with transparency",
-    "L": "grey",
-    "LA": "grey with transparency",
-    "F": "floating-point pixels",
-}
-
-
-def pixels_of(mode: str) -> str:
-    """Returns the description of a Pillow mode for messages."""
-    if mode.startswith("I;16"):
-        return "16 bits per pixel"
-    return "16 or 32 bits per pixel" if mode.startswith("I") else _PIXELS.get(mode, f"pixels of mode {mode}")
-
-
-def picture_pixels(page: PillowImage, origin: str) -> np.ndarray:
-    """Loads a Pillow image and returns its pixels: uint8 [h, w] for grey, [h, w, 3] for colour.
-
-    Single bits and palettes of greys become grey; other palettes become colour.  An alpha channel that is opaque
-    everywhere is dropped.  Grey pixels of more than 8 bits are stretched (``images.stretched``).
-
-    Raises:
-        DataError: the pixels are unsupported, or are colour of more than 8 bits per channel.
-    """
-    # Pillow keeps only the upper bytes of 16-bit colour, which are nearly black for a 12-bit camera.  The depth is
-    # known only before it loads the image.
-    is_16_bit = any(";16" in str(part) for part in page.tile)
-    page.load()
-    if page.mode in ("RGBA", "LA"):
-        page = _opaque(page, origin)
-    if is_16_bit and page.mode == "RGB":
-        raise DataError(
-            f"{origin} has colour of 16 bits per channel", "save it as 8-bit colour (RGB)", "wrong-mode"
-        )
-    if page.mode == "1" or _has_grey_palette(page):
-        page = page.convert("L")
-    if page.mode == "P" and "transparency" not in page.info:
-        page = page.convert("RGB")
-    if page.mode in ("L", "RGB"):
-        return np.array(page)
-    if page.mode == "F" or page.mode.startswith("I"):
-        return stretched(np.array(page), origin)
-    raise DataError(f"{origin} has {pixels_of(page.mode)}", IMAGE_HINT, "wrong-mode")
-
-
-def _opaque(page: PillowImage, origin: str) -> np.ndarray:
-    """Returns a Pillow image without its alpha channel.  Raises DataError if any pixel is not opaque."""
-    lowest, _ = page.getchannel("A").getextrema()
-    if lowest < 255:
-        raise DataError(f"{origin} has {pixels_of(page.mode)}", "save it without transparency", "wrong-mode")
-    return page.convert(page.mode[:-1])
-
-
-def _has_grey_palette(page: PillowImage) -> bool:
-    """Returns whether an image has a palette of greys, as ImageJ writes for a look-up table of greys."""
-    if page.mode != "P":
-        return False
-    colours: np.ndarray = np.reshape(page.getpalette("RGB"), (-1, 3))
-    return bool((colours == colours[:, :1]).all())

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.datasets.base import FileExamples, file_digest, read_file
+from ipucnn.datasets.forms import GREY, RGB, displayed, opened
 from ipucnn.datasets.hashing import ORDER, permutation
-from ipucnn.datasets.images import open_image, opened
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.datasets.sources.records import (
@@ -268,17 +268,15 @@ def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tupl
         DataError: the image cannot be read.
     """
     data, origin = read_file(path), f"image {printable(path)}"
-    with opened(data, origin, max_pixels) as image:
+    with opened(data, origin, max_pixels, strict=True) as file:
         # MPO, which telephones write, is a JPEG followed by a second one.
-        is_kept = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
-        if is_kept:
-            image.load()
-        width, height = image.size
-    if not is_kept:
-        picture, packed = open_image(data, origin, 3, max_pixels), io.BytesIO()
-        width, height = picture.size
-        picture.save(packed, "JPEG", quality=QUALITY)
-        data = packed.getvalue()
+        is_kept = file.form.format in ("JPEG", "MPO") and file.form.colour in (GREY, RGB)
+        page, (height, width) = file.page(), file.form.size
+        if not is_kept:
+            picture, packed = displayed(page, origin, 3), io.BytesIO()
+            width, height = picture.size
+            picture.save(packed, "JPEG", quality=QUALITY)
+            data = packed.getvalue()
     features: Dict[str, Feature] = {
         ENCODED: data,
         LABEL: label + 1,

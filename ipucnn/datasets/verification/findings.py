@@ -81,6 +81,14 @@ CODES: Dict[str, Code] = {
         "save all images as grey of 8 or 16 bits, or all as 8-bit colour; masks as grey, or name their colours in "
         "DIR/classes.txt",
     ),
+    "orientation": Code(
+        ERROR,
+        "images or masks that their orientation tag turns, and their partners are not",
+        "save both upright, without the tag",
+    ),
+    "several-pages": Code(
+        ERROR, "images or masks of several pages", "save each page as a file of its own, with its partner"
+    ),
     "odd-mode": Code(
         WARNING,
         "images whose pixels are of another mode than the set's; training converts them",

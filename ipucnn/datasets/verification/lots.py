@@ -17,17 +17,17 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, read_file
+from ipucnn.datasets.forms import Mask, displayed, opened
 from ipucnn.datasets.image_headers import chunks, is_png
-from ipucnn.datasets.images import opened, upright
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.segmentation.masks import (
     BINARY,
     TABLE,
     MaskClasses,
+    MaskSet,
     codes,
     mask_values,
-    pixels_of,
     read_table,
 )
 from ipucnn.datasets.sources import cifar, idx, imagefolder
@@ -59,18 +59,14 @@ def decode_image(
 ) -> Decoded:
     """Decodes an image as training does, and records its original mode, format and frames.  Raises DataError."""
     check_png(data, origin)
-    with opened(data, origin, max_pixels) as image:
-        mode, form, frames = str(image.mode), str(image.format), 1
-        if mode == "P" and "transparency" in image.info:
-            mode = "PA"
-        pixels = np.asarray(upright(image, origin, channels))
-        if form in ("GIF", "WEBP", "TIFF", "PNG"):
-            with contextlib.suppress(Exception):  # training reads only the first frame
-                frames = int(getattr(image, "n_frames", 1))
+    with opened(data, origin, max_pixels, strict=True) as file:
+        page = file.page()
+        pixels = np.asarray(displayed(page, origin, channels))
+        frames = file.num_pages if page.form.format in ("GIF", "WEBP", "TIFF", "PNG") else 1
     pixels = pixels.reshape(1, *pixels.shape[:2], -1)
-    alike = {"mode": pixels_of(mode)} if channels == 3 else {}
+    alike = {"mode": page.form.pixels} if channels == 3 else {}
     kept = pixels if is_drawn else None
-    return Decoded(measure(pixels), np.array([label]), kept, alike, form, frames)
+    return Decoded(measure(pixels), np.array([label]), kept, alike, page.form.format, frames)
 
 
 def check_png(data: bytes, origin: str) -> None:
@@ -303,14 +299,14 @@ def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
     table = None
     with survey.noting(None, TABLE, folder / TABLE):
         classes = table = read_table(folder)
-    stored = _stored_masks(survey, folder, files, table is not None and table.colours)
+    stored = _stored_masks(survey, folder, files, table)
     if classes is None:
         classes = BINARY
         with contextlib.suppress(DataError):  # values that are no classes are reported for each mask
             classes = imagemasks.classes_of_masks(folder, stored.items())
     survey.class_names = tuple(map(printable, classes.names))
-    for mask_path in list(stored)[:1]:
-        survey.class_colours = imagemasks.class_colours(classes, mask_path, survey.max_pixels)
+    for mask in list(stored.values())[:1]:
+        survey.class_colours = imagemasks.class_colours(classes, mask)
     return {subset: _pairs_lot(survey, folder, pairs, stored, classes) for subset, pairs in files.items()}
 
 
@@ -318,16 +314,16 @@ def _pairs_lot(
     survey: Survey,
     folder: Path,
     files: Sequence[Tuple[Path, Path]],
-    stored: Mapping[Path, np.ndarray],
+    stored: Mapping[Path, Mask],
     classes: MaskClasses,
 ) -> Lot:
     def decode(numbers: Sequence[int], is_drawn: bool) -> Optional[Decoded]:
         path, mask_path = files[numbers[0]]
-        check_png(read_file(str(path)), f"image {path}")
-        image = imagemasks.read_image(path, survey.max_pixels)
-        values = stored.get(mask_path)
-        if values is None:
+        if mask_path not in stored:
             return None
+        check_png(read_file(str(path)), f"image {path}")
+        values, form = stored[mask_path]
+        image = imagemasks.read_image(path, survey.max_pixels, form)
         origin = f"mask {_below(mask_path, folder)}"
         mask = classes.of(values, origin)
         judged = codes(values, False, origin) if classes.any_other else np.zeros(0, np.uint8)
@@ -339,21 +335,26 @@ def _pairs_lot(
 
 
 def _stored_masks(
-    survey: Survey, folder: Path, pairs: Mapping[str, Sequence[Tuple[Path, Path]]], colours: bool
-) -> Dict[Path, np.ndarray]:
+    survey: Survey,
+    folder: Path,
+    pairs: Mapping[str, Sequence[Tuple[Path, Path]]],
+    table: Optional[MaskClasses],
+) -> Dict[Path, Mask]:
     """Reads each mask once; returns those that can be read."""
-    stored: Dict[Path, np.ndarray] = {}
-    total = sum(map(len, pairs.values()))
+    stored: Dict[Path, Mask] = {}
+    total, agreeing = sum(map(len, pairs.values())), MaskSet(table)
     for subset, files in pairs.items():
         chosen = survey.chosen(subset, len(files))
         for number, (_, path) in enumerate(files):
             name = _below(path, folder)
             with survey.noting(subset, name, path) if chosen[number] else contextlib.suppress(DataError):
                 check_png(read_file(str(path)), f"mask {path}")
-                stored[path] = imagemasks.read_mask(path, survey.max_pixels, colours)
+                mask = imagemasks.read_mask(path, survey.max_pixels, table is not None and table.colours)
+                agreeing.check(mask, f"mask {printable(str(path))}")
+                stored[path] = mask
                 if len(stored) == 1:
                     subject = f"{printable(str(folder))} with {total} such masks"
-                    check_memory(total * stored[path].nbytes, subject)
+                    check_memory(total * mask.numbers.nbytes, subject)
     return stored
 
 

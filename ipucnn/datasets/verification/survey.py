@@ -19,9 +19,9 @@ import numpy as np
 
 from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import file_digest, moments, parse_limit
+from ipucnn.datasets.forms import GREY, RGB
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.problems import Problems
-from ipucnn.datasets.segmentation.masks import pixels_of
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
@@ -49,7 +49,7 @@ ENDINGS = {
 }
 """Endings of file names, by Pillow's name of a format."""
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
-    "mode": ("odd-mode", (pixels_of("L"), pixels_of("RGB")).__contains__),
+    "mode": ("odd-mode", (GREY, RGB).__contains__),
     "size": ("wrong-shape", bool),
     "pixels": ("wrong-mode", bool),
     "mask": ("mask-values", lambda values: "," not in values),

@@ -15,7 +15,6 @@ from functools import partial
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Callable,
     Deque,
     Dict,
@@ -34,15 +33,12 @@ import numpy as np
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamples, read_file
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels
-from ipucnn.datasets.segmentation.masks import IMAGE_HINT, picture_pixels
+from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.sources.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, absolute, shown
 from ipucnn.text import counted, printable
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SUBSETS = ("eval", "train")
 POLL_S = 0.2
@@ -273,9 +269,9 @@ def _read_again(
 def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
     """Yields uint8 [h, w, channels] of each page of a file."""
     origin = f"image {printable(path)}"
-    with image_files.opened(data, origin, max_pixels, IMAGE_HINT) as image:
-        count = int(getattr(image, "n_frames", 1))
-        if count > 1 and not (image.format == "TIFF" and is_volume_name(path)):
+    with opened(data, origin, max_pixels, IMAGE_HINT) as file:
+        count = file.num_pages
+        if count > 1 and not (file.form.format == "TIFF" and is_volume_name(path)):
             ending = Path(path).suffix or "no ending"
             raise DataError(
                 f"{origin} has {counted(count, 'page')}, and its name says it is one picture ({ending})",
@@ -283,23 +279,11 @@ def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[n
             )
         for number in range(count):
             where = origin if count == 1 else f"{origin}, page {number + 1} of {count},"
-            yield _decode(image, number, where, channels, max_pixels)
-
-
-def _decode(image: "Image", number: int, where: str, channels: int, max_pixels: int) -> np.ndarray:
-    """Returns uint8 [h, w, channels] of a page."""
-    try:
-        image.seek(number)
-        check_pixels(image.width, image.height, max_pixels, where)
-        pixels = picture_pixels(image, where)
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{where} is damaged: {error}", "get the file again") from error
-    is_grey = pixels.ndim == 2
-    if is_grey != (channels == 1):
-        kinds = ("grey", "colour (RGB)") if is_grey else ("colour (RGB)", "grey")
-        raise DataError(f"{where} is {kinds[0]}; the network takes {kinds[1]}", f"save it as {kinds[1]}")
-    if not pixels.size:
-        raise DataError(f"{where} has no pixels", "remove it")
-    return np.asarray(pixels[..., np.newaxis] if is_grey else pixels)
+            pixels = plain_pixels(page_of(file, number, where), where)
+            is_grey = pixels.ndim == 2
+            if is_grey != (channels == 1):
+                kinds = ("grey", "colour (RGB)") if is_grey else ("colour (RGB)", "grey")
+                raise DataError(
+                    f"{where} is {kinds[0]}; the network takes {kinds[1]}", f"save it as {kinds[1]}"
+                )
+            yield pixels[..., np.newaxis] if is_grey else pixels

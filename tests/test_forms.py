@@ -1,0 +1,456 @@
+"""A table of forms: each file is written from a known array, and what the decoder makes of it is compared with that.
+
+Files are written by hand, or by a library that the decoder does not use for them.  Where tifffile writes them, OpenCV
+or Pillow reads them as well.
+"""
+
+import io
+import struct
+import zlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.image_files import SHORT, packbits, png, tiff, tiff_page
+
+from ipucnn.datasets import forms
+from ipucnn.errors import DataError
+
+HEIGHT, WIDTH = 9, 14
+RAMP = (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) * 2 + 1).astype(np.uint8)
+"""Grey of 1, 3, 5, ..., different in every pixel, so that a turned or mirrored image is another one."""
+COLOUR = np.stack([RAMP, RAMP[::-1] // 2, 255 - RAMP], -1)
+OPACITY = (RAMP // 3 * 3).astype(np.uint8)
+CLASSES = (RAMP // 70).astype(np.uint8)
+
+
+def stretched(numbers, is_counted=True):
+    """Stretches numbers one by one in exact arithmetic: what docs/pixels.md says."""
+    values = [Fraction(value) for value in np.asarray(numbers).reshape(-1).tolist()]
+    counts = np.reshape(is_counted, np.shape(is_counted) + (1,) * (np.ndim(numbers) - np.ndim(is_counted)))
+    counts = np.broadcast_to(counts, np.shape(numbers)).reshape(-1)
+    order = sorted(value for value, is_counted in zip(values, counts) if is_counted)
+    cut = (len(order) - 1) // 1000
+    dark, bright = order[cut], order[len(order) - 1 - cut]
+    pixels = [
+        int(255 * (min(max(value, dark), bright) - dark) / (bright - dark) + Fraction(1, 2))
+        for value in values
+    ]
+    return np.array(pixels, np.uint8).reshape(np.shape(numbers))
+
+
+def on_white(pixels, opacity):
+    """Lays 8-bit pixels over white."""
+    share = opacity[..., np.newaxis] / 255
+    colours = pixels if pixels.ndim == 3 else np.repeat(pixels[..., np.newaxis], 3, -1)
+    return colours * share + 255 * (1 - share)
+
+
+class Row:
+    """A form.
+
+    Attributes:
+        data: the file.
+        shown: pixels of a class-folder image, uint8 [h, w] or [h, w, 3], or the words of its refusal.
+        pair: pixels of an image beside a mask, or the words; None: those of ``shown``.
+        mask: stored numbers of a mask, or the words.
+        within: the largest difference of pixels: 0, or 1 where transparency is rounded.
+    """
+
+    def __init__(self, data, shown, mask, pair=None, within=0):
+        self.data, self.shown, self.mask, self.within = data, shown, mask, within
+        self.pair = shown if pair is None else pair
+
+
+TABLE = {}
+FLOATS, TRANSPARENT, INKS = "floating-point", "transparen", "CMYK"
+
+
+def page_tags(photometric, *extra):
+    tags = {262: (SHORT, [photometric])}
+    if extra:
+        tags[338] = (SHORT, list(extra))
+    return tags
+
+
+# -- TIFF: depth x sign x photometric interpretation x byte order
+
+for dtype in ("u1", "u2", "u4", "i1", "i2", "i4", "f2", "f4", "f8"):
+    for photometric in (0, 1):
+        for order in "<>":
+            kind, bits = dtype[0], 8 * int(dtype[1])
+            if kind == "u":
+                stored = RAMP.astype(dtype) if bits == 8 else RAMP.astype(dtype) * 16 + 7
+                bright = stored if photometric else 2**bits - 1 - stored.astype(object)
+            elif kind == "i":
+                stored = (RAMP.astype(int) - 128).astype(dtype) if bits == 8 else RAMP.astype(dtype) * 9 - 500
+                bright = stored.astype(int) if photometric else -1 - stored.astype(int)
+            else:
+                stored = RAMP.astype(dtype) / 4 - 10
+                bright = stored.astype(float) if photometric else -stored.astype(float)
+            as_bytes = (np.asarray(bright).astype(int) + 128 * (kind == "i")).astype(np.uint8)
+            shown = stretched(bright) if bits > 8 else as_bytes
+            mask = {"u": stored, "i": "values from -", "f": FLOATS}[kind]
+            TABLE[f"tiff {dtype} photometric {photometric} {order}"] = Row(
+                tiff(tiff_page(stored, page_tags(photometric)), order=order), shown, mask
+            )
+SIGNED = RAMP.astype("i2") * 100
+TABLE["tiff i2 without negative values"] = Row(tiff(tiff_page(SIGNED)), stretched(RAMP), SIGNED)
+
+# -- TIFF: few bits, and 12
+
+for bits in (1, 2, 4, 6, 12):
+    for photometric in (0, 1):
+        most = 2**bits - 1
+        stored = (RAMP.astype(int) * 13 + 5) % (most + 1)
+        bright = stored if photometric else most - stored
+        scaled = np.vectorize(
+            lambda value, most=most: int(Fraction(255 * int(value), most) + Fraction(1, 2))
+        )(bright)
+        shown = stretched(bright) if bits > 8 else scaled.astype(np.uint8)
+        mask = np.where(bright, 255, 0) if bits == 1 else stored
+        kind = np.uint16 if bits > 8 else np.uint8
+        TABLE[f"tiff {bits} bits photometric {photometric}"] = Row(
+            tiff(tiff_page(stored.astype(kind), page_tags(photometric), bits)), shown, mask
+        )
+
+# -- TIFF: colour of any depth, in one plane or three, with extra bands
+
+for dtype, scale in (("u1", 1), ("u2", 16), ("u4", 1000), ("f4", 0.5)):
+    for planar in (False, True):
+        colours = (COLOUR.astype(float) * scale).astype(dtype)
+        most = 1.0 if dtype == "f4" else np.iinfo(dtype).max
+        bits = 8 * int(dtype[1])
+        plain = COLOUR if bits == 8 else stretched(colours)
+        mask = FLOATS if dtype == "f4" else COLOUR if bits == 8 else "values from 0"
+        name = f"tiff {dtype} RGB" + " planes" * planar
+        TABLE[name] = Row(tiff(tiff_page(colours, page_tags(2)), planar=planar), plain, mask)
+        share = (OPACITY / 255 * most).astype(dtype)
+        visible = OPACITY if bits == 8 or dtype == "f4" else np.rint(share / most * 255)
+        seen = COLOUR if bits == 8 else stretched(colours, OPACITY > 0)
+        opaque = np.full(RAMP.shape, most, dtype)
+        for words, band, extra, result, of_mask in (
+            ("opaque", opaque, [2], plain, mask),
+            ("opaque premultiplied", opaque, [1], plain, mask),
+            ("alpha", share, [2], on_white(seen, visible), FLOATS if dtype == "f4" else TRANSPARENT),
+            ("padded with 0", opaque * 0, [0], plain, mask),
+            ("padded, unnamed", opaque if dtype != "f4" else opaque * 0, [], plain, mask),
+            ("fourth band", share, [0], "band 4", "band 4"),
+            ("unnamed fourth band", share, [], "band 4", "band 4"),
+        ):
+            data = tiff(tiff_page(np.dstack([colours, band]), page_tags(2, *extra)), planar=planar)
+            pair = TRANSPARENT if words == "alpha" else None
+            TABLE[f"{name}, {words}"] = Row(data, result, of_mask, pair, within=1)
+alpha = OPACITY[..., np.newaxis].astype(int)
+premultiplied = np.dstack([COLOUR * alpha // 255, OPACITY]).astype(np.uint8)
+TABLE["tiff RGB premultiplied"] = Row(
+    tiff(tiff_page(premultiplied, page_tags(2, 1))),
+    premultiplied[..., :3].astype(int) + 255 - alpha,
+    TRANSPARENT,
+    TRANSPARENT,
+)
+TABLE["tiff u2 RGB premultiplied"] = Row(
+    tiff(tiff_page(premultiplied.astype("u2") * 257, page_tags(2, 1))), *["premultiplied"] * 3
+)
+TABLE["tiff grey with alpha"] = Row(
+    tiff(tiff_page(np.dstack([RAMP, OPACITY]), page_tags(1, 2))),
+    on_white(RAMP, OPACITY),
+    TRANSPARENT,
+    TRANSPARENT,
+    1,
+)
+TABLE["tiff grey, white is zero, opaque alpha"] = Row(
+    tiff(tiff_page(np.dstack([255 - RAMP, RAMP * 0 + 255]), page_tags(0, 2))), RAMP, 255 - RAMP
+)
+TABLE["tiff grey of two bands"] = Row(
+    tiff(tiff_page(np.dstack([RAMP, OPACITY]), page_tags(1, 0))), *["band 2"] * 3
+)
+TABLE["tiff six bands"] = Row(
+    tiff(tiff_page(np.dstack([COLOUR, COLOUR]), page_tags(2, 0, 0, 0))), *["band 4"] * 3
+)
+TABLE["tiff RGB of one band"] = Row(
+    tiff(tiff_page(RAMP, page_tags(2))), *["photometric interpretation rgb"] * 3
+)
+TABLE["tiff CIELab"] = Row(tiff(tiff_page(COLOUR, page_tags(8))), *["photometric interpretation cielab"] * 3)
+TABLE["tiff complex"] = Row(
+    tiff(tiff_page(RAMP.astype("u4"), {339: (SHORT, [6]), 258: (SHORT, [32])})), *["photometric"] * 3
+)
+
+# -- TIFF: palettes, inks, YCbCr
+
+for bits in (1, 2, 4, 8):
+    entries = 2**bits
+    table = (np.arange(3 * entries).reshape(3, entries) * 7 % 256).astype(np.uint8)
+    index = (RAMP.astype(int) * 5 // 2) % entries
+    for words, stored in (("16", table.astype("u2") * 257), ("8", table.astype("u2"))):
+        tags = {**page_tags(3), 320: (SHORT, stored.reshape(-1).tolist())}
+        TABLE[f"tiff palette of {bits} bits, colours of {words}"] = Row(
+            tiff(tiff_page(index.astype(np.uint8), tags, bits)), table.T[index], index
+        )
+INK = np.dstack([COLOUR // 2, RAMP // 4])
+RGB_OF_INK = np.asarray(Image.frombytes("CMYK", (WIDTH, HEIGHT), INK.tobytes()).convert("RGB"))
+TABLE["tiff CMYK"] = Row(tiff(tiff_page(INK, page_tags(5))), RGB_OF_INK, INKS, INKS)
+TABLE["tiff CMYK of 16 bits"] = Row(
+    tiff(tiff_page(INK.astype("u2") * 257, page_tags(5))), RGB_OF_INK, INKS, INKS
+)
+YCBCR = np.asarray(Image.fromarray(COLOUR).convert("YCbCr"))
+OF_YCBCR = np.asarray(Image.fromarray(YCBCR, "YCbCr").convert("RGB"))
+for words, options in (("", {}), (", deflated", {"compress": zlib.compress, "compression": 8})):
+    data = tiff(tiff_page(YCBCR, {**page_tags(6), 530: (SHORT, [1, 1])}), **options)
+    TABLE["tiff YCbCr" + words] = Row(data, OF_YCBCR, OF_YCBCR, within=3)
+
+# -- TIFF: compressions, strips, tiles
+
+for words, options in (
+    ("deflate", {"compress": zlib.compress, "compression": 8}),
+    ("old deflate", {"compress": zlib.compress, "compression": 32946}),
+    ("packbits", {"compress": packbits, "compression": 32773}),
+    ("strips", {"rows_per_strip": 2}),
+):
+    for dtype in ("u1", "u2"):
+        stored = RAMP.astype(dtype) * (1 if dtype == "u1" else 9)
+        shown = RAMP if dtype == "u1" else stretched(RAMP)
+        TABLE[f"tiff {dtype}, {words}"] = Row(tiff(tiff_page(stored), **options), shown, stored)
+    TABLE[f"tiff RGB, {words}"] = Row(tiff(tiff_page(COLOUR, page_tags(2)), **options), COLOUR, COLOUR)
+BITS = RAMP % 3 == 0
+for words in ("group3", "group4", "tiff_ccitt"):
+    buffer = io.BytesIO()
+    Image.fromarray(BITS).save(buffer, "TIFF", compression=words)
+    TABLE[f"tiff {words}"] = Row(buffer.getvalue(), BITS * np.uint8(255), BITS * 255)
+for words in ("tiff_lzw", "jpeg"):  # Pillow writes them
+    for mode, pixels in (("L", RAMP), ("RGB", COLOUR)):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "TIFF", compression=words)
+        pixels = np.asarray(Image.open(io.BytesIO(buffer.getvalue())).convert(mode))
+        TABLE[f"tiff {mode} {words}"] = Row(
+            buffer.getvalue(), pixels, pixels, within=1 if words == "jpeg" else 0
+        )
+
+# -- orientation
+
+TURNS = {
+    1: lambda a: a,
+    2: np.fliplr,
+    3: lambda a: np.rot90(a, 2),
+    4: np.flipud,
+    5: lambda a: np.fliplr(np.rot90(a, -1)),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: np.fliplr(np.rot90(a, 1)),
+    8: lambda a: np.rot90(a, 1),
+}
+"""What a viewer does with the stored picture, by the tag: EXIF 2.32, section 4.6.4."""
+
+
+def exif(orientation):
+    return b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHIHH", 0x0112, SHORT, 1, orientation, 0) + bytes(4)
+
+
+def xmp(orientation):
+    return b'<x:xmpmeta><rdf:Description tiff:Orientation="%d"/></x:xmpmeta>' % orientation
+
+
+def jpeg(pixels, **options):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=100, subsampling=0, **options)
+    return buffer.getvalue()
+
+
+def with_segment(data, marker, content):
+    return data[:2] + bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content + data[2:]
+
+
+PLAIN_JPEG = jpeg(RAMP)
+OF_JPEG = np.asarray(Image.open(io.BytesIO(PLAIN_JPEG)))
+for tag, turn in TURNS.items():
+    TABLE[f"tiff orientation {tag}"] = Row(
+        tiff(tiff_page(RAMP, {274: (SHORT, [tag])})), turn(RAMP), turn(RAMP)
+    )
+    TABLE[f"tiff group4 orientation {tag}"] = Row(b"", turn(BITS) * np.uint8(255), turn(BITS) * 255)
+    group4 = io.BytesIO()
+    Image.fromarray(BITS).save(group4, "TIFF", compression="group4", tiffinfo={274: tag})
+    TABLE[f"tiff group4 orientation {tag}"].data = group4.getvalue()
+    TABLE[f"png orientation {tag}"] = Row(png(RAMP, 8, 0, (b"eXIf", exif(tag))), turn(RAMP), turn(RAMP))
+    data = with_segment(PLAIN_JPEG, 0xE1, b"Exif\0\0" + exif(tag))
+    TABLE[f"jpeg orientation {tag}"] = Row(data, turn(OF_JPEG), turn(OF_JPEG))
+    data = with_segment(PLAIN_JPEG, 0xE1, b"http://ns.adobe.com/xap/1.0/\0" + xmp(tag))
+    TABLE[f"jpeg XMP orientation {tag}"] = Row(data, turn(OF_JPEG), turn(OF_JPEG))
+TABLE["tiff orientation 9"] = Row(tiff(tiff_page(RAMP, {274: (SHORT, [9])})), RAMP, RAMP)
+TABLE["tiff u2 RGB orientation 6"] = Row(
+    tiff(tiff_page(COLOUR.astype("u2") * 9, {**page_tags(2), 274: (SHORT, [6])})),
+    TURNS[6](stretched(COLOUR)),
+    "values",
+)
+TABLE["jpeg damaged EXIF"] = Row(with_segment(PLAIN_JPEG, 0xE1, b"Exif\0\0MM\0*\0"), OF_JPEG, OF_JPEG)
+
+# -- PNG: colour types, depths, transparent colours
+
+for bits in (1, 2, 4, 8, 16):
+    most = 2**bits - 1
+    stored = (RAMP.astype(int) * 13 + 5) % (most + 1)
+    shown = stretched(stored) if bits == 16 else (stored * 255 // most).astype(np.uint8)
+    mask = stored * 255 if bits == 1 else stored
+    TABLE[f"png grey {bits}"] = Row(png(stored, bits, 0), shown, mask)
+    key = int(stored[2, 3])
+    is_key = stored == key
+    counted = stretched(stored, ~is_key) if bits == 16 else shown
+    TABLE[f"png grey {bits} with a transparent colour"] = Row(
+        png(stored, bits, 0, (b"tRNS", struct.pack(">H", key))),
+        np.where(is_key, 255, counted).astype(np.uint8), TRANSPARENT, TRANSPARENT,
+    )  # fmt: skip
+    absent = 7 if bits == 16 else None
+    if absent is not None and not (stored == absent).any():
+        TABLE["png grey 16 with an unused transparent colour"] = Row(
+            png(stored, 16, 0, (b"tRNS", struct.pack(">H", absent))), shown, mask
+        )
+for bits in (8, 16):
+    scale = 1 if bits == 8 else 16
+    most = 2**bits - 1
+    colours, grey = COLOUR.astype(int) * scale, RAMP.astype(int) * scale
+    shown, shown_grey = (COLOUR, RAMP) if bits == 8 else (stretched(colours), stretched(grey))
+    seen, seen_grey = (
+        (COLOUR, RAMP) if bits == 8 else (stretched(colours, OPACITY > 0), stretched(grey, OPACITY > 0))
+    )
+    share = OPACITY.astype(int) * (most // 255)
+    of_mask = COLOUR if bits == 8 else "values from 0"
+    TABLE[f"png RGB {bits}"] = Row(png(colours, bits, 2), shown, of_mask)
+    TABLE[f"png RGBA {bits} opaque"] = Row(
+        png(np.dstack([colours, share * 0 + most]), bits, 6), shown, of_mask
+    )
+    TABLE[f"png LA {bits} opaque"] = Row(png(np.dstack([grey, share * 0 + most]), bits, 4), shown_grey, grey)
+    TABLE[f"png RGBA {bits}"] = Row(
+        png(np.dstack([colours, share]), bits, 6), on_white(seen, OPACITY), TRANSPARENT, TRANSPARENT, 1
+    )
+    TABLE[f"png LA {bits}"] = Row(
+        png(np.dstack([grey, share]), bits, 4), on_white(seen_grey, OPACITY), TRANSPARENT, TRANSPARENT, 1
+    )
+    key = colours[4, 5]
+    is_key = (colours == key).all(-1)
+    TABLE[f"png RGB {bits} with a transparent colour"] = Row(
+        png(colours, bits, 2, (b"tRNS", struct.pack(">3H", *key.tolist()))),
+        np.where(is_key[..., np.newaxis], 255, shown), TRANSPARENT, TRANSPARENT,
+    )  # fmt: skip
+for bits in (1, 2, 4, 8):
+    entries = 2**bits
+    table = (np.arange(3 * entries).reshape(entries, 3) * 7 % 256).astype(np.uint8)
+    index = (RAMP.astype(int) * 5 // 2) % entries
+    TABLE[f"png palette {bits}"] = Row(png(index, bits, 3, (b"PLTE", table.tobytes())), table[index], index)
+    opacity = np.full(entries, 255, np.uint8)
+    opacity[0] = 0
+    TABLE[f"png palette {bits} with transparent entries"] = Row(
+        png(index, bits, 3, (b"PLTE", table.tobytes()), (b"tRNS", opacity.tobytes())),
+        on_white(table[index], opacity[index]), TRANSPARENT, TRANSPARENT, 1,
+    )  # fmt: skip
+
+# -- PNM, BMP, GIF, WebP, JPEG
+
+for most in (15, 100, 255, 1023, 65535):
+    for letter, pixels in ((b"2", RAMP), (b"5", RAMP), (b"3", COLOUR), (b"6", COLOUR)):
+        stored = pixels.astype(int) % (most + 1) if most < 256 else pixels.astype(int) * (most // 256)
+        head = b"P" + letter + b"\n# written by hand\n%d %d\n%d\n" % (WIDTH, HEIGHT, most)
+        if letter in b"23":
+            body = b" ".join(b"%d" % value for value in stored.reshape(-1)) + b"\n"
+        else:
+            body = stored.astype("u1" if most < 256 else ">u2").tobytes()
+        scaled = [int(Fraction(255 * v, most) + Fraction(1, 2)) for v in stored.reshape(-1).tolist()]
+        shown = np.array(scaled, np.uint8).reshape(stored.shape) if most < 256 else stretched(stored)
+        mask = stored if pixels is RAMP or most < 256 else "values from"
+        TABLE[f"P{letter.decode()} of {most}"] = Row(head + body, shown, mask)
+TABLE["P4"] = Row(
+    b"P4 %d %d\n" % (WIDTH, HEIGHT) + np.packbits(BITS, axis=1).tobytes(), np.where(BITS, 0, 255).astype(np.uint8),
+    np.where(BITS, 0, 255),
+)  # fmt: skip
+
+
+def saved(image, form, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+GREY_IMAGE, COLOUR_IMAGE = Image.fromarray(RAMP), Image.fromarray(COLOUR)
+INDEXED = Image.frombytes("P", (WIDTH, HEIGHT), CLASSES.tobytes())
+INDEXED.putpalette([10, 20, 30, 200, 0, 0, 0, 200, 0, 0, 0, 200])
+OF_INDEX = np.array([[10, 20, 30], [200, 0, 0], [0, 200, 0], [0, 0, 200]], np.uint8)[CLASSES]
+for form in ("BMP", "PPM"):
+    TABLE[f"{form} grey"] = Row(saved(GREY_IMAGE, form), RAMP, RAMP)
+    TABLE[f"{form} RGB"] = Row(saved(COLOUR_IMAGE, form), COLOUR, COLOUR)
+for form in ("BMP", "GIF", "PNG", "TIFF"):
+    TABLE[f"{form} palette"] = Row(saved(INDEXED, form), OF_INDEX, CLASSES)
+TABLE["BMP single bits"] = Row(saved(Image.fromarray(BITS), "BMP"), BITS * np.uint8(255), BITS * 255)
+TABLE["GIF grey"] = Row(saved(GREY_IMAGE, "GIF", optimize=False), RAMP, RAMP)
+TABLE["GIF grey with a transparent colour"] = Row(
+    saved(GREY_IMAGE, "GIF", transparency=41),
+    np.where(RAMP == 41, 255, RAMP).astype(np.uint8),
+    *[TRANSPARENT] * 2,
+)
+TABLE["GIF palette with a transparent colour"] = Row(
+    saved(INDEXED, "GIF", transparency=1),
+    np.where(CLASSES[..., np.newaxis] == 1, 255, OF_INDEX),
+    *[TRANSPARENT] * 2,
+)
+TABLE["WebP RGB"] = Row(saved(COLOUR_IMAGE, "WEBP", lossless=True), COLOUR, COLOUR)
+LAYERED = Image.fromarray(np.dstack([COLOUR, OPACITY]))
+TABLE["WebP RGBA"] = Row(
+    saved(LAYERED, "WEBP", lossless=True, exact=True), on_white(COLOUR, OPACITY), TRANSPARENT, TRANSPARENT, 1
+)
+TABLE["JPEG grey"] = Row(PLAIN_JPEG, OF_JPEG, OF_JPEG)
+for words, options in (("JPEG RGB", {}), ("JPEG progressive", {"progressive": True})):
+    data = jpeg(COLOUR, **options)
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    TABLE[words] = Row(data, pixels, pixels)
+data = saved(Image.frombytes("CMYK", (WIDTH, HEIGHT), INK.tobytes()), "JPEG", quality=100)
+TABLE["JPEG CMYK"] = Row(data, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), INKS, INKS)
+SIZE_AT = PLAIN_JPEG.index(b"\xff\xc0") + 4
+TABLE["JPEG of 12 bits"] = Row(
+    PLAIN_JPEG[:SIZE_AT] + b"\x0c" + PLAIN_JPEG[SIZE_AT + 1 :], *["12 bits per sample"] * 3
+)
+
+
+def test_the_table_has_more_than_a_hundred_and_twenty_forms():
+    assert len(TABLE) >= 120
+
+
+def refusal_of(read, words):
+    with pytest.raises(DataError) as caught:
+        read()
+    assert words in caught.value.message and "form.x" in caught.value.message, caught.value.message
+    assert caught.value.hint and "\n" not in caught.value.message
+    return caught.value
+
+
+def page_of(data):
+    with forms.opened(data, "image form.x", strict=True) as file:
+        return file.page()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_pixels_are_those_that_were_written(name):
+    row = TABLE[name]
+    readers = [
+        (row.shown, lambda: np.asarray(forms.open_image(row.data, "image form.x", 3))),
+        (row.pair, lambda: forms.plain_pixels(page_of(row.data), "image form.x")),
+    ]
+    for expected, read in readers:
+        if isinstance(expected, str):
+            refusal_of(read, expected)
+            continue
+        pixels = read()
+        if pixels.ndim == 3 and np.ndim(expected) == 2:
+            expected = np.repeat(np.asarray(expected)[..., np.newaxis], 3, -1)
+        elif pixels.ndim == 2 and np.ndim(expected) == 3:
+            pixels = np.repeat(pixels[..., np.newaxis], 3, -1)
+        assert pixels.dtype == np.uint8 and pixels.shape == np.shape(expected)
+        assert np.abs(pixels.astype(float) - expected).max() <= row.within, name
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_masks_have_the_stored_numbers(name):
+    row = TABLE[name]
+    if isinstance(row.mask, str):
+        refusal_of(lambda: forms.mask_numbers(page_of(row.data), "mask form.x", colours=True), row.mask)
+        return
+    numbers = forms.mask_numbers(page_of(row.data), "mask form.x").numbers
+    assert numbers.dtype in (np.uint8, np.uint16) and numbers.shape == np.shape(row.mask)
+    exact = row.within if "JPEG" in name or "YCbCr" in name or "jpeg" in name else 0
+    assert np.abs(numbers.astype(int) - np.asarray(row.mask).astype(int)).max() <= exact
