@@ -42,6 +42,7 @@ NumbaType = Any
 OnnxGraph = Any
 PillowImage = Any
 TfdsBuilder = Any
+TiffPage = Any
 YamlEvent = Any
 YamlNode = Any
 

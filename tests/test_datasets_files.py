@@ -197,15 +197,6 @@ def test_an_absurdly_large_image_is_refused_by_its_header(form):
     check_raises(DataError, error, hint, open_image, data, "image x", 3, 143)
 
 
-def test_a_mode_that_pillow_cannot_convert_is_a_data_error(monkeypatch):
-    def refuse(*arguments, **options):  # as some versions of Pillow do for LAB
-        raise ValueError("conversion from LAB to RGB not supported")
-
-    monkeypatch.setattr(Image.Image, "convert", refuse)
-    data = encode(Image.new("LAB", (8, 8)), "TIFF")
-    check_raises(DataError, "image x cannot be decoded", "", open_image, data, "image x", 3)
-
-
 def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
     data = bytearray(encode(picture(40, 40), "TIFF", compression="tiff_lzw"))
     data[8:200] = b"\xff" * 192

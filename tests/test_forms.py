@@ -12,9 +12,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from PIL import Image
-from support.image_files import SHORT, packbits, png, tiff, tiff_page
+from support.image_files import LONG, SHORT, exif, packbits, png, tiff, tiff_page
 
 from ipucnn.datasets import forms
+from ipucnn.datasets.segmentation.masks import MaskClasses, MaskSet
 from ipucnn.errors import DataError
 
 HEIGHT, WIDTH = 9, 14
@@ -242,10 +243,6 @@ TURNS = {
 """What a viewer does with the stored picture, by the tag: EXIF 2.32, section 4.6.4."""
 
 
-def exif(orientation):
-    return b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHIHH", 0x0112, SHORT, 1, orientation, 0) + bytes(4)
-
-
 def xmp(orientation):
     return b'<x:xmpmeta><rdf:Description tiff:Orientation="%d"/></x:xmpmeta>' % orientation
 
@@ -454,3 +451,242 @@ def test_masks_have_the_stored_numbers(name):
     assert numbers.dtype in (np.uint8, np.uint16) and numbers.shape == np.shape(row.mask)
     exact = row.within if "JPEG" in name or "YCbCr" in name or "jpeg" in name else 0
     assert np.abs(numbers.astype(int) - np.asarray(row.mask).astype(int)).max() <= exact
+
+
+# -- pages
+
+
+def num_pages(data):
+    with forms.opened(data, "image form.x") as file:
+        return file.num_pages
+
+
+def planes_of(data):
+    with forms.opened(data, "image form.x") as file:
+        return [forms.plain_pixels(file.page(number), "image form.x") for number in range(file.num_pages)]
+
+
+STACK = np.stack([RAMP, RAMP[::-1], RAMP[:, ::-1]])
+SMALL = tiff_page(RAMP[:4, :5], {254: (LONG, [1])})
+
+
+def behind_one_table(description, planes=STACK):
+    """Returns a TIFF with one table, whose planes lie one behind another, as ImageJ stores large volumes."""
+    data = tiff(tiff_page(planes.reshape(-1, WIDTH), {270: (2, description + b"\0")}))
+    rows, num_bytes = planes.size // WIDTH, planes.nbytes
+    for number, old, new in (
+        (257, rows, HEIGHT),
+        (278, rows, HEIGHT),
+        (279, num_bytes, num_bytes // len(planes)),
+    ):
+        at = data.index(struct.pack("<HHII", number, LONG, 1, old))
+        data = data[: at + 8] + struct.pack("<I", new) + data[at + 12 :]
+    return data
+
+
+IMAGEJ = b"ImageJ=1.53t\nimages=3\nslices=3\nloop=false\n"
+TURNED = [tiff_page(plane, {274: (SHORT, [8])}) for plane in STACK]
+PAGES = {
+    "three pages": (tiff(*map(tiff_page, STACK)), STACK),
+    "a thumbnail behind": (tiff(tiff_page(RAMP), SMALL), [RAMP]),
+    "a thumbnail before": (tiff(SMALL, tiff_page(RAMP)), [RAMP]),
+    "a pyramid": (tiff(tiff_page(RAMP), SMALL, SMALL), [RAMP]),
+    "a transparency mask": (tiff(tiff_page(RAMP), tiff_page(RAMP, {254: (LONG, [4])})), [RAMP]),
+    "only a thumbnail": (tiff(SMALL), [RAMP[:4, :5]]),
+    "pages of two sizes": (tiff(tiff_page(RAMP), tiff_page(RAMP[:5])), [RAMP, RAMP[:5]]),
+    "ImageJ's planes behind one table": (behind_one_table(IMAGEJ), STACK),
+    "ImageJ's planes of 16 bits": (
+        behind_one_table(IMAGEJ, STACK.astype("u2") * 9),
+        [stretched(plane) for plane in STACK],
+    ),
+    "tifffile's planes behind one table": (behind_one_table(b'{"shape": [3, 9, 14]}'), STACK),
+    "a description of no format": (tiff(tiff_page(RAMP, {270: (2, b"images=3\0")})), [RAMP]),
+    "turned pages": (tiff(*TURNED), [TURNS[8](plane) for plane in STACK]),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_counted_as_their_format_says(name):
+    data, expected = PAGES[name]
+    pages = planes_of(data)
+    assert num_pages(data) == len(pages) == len(expected)
+    for page, pixels in zip(pages, expected):
+        np.testing.assert_array_equal(page, pixels)
+
+
+def test_channels_are_no_pages():
+    data = behind_one_table(b"ImageJ=1.53t\nimages=3\nchannels=3\nmode=composite\n")
+    refusal_of(lambda: planes_of(data), "3 channels")
+
+
+def test_frames_are_pages():
+    frames = [Image.fromarray(pixels) for pixels in STACK]
+    for form in ("GIF", "PNG", "WEBP"):
+        data = saved(frames[0].convert("RGB"), form, save_all=True, append_images=frames[1:])
+        assert num_pages(data) == 3, form
+
+
+def test_ome_planes_are_pages_and_its_channels_are_not():
+    tifffile = pytest.importorskip("tifffile")
+    for axes, words in (("ZYX", ""), ("CYX", "3 channels"), ("TYX", "")):
+        buffer = io.BytesIO()
+        tifffile.imwrite(buffer, STACK, ome=True, metadata={"axes": axes}, photometric="minisblack")
+        if words:
+            refusal_of(lambda data=buffer.getvalue(): planes_of(data), words)
+        else:
+            np.testing.assert_array_equal(planes_of(buffer.getvalue()), STACK)
+
+
+# -- another reader
+
+WRITTEN = [
+    (compression, dtype, is_colour, options)
+    for compression in ("lzw", "zlib", "packbits", "zstd", "lzma")
+    for dtype in ("u1", "u2")
+    for is_colour in (False, True)
+    for options in ({}, {"tile": (16, 16)}, {"predictor": True}, {"byteorder": ">"}, {"bigtiff": True})
+    if not (options.get("predictor") and compression == "packbits")
+]
+
+
+@pytest.mark.parametrize("compression, dtype, is_colour, options", WRITTEN)
+def test_compressed_tiff_is_read_as_by_opencv(compression, dtype, is_colour, options):
+    """tifffile writes and reads it; OpenCV, where it knows the compression, reads it with libtiff."""
+    tifffile, cv2 = pytest.importorskip("tifffile"), pytest.importorskip("cv2")
+    stored = (COLOUR if is_colour else RAMP).astype(dtype) * (1 if dtype == "u1" else 11)
+    buffer = io.BytesIO()
+    photometric = "rgb" if is_colour else "minisblack"
+    tifffile.imwrite(buffer, stored, compression=compression, photometric=photometric, **options)
+    np.testing.assert_array_equal(page_of(buffer.getvalue()).numbers, stored)
+    other = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_UNCHANGED)
+    if other is None:
+        assert compression in ("zstd", "lzma")
+    else:
+        np.testing.assert_array_equal(other[..., ::-1] if is_colour else other, stored)
+
+
+BY_OPENCV = [name for name in TABLE if name.startswith(("png", "P5", "P6")) and "trans" not in name]
+
+
+@pytest.mark.parametrize("name", BY_OPENCV)
+def test_png_and_pnm_are_read_as_by_opencv(name):
+    cv2 = pytest.importorskip("cv2")
+    row = TABLE[name]
+    other = cv2.imdecode(
+        np.frombuffer(row.data, np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+    )
+    page = page_of(row.data)
+    is_grey = page.form.colour == forms.GREY
+    if other.ndim == 3:  # blue, green, red, and transparency
+        other = other[..., 0] if is_grey else other[..., 2::-1]
+    numbers = page.numbers
+    if page.form.colour == forms.PALETTE or numbers is None:
+        assert page.image is not None
+        numbers = np.asarray(page.image.convert("L" if is_grey else "RGB"))
+    if page.form.bits < 8 and is_grey:
+        numbers = numbers.astype(int) * (255 // (2**page.form.bits - 1))  # OpenCV spreads few bits
+    np.testing.assert_array_equal(numbers, other)
+
+
+# -- masks of a set
+
+RED, BLACK, WHITE, GREEN = (255, 0, 0), (0, 0, 0), (255, 255, 255), (0, 255, 0)
+
+
+def indexed(palette, index=CLASSES):
+    return png(index, 8, 3, (b"PLTE", np.array(palette, np.uint8).tobytes()))
+
+
+def bits(photometric):
+    return tiff(tiff_page(BITS.astype(np.uint8), page_tags(photometric), 1))
+
+
+SETS = {
+    "equal palettes": ("", [indexed([BLACK, RED, GREEN, WHITE])] * 2),
+    "a palette that is cut": ("", [indexed([BLACK, RED, GREEN, WHITE]), indexed([BLACK, RED], CLASSES % 2)]),
+    "other palettes": (
+        "another palette",
+        [indexed([BLACK, RED, GREEN, WHITE]), indexed([BLACK, GREEN, RED, WHITE])],
+    ),
+    "greys in falling order": ("darker greys", [indexed([WHITE, BLACK], CLASSES % 2)]),
+    "greys in rising order": ("", [indexed([BLACK, (85,) * 3, (170,) * 3, WHITE])]),
+    "palettes beside grey": ("", [indexed([BLACK, RED, GREEN, WHITE]), png(CLASSES, 8, 0)]),
+    "single bits": ("", [png(BITS, 1, 0), bits(1)]),
+    "single bits, white is zero": ("", [bits(0)] * 2),
+    "single bits of both kinds": ("single bits", [bits(0), bits(1)]),
+    "single bits beside grey": ("single bits", [png(BITS * 255, 8, 0), bits(0)]),
+    "grey, white is zero": ("", [tiff(tiff_page(CLASSES, page_tags(kind))) for kind in (0, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_masks_of_a_set_agree(name):
+    words, files = SETS[name]
+
+    def check(table=None):
+        agreeing = MaskSet(table)
+        for data in files:
+            mask = forms.mask_numbers(page_of(data), "mask form.x", colours=table is not None)
+            agreeing.check(mask, "mask form.x")
+
+    if words:
+        refusal_of(check, words)
+    else:
+        check()
+    if "bits" not in words:  # colours mean the same in all files
+        check(MaskClasses(("a", "b"), (0, 255 << 16), colours=True))
+
+
+# -- damage
+
+NOISE = np.random.RandomState(3).randint(0, 256, (70, 90, 3)).astype(np.uint8)
+JPEGS = {
+    "sequential": {},
+    "progressive": {"progressive": True},
+    "subsampled": {"subsampling": 2},
+    "grey": {"mode": "L"},
+    "CMYK": {"mode": "CMYK"},
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("pixels", ["noise", "flat"])
+def test_a_jpeg_whose_scan_ends_early_is_damaged(kind, pixels):
+    options = {"quality": 90, **JPEGS[kind]}
+    image = Image.fromarray(NOISE if pixels == "noise" else NOISE * 0 + 77).convert(
+        options.pop("mode", "RGB")
+    )
+    data = saved(image, "JPEG", **options)
+    start = data.index(b"\xff\xda") + 14
+    whole = np.asarray(forms.open_image(data, "image form.x", 3))
+    for more in (b"", bytes(50), b"\xff\xd9", data):  # bytes behind the end do not matter
+        strict = np.asarray(forms.open_image(data + more, "image form.x", 3, strict=True))
+        np.testing.assert_array_equal(strict, whole)
+    for share in (0.4, 0.9):
+        cut = data[: start + int(share * (len(data) - start))].rstrip(b"\xff") + b"\xff\xd9"
+        error = refusal_of(lambda cut=cut: forms.open_image(cut, "image form.x", 3, strict=True), "")
+        assert error.code == "truncated"
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_adobe_deflate", "tiff_lzw"])
+def test_a_cut_tiff_is_damaged(compression):
+    data = saved(Image.fromarray(NOISE), "TIFF", compression=compression)
+    for share in (0.4, 0.9):
+        cut = data[: int(share * len(data))]
+        refusal_of(lambda cut=cut: forms.open_image(cut, "image form.x", 3), "cannot be decoded")
+
+
+def test_transparency_of_floats_is_between_0_and_1():
+    bands = np.dstack([COLOUR, OPACITY]).astype("f4")
+    refusal_of(lambda: page_of(tiff(tiff_page(bands, page_tags(2, 2)))), "transparency of float32")
+
+
+def test_an_opened_image_of_pillow_is_read_as_its_file(tmp_path):
+    path = tmp_path / "form.x"
+    for name in ("tiff u2 RGB", "tiff orientation 6", "png RGB 16", "tiff palette of 4 bits, colours of 8"):
+        path.write_bytes(TABLE[name].data)
+        with Image.open(path) as image:
+            shown = np.asarray(forms.of_pillow(image, "image", 3, 10**6))
+        np.testing.assert_array_equal(shown, forms.open_image(path.read_bytes(), "image", 3))
+    loaded = forms.of_pillow(Image.fromarray(COLOUR), "image", 3, 10**6)
+    np.testing.assert_array_equal(np.asarray(loaded), COLOUR)

@@ -26,6 +26,7 @@ from support.data_sets import (
     write_mnist,
     write_pairs,
 )
+from support.image_files import SHORT, exif, tiff, tiff_page
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets import base
@@ -302,6 +303,18 @@ FOLDERS = {
     "alpha": ("odd-mode", saved("train/bee/9.png", "RGBA")),
     "CMYK": ("odd-mode", saved("train/bee/9.jpg", "CMYK", "JPEG")),
     "16 bits": ("odd-mode", saved("train/bee/9.png", noise(5, 9, 9).astype(np.uint16))),
+    "a turned image": (
+        "odd-form",
+        written("train/bee/9.jpg", lambda: encode(photo(), "JPEG", exif=b"Exif\0\0" + exif(6))),
+    ),
+    "a scan that ends early": (
+        "truncated",
+        written("train/bee/9.jpg", lambda: encode(photo(), "JPEG")[:-80] + b"\xff\xd9"),
+    ),
+    "a progressive scan that ends early": (
+        "truncated",
+        written("train/bee/9.jpg", lambda: encode(photo(), "JPEG", progressive=True)[:-80] + b"\xff\xd9"),
+    ),
     "PNG called JPEG": ("wrong-format", saved("train/bee/9.jpg", "RGB")),
     "frames": (
         "several-frames",
@@ -433,6 +446,15 @@ def paired(n):
 
 IMAGE_3, MASK_3 = paired(3)
 MASKS = {
+    "a mask of pages": (
+        "several-pages",
+        written(MASK_3, lambda: tiff(*[tiff_page(noise(k, 24, 32) // 128) for k in (1, 2)])),
+    ),
+    "a turned image": (
+        "orientation",
+        written(IMAGE_3, lambda: tiff(tiff_page(noise(9, 24, 32), {274: (SHORT, [3])}))),
+    ),
+    "an image of 16 bits": ("odd-form", saved(IMAGE_3, noise(9, 24, 32).astype(np.uint16))),
     "colour": ("wrong-mode", saved(IMAGE_3, photo().resize((32, 24)))),
     "transparency": ("wrong-mode", saved(IMAGE_3, np.full((24, 32, 4), 9, np.uint8))),
     "no table": ("unreadable", written("classes.txt", b"nothing")),

@@ -12,11 +12,11 @@ import logging
 import re
 import warnings
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import PillowImage
+from ipucnn.aliases import PillowImage, TiffPage
 from ipucnn.datasets.image_headers import (
     APP1,
     chunks,
@@ -400,10 +400,10 @@ class _TiffFile(ImageFile):
             )
         # ImageJ, and others, store the planes of a volume behind one table.
         planes = int(np.prod([length for axis, length in lengths.items() if axis not in "YXS"]))
-        self.num_pages = max(len(self._pages), planes if len(self._pages) == 1 else 1)
+        self.num_pages = max(len(self._pages), planes if len(every) == 1 else 1)
         self.form = self._form(self._pages[0], origin)
 
-    def _form(self, page: Any, origin: str) -> Form:
+    def _form(self, page: TiffPage, origin: str) -> Form:
         colour, bands = _PHOTOMETRIC.get(int(page.photometric), ("", 0))
         kinds = {"u": UNSIGNED, "b": UNSIGNED, "i": SIGNED, "f": FLOATING}
         numbers = kinds.get("" if page.dtype is None else page.dtype.kind, "not read")
@@ -467,7 +467,7 @@ class _TiffFile(ImageFile):
                 )
         return Page(form, None, samples[..., 0] if bands == 1 else samples[..., :bands], opacity)
 
-    def _samples(self, page: Any, number: int) -> np.ndarray:
+    def _samples(self, page: TiffPage, number: int) -> np.ndarray:
         """Returns the stored samples of a page, or of a plane of a volume behind one table."""
         if not number or len(self._pages) > 1:
             return np.asarray(page.asarray(maxworkers=1))
@@ -476,7 +476,7 @@ class _TiffFile(ImageFile):
             self._volume = self._series.asarray().reshape(self.num_pages, *page.shape)
         return self._volume[number]
 
-    def _by_pillow(self, page: Any, number: int, form: Form) -> Page:
+    def _by_pillow(self, page: TiffPage, number: int, form: Form) -> Page:
         """Decodes a page with Pillow, which sees no orientation: some versions apply it, and others do not."""
         data = bytearray(self._data)
         tag = page.tags.get(_ORIENTATION)

@@ -90,6 +90,11 @@ def png(samples, depth, colour_type, *chunks):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, content) for name, content in parts)
 
 
+def exif(orientation):
+    """Returns EXIF data with one tag: the orientation."""
+    return b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHIHH", 0x0112, SHORT, 1, orientation, 0) + bytes(4)
+
+
 def packbits(data):
     """Returns data in the compression PackBits, without repetitions."""
     pieces = [data[at : at + 128] for at in range(0, len(data), 128)]

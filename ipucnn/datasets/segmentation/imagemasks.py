@@ -87,8 +87,8 @@ def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
     return files
 
 
-def read_image(path: Path, max_pixels: int, mask: Form) -> np.ndarray:
-    """Reads an image as ``infer`` does: uint8 [h, w] for grey, [h, w, 3] for colour.
+def read_image(path: Path, max_pixels: int, mask: Form) -> Tuple[np.ndarray, Form]:
+    """Reads an image as ``infer`` does: uint8 [h, w] for grey, [h, w, 3] for colour; and its form.
 
     Args:
         path: the image.
@@ -107,7 +107,7 @@ def read_image(path: Path, max_pixels: int, mask: Form) -> np.ndarray:
             "save both upright, without the tag",
             "orientation",
         )
-    return plain_pixels(page, origin)
+    return plain_pixels(page, origin), page.form
 
 
 def read_mask(path: Path, max_pixels: int, colours: bool = False) -> Mask:
@@ -243,7 +243,7 @@ def _read_images(
 ) -> np.ndarray:
     """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
     for i, ((path, mask_path), mask, form) in enumerate(zip(files, masks, forms)):
-        image = read_image(path, max_pixels, form)
+        image, _ = read_image(path, max_pixels, form)
         _check_size(image, path, mask, mask_path, "an image and its mask have one size")
         if i == 0:
             # All images have this size; masks are in memory twice while they are stacked into one array.

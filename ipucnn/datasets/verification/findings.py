@@ -94,6 +94,11 @@ CODES: Dict[str, Code] = {
         "images whose pixels are of another mode than the set's; training converts them",
         "check that they belong to the set; white is laid under transparency",
     ),
+    "odd-form": Code(
+        WARNING,
+        "images or masks that are stored in another way than most: depth, white as zero, palette or orientation",
+        "check that they belong to the set; all are read by one rule: docs/pixels.md",
+    ),
     "wrong-format": Code(
         WARNING, "images in another format than their name's ending says", "rename them; they are read anyway"
     ),

@@ -12,6 +12,7 @@ import zlib
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, check_checksu
 from ipucnn.datasets.sources.tfrecord import place_of, read_example, scan_records
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Decoded, Lot, measure
+from ipucnn.datasets.verification.stored import stored_as
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file
@@ -64,7 +66,7 @@ def decode_image(
         pixels = np.asarray(displayed(page, origin, channels))
         frames = file.num_pages if page.form.format in ("GIF", "WEBP", "TIFF", "PNG") else 1
     pixels = pixels.reshape(1, *pixels.shape[:2], -1)
-    alike = {"mode": page.form.pixels} if channels == 3 else {}
+    alike = stored_as(page.form) if channels == 3 else {}
     kept = pixels if is_drawn else None
     return Decoded(measure(pixels), np.array([label]), kept, alike, page.form.format, frames)
 
@@ -259,13 +261,16 @@ def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
     return {TRAIN: lot(0, first_eval), EVAL: lot(first_eval, num_pages)}
 
 
-def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Decoded:
+def _decode_pair(
+    image: np.ndarray, stored: np.ndarray, mask: np.ndarray, forms: Mapping[str, str] = MappingProxyType({})
+) -> Decoded:
     """Measures a sample with a mask.
 
     Args:
         image: uint8 [h, w], or [h, w, 3] of colour.
         stored: the mask's values if they must be 0 and one other value, the same in all masks; else empty.
         mask: the mask's classes.
+        forms: how both are stored; see ``stored.stored_as``.
 
     Raises:
         DataError: image and mask differ in size.
@@ -277,9 +282,10 @@ def _decode_pair(image: np.ndarray, stored: np.ndarray, mask: np.ndarray) -> Dec
     pixels = image.reshape(1, *image.shape[:2], -1)
     values = [str(value) for value in mask_values(stored) if value]
     alike = {
+        **forms,
         "size": "x".join(map(str, mask.shape)),
         "pixels": "grey" if image.ndim == 2 else "colour",
-        "mask": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
+        "values": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
     }
     return Decoded(measure(pixels), mask[np.newaxis], pixels, alike)
 
@@ -323,11 +329,11 @@ def _pairs_lot(
             return None
         check_png(read_file(str(path)), f"image {path}")
         values, form = stored[mask_path]
-        image = imagemasks.read_image(path, survey.max_pixels, form)
+        image, image_form = imagemasks.read_image(path, survey.max_pixels, form)
         origin = f"mask {_below(mask_path, folder)}"
         mask = classes.of(values, origin)
         judged = codes(values, False, origin) if classes.any_other else np.zeros(0, np.uint8)
-        return _decode_pair(image, judged, mask)
+        return _decode_pair(image, judged, mask, stored_as(image_form, form))
 
     return Lot(
         len(files), lambda number: _below(files[number][0], folder), decode, lambda number: files[number][0]

@@ -19,10 +19,10 @@ import numpy as np
 
 from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import file_digest, moments, parse_limit
-from ipucnn.datasets.forms import GREY, RGB
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.problems import Problems
 from ipucnn.datasets.segmentation.patches import IGNORED
+from ipucnn.datasets.verification import stored
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
@@ -49,10 +49,10 @@ ENDINGS = {
 }
 """Endings of file names, by Pillow's name of a format."""
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
-    "mode": ("odd-mode", (GREY, RGB).__contains__),
+    **stored.ALIKE,
     "size": ("wrong-shape", bool),
     "pixels": ("wrong-mode", bool),
-    "mask": ("mask-values", lambda values: "," not in values),
+    "values": ("mask-values", lambda values: "," not in values),
 }
 """Properties that all samples should have in common, each with the code of the finding about samples that differ from
 the most common value, and a function that returns whether a value may be that common value."""
