@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_lines_of_the_readme_feed_exported_networks(photographs, in_this_process
         pytest.skip(f"{form} needs packages: pip install 'ipucnn[export]'")
     folder = tmp_path / form
     assert cli.run(["export", str(photographs / "run"), "--format", form, "--output", str(folder)]) == 0
-    (lines,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    lines, running = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     names = {}
     exec(compile(lines, "README.md", "exec"), names)
     record = json.loads((folder / "export.json").read_text())
@@ -176,6 +177,12 @@ def test_lines_of_the_readme_feed_exported_networks(photographs, in_this_process
     logits = network.run(inputs.astype(np.float32))
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)
+    printed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        shutil.copyfile(paths[0], "image.png")
+        exec(compile(lines + running, "README.md", "exec"), {"print": printed.append})
+    assert printed == [opened.source.info.class_names[expected[0].argmax()]]
 
 
 def test_wrong_description_is_refused(photographs, in_this_process, monkeypatch, run):

@@ -663,11 +663,12 @@ def _num_images(weight: float, source: DataSource) -> int:
             (``info.patchwise``), else samples.
         source: the data set.
     """
-    examples = source.eval
-    counted = np.count_nonzero(examples.labels >= 0) if source.info.patchwise else len(examples)
+    if not source.info.patchwise:
+        return int(weight)
+    counted = np.count_nonzero(source.eval.labels >= 0)
     if weight != counted:
-        raise RuntimeError(f"the validation's weights add up to {weight:g}, and the data set has {counted:,}")
-    return len(examples)
+        raise RuntimeError(f"the validation covers {weight:,g} pixels, and {counted:,} count in the data set")
+    return len(source.eval)
 
 
 def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
