@@ -24,6 +24,7 @@ from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.datasets.preprocessing import prepare_range, prepare_size
+from ipucnn.datasets.problems import Unused
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
@@ -79,8 +80,11 @@ def test_other_files_hidden_files_and_empty_classes(folder):
     (folder / "train" / "cat").mkdir()
     source = open_imagefolder(folder)
     assert source.info.class_names == ("ant", "bee", "cat") and len(source.train) == 12
-    assert any("skipped 1 file that is not an image" in w for w in source.info.warnings)
-    assert any("no images in cat" in w for w in source.info.warnings)
+    assert source.info.unused == (
+        Unused("made by the system or a tool", 1, ("train/ant/.hidden.jpg",)),
+        Unused("no image by its name", 1, ("train/ant/notes.txt",)),
+    )
+    assert any("no images for training in cat" in line for line in source.info.warnings)
 
 
 @pytest.mark.parametrize("name", ["valid", "validation", "test"])

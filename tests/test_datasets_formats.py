@@ -67,7 +67,7 @@ def test_cifar_pickle_round_trip(tmp_path_factory, num, seed, protocol, as_bytes
         content = {key.encode(): value for key, value in content.items()}
     path = tmp_path_factory.mktemp("cifar") / "batch"
     path.write_bytes(pickle.dumps(content, protocol=protocol))
-    read_images, read_labels = cifar.read_pickle(path, "labels", 10)
+    read_images, read_labels = cifar.read_pickle(path, "labels")
     np.testing.assert_array_equal(read_images, images)
     np.testing.assert_array_equal(read_labels, labels)
 
@@ -81,7 +81,7 @@ def test_cifar_binary_round_trip(tmp_path_factory, num, seed, hundred):
         columns.insert(0, np.full((num, 1), 19, np.uint8))
     path = tmp_path_factory.mktemp("cifar") / "batch.bin"
     path.write_bytes(np.hstack(columns).tobytes())
-    read_images, read_labels = cifar.read_binary(path, 2 if hundred else 1, 100 if hundred else 10)
+    read_images, read_labels = cifar.read_binary(path, 2 if hundred else 1)
     np.testing.assert_array_equal(read_images, images)
     np.testing.assert_array_equal(read_labels, labels)
 
@@ -138,9 +138,9 @@ def test_cifar100_both_versions(tmp_path):
     ],
 )
 def test_an_invalid_cifar_batch_is_reported_with_the_reason(tmp_path, content, message):
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps(content, protocol=2))
-    check_raises(DataError, message, "", cifar.read_pickle, path, "labels", 10)
+    write_cifar10(tmp_path, batches=())
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol=2))
+    check_raises(DataError, message, "", cifar.open_cifar, "cifar10", tmp_path)
 
 
 # ---------------------------------------------------------------- real files, if available

@@ -483,12 +483,6 @@ def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
     assert choice.name == {"classes": "imagefolder"}.get(kind, kind)
 
 
-def test_a_class_may_be_called_train(tmp_path):
-    write_class_folders(tmp_path, {(".", name): 3 for name in ("train", "bus", "test")})
-    source = open_dataset(choose(str(tmp_path), ".", divides=True))
-    assert source.info.class_names == ("bus", "test", "train") and source.info.num_train == 6
-
-
 def test_two_sets_in_a_folder_need_a_name(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_cifar10(tmp_path / "cifar10")

@@ -31,6 +31,7 @@ from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets import base
 from ipucnn.datasets.damaged import refuse_damaged
+from ipucnn.datasets.formats import CIFAR_FILES
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.segmentation.isbi2012 import open_isbi2012
@@ -109,7 +110,7 @@ def made(tmp_path, monkeypatch):
         if kind in ("idx", "cifar", "cifar-python"):
             name = "mnist" if kind == "idx" else "cifar10"
             monkeypatch.setitem(verify.KNOWN, name, Known())
-            for layout in cifar.LAYOUTS["cifar10"]:
+            for layout in CIFAR_FILES["cifar10"]:
                 monkeypatch.setattr(layout, "per_train_file", NUM[TRAIN] // 5)
             monkeypatch.setattr(cifar, "TEST_SIZE", NUM[EVAL])
             known = Known(NUM, *measured(folder, name))
@@ -519,7 +520,7 @@ def test_pairs_in_train_and_val_count_beside_a_stray_folder(mask_parts, stray):
 
 @pytest.mark.parametrize("below", ["images", "masks"])
 def test_a_missing_folder_is_one_finding(mask_parts, below):
-    (mask_parts / "val" / below).rename(mask_parts / "other")
+    (mask_parts / "val" / below).rename(mask_parts.parent / "other")
     assert verified("imagemasks", mask_parts)[0] == {"missing-file"}
     errors, warnings, _ = verified("imagemasks", mask_parts, allow_partial=True)
     assert (errors, warnings) == (set(), {"missing-file"})

@@ -39,8 +39,9 @@ def verify_dataset(
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags
+    from ipucnn.datasets.formats import find_classes
     from ipucnn.datasets.registry import check_is_there
-    from ipucnn.datasets.sources.imagefolder import division, is_undivided
+    from ipucnn.datasets.sources.imagefolder import division
     from ipucnn.datasets.verification.samples import Watcher
     from ipucnn.datasets.verification.verify import choose, verify
     from ipucnn.filesystem import check_output, expand, write_output
@@ -74,8 +75,9 @@ def verify_dataset(
             else Watcher(sheet.expect, progress.update, sheet.wants, sheet.add),
             validation_fraction=given.get("validation_fraction"),
         )
-    if choice.name == "imagefolder" and choice.location is not None and is_undivided(choice.location):
-        note(division(choice.location, *(subset.samples or 0 for subset in verification.subsets)))
+    found = None if choice.location is None or choice.name != "imagefolder" else find_classes(choice.location)
+    if found is not None and found.is_undivided:
+        note(division(found.location, *(subset.samples or 0 for subset in verification.subsets)))
     if json_output:
         print(json.dumps(verification.to_dict(), indent=2))
     else:

@@ -10,13 +10,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import FREELY_BYTES, MAX_IMAGE_PIXELS
-from ipucnn.errors import ConfigurationError
+from ipucnn.datasets.problems import Unused
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import open_regular, read_bytes
 from ipucnn.machine import available_bytes
 
@@ -55,6 +56,7 @@ class DatasetInfo:
         crops: the data set whose crops of photographs are used; see ``images.crops_of``.
         left_out: files of damaged images that were left out.
         class_colours: red, green and blue of each class if masks have colours, else empty.
+        unused: files and folders in the set's folder that are not read, by reason.
     """
 
     name: str
@@ -76,6 +78,7 @@ class DatasetInfo:
     crops: str = ""
     left_out: Tuple[str, ...] = ()
     class_colours: Tuple[Tuple[int, int, int], ...] = ()
+    unused: Tuple[Unused, ...] = ()
 
 
 Indices = Union[np.ndarray, Sequence[int]]
@@ -109,6 +112,32 @@ class ArrayExamples:
     def subset(self, indices: Union[Indices, slice]) -> "ArrayExamples":
         names = tuple(np.array(self.names)[indices].tolist()) if self.names else ()
         return ArrayExamples(self.images[indices], self.labels[indices], names)
+
+
+class ArrayFile(NamedTuple):
+    """The samples in one file of a set.
+
+    Attributes:
+        subset: "train" or "eval".
+        path: the file of the images.
+        images: uint8 [n, h, w, c].
+        label_path: the file of the labels.
+        labels: integers [n], or fewer if they are damaged.
+    """
+
+    subset: str
+    path: Path
+    images: np.ndarray
+    label_path: Path
+    labels: np.ndarray
+
+    def examples(self, num_classes: int) -> ArrayExamples:
+        """Returns the samples.  Raises DataError if a label is none of the classes."""
+        wrong = self.labels[(self.labels < 0) | (self.labels >= num_classes)]
+        if len(wrong):
+            text = f"{self.label_path} has label {wrong[0]}; its classes are 0 to {num_classes - 1}"
+            raise DataError(text, "copy or download the file again", "label-range")
+        return ArrayExamples(self.images, self.labels.astype(np.int32))
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,34 @@
-"""The table of data sets, and the location of their files.
+"""The table of data sets, and the choice of the one that a run uses.
 
-A data set is one row of :data:`DATASETS`: its facts, the function that recognises its files in a folder, and its
-reader.  All commands use :func:`find_kinds` to identify the data sets in a folder.
+A data set is one row of :data:`DATASETS`: its facts and its reader.  ``formats.py`` says which set is in a folder.
 """
 
 import importlib
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.formats import (
+    CLASS_LAYOUT,
+    FORMATS,
+    PAIR_LAYOUT,
+    TFDS_PREFIX,
+    Found,
+    base_name,
+    find_classes,
+    find_set,
+    find_sets,
+    has_shards,
+    is_tfds,
+    quoted,
+)
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
-from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import Kind, entries, expand, is_file, is_folder, kind_of, read_bytes, real, shown
+from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+from ipucnn.filesystem import Kind, expand, is_folder, kind_of, shown
 from ipucnn.python_files import (
     OwnFunction,
     entry_points,
@@ -24,7 +36,7 @@ from ipucnn.python_files import (
     is_python_name,
     label_of,
 )
-from ipucnn.text import printable, shown_value
+from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
     from ipucnn.datasets import base, damaged
@@ -50,10 +62,6 @@ else:
     imagefolder, in_memory = _Module("sources.imagefolder"), _Module("sources.in_memory")
     records = _Module("sources.records")
 
-INFO_FILE = "dataset_info.json"
-"""The file that TFDS writes into the folder of every prepared version."""
-_MOST_INFO_BYTES = 2**26
-TFDS_PREFIX = "tfds:"
 ANY_TASK = "any"
 GROUP = "ipucnn.datasets"
 """The group of entry points through which installed packages offer data sets, as functions of Python files do."""
@@ -93,10 +101,7 @@ class DatasetRecord:
         task: "classification", "segmentation", or "any".
         summary: one line for tables and help.
         open: the reader.
-        has_files: function that returns whether a folder holds files of the set, complete or not, by their names; None
-            for sets without files.
         files: the expected files, for messages; empty for sets without files.
-        folders: the usual folders of the set, below the data folder.
         image_shape: (height, width, channels) of its images, if known without reading them.
         num_classes: number of classes, if known without reading the set.
         num_examples: published numbers of training and evaluation examples, for sets with files.
@@ -105,9 +110,7 @@ class DatasetRecord:
     task: str
     summary: str
     open: "Callable[[Opening], DataSource]"
-    has_files: Optional[Callable[[Path], bool]] = None
     files: str = ""
-    folders: Tuple[str, ...] = ()
     image_shape: Optional[Tuple[int, int, int]] = None
     num_classes: Optional[int] = None
     num_examples: Optional[Tuple[int, int]] = None
@@ -130,7 +133,7 @@ def _open_random(opening: Opening) -> "DataSource":
 
 
 def _open_imagenet(opening: Opening) -> "DataSource":
-    if records.has_shards(opening.location):
+    if has_shards(opening.location):
         return records.open_records(opening.location)
     return imagefolder.open_imagefolder(opening.location, opening.name)
 
@@ -141,28 +144,24 @@ def _open_tfds(opening: Opening) -> "DataSource":
     return open_tfds(opening.name, opening.location)
 
 
-def _idx_record(summary: str, folders: Tuple[str, ...]) -> DatasetRecord:
+def _idx_record(summary: str) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         summary,
         lambda opening: idx.open_idx(opening.name, opening.location),
-        lambda folder: idx.has_files(folder),
         "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]",
-        folders,
         (28, 28, 1),
         10,
         (60_000, 10_000),
     )
 
 
-def _cifar_record(name: str, num_classes: int, folders: Tuple[str, str]) -> DatasetRecord:
+def _cifar_record(name: str, num_classes: int) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         f"32x32 colour, {num_classes} classes",
         lambda opening: cifar.open_cifar(opening.name, opening.location),
-        lambda folder: cifar.find_layout(name, folder) is not None,
-        " or ".join(folders),
-        (*folders, name, *(f"{name}/{folder}" for folder in folders)),
+        " or ".join(FORMATS[name].folders[:2]),
         (32, 32, 3),
         num_classes,
         (50_000, 10_000),
@@ -184,23 +183,17 @@ DATASETS: Dict[str, DatasetRecord] = {
         "segmentation",
         "30 slices of fly brain, 512x512, with membrane masks",
         lambda opening: isbi2012.open_isbi2012(opening.location, opening.max_image_pixels),
-        lambda folder: isbi2012.has_files(folder),
         "train-volume.tif and train-labels.tif",
-        ("isbi2012", "ISBI2012", "isbi-2012"),
     ),
-    "mnist": _idx_record("28x28 handwritten digits", ("mnist", "MNIST", "MNIST/raw", "mnist/raw")),
-    "fashion_mnist": _idx_record(
-        "28x28 clothes", ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw")
-    ),
-    "cifar10": _cifar_record("cifar10", 10, ("cifar-10-batches-py", "cifar-10-batches-bin")),
-    "cifar100": _cifar_record("cifar100", 100, ("cifar-100-python", "cifar-100-binary")),
+    "mnist": _idx_record("28x28 handwritten digits"),
+    "fashion_mnist": _idx_record("28x28 clothes"),
+    "cifar10": _cifar_record("cifar10", 10),
+    "cifar100": _cifar_record("cifar100", 100),
     "imagenet": DatasetRecord(
         "classification",
         "ImageNet as TFRecord files or as an image folder",
         _open_imagenet,
-        lambda folder: records.has_shards(folder) or bool(imagefolder.find_parts(folder)),
         "imagenet/train-*-of-01024 and validation-*-of-00128, or imagenet/{train,val}/CLASS/*.JPEG",
-        ("imagenet",),
         num_classes=1000,
         num_examples=(1_281_167, 50_000),  # Russakovsky et al. 2015, table 2
     ),
@@ -210,7 +203,6 @@ DATASETS: Dict[str, DatasetRecord] = {
         lambda opening: imagefolder.open_imagefolder(
             opening.location, opening.name, opening.validation_fraction
         ),
-        lambda folder: bool(imagefolder.find_parts(folder)) or imagefolder.is_undivided(folder),
         "{train,val}/CLASS/*.jpg",
     ),
     "imagemasks": DatasetRecord(
@@ -219,124 +211,15 @@ DATASETS: Dict[str, DatasetRecord] = {
         lambda opening: imagemasks.open_imagemasks(
             opening.location, opening.max_image_pixels, opening.allow_partial
         ),
-        lambda folder: imagemasks.has_files(folder),
         "[train|val/]{images,masks}/NAME.png",
     ),
     "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
 }
-_BY_LAYOUT = ("imagemasks", "imagefolder")
-"""Sets that are recognised by the layout of a folder, whatever its name."""
-
-
-def find_location(name: str, path: Path, *, explicit: bool = False) -> Optional[Path]:
-    """Returns the folder that holds a set, complete or not: ``path`` itself, or one of the usual folders below it.
-
-    MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet.  If ``path`` itself holds
-    such files, its name decides, unless the user named the set (``explicit``).
-    """
-    if name.startswith(TFDS_PREFIX):
-        return find_tfds(name[len(TFDS_PREFIX) :], path)
-    record = DATASETS[name]
-    assert record.has_files is not None
-    for folder in (path, *(path / below for below in record.folders)):
-        if record.has_files(folder) and (explicit or folder != path or _is_called(name, folder)):
-            return folder
-    return find_tfds(name, path)
-
-
-def _is_called(name: str, folder: Path) -> bool:
-    """Returns whether a folder's name fits a set whose files are in it."""
-    if name in idx.CLASS_NAMES:
-        return ("fashion" in real(folder).as_posix().lower()) == (name == "fashion_mnist")
-    return name != "imagenet" or real(folder).name.lower() == "imagenet"
-
-
-def find_kinds(folder: Path) -> List[Tuple[str, Path]]:
-    """Returns names and locations of the data sets in a folder, complete or not.
-
-    Layouts of the folder itself are tried only if none of the other sets lies in the folder itself.
-    """
-    # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
-    described = is_file(folder / INFO_FILE)
-    if described and not (imagemasks.has_files(folder) or imagefolder.find_parts(folder)):
-        return [(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
-    has_records = records.has_shards(folder)
-    kinds = []
-    for name, record in DATASETS.items():
-        location = find_location(name, folder) if record.has_files and name not in _BY_LAYOUT else None
-        # Class folders without records are an image folder, even if its name is "imagenet".
-        if location is not None and (has_records or (name, location) != ("imagenet", folder)):
-            kinds.append((name, location))
-    if any(location == folder for _, location in kinds):
-        return kinds
-    layouts = ["imagenet"] if has_records else _BY_LAYOUT
-    layout = next((name for name in layouts if DATASETS[name].has_files(folder)), None)  # type: ignore[misc]
-    return kinds if layout is None else [*kinds, (layout, folder)]
-
-
-def is_tfds(name: str, location: Path) -> bool:
-    """Returns whether the set at a location is stored in the format of TFDS.
-
-    Hugging Face also writes a file with the name of TFDS's description; it is ignored beside files of the set's own
-    layout.
-    """
-    if name.startswith(TFDS_PREFIX):
-        return True
-    has_files = DATASETS[name].has_files
-    is_named_by_layout = has_files is None or name in _BY_LAYOUT
-    return not is_named_by_layout and is_file(location / INFO_FILE) and not has_files(location)  # type: ignore[misc]
 
 
 def needs_files(name: str) -> bool:
     """Returns whether a set, a name of DATASETS or tfds:NAME, is read from files."""
-    return name.startswith(TFDS_PREFIX) or DATASETS[name].has_files is not None
-
-
-def find_tfds(name: str, path: Path) -> Optional[Path]:
-    """Returns the newest prepared version of a TFDS set, or None.
-
-    Args:
-        name: NAME or NAME/CONFIG, with :VERSION to choose a version.
-        path: the folder that holds NAME/[CONFIG/]VERSION, or the folder NAME, or the folder of the version.
-    """
-    base_name, _, version = name.partition(":")
-    parts = tuple(base_name.split("/"))
-    if is_file(path / INFO_FILE):
-        names, its_version = _described(path)
-        if names[: len(parts)] == parts and version in ("", its_version):
-            return path
-    roots = [path.joinpath(*parts)]
-    if real(path).name == parts[0]:
-        roots.append(path.joinpath(*parts[1:]))
-    for root in roots:
-        below = _folders(root)
-        below += [folder for config in below for folder in _folders(config)]
-        versions = [folder for folder in below if is_file(folder / INFO_FILE)]
-        versions = [folder for folder in versions if version in ("", folder.name)]
-        if versions:
-            return max(versions, key=lambda folder: (_version(folder.name), str(folder)))
-    return None
-
-
-def _described(folder: Path) -> Tuple[Tuple[str, ...], str]:
-    """Returns (NAME,) or (NAME, CONFIG), and the version, from the description of a prepared set; if it has no name,
-    returns the names of its folders."""
-    with suppress(UserError, ValueError, RecursionError):
-        about = json.loads(read_bytes(folder / INFO_FILE, _MOST_INFO_BYTES))
-        if isinstance(about, dict) and isinstance(about.get("name"), str):
-            names = (about["name"], about.get("configName"))
-            return tuple(str(name) for name in names if name), str(about.get("version", ""))
-    return (real(folder).parent.name,), real(folder).name
-
-
-def _folders(folder: Path) -> List[Path]:
-    if not is_folder(folder):
-        return []
-    return [path for path in entries(folder) if not path.name.startswith(".") and is_folder(path)]
-
-
-def _version(text: str) -> Tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else -1 for part in text.split("."))
+    return name.startswith(TFDS_PREFIX) or name in FORMATS
 
 
 # Choosing and opening the data set of a run.
@@ -472,18 +355,18 @@ def choose_dataset(
     if known is None:
         return _choose_unregistered(name, task, divides)
     chosen_task = _task_for(known, f"data set {known}", task)
-    if known in _BY_LAYOUT and task != ANY_TASK:
+    if known in FORMATS and FORMATS[known].is_layout and task != ANY_TASK:
         return _choose_layout(known, path, divides)
     if not needs_files(known):
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
-    location = find_location(known, path, explicit=True)
+    found = find_set(known, path, explicit=True)
     size = None if reads_files or known not in DATASETS else DATASETS[known].num_examples
-    if location is None and size is not None:
+    if found is None and size is not None:
         published = (
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
         return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
-    choice = _located(known, location, path, chosen_task, download)
+    choice = _located(known, found, path, chosen_task, download)
     if choice is not None:
         return choice
     check_is_there(path)
@@ -515,7 +398,8 @@ def check_divides(choice: Choice, validation_fraction: float) -> None:
         ConfigurationError: the set has one.
     """
     folder = choice.location if choice.name == "imagefolder" else None
-    if folder is not None and imagefolder.is_undivided(folder):
+    found = None if folder is None else find_classes(folder)
+    if found is not None and found.is_undivided:
         return
     if folder is not None:
         why = f"{shown(folder)} has parts of its own"
@@ -620,29 +504,32 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     if record is None or not record.files:
         chosen = home if record is not None else embedded_name
         return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}", task)
-    choice = _located(home, find_location(home, path), path, task, download, f" ({other})")
+    choice = _located(home, find_set(home, path), path, task, download, f" ({other})")
     if choice is not None:
         return choice
     get = _how_to_get(home)
     why = f"{home}, this model's default data set, is not in {path} ({get})"
-    if task == "segmentation" and imagemasks.is_imagemasks(path):
-        why += f"; {path} has images and masks: add --dataset imagemasks to take them"
-    elif task == "classification" and len(imagefolder.find_parts(path)) == 2:
-        why += f"; {path} has images in folders: add --dataset imagefolder to take them"
+    layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
+    with suppress(DataError):  # nobody named this folder
+        found = FORMATS[layout].find(path)
+        if found is not None and _is_complete(found, divides=False):
+            why += f"; {path} has images {words}: add --dataset {layout} to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
     return Choice(embedded_name, None, message, task)
 
 
 def _located(
-    name: str, location: Optional[Path], path: Path, task: str, download: bool, other: str = ""
+    name: str, found: Optional[Found], path: Path, task: str, download: bool, other: str = ""
 ) -> Optional[Choice]:
     """Returns the choice of a set whose files are present or are to be downloaded to ``path``; None for any other.
 
     Args:
         other: text about other sets, for the end of the message.
     """
-    if location is not None:
-        return Choice(name, location, f"data set {name} from {location}{other}", task)
+    if found is not None:
+        return Choice(
+            name, found.location, f"data set {name} from {found.location}{found.choice}{other}", task
+        )
     if download and (name in downloads.REMOTES or name.startswith(TFDS_PREFIX)):
         return Choice(name, None, f"data set {name}, to be downloaded to {path}{other}", task, path)
     return None
@@ -668,24 +555,24 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         ConfigurationError: the folder holds a set for another task, or several sets.
         DataError: the folder holds no set, or one that lacks a part that training needs.
     """
-    kinds = find_kinds(folder)
-    if not kinds and task == ANY_TASK:
+    sets = find_sets(folder)
+    if not sets and task == ANY_TASK:
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
             "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
             "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
         )
-    if len(kinds) > 1:
+    if len(sets) > 1:
         raise ConfigurationError(
-            f"{shown(folder)} holds {' and '.join(name for name, _ in kinds)}",
-            f"--dataset {kinds[0][0]} --dataset-path {shown(folder)}",
+            f"{shown(folder)} holds {' and '.join(found.name for found in sets)}",
+            f"--dataset {sets[0].name} --dataset-path {shown(folder)}",
         )
-    layout = "imagemasks" if task == "segmentation" else "imagefolder"
-    name, location = kinds[0] if kinds else (layout, folder)
+    name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
     chosen_task = _task_for(name, f"folder {folder}", task)
-    if name in _BY_LAYOUT and task != ANY_TASK:
+    if not sets or (name in FORMATS and FORMATS[name].is_layout and task != ANY_TASK):
         return _choose_layout(name, folder, divides)
-    return Choice(name, location, f"data set {name} from {location}", chosen_task)
+    location = sets[0].location
+    return Choice(name, location, f"data set {name} from {location}{sets[0].choice}", chosen_task)
 
 
 def _task_for(name: str, what: str, requested: str) -> str:
@@ -707,13 +594,27 @@ def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
         DataError: the folder does not exist, or lacks a part.
     """
     check_is_there(folder)
-    if name == "imagemasks" and not imagemasks.is_imagemasks(folder):
-        raise DataError(f"{folder} holds no pairs of images and masks", imagemasks.LAYOUT)
-    is_divided = name == "imagemasks" or len(imagefolder.find_parts(folder)) == 2
-    if not is_divided and not (divides and imagefolder.is_undivided(folder)):
-        layout = imagefolder.LAYOUT + (", or two or more folders DIR/CLASS/*.jpg" if divides else "")
-        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", layout)
-    return Choice(name, folder, f"data set {name} from {folder}", DATASETS[name].task)
+    found = FORMATS[name].find(folder)
+    if found is not None and _is_complete(found, divides):
+        message = f"data set {name} from {folder}{found.choice}"
+        return Choice(name, folder, message, DATASETS[name].task)
+    if name == "imagemasks":
+        raise DataError(f"{folder} holds no pairs of images and masks", PAIR_LAYOUT)
+    text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
+    if divides and found is not None and found.parts:
+        hint += (
+            f"; or hold out a share of each class: --dataset {quoted(next(iter(found.parts.values()))[0])}"
+        )
+    elif divides:
+        hint += ", or two or more folders DIR/CLASS/*.jpg"
+    raise DataError(text, hint)
+
+
+def _is_complete(found: Found, divides: bool) -> bool:
+    """Returns whether a layout has all parts that training needs; class folders alone count if ipucnn ``divides``."""
+    if found.name == "imagemasks":
+        return "train" in found.parts and all(map(is_folder, found.parts["train"]))
+    return len(found.parts) == 2 or (divides and found.is_undivided)
 
 
 def _how_to_get(name: str) -> str:
@@ -739,9 +640,8 @@ def canonical(name: str) -> Optional[str]:
 
 def known_as(name: str) -> Optional[str]:
     """Returns the registered name of a set, also for tfds:NAME[/CONFIG][:VERSION]; None for an unknown set."""
-    if name.lower().startswith(TFDS_PREFIX):
-        name = name[len(TFDS_PREFIX) :].split("/")[0].split(":")[0]
-    return canonical(name)
+    prefix = name[: len(TFDS_PREFIX)].lower()
+    return canonical(base_name(prefix + name[len(prefix) :]))
 
 
 def _check_task(what: str, task: str, requested: str) -> None:

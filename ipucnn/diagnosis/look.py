@@ -115,7 +115,8 @@ def find_disk(folder: Path) -> Disk:
 
 def find_datasets(path: Path) -> Dict[str, Optional[str]]:
     """Returns the place of each data set; None if it is not in ``path``; "embedded" if it needs no files."""
-    from ipucnn.datasets.registry import DATASETS, find_location
+    from ipucnn.datasets.formats import find_set
+    from ipucnn.datasets.registry import DATASETS
 
     places: Dict[str, Optional[str]] = {}
     for name, record in DATASETS.items():
@@ -125,10 +126,10 @@ def find_datasets(path: Path) -> Dict[str, Optional[str]]:
             places[name] = "embedded" if name != "random" else "generated"
             continue
         try:
-            location = find_location(name, path)
+            found = find_set(name, path)
         except (OSError, RuntimeError, DataError):
-            location = None
-        places[name] = None if location is None else str(location)
+            found = None
+        places[name] = None if found is None else str(found.location)
     return places
 
 

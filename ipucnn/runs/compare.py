@@ -16,7 +16,7 @@ import msgspec
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.datasets.registry import TFDS_PREFIX
+from ipucnn.datasets.formats import TFDS_PREFIX
 from ipucnn.documents import (
     MAX_RECORD_BYTES,
     BadDocument,

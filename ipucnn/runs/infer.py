@@ -15,7 +15,7 @@ import numpy as np
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, Examples
-from ipucnn.datasets.segmentation.imagemasks import is_imagemasks, parts_of
+from ipucnn.datasets.formats import pair_folders
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, file_size, real
 from ipucnn.machine import num_cores
@@ -435,7 +435,8 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
     target = real(output)
     for name in filter(None, (config.dataset, config.dataset_path)):
         folder = real(expand(str(name)))
-        if is_imagemasks(folder) and (target == folder or parts_of(folder) & {target, *target.parents}):
+        read = pair_folders(folder)
+        if read and (target == folder or read & {target, *target.parents}):
             raise ConfigurationError(
                 f"--output {output}: training reads the images and masks in {folder}",
                 "choose a folder outside it, for example --output predicted",

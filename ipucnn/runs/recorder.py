@@ -550,6 +550,7 @@ class Recorder:
                 "evaluation": info.num_eval,
                 "class_names": list(info.class_names),
                 "left_out": list(info.left_out),
+                "unused": [asdict(one) for one in info.unused],
                 "validated_pixels": _validated_pixels(context),
             },
             "program": program.to_dict(),

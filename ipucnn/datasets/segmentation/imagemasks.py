@@ -6,15 +6,17 @@ that are not the classes' numbers.
 """
 
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
+from ipucnn.datasets.formats import PAIR_LAYOUT, Found, find_pairs, images_below, images_beside, same_name
 from ipucnn.datasets.forms import IMAGE_HINT, MASK_HINT, Form, Mask, Page, mask_numbers, opened, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
-from ipucnn.datasets.problems import STRICT, Problems
+from ipucnn.datasets.problems import Passed, Problem, guarded, problem_of, readable, unused_line
 from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
     IGNORE,
@@ -28,63 +30,16 @@ from ipucnn.datasets.segmentation.masks import (
     read_table,
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
-from ipucnn.datasets.sources.imagefolder import EVAL_NAMES, EXTENSIONS, find_parts
 from ipucnn.errors import DataError
-from ipucnn.filesystem import entries, is_file, is_folder
+from ipucnn.filesystem import is_folder
 from ipucnn.text import counted, printable
 
-LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
-BELOW = ("images", "masks")
-_MASK_ENDINGS = ("_mask", "-mask", "_label", "-label")
+_MASK_ENDINGS = tuple(
+    f"{sign}{word}" for word in ("masks", "mask", "labels", "label", "seg") for sign in "_-"
+)
+"""Endings that the mask of an image may have, after the image's name."""
 _NOT_COMPARED = re.compile(r"masks?|labels?|image|img|seg(mentation)?|[\W_]+")
 """Parts of names that are ignored, like case, in the search for an image and a mask with similar names."""
-
-
-def has_pairs(folder: Path) -> bool:
-    return is_folder(folder / "images") and is_folder(folder / "masks")
-
-
-def is_imagemasks(folder: Path) -> bool:
-    """Returns whether a folder, or its train/, has the folders of pairs of images and masks."""
-    return has_pairs(folder) or has_pairs(folder / "train")
-
-
-def has_files(folder: Path) -> bool:
-    """Returns whether a folder, or a part of it, has a folder of images or of masks."""
-    parts = [folder, folder / "train", find_parts(folder).get("eval", folder)]
-    return any(is_folder(part / below) for part in parts for below in BELOW)
-
-
-def part_folders(folder: Path) -> Dict[str, Path]:
-    """Returns the folders with the pairs of "train" and "eval", complete or not.
-
-    If ipucnn divides the set itself, the result is the folder itself as "train".  Pairs in the folder itself take
-    precedence over train/ and val/.
-    """
-    parts = {"train": folder / "train", "eval": find_parts(folder).get("eval", folder / EVAL_NAMES[0])}
-    if has_pairs(folder) or not any(is_folder(part / below) for part in parts.values() for below in BELOW):
-        return {"train": folder}
-    return {subset: part for subset, part in parts.items() if is_folder(part)}
-
-
-def parts_of(folder: Path) -> Set[Path]:
-    """Returns the subfolders of a folder of pairs in which training searches for files."""
-    return {folder / name for name in (*BELOW, "train", *EVAL_NAMES)}
-
-
-def files_by_name(folder: Path, is_mask: bool) -> Dict[str, Path]:
-    """Returns the image files of a folder, by the name that pairs images with masks."""
-    files: Dict[str, Path] = {}
-    for path in entries(folder):
-        if path.name.startswith(".") or path.suffix.lower() not in EXTENSIONS or not is_file(path):
-            continue
-        stem = path.stem
-        if is_mask:
-            stem = next((stem[: -len(end)] for end in _MASK_ENDINGS if stem.endswith(end)), stem)
-        if stem in files:
-            raise DataError(f"{files[stem]} and {path} are both called {stem}", "keep one of them")
-        files[stem] = path
-    return files
 
 
 def read_image(path: Path, max_pixels: int, mask: Form) -> Tuple[np.ndarray, Form]:
@@ -160,74 +115,128 @@ def class_colours(classes: MaskClasses, mask: Mask) -> Tuple[Tuple[int, int, int
     return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
 
 
-class Pairs(NamedTuple):
-    """The files of a folder, in pairs.
+class Pair(NamedTuple):
+    """An image and its mask in one part, "train" or "eval"."""
 
-    Attributes:
-        both: image and mask, by the name that pairs them, in the order of names.
-        alone: images without a mask and masks without an image, as ``images/one.png``.
-        renames: suggested names for masks whose names are similar to that of an image without a mask.
+    subset: str
+    image: Path
+    mask: Path
+
+
+_Files = Dict[str, Path]
+
+
+def _files_by_name(folder: Path, subset: str, files: _Files) -> Iterator[Problem]:
+    """Adds the images of a folder and of folders in it to ``files``, by their names below it without endings.
+
+    Yields:
+        A problem for everything else.
     """
+    for item in images_below(folder, folder.name, subset):
+        if isinstance(item, Problem):
+            yield item
+            continue
+        path = Path(item)
+        name = re.sub(r"\.ome$", "", same_name(str(path.relative_to(folder).with_suffix(""))))
+        if name in files:
+            error = DataError(
+                f"{files[name]} and {path} are both called {printable(name)}", "keep one of them"
+            )
+            yield problem_of(error, subset, _shown(path, folder), path)
+        files[name] = path
 
-    both: Dict[str, Tuple[Path, Path]]
-    alone: Tuple[str, ...]
-    renames: Tuple[str, ...]
+
+def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair, Problem]]:
+    """Yields the pairs of a set in the order of names, training first, and a problem for each other image.
+
+    Files whose names are equal but for an ending of the mask, or in Unicode form, are a pair.  Of a set without parts,
+    the last fifth of the pairs is for evaluation.
+
+    Args:
+        found: the folders of the pairs.
+        allow_partial: whether training goes on without a file that has no partner.
+    """
+    for subset in ("train", "eval"):
+        if subset not in found.parts and not found.is_undivided:
+            error = DataError(
+                f"{found.location} has no pairs of images and masks", PAIR_LAYOUT, "missing-subset"
+            )
+            yield Problem("missing-subset", subset, f"there are no pairs for {subset}", error=error)
+    read = {path for folders in found.parts.values() for path in folders}
+    for subset, folders in found.parts.items():
+        sides: Tuple[_Files, _Files] = ({}, {})
+        for folder, files in zip(folders, sides):
+            if is_folder(folder):
+                yield from guarded(_files_by_name(folder, subset, files), subset, folder.name, folder)
+            else:
+                error = DataError(
+                    f"{folder.parent} has no pairs of images and masks", PAIR_LAYOUT, "missing-file"
+                )
+                yield Problem("missing-file", subset, f"the folder {folder.name}", error=error)
+        pairs, alone = _matched(*sides)
+        if all(map(is_folder, folders)):
+            yield from _without_partner(subset, folders, alone, bool(pairs), allow_partial)
+        edge = len(pairs) - (num_held_out(len(pairs)) if found.is_undivided and len(pairs) > 1 else 0)
+        yield from (Pair(subset if k < edge else "eval", *pair) for k, pair in enumerate(pairs))
+        yield from guarded(images_beside(folders[0].parent, read, subset), subset, ".", folders[0].parent)
+    if not found.is_undivided:
+        used = {folders[0].parent for folders in found.parts.values()}
+        yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
 
 
-def find_pairs(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Pairs:
-    """Pairs the images and masks of :func:`files_by_name`."""
-    both = {name: (images[name], masks[name]) for name in sorted(set(images) & set(masks))}
-    alone = [{name: files[name] for name in sorted(set(files) - set(both))} for files in (images, masks)]
+def _matched(images: _Files, masks: _Files) -> Tuple[List[Tuple[Path, Path]], Tuple[_Files, _Files]]:
+    """Returns the pairs in the order of names, and the images and the masks without a partner."""
+    keys = {}
+    for name in masks:
+        shorter = next((name[: -len(end)] for end in _MASK_ENDINGS if name.endswith(end)), name)
+        keys[name] = name if name in images else shorter
+    shared = [key for key, count in Counter(keys.values()).items() if count > 1]
+    by_key = {name if key in shared else key: masks[name] for name, key in keys.items()}
+    names = sorted(set(images) & set(by_key))
+    alone = (
+        {name: images[name] for name in sorted(set(images) - set(names))},
+        {key: by_key[key] for key in sorted(set(by_key) - set(names))},
+    )
+    return [(images[name], by_key[name]) for name in names], alone
+
+
+def _without_partner(
+    subset: str, folders: Sequence[Path], alone: Tuple[_Files, _Files], has_pairs: bool, allow_partial: bool
+) -> Iterator[Problem]:
+    """Yields a problem for each file without a partner, with a new name for a mask that is called like an image."""
     similar: Dict[str, Tuple[List[Path], List[Path]]] = {}
     for side, files in enumerate(alone):
         for name, path in files.items():
             similar.setdefault(_NOT_COMPARED.sub("", name.casefold()), ([], []))[side].append(path)
-    renames = [
-        f"masks/{mask[0].name} to masks/{image[0].stem}{mask[0].suffix}"
+    renames = {
+        mask[0]: f"{_shown(mask[0], folders[1])} to "
+        + _shown(mask[0].with_name(image[0].stem + mask[0].suffix), folders[1])
         for image, mask in similar.values()
         if len(image) == len(mask) == 1
-    ]
-    names = [f"{below}/{path.name}" for below, files in zip(BELOW, alone) for path in files.values()]
-    return Pairs(both, tuple(map(printable, names)), tuple(map(printable, renames)))
-
-
-def read_pairs(part: Path, subset: str, problems: Problems = STRICT) -> Pairs:
-    """Returns the pairs of a part; none if one of its two folders is absent or unreadable, which is a problem."""
-    files: List[Dict[str, Path]] = []
-    for below in BELOW:
-        with problems.noting(subset, below, part / below):
-            if is_folder(part / below):
-                files.append(files_by_name(part / below, below == "masks"))
-            else:
-                error = DataError(f"{part} has no pairs of images and masks", LAYOUT, "missing-file")
-                problems.refuse(error, subset, f"the folder {below}")
-    return find_pairs(*files) if len(files) == len(BELOW) else Pairs({}, (), ())
-
-
-def divided(parts: Mapping[str, Pairs], folder: Path) -> Dict[str, List[Tuple[Path, Path]]]:
-    """Returns image and mask of each pair, in training and evaluation parts; the last fifth of an undivided folder is
-    for evaluation."""
-    files = {subset: list(pairs.both.values()) for subset, pairs in parts.items()}
-    if list(part_folders(folder).values()) == [folder] and len(files["train"]) > 1:
-        edge = len(files["train"]) - num_held_out(len(files["train"]))
-        files = {"train": files["train"][:edge], "eval": files["train"][edge:]}
-    return files
-
-
-def _check_pairs(part: Path, pairs: Pairs, allow_partial: bool) -> None:
-    """Rejects a part without pairs, and, unless ``allow_partial`` is set, one with a file that has no partner."""
-    rename = (
-        "" if not pairs.renames else f"an image and its mask have one name: rename {_some(pairs.renames)}"
+    }
+    names = [_shown(path, folder) for folder, files in zip(folders, alone) for path in files.values()]
+    hint = f"an image and its mask have one name: rename {_some(list(renames.values()))}" if renames else ""
+    text = f"{folders[0].parent} has {counted(len(names), 'file')} without a partner: {_some(names)}"
+    error = DataError(
+        text,
+        (hint or "add the missing image or mask") + "; or leave the files out with --allow-partial",
+        "unpaired",
     )
-    if not pairs.both:
-        raise DataError(
-            f"no file in {part / 'images'} has the name of one in {part / 'masks'}", rename or LAYOUT
-        )
-    if pairs.alone and not allow_partial:
-        raise DataError(
-            f"{part} has {counted(len(pairs.alone), 'file')} without a partner: {_some(pairs.alone)}",
-            (rename or "add the missing image or mask") + "; or leave the files out with --allow-partial",
-        )
+    if not has_pairs:
+        examples = [
+            _shown(path, folder) for folder, files in zip(folders, alone) for path in [*files.values()][:1]
+        ]
+        text = f"no file in {folders[0]} has the name of one in {folders[1]}: for example {' and '.join(examples)}"
+        error = DataError(text, hint or PAIR_LAYOUT, "unpaired")
+    for folder, files in zip(folders, alone):
+        for path in files.values():
+            reason = f"rename {renames[path]}" if path in renames else "without a partner"
+            raised = None if allow_partial and has_pairs else error
+            yield Problem("unpaired", subset, _shown(path, folder), reason, raised)
+
+
+def _shown(path: Path, folder: Path) -> str:
+    return printable(str(path.relative_to(folder.parent)))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -286,16 +295,17 @@ def open_imagemasks(
         DataError: there are no pairs, a file has no partner, sizes differ, a file is damaged or has unsupported pixels,
             values of masks are no classes, or the pairs take more than half of the memory.
     """
-    parts = part_folders(folder)
-    is_undivided = list(parts.values()) == [folder]
-    if not is_undivided and len(parts) < 2:
-        raise DataError(f"{folder} has no pairs of images and masks", LAYOUT)
-    pairs = {subset: read_pairs(part, subset) for subset, part in parts.items()}
-    for subset, part in parts.items():
-        _check_pairs(part, pairs[subset], allow_partial)
-    files = divided(pairs, folder)
-    if len(files) < 2:
-        raise DataError(f"{folder} has one pair; training and evaluation need two", LAYOUT)
+    found = find_pairs(folder)
+    if found is None:
+        raise DataError(f"{folder} has no pairs of images and masks", PAIR_LAYOUT)
+    passed = Passed()
+    pairs = list(readable(read_pairs(found, allow_partial), passed))
+    files = {subset: [pair[1:] for pair in pairs if pair.subset == subset] for subset in ("train", "eval")}
+    for subset, folders in found.parts.items():
+        if not files[subset]:
+            raise DataError(f"{folders[0].parent} has no pairs of images and masks", PAIR_LAYOUT)
+    if len(pairs) < 2:
+        raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
     every = [pair for part_files in files.values() for pair in part_files]
     table = read_table(folder)
     stored: Dict[Path, Mask] = {}
@@ -313,15 +323,11 @@ def open_imagemasks(
     labels = np.stack(masks)
     is_ignored = labels == IGNORED
     if len(mask_values(labels[~is_ignored])) < 2:
-        raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", LAYOUT)
+        raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", PAIR_LAYOUT)
     names = tuple(f"{path.parent.name}/{path.name}" for path, _ in every)
     examples, edge = ArrayExamples(images, labels, names), len(files["train"])
     train, held = examples.subset(slice(None, edge)), examples.subset(slice(edge, None))
-    warnings = [
-        f"{part}: left out {counted(len(alone), 'file')} without a partner: {_some(alone)}"
-        for part, alone in ((part, pairs[subset].alone) for subset, part in parts.items())
-        if alone
-    ]
+    warnings = [*unused_line(printable(str(folder)), passed.unused)]
     if classes.ignored is not None:
         warnings.append(
             f"{TABLE}: {is_ignored.mean():.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in "
@@ -336,7 +342,8 @@ def open_imagemasks(
         location=str(folder),
         augmentation="elastic",
         warnings=tuple(warnings),
+        unused=passed.unused,
         patchwise=True,
-        own_split=is_undivided,
+        own_split=found.is_undivided,
         class_colours=class_colours(classes, stored[every[0][1]]),
     )

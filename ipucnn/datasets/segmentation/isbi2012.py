@@ -5,39 +5,27 @@ Segmentation of neuronal structures in EM stacks challenge, Arganda-Carreras et 
 """
 
 from pathlib import Path
-from typing import List, Optional
+from typing import Iterator, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
-from ipucnn.datasets.forms import GREY, WHITE_IS_ZERO, mask_numbers, opened, page_of, plain_pixels
+from ipucnn.datasets.formats import VOLUME, VOLUME_LABELS, find_volume
+from ipucnn.datasets.forms import GREY, WHITE_IS_ZERO, Page, mask_numbers, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
-from ipucnn.datasets.problems import STRICT, Problems
+from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
 from ipucnn.datasets.segmentation.masks import to_classes
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_file
 from ipucnn.text import printable
 
-IMAGES, LABELS = "train-volume", "train-labels"
 CLASS_NAMES = ("membrane", "cell")
 SHARE_HELD_OUT = 5
 """One in five slices is held out for evaluation, the last ones: 6 of 30, the fifth of five folds."""
-_ENDINGS = (".tif", ".tiff")
-
-
-def find_volume(folder: Path, stem: str) -> Optional[Path]:
-    """Returns the file of a volume in a folder, or None."""
-    return next((folder / (stem + e) for e in _ENDINGS if is_file(folder / (stem + e))), None)
 
 
 def num_held_out(count: int) -> int:
     """Returns how many of ``count`` slices or pairs, the last ones, are for evaluation."""
     return max(1, count // SHARE_HELD_OUT)
-
-
-def has_files(folder: Path) -> bool:
-    """Returns whether a folder holds a volume of this set (the other one may be missing)."""
-    return any(find_volume(folder, stem) is not None for stem in (IMAGES, LABELS))
 
 
 def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSource:
@@ -46,11 +34,11 @@ def open_isbi2012(folder: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> DataSourc
     Raises:
         DataError: a volume is absent, damaged or too large, the two volumes do not match, or the labels are no masks.
     """
-    paths = [find_volume(folder, stem) for stem in (IMAGES, LABELS)]
-    for path, stem in zip(paths, (IMAGES, LABELS)):
+    paths = [find_volume(folder, stem) for stem in (VOLUME, VOLUME_LABELS)]
+    for path, stem in zip(paths, (VOLUME, VOLUME_LABELS)):
         if path is None:
             raise DataError(
-                f"{folder} has no {stem}.tif", f"{IMAGES}.tif and {LABELS}.tif belong side by side"
+                f"{folder} has no {stem}.tif", f"{VOLUME}.tif and {VOLUME_LABELS}.tif belong side by side"
             )
     images, labels = (read_volume(path, max_pixels) for path in paths if path is not None)
     if len(images) != len(labels):
@@ -97,7 +85,7 @@ def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
     Raises:
         DataError: as :func:`read_pages`, or pages of different sizes.
     """
-    pages = [page for page in read_pages(path, max_pixels) if page is not None]
+    pages = list(readable(read_pages(path, max_pixels), Passed()))
     for number, page in enumerate(pages):
         if page.shape != pages[0].shape:
             sizes = " and ".join("x".join(map(str, one.shape)) for one in (pages[0], page))
@@ -106,52 +94,41 @@ def read_volume(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
     return np.stack(pages)
 
 
-def read_pages(
-    path: Path, max_pixels: int = MAX_IMAGE_PIXELS, problems: Problems = STRICT
-) -> List[Optional[np.ndarray]]:
-    """Reads each page of a multi-page TIFF: uint8 [h, w], with 0 and 255 for a page of one bit.
+def read_pages(path: Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[Union[np.ndarray, Problem]]:
+    """Yields each page of a multi-page TIFF: uint8 [h, w], with 0 and 255 for a page of one bit, or a problem.
 
     Args:
         path: the file.
         max_pixels: the most pixels of a page.
-        problems: receiver of problems; if it does not raise, pages that cannot be read are None.
 
     Raises:
-        DataError: the file is absent or no TIFF, a page is damaged or not 8-bit grey, or the pages take more than half
-            of the memory.
+        DataError: the file is absent or no TIFF, or the pages take more than half of the memory.
     """
-    pages: List[Optional[np.ndarray]] = []
     origin = printable(str(path))
-    with problems.noting(None, path.name, path), opened(
-        read_file(str(path)), origin, max_pixels, HINT
-    ) as volume:
+    with opened(read_file(str(path)), origin, max_pixels, HINT) as volume:
         if volume.form.format != "TIFF":
             raise DataError(f"{origin} is a {volume.form.format} file, not a TIFF", HINT)
         count, (height, width) = volume.num_pages, volume.form.size
         # The pages, and the array that they are stacked into.
         check_memory(2 * count * height * width, f"{origin} of {count} pages of {width}x{height} pixels")
-        first_held_out = count - num_held_out(count)
         for number in range(count):
-            pages.append(None)
-            subset = "train" if number < first_held_out else "eval"
             name = page_name(path, number, count)
-            with problems.noting(subset, f"{path.name}, page {number + 1}", path, name):
-                page = page_of(volume, number, name)
-                form = page.form
-                if (
-                    form.colour not in (GREY, WHITE_IS_ZERO)
-                    or form.depth not in ("8 bits", "1 bit")
-                    or form.alpha
-                ):
-                    raise DataError(
-                        f"{name} has {form.pixels}; slices must be 8-bit grey", HINT, "wrong-mode"
-                    )
-                if form.orientation != 1:
-                    text = f"{name} has the orientation tag {form.orientation}"
-                    raise DataError(text, "save both volumes upright, without the tag", "orientation")
-                is_mask = path.stem == LABELS
-                pages[-1] = mask_numbers(page, name).numbers if is_mask else plain_pixels(page, name)
-    return pages
+            try:
+                yield _grey_page(page_of(volume, number, name), name, is_mask=path.stem == VOLUME_LABELS)
+            except DataError as error:
+                subset = "train" if number < count - num_held_out(count) else "eval"
+                yield problem_of(error, subset, f"{path.name}, page {number + 1}", path, name)
+
+
+def _grey_page(page: Page, name: str, is_mask: bool) -> np.ndarray:
+    """Returns the pixels of a page; raises DataError if it is not 8-bit grey, or is turned."""
+    form = page.form
+    if form.colour not in (GREY, WHITE_IS_ZERO) or form.depth not in ("8 bits", "1 bit") or form.alpha:
+        raise DataError(f"{name} has {form.pixels}; slices must be 8-bit grey", HINT, "wrong-mode")
+    if form.orientation != 1:
+        text = f"{name} has the orientation tag {form.orientation}"
+        raise DataError(text, "save both volumes upright, without the tag", "orientation")
+    return mask_numbers(page, name).numbers if is_mask else plain_pixels(page, name)
 
 
 def page_name(path: Path, page: int, count: int) -> str:

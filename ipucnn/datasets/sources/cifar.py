@@ -5,16 +5,16 @@ The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhe
 
 import io
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Tuple, Union
 
 import numpy as np
 
 from ipucnn.aliases import PlainValue
-from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
+from ipucnn.datasets.base import ArrayExamples, ArrayFile, DataSource, data_source, read_file
+from ipucnn.datasets.formats import CifarFiles, find_cifar_files
 from ipucnn.datasets.limits import check_memory
-from ipucnn.datasets.problems import STRICT, Problems
+from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file
 from ipucnn.text import printable
@@ -24,46 +24,8 @@ PIXELS = 3 * 32 * 32
 AGAIN = "copy or download the file again"
 
 
-@dataclass
-class Layout:
-    """The files of one version of a set, and the number of images in a full training file."""
-
-    train: Tuple[str, ...]
-    test: str
-    per_train_file: int
-    meta: str
-    label_key: str
-
-    @property
-    def binary(self) -> bool:
-        return self.test.endswith(".bin")
-
-
-_BATCHES = tuple(f"data_batch_{n}" for n in range(1, 6))
-_BINARY = tuple(f"{name}.bin" for name in _BATCHES)
-LAYOUTS: Dict[str, Tuple[Layout, ...]] = {
-    "cifar10": (
-        Layout(_BATCHES, "test_batch", 10000, "batches.meta", "labels"),
-        Layout(_BINARY, "test_batch.bin", 10000, "batches.meta.txt", "labels"),
-    ),
-    "cifar100": (
-        Layout(("train",), "test", 50000, "meta", "fine_labels"),
-        Layout(("train.bin",), "test.bin", 50000, "fine_label_names.txt", "fine_labels"),
-    ),
-}
 NUM_CLASSES = {"cifar10": 10, "cifar100": 100}
 TEST_SIZE = 10000
-
-
-def find_layout(name: str, folder: Path) -> Optional[Layout]:
-    """Returns the version of ``name`` in ``folder``, complete or not, or None."""
-    for layout in LAYOUTS[name]:
-        # Only files count, because an image folder also has train/ and test/.  cifar100's names are common (many
-        # folders hold a file "meta"), so two of them are needed.
-        present = [n for n in (*layout.train, layout.test, layout.meta) if is_file(folder / n)]
-        if len(present) >= (2 if name == "cifar100" else 1):
-            return layout
-    return None
 
 
 def safe_unpickle(data: bytes, origin: str) -> Dict[Any, PlainValue]:
@@ -141,11 +103,8 @@ def _text_keys(content: Mapping[object, PlainValue]) -> Dict[str, PlainValue]:
     return {k: v for k, v in texts.items() if type(k) is str}
 
 
-def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple[np.ndarray, np.ndarray]:
-    """Reads one file of the Python version: images uint8 [n, 32, 32, 3] and integer labels [n].  Raises DataError.
-
-    Without ``num_classes``, labels are not checked against the number of classes.
-    """
+def read_pickle(path: Path, label_key: str) -> Tuple[np.ndarray, np.ndarray]:
+    """Reads one file of the Python version: images uint8 [n, 32, 32, 3] and integer labels [n].  Raises DataError."""
     content = _text_keys(safe_unpickle(read_file(str(path)), str(path)))
     if "data" not in content or label_key not in content:
         raise DataError(f"{path} is not a CIFAR batch: it lacks 'data' or '{label_key}'", AGAIN)
@@ -162,12 +121,10 @@ def read_pickle(path: Path, label_key: str, num_classes: Optional[int]) -> Tuple
     is_list = type(labels) in (list, tuple)
     if not is_list or not all(type(label) is int and -(2**31) <= label < 2**31 for label in labels):
         raise DataError(f"{path}: '{label_key}' is not a list of whole numbers", AGAIN)
-    return _checked(path, data, np.array(labels, np.int64), num_classes)
+    return _checked(path, data, np.array(labels, np.int64))
 
 
-def read_binary(
-    path: Path, num_label_bytes: int, num_classes: Optional[int]
-) -> Tuple[np.ndarray, np.ndarray]:
+def read_binary(path: Path, num_label_bytes: int) -> Tuple[np.ndarray, np.ndarray]:
     """Reads one file of the binary version: images uint8 [n, 32, 32, 3] and integer labels [n].  Raises DataError.
 
     A record is the label (the last of ``num_label_bytes``; CIFAR-100 has a coarse label before it), then the
@@ -179,24 +136,18 @@ def read_binary(
             f"{path} is truncated: {len(raw)} bytes are not whole records of {record}", AGAIN, "truncated"
         )
     records: np.ndarray = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    return _checked(path, records[:, num_label_bytes:], records[:, num_label_bytes - 1], num_classes)
+    return _checked(path, records[:, num_label_bytes:], records[:, num_label_bytes - 1])
 
 
-def _checked(
-    path: Path, planes: np.ndarray, labels: np.ndarray, num_classes: Optional[int]
-) -> Tuple[np.ndarray, np.ndarray]:
+def _checked(path: Path, planes: np.ndarray, labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     if len(planes) != len(labels):
         raise DataError(f"{path} has {len(planes)} images but {len(labels)} labels", AGAIN, "count-mismatch")
     if len(planes) == 0:
         raise DataError(f"{path} has no images", AGAIN)
-    if num_classes is not None:
-        wrong = labels[(labels < 0) | (labels >= num_classes)]
-        if len(wrong):
-            raise DataError(f"{path} has label {wrong[0]}; its classes are 0 to {num_classes - 1}", AGAIN)
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
-def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]:
+def read_class_names(name: str, folder: Path, layout: CifarFiles) -> Tuple[str, ...]:
     """Reads the class names from their file; without it, returns CIFAR-10's known names, or numbers for CIFAR-100."""
     path = folder / layout.meta
     if not is_file(path):
@@ -214,37 +165,34 @@ def read_class_names(name: str, folder: Path, layout: Layout) -> Tuple[str, ...]
     return tuple(str(n, "latin1") if isinstance(n, bytes) else n for n in names)
 
 
-def read_parts(
-    name: str, folder: Path, layout: Layout, problems: Problems = STRICT
-) -> Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]]:
-    """Returns the files of "train" and "eval" that are present: name, images and labels of each.
+def read_files(name: str, folder: Path, layout: CifarFiles) -> Iterator[Union[ArrayFile, Problem]]:
+    """Yields the images and labels of each file, training first; absent and damaged files are problems.
 
     Raises:
-        DataError: a file is damaged, or the set takes more than half of the memory.  If ``problems`` does not raise,
-            files that cannot be read are left out, and labels are not compared with the number of classes.
+        DataError: the set takes more than half of the memory.
     """
-    parts: Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]] = {"train": [], "eval": []}
     names = {"train": layout.train, "eval": (layout.test,)}
     present = [folder / n for part in names.values() for n in part if is_file(folder / n)]
     # The bytes of the files, the arrays of each file, and the concatenated arrays.
     check_memory(3 * sum(map(file_size, present)), f"{name} in {printable(str(folder))}")
-    num_classes = NUM_CLASSES[name] if problems is STRICT else None
-    for part, files in parts.items():
+    for part, file_names in names.items():
         # Without any file, the part as a whole is missing.
-        for path in (folder / n for n in names[part] if any(folder / n in present for n in names[part])):
+        for path in (folder / n for n in file_names if any(folder / n in present for n in file_names)):
             if path not in present:
-                problems.find("missing-file", part, path.name)
+                yield Problem("missing-file", part, path.name)
                 continue
-            with problems.noting(part, path.name, path):
+            try:
                 if layout.binary:
-                    images, labels = read_binary(path, 1 if name == "cifar10" else 2, num_classes)
+                    images, labels = read_binary(path, 1 if name == "cifar10" else 2)
                 else:
-                    images, labels = read_pickle(path, layout.label_key, num_classes)
-                files.append((path.name, images, labels))
-                if len(images) < layout.per_train_file and len(names[part]) > 1:
-                    text = f"{path.name}: {len(images):,} of {layout.per_train_file:,}"
-                    problems.find("fewer-samples", part, text, 0)
-    return parts
+                    images, labels = read_pickle(path, layout.label_key)
+            except DataError as error:
+                yield problem_of(error, part, path.name, path)
+                continue
+            yield ArrayFile(part, path, images, path, labels)
+            if len(images) < layout.per_train_file and len(file_names) > 1:
+                reason = f"{len(images):,} of {layout.per_train_file:,}"
+                yield Problem("fewer-samples", part, path.name, reason, count=0)
 
 
 def open_cifar(name: str, folder: Path) -> DataSource:
@@ -254,23 +202,28 @@ def open_cifar(name: str, folder: Path) -> DataSource:
         DataError: there is no training file or no test file, a file is damaged, or the set takes more than half of the
             memory.
     """
-    layout = find_layout(name, folder)
+    layout = find_cifar_files(name, folder)
     hint = f"copy the {name} files there, or pass --dataset {name} --download"
     if layout is None:
         raise DataError(f"{folder} has no {name} files", hint)
     parts, warnings = [], []
-    sizes = {"training": layout.per_train_file * len(layout.train), "test": TEST_SIZE}
-    for (kind, full), files in zip(sizes.items(), read_parts(name, folder, layout).values()):
+    present = list(readable(read_files(name, folder, layout), Passed()))
+    for subset, kind, names, full in (
+        ("train", "training", layout.train, layout.per_train_file * len(layout.train)),
+        ("eval", "test", (layout.test,), TEST_SIZE),
+    ):
+        files = [file for file in present if file.subset == subset]
         if not files:
-            names = ", ".join(layout.train if kind == "training" else (layout.test,))
-            raise DataError(f"{folder} has no {kind} file of {name} ({names})", hint)
-        file_names, *columns = zip(*files)
-        images, labels = map(np.concatenate, columns)
-        parts.append(ArrayExamples(images, labels.astype(np.int32)))
+            raise DataError(f"{folder} has no {kind} file of {name} ({', '.join(names)})", hint)
+        examples = [file.examples(NUM_CLASSES[name]) for file in files]
+        images, labels = (
+            np.concatenate([getattr(one, key) for one in examples]) for key in ("images", "labels")
+        )
+        parts.append(ArrayExamples(images, labels))
         if len(images) < full:
             kind = "train" if kind == "training" else kind
-            names = ", ".join(file_names)
-            warnings.append(f"{name} is partial: {len(images):,} of {full:,} {kind} images ({names})")
+            file_names = ", ".join(file.path.name for file in files)
+            warnings.append(f"{name} is partial: {len(images):,} of {full:,} {kind} images ({file_names})")
     return data_source(
         *parts,
         name=name,

@@ -9,23 +9,18 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Dict, Optional, Tuple, Union
+from typing import BinaryIO, Dict, Iterator, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
+from ipucnn.datasets.base import ArrayFile, DataSource, data_source
+from ipucnn.datasets.formats import IDX_FILES, find_idx_file
 from ipucnn.datasets.limits import check_memory
-from ipucnn.datasets.problems import STRICT, Problems
+from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file, open_regular
+from ipucnn.filesystem import file_size, open_regular
 from ipucnn.text import printable
 
-FILES: Dict[str, str] = {
-    "train_images": "train-images-idx3-ubyte",
-    "train_labels": "train-labels-idx1-ubyte",
-    "eval_images": "t10k-images-idx3-ubyte",
-    "eval_labels": "t10k-labels-idx1-ubyte",
-}
 FULL_SIZE = {"train": 60000, "eval": 10000}
 CLASS_NAMES: Dict[str, Tuple[str, ...]] = {
     "mnist": tuple(str(n) for n in range(10)),
@@ -46,19 +41,6 @@ AUGMENTATION = {"mnist": "shift", "fashion_mnist": "shift_flip"}
 # The third byte of files with other types of numbers than unsigned bytes.
 _OTHER_TYPES = (0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 AGAIN = "copy or download the file again"
-
-
-def find_file(folder: Path, stem: str) -> Optional[Path]:
-    """Returns the plain or gzipped file of that name, also with the name that some tools unpack to (``idx3.ubyte``)."""
-    for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
-        if is_file(folder / name):
-            return folder / name
-    return None
-
-
-def has_files(folder: Path) -> bool:
-    """Returns whether any of the four files lies in ``folder``."""
-    return any(find_file(folder, stem) is not None for stem in FILES.values())
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
@@ -121,48 +103,45 @@ def _read_idx(
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def read_part(
-    folder: Path, part: str, name: str, problems: Problems = STRICT
-) -> Dict[str, Tuple[Path, np.ndarray]]:
-    """Returns "images" [n, h, w] and "labels" [n] of "train" or "eval", each with its file.
+def read_part(folder: Path, part: str, name: str) -> Iterator[Union[ArrayFile, Problem]]:
+    """Yields the images [n, h, w, 1] of "train" or "eval" with their labels [n], which are none if they cannot be read.
 
-    Raises:
-        DataError: a file is absent or cannot be read, or the two differ in length.  If ``problems`` does not raise, the
-            result lacks files that cannot be read.
+    Files that are absent or damaged, and numbers of images and labels that differ, are problems.
     """
     arrays: Dict[str, Tuple[Path, np.ndarray]] = {}
     for kind, num_dimensions in (("images", 3), ("labels", 1)):
-        stem = FILES[f"{part}_{kind}"]
-        path = find_file(folder, stem)
+        stem = IDX_FILES[f"{part}_{kind}"]
+        path = find_idx_file(folder, stem)
         if path is None:
             hint = f"copy all four idx files there, or pass --dataset {name} --download"
             missing = f"{stem} (plain or .gz)"
-            problems.refuse(
-                DataError(f"{name} in {folder} lacks {missing}", hint, "missing-file"), part, missing
-            )
+            absent = DataError(f"{name} in {folder} lacks {missing}", hint, "missing-file")
+            yield Problem("missing-file", part, missing, error=absent)
             continue
-        with problems.noting(part, path.name, path):
+        try:
             arrays[kind] = path, read_idx(path, num_dimensions)
-    if len(arrays) == 2:
-        (image_path, images), (label_path, labels) = arrays["images"], arrays["labels"]
-        if len(images) != len(labels):
-            text = f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels"
-            example = f"{image_path.name}: {len(images)} images, {len(labels)} labels"
-            problems.refuse(DataError(text, AGAIN, "count-mismatch"), part, example)
-    return arrays
+        except DataError as error:
+            yield problem_of(error, part, path.name, path)
+    if "images" not in arrays:
+        return
+    image_path, images = arrays["images"]
+    label_path, labels = arrays.get("labels", (image_path, np.zeros(0, np.uint8)))
+    if len(arrays) == 2 and len(images) != len(labels):
+        text = f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels"
+        reason = f"{len(images)} images, {len(labels)} labels"
+        differs = DataError(text, AGAIN, "count-mismatch")
+        yield Problem("count-mismatch", part, image_path.name, reason, differs)
+    yield ArrayFile(part, image_path, images[..., np.newaxis], label_path, labels)
 
 
 def open_idx(name: str, folder: Path) -> DataSource:
     """Reads ``mnist`` or ``fashion_mnist``.  Raises DataError naming the file that is absent or damaged."""
     parts, warnings = [], []
     for part, full in FULL_SIZE.items():
-        arrays = read_part(folder, part, name)
-        images, (path, labels) = arrays["images"][1], arrays["labels"]
-        if labels.max() > 9:
-            raise DataError(f"{path} has label {labels.max()}; {name} has classes 0 to 9", AGAIN)
-        parts.append(ArrayExamples(images[..., np.newaxis], labels.astype(np.int32)))
-        if len(images) < full:
-            warnings.append(f"{name} is partial: {len(images):,} of {full:,} {part} images")
+        (file,) = readable(read_part(folder, part, name), Passed())
+        parts.append(file.examples(len(CLASS_NAMES[name])))
+        if len(file.images) < full:
+            warnings.append(f"{name} is partial: {len(file.images):,} of {full:,} {part} images")
     if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
         raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
     return data_source(

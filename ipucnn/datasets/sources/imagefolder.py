@@ -1,157 +1,170 @@
 """An image folder with one subfolder per class, for images of any size and format.
 
-Its layout is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*`` with a share of each class held out for evaluation.
+Its layout is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*`` with a share of each class held out for evaluation;
+``formats.find_classes`` finds it.  Images in folders inside a class folder belong to the class.
 """
 
 import hashlib
 import os
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import DataSource, FileExamples, data_source
+from ipucnn.datasets.formats import (
+    CLASS_LAYOUT,
+    EMPTY,
+    LOOSE,
+    Found,
+    find_classes,
+    images_at,
+    images_below,
+    images_beside,
+    list_folder,
+    part_named,
+    quoted,
+    same_name,
+    subfolders,
+)
 from ipucnn.datasets.limits import HELD_OUT_SHARE
-from ipucnn.datasets.problems import STRICT, Problems
+from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, errors_about, is_folder, kind_of
+from ipucnn.filesystem import shown
 from ipucnn.text import counted, printable
 
-EVAL_NAMES = ("val", "valid", "validation", "test")
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MOST_NAMED = 10
-LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
 FEW_IMAGES = 20
 UNBALANCED = 5
 """Training warns about a class with fewer than ``FEW_IMAGES`` images, and about classes whose numbers of images differ
 by a factor of ``UNBALANCED`` or more."""
 
 
-def find_parts(folder: Path) -> Dict[str, Path]:
-    """Returns the folders of "train" and "eval" that a folder has; the latter is called val, or another usual name."""
-    names = {"train": ("train",), "eval": EVAL_NAMES}
-    parts = {
-        part: next((folder / name for name in names[part] if _is_part(folder / name)), None) for part in names
-    }
-    return {part: path for part, path in parts.items() if path is not None}
+class ClassFolder(NamedTuple):
+    """The images of a class in one part.
 
-
-def _is_part(folder: Path) -> bool:
-    """Returns whether a folder is a part of a data set.
-
-    A folder that has images and no subfolders is a class, even if it has the name of a part.
+    Attributes:
+        subset: "train" or "eval".
+        name: name of the class.
+        paths: the images, in the order of their names below the part.
     """
-    if not is_folder(folder):
-        return False
-    try:
-        has_folders = any(leads_to(entry, Kind.FOLDER) for entry in list_folder(folder))
-        return has_folders or not _has_image(folder)
-    except DataError:  # reading the set reports it
-        return True
+
+    subset: str
+    name: str
+    paths: Tuple[str, ...]
 
 
-def is_undivided(folder: Path) -> bool:
-    """Returns whether a folder has two or more folders of images, and no part of a data set."""
-    if not is_folder(folder) or find_parts(folder):
-        return False
-    return sum(map(_is_class, list_folder(folder))) > 1
+def read_folders(found: Found) -> Iterator[Union[ClassFolder, Problem]]:
+    """Yields the class folders of a set, training first, and a problem for each image that is in none of them.
+
+    A folder without images is a class in a part, and none in a set without parts.
+    """
+    names: Dict[str, Path] = {}
+    for subset, absent in (("train", "train"), ("eval", "val, valid, validation or test")):
+        if subset not in found.parts and not found.is_undivided:
+            (part,) = next(iter(found.parts.values()))
+            error = DataError(
+                f"{found.location} is not an image folder: it lacks train/ or val/",
+                f"{CLASS_LAYOUT}; or hold out a share of each class: --dataset {quoted(part)}",
+                "missing-subset",
+            )
+            yield Problem("missing-subset", subset, f"there is no folder {absent}", error=error)
+    for subset, (part,) in found.parts.items():
+        yield from guarded(_part_folders(found, subset, part, names), subset, part.name, part)
+    if not found.is_undivided:
+        used = [path for (path,) in found.parts.values()]
+        yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
 
 
-def _is_class(entry: "os.DirEntry[str]") -> bool:
-    """Returns whether an entry is a folder with images; False for an unreadable one, which reading the set reports."""
-    try:
-        return leads_to(entry, Kind.FOLDER) and _has_image(Path(entry.path))
-    except DataError:
-        return False
+def _part_folders(
+    found: Found, subset: str, part: Path, names: Dict[str, Path]
+) -> Iterator[Union[ClassFolder, Problem]]:
+    """Yields the class folders of a part; the first part adds its classes to ``names``."""
+    is_first, classes = not names, set(subfolders(part))
+    for entry in list_folder(part):
+        path, shown_name = Path(entry.path), f"{part.name}/{printable(entry.name)}"
+        items = (
+            images_below(path, shown_name, subset)
+            if path in classes
+            else images_at(entry, shown_name, subset)
+        )
+        paths: List[str] = []
+        for item in guarded(items, subset, shown_name, path):
+            if isinstance(item, Problem):
+                yield item
+            elif path in classes:
+                paths.append(item)
+            else:
+                yield Problem("passed-over", subset, shown_name, LOOSE)
+        if path not in classes:
+            continue
+        name = same_name(entry.name)
+        error = _wrong_class(part, path, names, is_first)
+        if error is not None and paths:
+            yield Problem(error.code, subset, shown_name, counted(len(paths), "image"), error)
+        elif not paths and found.is_undivided:
+            yield Problem("passed-over", subset, shown_name, EMPTY)
+        elif error is None:
+            names.setdefault(name, path)
+            yield ClassFolder(subset, name, tuple(paths))
 
 
-def _has_image(folder: Path) -> bool:
-    return any(
-        entry.name.lower().endswith(EXTENSIONS) and leads_to(entry, Kind.FILE)
-        for entry in list_folder(folder)
-    )
+def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bool) -> Optional[DataError]:
+    """Returns the error about a folder that is no class of its own, or not one of training's classes; or None."""
+    name = same_name(path.name)
+    inside = {part_named(below.name): below.name for below in subfolders(path)}
+    if "train" in inside and {"validation", "test"} & set(inside):
+        return DataError(
+            f"the class folder {shown(path)} has parts of a data set in it, such as {printable(inside['train'])}/",
+            f"if it is a data set of its own: --dataset {quoted(path)}; else put the parts outside the classes: "
+            f"{CLASS_LAYOUT[9:]}",
+        )
+    if is_first and name in names:
+        return DataError(
+            f"{shown(path)} and {shown(names[name])} have equal names in two Unicode forms",
+            "join them in one folder",
+        )
+    if not is_first and name not in names:
+        alike = next((known for known in names if known.casefold() == name.casefold()), None)
+        example = printable(alike or next(iter(names), "none"))
+        return DataError(
+            f"{shown(part)} has the class '{printable(name)}', which the training part lacks; it has '{example}'"
+            + (", which differs in case" if alike else ""),
+            f"both parts need the same class folders: mv {quoted(path)} {quoted(part / example)}"
+            if alike
+            else "both parts need the same class folders",
+            "unknown-class",
+        )
+    return None
 
 
-def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
-    """Returns the entries of a folder in the order of names, without hidden files."""
-    # Not filesystem.entries, because scandir knows the kind of most files without a system call for each.
-    with errors_about(folder), os.scandir(folder) as listing:
-        return sorted((e for e in listing if not e.name.startswith(".")), key=lambda e: e.name)
-
-
-def leads_to(entry: "os.DirEntry[str]", kind: Kind) -> bool:
-    """Returns whether an entry is, or links to, a folder or a regular file, as ``kind`` says."""
-    with errors_about(Path(entry.path)):
-        return entry.is_dir() if kind is Kind.FOLDER else entry.is_file()
-
-
-def scan(
-    part: Path,
-    subset: str,
-    classes: Dict[str, int],
-    problems: Problems = STRICT,
-    is_undivided: bool = False,
-) -> Tuple[FileExamples, int]:
-    """Returns the images of one part, in the order of class and file name, and the number of skipped files.
+def read_classes(
+    found: Found, share: float, report: Callable[[Problem], None]
+) -> Tuple[Dict[str, FileExamples], Tuple[str, ...]]:
+    """Returns the images of "train" and "eval", and the names of the classes.
 
     Args:
-        part: the folder of the part.
-        subset: "train" or "eval".
-        classes: labels by class name; if it is empty, this call adds the class folders of the part (for an undivided
-            folder, only those with images).
-        problems: receiver of problems; if it does not raise, images of unknown classes get the label -1.
-        is_undivided: whether the part is a whole folder without train/ and val/.
-
-    Raises:
-        DataError: the part has a class that the first part lacks, or cannot be listed.
+        found: class folders, in parts or alone.
+        share: share of each class that is held out of class folders alone.
+        report: function that gets each problem.
     """
-    is_first = not classes
-    paths: List[str] = []
-    labels: List[int] = []
-    skipped = 0
-    with problems.noting(subset, part.name, part):
-        for entry in list_folder(part):
-            name = f"{part.name}/{printable(entry.name)}"
-            with problems.noting(subset, name, Path(entry.path)):
-                if not leads_to(entry, Kind.FOLDER):
-                    problems.find("passed-over", subset, f"{name}: not in a class folder")
-                    continue
-                images, others = _list_images(Path(entry.path), name, subset, problems)
-                skipped += others
-                if is_undivided and not images:
-                    problems.find("passed-over", subset, f"{name}: a folder without images")
-                elif is_first:
-                    classes[entry.name] = len(classes)
-                elif entry.name not in classes and images:
-                    unknown = DataError(
-                        f"{part} has the class '{printable(entry.name)}', which the training part lacks",
-                        "both parts need the same class folders",
-                        "unknown-class",
-                    )
-                    problems.refuse(unknown, subset, f"{name}: {counted(len(images), 'image')}")
-                paths += images
-                labels += [classes.get(entry.name, -1)] * len(images)
-    return FileExamples(tuple(paths), np.array(labels, np.int32)), skipped
-
-
-def _list_images(folder: Path, shown_name: str, subset: str, problems: Problems) -> Tuple[List[str], int]:
-    """Returns the files of a class folder with the name of an image, and the number of other files."""
-    images, others = [], 0
-    for entry in list_folder(folder):
-        name = f"{shown_name}/{printable(entry.name)}"
-        with problems.noting(subset, name, Path(entry.path)):
-            if not leads_to(entry, Kind.FILE):
-                kind = kind_of(Path(entry.path))
-                if kind is Kind.ABSENT:
-                    problems.find("missing-file", subset, f"{name}: a link that leads nowhere")
-                else:
-                    problems.find("passed-over", subset, f"{name}: {kind.value}")
-            elif entry.name.lower().endswith(EXTENSIONS):
-                images.append(entry.path)
-            else:
-                others += 1
-                problems.find("passed-over", subset, f"{name}: no image by its name")
-    return images, others
+    folders = list(readable(read_folders(found), report))
+    names = tuple(dict.fromkeys(folder.name for folder in folders))
+    numbers = {name: number for number, name in enumerate(names)}
+    parts: Dict[str, FileExamples] = {}
+    for subset in found.parts:
+        members = [folder for folder in folders if folder.subset == subset]
+        counts = [len(folder.paths) for folder in members]
+        labels: np.ndarray = np.repeat([numbers[folder.name] for folder in members], counts).astype(np.int32)
+        parts[subset] = FileExamples(tuple(path for folder in members for path in folder.paths), labels)
+    if found.is_undivided:
+        whole, begin = parts["train"], len(str(found.location)) + 1
+        chosen = held_out(whole.labels, [path[begin:] for path in whole.paths], share)
+        return {
+            "train": whole.subset(np.flatnonzero(~chosen)),
+            "eval": whole.subset(np.flatnonzero(chosen)),
+        }, names
+    return parts, names
 
 
 def held_out(labels: np.ndarray, names: Sequence[str], share: float) -> np.ndarray:
@@ -168,17 +181,17 @@ def held_out(labels: np.ndarray, names: Sequence[str], share: float) -> np.ndarr
     return chosen
 
 
+def _draw(name: str) -> bytes:
+    """Returns a pseudo-random key from an image's name below the set's folder."""
+    return hashlib.sha256(os.fsencode(same_name(name))).digest()
+
+
 def division(folder: Path, num_train: int, num_eval: int) -> str:
     """Returns the message about the images that are held out of a folder without train/ and val/."""
     return (
         f"{printable(str(folder))} has no train/ and val/: {num_eval} of its {counted(num_train + num_eval, 'image')}, "
         "the same in every run, are held out for evaluation (--validation-fraction says how many)"
     )
-
-
-def _draw(path: str) -> bytes:
-    """Returns a pseudo-random key from an image's class and file name."""
-    return hashlib.sha256(os.fsencode("/".join(Path(path).parts[-2:]))).digest()
 
 
 def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
@@ -199,37 +212,13 @@ def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
     return tuple(messages)
 
 
-def read_parts(
-    folder: Path, share: float, problems: Problems = STRICT
-) -> Tuple[Dict[str, FileExamples], Tuple[str, ...], int]:
-    """Returns the images of "train" and "eval", the names of the classes, and the number of skipped files.
-
-    Args:
-        folder: a folder with train/ and val/, or with class folders alone.
-        share: share of each class that is held out of a folder with class folders alone.
-        problems: receiver of problems; if it does not raise, the result lacks parts that are absent.
-
-    Raises:
-        DataError: a part is absent, cannot be listed, or has a class that the first part lacks.
-    """
-    classes: Dict[str, int] = {}
-    parts: Dict[str, FileExamples] = {}
-    if is_undivided(folder):
-        whole, skipped = scan(folder, "train", classes, problems, is_undivided=True)
-        chosen = held_out(whole.labels, whole.paths, share)
-        parts = {"train": whole.subset(np.flatnonzero(~chosen)), "eval": whole.subset(np.flatnonzero(chosen))}
-        return parts, tuple(classes), skipped
-    skipped = 0
-    names, folders = {"train": "train", "eval": " or ".join(EVAL_NAMES)}, find_parts(folder)
-    for subset in names:
-        if subset not in folders:
-            text = f"{folder} is not an image folder: it lacks train/ or val/"
-            error = DataError(text, LAYOUT, "missing-subset")
-            problems.refuse(error, subset, f"there is no folder {names[subset]}")
-        else:
-            parts[subset], others = scan(folders[subset], subset, classes, problems)
-            skipped += others
-    return parts, tuple(classes), skipped
+def _classes_without(labels: np.ndarray, names: Sequence[str]) -> str:
+    """Returns the names of classes without images, the first ones if there are many; "" if all have some."""
+    empty = [
+        printable(names[k]) for k in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0).tolist()
+    ]
+    more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
+    return ", ".join(empty[:MOST_NAMED]) + more
 
 
 def open_imagefolder(
@@ -242,25 +231,23 @@ def open_imagefolder(
     Raises:
         DataError: a part is absent or has no images, or the evaluation part has a class that training lacks.
     """
-    parts, names, skipped = read_parts(folder, validation_fraction)
-    train, evaluation, warnings = parts["train"], parts["eval"], []
-    folders = find_parts(folder) or {"train": folder, "eval": folder}
-    if folders["train"] == folder:
-        if not len(evaluation):
-            raise DataError(
-                f"{folder}: every class has one image alone, and none can be held out", "add images"
-            )
-        warnings.append(division(folder, len(train), len(evaluation)))
-    for subset, examples in parts.items():
-        if not len(examples):
-            raise DataError(f"{folders[subset]} has no images in class folders", LAYOUT)
-    if skipped:
-        files = "1 file that is not an image" if skipped == 1 else f"{skipped:,} files that are not images"
-        warnings.append(f"{folder}: skipped {files}")
-    empty = sorted(set(names) - {names[label] for label in np.unique(train.labels)})
-    if empty:
-        more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
-        warnings.append(f"{folders['train']}: no images in {', '.join(empty[:MOST_NAMED]) + more}")
+    found = find_classes(folder)
+    if found is None:
+        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT)
+    passed = Passed()
+    parts, names = read_classes(found, validation_fraction, passed)
+    train, evaluation = parts["train"], parts["eval"]
+    if found.is_undivided and not len(evaluation):
+        raise DataError(f"{folder}: every class has one image alone, and none can be held out", "add images")
+    for subset, (path,) in found.parts.items():
+        if not len(parts[subset]):
+            raise DataError(f"{path} has no images in class folders", CLASS_LAYOUT)
+    warnings = [division(folder, len(train), len(evaluation))] if found.is_undivided else []
+    warnings += unused_line(printable(str(folder)), passed.unused)
+    for subset, purpose in (("train", "training"), ("eval", "evaluation")):
+        empty = _classes_without(parts[subset].labels, names)
+        if empty:
+            warnings.append(f"{printable(str(folder))}: no images for {purpose} in {empty}")
     # No augmentation is set: files are augmented by random crops while they are decoded.
     return data_source(
         train,
@@ -271,4 +258,5 @@ def open_imagefolder(
         warnings=tuple(warnings),
         training_warnings=_few(names, np.bincount(train.labels, minlength=len(names))),
         crops=name,
+        unused=passed.unused,
     )

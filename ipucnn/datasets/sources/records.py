@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import zipfile
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
@@ -18,6 +17,7 @@ import numpy as np
 
 from ipucnn.aliases import Numbers
 from ipucnn.datasets.base import INDEXING, DataSource, RecordExamples, data_source
+from ipucnn.datasets.formats import SHARD
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import (
@@ -25,7 +25,6 @@ from ipucnn.filesystem import (
     entries,
     errors_about,
     is_file,
-    is_folder,
     make_folder,
     read_bytes,
     read_text,
@@ -45,7 +44,6 @@ MOST_CLASSES = 100_000
 LAYOUT = (
     "expected train-00000-of-NNNNN, ... and validation-00000-of-MMMMM, ...; ipucnn build-records makes them"
 )
-_SHARD = re.compile(rf"({TRAIN}|{VALIDATION})-(\d{{5}})-of-(\d{{5}})")
 _INDEX_VERSION = 2
 _MOST_INDEX_BYTES = 4 * 2**30
 _COLUMNS = {"shards": np.int32, "numbers": np.int32, "places": np.int64, "labels": np.int32}
@@ -57,11 +55,6 @@ def shard_name(subset: str, number: int, count: int) -> str:
     return f"{subset}-{number:05d}-of-{count:05d}"
 
 
-def has_shards(folder: Path) -> bool:
-    """Returns whether a folder has a file with the name of one of ImageNet's record files."""
-    return is_folder(folder) and any(_SHARD.fullmatch(path.name) for path in entries(folder))
-
-
 def list_shards(folder: Path) -> Dict[str, List[Path]]:
     """Returns all files of each subset, derived from the names of the present ones; some of them may be absent.
 
@@ -70,7 +63,7 @@ def list_shards(folder: Path) -> Dict[str, List[Path]]:
     """
     counts: Dict[str, int] = {}
     for path in entries(folder):
-        match = _SHARD.fullmatch(path.name)
+        match = SHARD.fullmatch(path.name)
         if match is None:
             continue
         subset, number, count = match.group(1), int(match.group(2)), int(match.group(3))

@@ -13,14 +13,27 @@ from bisect import bisect_right
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, read_file
+from ipucnn.datasets.formats import (
+    CIFAR_FILES,
+    IDX_FILES,
+    VOLUME,
+    VOLUME_LABELS,
+    find_cifar_files,
+    find_classes,
+    find_idx_file,
+    find_pairs,
+    find_volume,
+    has_shards,
+)
 from ipucnn.datasets.forms import Mask, displayed, opened
 from ipucnn.datasets.image_headers import chunks, is_png
 from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.problems import Problem, problem_of, readable
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
 from ipucnn.datasets.segmentation.masks import (
     BINARY,
@@ -90,13 +103,12 @@ def check_png(data: bytes, origin: str) -> None:
     raise DataError(f"{origin} is truncated: it has no end", "get the file again", "truncated")
 
 
-def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: Optional[int] = None) -> Lot:
+def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> Lot:
     """Returns samples in memory.
 
     Args:
-        files: name, images [n, h, w, c] and labels (classes [n] or masks [n, h, w]) of each file; all images have one
-            size.
-        num_stored: number of stored samples, if it is larger.
+        files: name, images [n, h, w, c] and labels (classes [n] or masks [n, h, w], or fewer) of each file; all images
+            have one size.
     """
     sizes = [min(len(images), len(labels)) for _, images, labels in files]
     starts = [0, *itertools.accumulate(sizes)]
@@ -115,7 +127,8 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]], num_stored: O
         part = images[rows]
         return Decoded(measure(part), labels[rows], part)
 
-    return Lot(starts[-1], name, decode, num_stored=num_stored, at_once=BATCH if labels.ndim == 1 else 1)
+    stored = sum(len(images) for _, images, _ in files)
+    return Lot(starts[-1], name, decode, num_stored=stored, at_once=BATCH if labels.ndim == 1 else 1)
 
 
 def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], channels: int = 3) -> Lot:
@@ -159,17 +172,15 @@ def idx_lots(survey: Survey, folder: Path) -> Lots:
     lots = {}
     for subset in (TRAIN, EVAL):
         for kind in ("images", "labels"):
-            stem = idx.FILES[f"{subset}_{kind}"]
-            path = idx.find_file(folder, stem)
+            stem = IDX_FILES[f"{subset}_{kind}"]
+            path = find_idx_file(folder, stem)
             if path is None or path.suffix != ".gz":
                 survey.is_published = False  # there are no published checksums of unpacked files
             else:
                 survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
-        arrays = idx.read_part(folder, subset, survey.dataset, survey)
-        if "images" in arrays:
-            path, images = arrays["images"]
-            labels = arrays["labels"][1] if "labels" in arrays else np.zeros(0, np.uint8)
-            lots[subset] = array_lot([(path.name, images[..., np.newaxis], labels)], len(images))
+        files = list(readable(idx.read_part(folder, subset, survey.dataset), survey.report))
+        if files:
+            lots[subset] = array_lot([(file.path.name, file.images, file.labels) for file in files])
     return lots
 
 
@@ -193,36 +204,43 @@ def cifar_lots(survey: Survey, folder: Path) -> Lots:
     Raises DataError if the set takes more than half of the memory.
     """
     name = survey.dataset
-    layout = cifar.find_layout(name, folder)
+    layout = find_cifar_files(name, folder)
     assert layout is not None  # otherwise the set would not have been chosen
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
     if not is_file(folder / layout.meta):
         survey.find("class-names", None, layout.meta)
-    with survey.noting(None, layout.meta, folder / layout.meta):
+    try:
         survey.class_names = cifar.read_class_names(name, folder, layout)
+    except DataError as error:
+        survey.report(problem_of(error, None, layout.meta, folder / layout.meta))
     survey.is_published = not layout.binary
     for file_name, digest in _CIFAR_MD5[name].items() if survey.is_published else ():
         if is_file(folder / file_name):
             subset = EVAL if file_name == layout.test else TRAIN
             survey.compare(subset, folder / file_name, "MD5", digest)
-    parts = cifar.read_parts(name, folder, layout, survey)
-    return {subset: array_lot(files) for subset, files in parts.items() if files}
+    parts: Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]] = {}
+    for file in readable(cifar.read_files(name, folder, layout), survey.report):
+        parts.setdefault(file.subset, []).append((file.path.name, file.images, file.labels))
+    return {subset: array_lot(files) for subset, files in parts.items()}
 
 
 # -- class folders ------------------------------------------------------------------------------------------------
 
 
 def imagefolder_lots(survey: Survey, folder: Path) -> Lots:
-    parts, names, _ = imagefolder.read_parts(folder, survey.validation_fraction, survey)
+    found = find_classes(folder)
+    assert found is not None  # otherwise the set would not have been chosen
+    parts, names = imagefolder.read_classes(found, survey.validation_fraction, survey.report)
     survey.class_names = tuple(map(printable, names))
+    begin = len(str(folder if not found.is_undivided else folder.parent)) + 1
     return {
-        subset: file_lot(survey, files, partial(_name_of_file, files.paths))
+        subset: file_lot(survey, files, partial(_name_of_file, files.paths, begin))
         for subset, files in parts.items()
     }
 
 
-def _name_of_file(paths: Sequence[str], number: int) -> str:
-    return printable("/".join(Path(paths[number]).parts[-3:]))
+def _name_of_file(paths: Sequence[str], begin: int, number: int) -> str:
+    return printable(paths[number][begin:])
 
 
 # -- images with masks --------------------------------------------------------------------------------------------
@@ -232,12 +250,21 @@ def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
     """Returns the pages of the two volumes; a page that only one volume has counts as stored, but is not decoded."""
     survey.class_names = isbi2012.CLASS_NAMES
     volumes: List[List[Optional[np.ndarray]]] = []
-    for stem in (isbi2012.IMAGES, isbi2012.LABELS):
-        path = isbi2012.find_volume(folder, stem)
+    for stem in (VOLUME, VOLUME_LABELS):
+        path = find_volume(folder, stem)
+        pages: List[Union[np.ndarray, Problem]] = []
         if path is None:
             survey.find("missing-file", None, f"{stem}.tif")
-        volumes.append([] if path is None else isbi2012.read_pages(path, survey.max_pixels, survey))
-    images_path, (images, masks) = isbi2012.find_volume(folder, isbi2012.IMAGES), volumes
+        else:
+            try:
+                pages = list(isbi2012.read_pages(path, survey.max_pixels))
+            except DataError as error:
+                survey.report(problem_of(error, None, path.name, path))
+        for page in pages:
+            if isinstance(page, Problem):
+                survey.report(page)
+        volumes.append([None if isinstance(page, Problem) else page for page in pages])
+    images_path, (images, masks) = find_volume(folder, VOLUME), volumes
     if images_path is None:
         return {}
     file_name, num_pages = images_path.name, len(images) or len(masks)
@@ -292,19 +319,17 @@ def _decode_pair(
 
 def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
-    parts = {}
-    for subset, part in imagemasks.part_folders(folder).items():
-        parts[subset] = pairs = imagemasks.read_pairs(part, subset, survey)
-        for name in pairs.alone:
-            rename = next(
-                (f": rename {words}" for words in pairs.renames if words.startswith(name + " ")), ""
-            )
-            survey.find("unpaired", subset, name + rename)
-    files = imagemasks.divided(parts, folder)
+    found = find_pairs(folder)
+    assert found is not None  # otherwise the set would not have been chosen
+    files: Dict[str, List[Tuple[Path, Path]]] = {subset: [] for subset in found.parts}
+    for pair in readable(imagemasks.read_pairs(found), survey.report):
+        files.setdefault(pair.subset, []).append((pair.image, pair.mask))
     classes: Optional[MaskClasses] = BINARY
     table = None
-    with survey.noting(None, TABLE, folder / TABLE):
+    try:
         classes = table = read_table(folder)
+    except DataError as error:
+        survey.report(problem_of(error, None, TABLE, folder / TABLE))
     stored = _stored_masks(survey, folder, files, table)
     if classes is None:
         classes = BINARY
@@ -353,7 +378,7 @@ def _stored_masks(
         chosen = survey.chosen(subset, len(files))
         for number, (_, path) in enumerate(files):
             name = _below(path, folder)
-            with survey.noting(subset, name, path) if chosen[number] else contextlib.suppress(DataError):
+            try:
                 check_png(read_file(str(path)), f"mask {path}")
                 mask = imagemasks.read_mask(path, survey.max_pixels, table is not None and table.colours)
                 agreeing.check(mask, f"mask {printable(str(path))}")
@@ -361,6 +386,9 @@ def _stored_masks(
                 if len(stored) == 1:
                     subject = f"{printable(str(folder))} with {total} such masks"
                     check_memory(total * mask.numbers.nbytes, subject)
+            except DataError as error:
+                if chosen[number]:
+                    survey.report(problem_of(error, subset, name, path))
     return stored
 
 
@@ -406,15 +434,18 @@ def imagenet_lots(survey: Survey, folder: Path) -> Lots:
     Raises:
         DataError: the folder has files of several sets, or the file of the classes is damaged.
     """
-    if not imagenet.has_shards(folder):
+    if not has_shards(folder):
         return imagefolder_lots(survey, folder)
     shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
-    with survey.noting(None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE):
-        for name, is_right in (check_checksums(folder) or {}).items():
-            survey.check("SHA-256 of files", is_right)
-            if not is_right:
-                text = f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}"
-                survey.find("checksum", None, text)
+    compared: Dict[str, bool] = {}
+    try:
+        compared = check_checksums(folder) or {}
+    except DataError as error:
+        survey.report(problem_of(error, None, CHECKSUMS_FILE, folder / CHECKSUMS_FILE))
+    for name, is_right in compared.items():
+        survey.check("SHA-256 of files", is_right)
+        if not is_right:
+            survey.find("checksum", None, f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}")
     form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, range(1, len(survey.class_names) + 1))
     lots = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
@@ -461,7 +492,7 @@ def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], 
         except DataError as error:
             if error.code == "checksum":
                 survey.check(_RECORDS, False)
-            survey.note_error(subset, name, error, path)
+            survey.report(problem_of(error, subset, name, path))
         places.append(np.array(records, np.int64).reshape(-1, 3))
         num_stored += len(records)
         if length not in (-1, len(records)):
@@ -509,7 +540,7 @@ def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int],
 
 OF_SETS: Mapping[str, Callable[[Survey, Path], Lots]] = {
     **dict.fromkeys(idx.CLASS_NAMES, idx_lots),
-    **dict.fromkeys(cifar.LAYOUTS, cifar_lots),
+    **dict.fromkeys(CIFAR_FILES, cifar_lots),
     "isbi2012": isbi2012_lots,
     "imagemasks": imagemasks_lots,
     "imagefolder": imagefolder_lots,

@@ -20,13 +20,13 @@ import numpy as np
 from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.datasets.problems import Problems
+from ipucnn.datasets.problems import Problem, problem_of
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification import stored
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file, shown
+from ipucnn.filesystem import file_size, is_file
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
@@ -150,7 +150,7 @@ class Verification:
 
 
 @dataclass
-class Survey(Problems):
+class Survey:
     """Collects problems and measurements of a data set.
 
     Attributes:
@@ -193,35 +193,19 @@ class Survey(Problems):
     # -- problems that readers report --------------------------------------------------------------------------
 
     def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
+        """Adds a problem to the finding of its code and subset; see :class:`Problem`."""
         before, examples = self._findings.get((code, subset), (0, []))
         if example and len(examples) < MOST_EXAMPLES:
             examples.append(printable(example))
         self._findings[code, subset] = (before + count, examples)
 
-    def refuse(self, error: DataError, subset: Optional[str], example: str) -> None:
-        self.find(error.code, subset, example)
-
-    @contextlib.contextmanager
-    def noting(self, subset: Optional[str], name: str, path: Path, place: str = "") -> Iterator[None]:
-        try:
-            yield
-        except DataError as error:
-            self.note_error(subset, name, error, path, place)
-
-    def note_error(
-        self, subset: Optional[str], name: str, error: DataError, path: Optional[Path], place: str = ""
-    ) -> None:
-        """Turns a reader's error into a finding; the arguments are those of :meth:`noting`."""
-        if path is not None and _is_empty(path):
-            self.find("empty-file", subset, name)
+    def report(self, problem: Problem) -> None:
+        """Adds a reader's problem."""
+        if problem.path is not None and _is_empty(problem.path):
+            self.find("empty-file", problem.subset, problem.name)
             return
-        reason = error.message
-        for mention in (place, printable(str(path)), str(path), shown(path or "")):
-            if mention and mention in reason:  # the finding's own name replaces it
-                reason = reason.partition(mention)[2]
-                break
-        reason = reason.strip(" :,")
-        self.find(error.code, subset, f"{name}: {reason}" if reason else name)
+        text = f"{problem.name}: {problem.reason}" if problem.reason else problem.name
+        self.find(problem.code, problem.subset, text, problem.count)
 
     def check(self, kind: str, is_right: bool) -> None:
         """Counts a compared checksum; any thread may call it."""
@@ -294,7 +278,7 @@ class Survey(Problems):
         self.watcher.on_progress(self._done, self._total)
         if isinstance(decoded, DataError):
             lot, number = subset.lot, numbers[0]
-            self.note_error(name, lot.name(number), decoded, lot.path(number), lot.place(number))
+            self.report(problem_of(decoded, name, lot.name(number), lot.path(number), lot.place(number)))
         if not isinstance(decoded, Decoded):
             return
         num_classes = len(self.class_names)
@@ -357,11 +341,8 @@ class Survey(Problems):
 
     def _note_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
         """Reports a label that is no class."""
-        if label < 0 and subset.lot.path(number) is not None:
-            self._mark("unknown-class", subset.name, [number])  # the class folder already has a finding
-        else:
-            text = f"label {label}, classes are 0 to {len(self.class_names) - 1}"
-            self._note(subset, "label-range", [number], text)
+        text = f"label {label}, classes are 0 to {len(self.class_names) - 1}"
+        self._note(subset, "label-range", [number], text)
 
     def _check_mask(self, subset: SubsetSurvey, number: int, counts: np.ndarray) -> None:
         """Checks a mask by its number of pixels of each class."""

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple, Union
 
 from ipucnn.datasets.base import IMAGENET_MEAN
+from ipucnn.datasets.formats import base_name, find_sets, has_shards, is_tfds
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
     ANY_TASK,
     DATASETS,
-    TFDS_PREFIX,
     Choice,
     Opening,
     check_divides,
     choose_dataset,
     choose_folder,
     fetch,
-    find_kinds,
-    is_tfds,
     needs_files,
     open_dataset,
 )
@@ -99,8 +97,8 @@ def verify(
         check_divides(choice, validation_fraction)
     has_files = choice.make is None and needs_files(choice.name)
     location = fetch(choice, download) if has_files else None
-    known = KNOWN.get(choice.name.replace(TFDS_PREFIX, "", 1), Known())
-    is_records = choice.name == "imagenet" and location is not None and records.has_shards(location)
+    known = KNOWN.get(base_name(choice.name), Known())
+    is_records = choice.name == "imagenet" and location is not None and has_shards(location)
     if is_records and len(records.class_names(location)) != records.NUM_CLASSES:  # type: ignore[arg-type]
         known = Known()  # records of another set in ImageNet's layout
     survey = Survey(
@@ -161,7 +159,7 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     """
     if name is None:
         folder = expand(path)
-        if not find_kinds(folder):
+        if not find_sets(folder):
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(folder)}",
                 f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, or a folder",

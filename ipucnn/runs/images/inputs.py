@@ -33,9 +33,9 @@ import numpy as np
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamples, read_file
+from ipucnn.datasets.formats import EXTENSIONS
 from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-from ipucnn.datasets.sources.imagefolder import EXTENSIONS
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, absolute, shown
 from ipucnn.text import counted, printable

@@ -1,0 +1,636 @@
+"""Which data set is in a folder: an ordered list of formats, each with the function that finds it by names of files.
+
+:func:`find_sets` tries them in order.  Names alone decide; no file is opened, except for the description of a TFDS set.
+What could be meant in several ways is refused with the candidates.
+
+This module imports no library, because every command chooses its data set before it does anything else.
+"""
+
+import json
+import os
+import re
+import shlex
+import unicodedata
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import (
+    Callable,
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+    Union,
+)
+
+from ipucnn.datasets.problems import Problem, guarded
+from ipucnn.errors import DataError, UserError
+from ipucnn.filesystem import (
+    Kind,
+    entries,
+    errors_about,
+    is_file,
+    is_folder,
+    kind_of,
+    read_bytes,
+    real,
+    shown,
+)
+from ipucnn.text import printable
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+TFDS_PREFIX = "tfds:"
+INFO_FILE = "dataset_info.json"
+"""The file that TFDS writes into the folder of every prepared version."""
+_MOST_INFO_BYTES = 2**26
+
+
+class Found(NamedTuple):
+    """A data set in a folder, complete or not.
+
+    Attributes:
+        name: a key of ``registry.DATASETS``, or "tfds:NAME".
+        location: its folder.
+        parts: for layouts, the folders of "train" and of "eval": one with class folders, or one of images and one of
+            masks.  "eval" is absent if ipucnn divides the set itself.
+        choice: words for a run's first line: what serves for what, and what for nothing.
+        is_undivided: whether ipucnn divides the set itself.
+    """
+
+    name: str
+    location: Path
+    parts: Mapping[str, Tuple[Path, ...]] = {}
+    choice: str = ""
+    is_undivided: bool = False
+
+
+# -- names and listings ---------------------------------------------------------------------------------------
+
+
+_SYSTEM_NAMES = {
+    *(
+        "__macosx",
+        "@eadir",
+        "#recycle",
+        "@recycle",
+        "$recycle.bin",
+        "system volume information",
+        "lost+found",
+    ),
+    *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__pycache__"),
+}
+SYSTEM = "made by the system or a tool"
+BESIDE = "beside the folders that are read"
+LOOSE = "in no class folder"
+NO_IMAGE = "no image by its name"
+EMPTY = "a folder without images"
+LINK = "a link to a folder"
+
+
+def is_made_by_system(name: str) -> bool:
+    """Returns whether a name is hidden, or one that systems and tools give to files of their own."""
+    return name.startswith(".") or name.casefold() in _SYSTEM_NAMES
+
+
+def is_image_name(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def same_name(name: str) -> str:
+    """Returns the one form of a name that is written in one of several equal Unicode forms (NFC)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
+    """Returns the entries of a folder in the order of names."""
+    # Not filesystem.entries, because scandir knows the kind of most files without a system call for each.
+    with errors_about(folder), os.scandir(folder) as listing:
+        return sorted(listing, key=lambda entry: same_name(entry.name))
+
+
+def subfolders(folder: Path) -> List[Path]:
+    """Returns the folders in a folder, and links to folders, in the order of names; none that a system or tool made."""
+    if not is_folder(folder):
+        return []
+    listing = list_folder(folder)
+    return [Path(e.path) for e in listing if not is_made_by_system(e.name) and _is_folder(e)]
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    with suppress(OSError):  # reading the set reports it
+        return entry.is_dir()
+    return False
+
+
+def images_below(folder: Path, name: str, subset: Optional[str]) -> Iterator[Union[str, Problem]]:
+    """Yields the path of each image in a folder and the folders in it, in the order of names.
+
+    All other entries are problems, except for files of systems and tools without the name of an image.
+
+    Args:
+        folder: the folder.
+        name: its name in problems.
+        subset: the subset of the problems.
+
+    Raises:
+        DataError: the folder itself cannot be listed.
+    """
+    for entry in list_folder(folder):
+        path, its_name = Path(entry.path), f"{name}/{printable(entry.name)}"
+        yield from guarded(images_at(entry, its_name, subset), subset, its_name, path)
+
+
+def images_at(entry: "os.DirEntry[str]", name: str, subset: Optional[str]) -> Iterator[Union[str, Problem]]:
+    """Yields the images of one entry of a folder, as :func:`images_below` does for all."""
+    path = Path(entry.path)
+    is_system = is_made_by_system(entry.name)
+    with errors_about(path):
+        is_directory, is_regular = entry.is_dir(), entry.is_file()
+    if is_directory and (is_system or entry.is_symlink()):
+        if num_images(path):
+            yield Problem("passed-over", subset, name, SYSTEM if is_system else LINK, count=num_images(path))
+    elif is_directory:
+        has_image = False
+        for item in images_below(path, name, subset):
+            has_image = has_image or not isinstance(item, Problem)
+            yield item
+        if not has_image:
+            yield Problem("passed-over", subset, name, EMPTY)
+    elif is_regular and is_image_name(entry.name):
+        yield Problem("passed-over", subset, name, SYSTEM) if is_system else entry.path
+    elif is_regular and not is_system:
+        yield Problem("passed-over", subset, name, NO_IMAGE)
+    elif not is_regular:
+        kind = kind_of(path)
+        if kind is Kind.ABSENT:
+            yield Problem("missing-file", subset, name, "a link that leads nowhere")
+        else:
+            yield Problem("passed-over", subset, name, kind.value)
+
+
+def num_images(folder: Path) -> int:
+    """Returns the number of files below a folder with the name of an image, whoever made them."""
+    return sum(is_image_name(name) for _, _, names in os.walk(folder) for name in names)
+
+
+def has_image(folder: Path) -> bool:
+    """Returns whether a folder, or a folder in it, has an image; False for an unreadable one, which reading reports."""
+    with suppress(DataError):
+        return any(not isinstance(item, Problem) for item in images_below(folder, "", None))
+    return False
+
+
+def images_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -> Iterator[Problem]:
+    """Yields a problem for each entry of a folder that has images and is not read."""
+    for entry in list_folder(folder) if is_folder(folder) else ():
+        path = Path(entry.path)
+        if path not in read:
+            count = num_images(path) if _is_folder(entry) else int(is_image_name(entry.name))
+            reason = SYSTEM if is_made_by_system(entry.name) else BESIDE
+            if count:
+                yield Problem("passed-over", subset, printable(entry.name), reason, count=count)
+
+
+# -- names of parts -------------------------------------------------------------------------------------------
+
+
+_PARTS = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+    "unlabelled": ("predict", "prediction", "predictions", "inference", "unlabelled", "unlabeled"),
+    "masks": ("images", "masks", "labels", "annotations"),
+}
+_SUBSETS = ("train", "eval")
+_EVALUATION = ("validation", "test")
+"""The parts for evaluation: the first one that a set has serves, and the other one for nothing."""
+_SERVING = ("train", *_EVALUATION)
+_PART_ENDING = re.compile(r"(set|data|images|split)$")
+
+
+def part_named(name: str) -> Optional[str]:
+    """Returns the part of a set that a folder's name is for, in any case and with endings such as ``_set``; or None."""
+    word = re.sub(r"[\W_]+", "", name.casefold())
+    words = (word, _PART_ENDING.sub("", word))
+    return next((part for part, names in _PARTS.items() if set(words) & set(names)), None)
+
+
+def _one(candidates: List[Path], purpose: str) -> Optional[Path]:
+    """Returns the only candidate, or None.  Raises DataError with the names if there are several."""
+    if len(candidates) > 1:
+        names = " and ".join(printable(path.name) for path in candidates)
+        raise DataError(
+            f"{shown(candidates[0].parent)} has several folders for {purpose}: {names}",
+            f"keep one of them there: mv {quoted(candidates[-1])} {quoted(_outside(candidates[-1]))}",
+        )
+    return candidates[0] if candidates else None
+
+
+def _outside(path: Path) -> Path:
+    """Returns a new place for a folder, beside the folder that it lies in."""
+    parent = real(path.parent)
+    return parent.with_name(f"{parent.name}-{path.name}")
+
+
+def quoted(path: Path) -> str:
+    """Returns a path as a shell takes it."""
+    return shlex.quote(printable(str(path)))
+
+
+# -- class folders and pairs ----------------------------------------------------------------------------------
+
+
+CLASS_LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
+PAIR_LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
+
+
+def _serving(parts: Mapping[Path, Optional[str]]) -> Dict[str, Path]:
+    """Returns the folders that serve for "train" and "eval", of folders with the part that each is named after.
+
+    Raises:
+        DataError: several folders may serve for one part.
+    """
+    chosen: Dict[str, Path] = {}
+    for subset, kinds in (("train", ("train",)), ("eval", _EVALUATION)):
+        for kind in kinds:
+            path = _one([path for path, part in parts.items() if part == kind], kind)
+            if path is not None:
+                chosen.setdefault(subset, path)
+    return chosen
+
+
+def find_classes(folder: Path) -> Optional[Found]:
+    """Finds class folders: in folders for training and evaluation, or two or more of them alone.
+
+    Raises:
+        DataError: several folders may serve for one part, or a folder that is named like a part lies beside classes.
+    """
+    named = {path: part_named(path.name) for path in subfolders(folder)}
+    parts = {path: part for path, part in named.items() if part in _SERVING and _has_classes(path)}
+    serving = _serving(parts)
+    if "train" in serving:
+        return _in_parts("imagefolder", folder, {part: (path,) for part, path in serving.items()}, parts)
+    classes = [path for path, part in named.items() if part is None and has_image(path)]
+    if "eval" in serving and classes:
+        raise _part_beside_classes(folder, serving["eval"])
+    if "eval" in serving:
+        return _in_parts("imagefolder", folder, {"eval": (serving["eval"],)}, parts)
+    bare = [path for path, part in named.items() if part is not None and has_image(path)]
+    if bare:
+        raise _bare_part(bare[0], bool(classes))
+    return Found("imagefolder", folder, {"train": (folder,)}, is_undivided=True) if len(classes) > 1 else None
+
+
+def _in_parts(
+    name: str, folder: Path, read: Mapping[str, Tuple[Path, ...]], parts: Collection[Path]
+) -> Found:
+    """Returns a set whose parts are folders of ``folder``; other ``parts`` serve for nothing."""
+    used = [path if path.parent == folder else path.parent for path, *_ in read.values()]
+    texts = [
+        f"{purpose} on {printable(path.name)}/"
+        for purpose, path in zip(("training", "evaluation"), used)
+        if len(used) == len(_SUBSETS)
+    ]
+    texts += [f"nothing on {printable(path.name)}/" for path in parts if path not in used]
+    return Found(name, folder, read, f": {', '.join(texts)}" if texts else "")
+
+
+def _has_classes(folder: Path) -> bool:
+    """Returns whether a folder that is named like a part is one: it has folders in it, or no images."""
+    try:
+        return bool(subfolders(folder)) or not has_image(folder)
+    except DataError:  # reading the set reports it
+        return True
+
+
+def _bare_part(part: Path, has_classes: bool) -> DataError:
+    """Returns the error about images in a folder that is named like a part, without class folders in it."""
+    text = f"{shown(part)} is named like a part of a data set, and has images without class folders"
+    if not has_classes:
+        return DataError(
+            text, f"put the images of each class into a folder of its own: {shown(part)}/CLASS/*.jpg"
+        )
+    return DataError(
+        text,
+        f"move it away if it is no class: mv {quoted(part)} {quoted(_outside(part))}; or rename the class: "
+        f"mv {quoted(part)} {quoted(part.with_name('class-' + part.name))}",
+    )
+
+
+def _part_beside_classes(folder: Path, part: Path) -> DataError:
+    """Returns the error about a folder with class folders for evaluation, beside class folders for training."""
+    whole, new = real(folder), real(folder).with_name(f"{real(folder).name}-set")
+    train = new / "train"
+    return DataError(
+        f"{shown(part)} is named like the part of a data set for evaluation, and lies beside class folders",
+        f"make two parts: mkdir {quoted(new)} && mv {quoted(whole)} {quoted(train)} && "
+        f"mv {quoted(train / part.name)} {quoted(new / 'val')}; then pass --dataset {quoted(new)}",
+    )
+
+
+def _pair_folders(folder: Path) -> Dict[str, Path]:
+    """Returns the folders of images and of masks in a folder, in any case; one of them may be absent."""
+    folders = subfolders(folder)
+    found = {
+        name: _one([path for path in folders if path.name.casefold() == name], name)
+        for name in ("images", "masks")
+    }
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def find_pairs(folder: Path) -> Optional[Found]:
+    """Finds a folder of images and one of masks, in the folder itself or in folders for training and evaluation.
+
+    One of the two may be absent.  Pairs in the folder itself take precedence over those in parts.
+
+    Raises:
+        DataError: several folders may serve for one part.
+    """
+    here = _pair_folders(folder)
+    if len(here) < 2:
+        named = {path: part_named(path.name) for path in subfolders(folder)}
+        parts = {path: part for path, part in named.items() if part in _SERVING and _pair_folders(path)}
+        if parts:
+            read = {subset: _both(path, _pair_folders(path)) for subset, path in _serving(parts).items()}
+            return _in_parts("imagemasks", folder, read, parts)
+    if not here:
+        return None
+    choice = ": the last fifth of the pairs, in the order of names, is for evaluation"
+    return Found("imagemasks", folder, {"train": _both(folder, here)}, choice, is_undivided=True)
+
+
+def _both(folder: Path, pair_folders: Mapping[str, Path]) -> Tuple[Path, Path]:
+    return (
+        pair_folders.get("images", folder / "images"),
+        pair_folders.get("masks", folder / "masks"),
+    )
+
+
+def pair_folders(folder: Path) -> Set[Path]:
+    """Returns the folders in which training searches for images and masks; none if there are no pairs."""
+    with suppress(DataError):  # choosing the set reports it
+        found = find_pairs(folder)
+        if found is not None and all(map(is_folder, found.parts.get("train", (folder / "train",)))):
+            read = {path for paths in found.parts.values() for path in paths}
+            return read if found.is_undivided else read | {path.parent for path in read}
+    return set()
+
+
+# -- files with fixed names -----------------------------------------------------------------------------------
+
+
+IDX_FILES: Dict[str, str] = {
+    "train_images": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "eval_images": "t10k-images-idx3-ubyte",
+    "eval_labels": "t10k-labels-idx1-ubyte",
+}
+VOLUME, VOLUME_LABELS = "train-volume", "train-labels"
+SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
+"""The names of ImageNet's record files."""
+
+
+def find_idx_file(folder: Path, stem: str) -> Optional[Path]:
+    """Returns the plain or gzipped file of that name, also with the name that some tools unpack to (``idx3.ubyte``)."""
+    for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
+        if is_file(folder / name):
+            return folder / name
+    return None
+
+
+def find_volume(folder: Path, stem: str) -> Optional[Path]:
+    """Returns the TIFF file of a volume in a folder, or None."""
+    return next((folder / (stem + e) for e in (".tif", ".tiff") if is_file(folder / (stem + e))), None)
+
+
+def has_shards(folder: Path) -> bool:
+    """Returns whether a folder has a file with the name of one of ImageNet's record files."""
+    return is_folder(folder) and any(SHARD.fullmatch(path.name) for path in entries(folder))
+
+
+@dataclass
+class CifarFiles:
+    """The files of one version of CIFAR, and the number of images in a full training file."""
+
+    train: Tuple[str, ...]
+    test: str
+    per_train_file: int
+    meta: str
+    label_key: str
+
+    @property
+    def binary(self) -> bool:
+        return self.test.endswith(".bin")
+
+
+_BATCHES = tuple(f"data_batch_{n}" for n in range(1, 6))
+_BINARY = tuple(f"{name}.bin" for name in _BATCHES)
+CIFAR_FILES: Dict[str, Tuple[CifarFiles, ...]] = {
+    "cifar10": (
+        CifarFiles(_BATCHES, "test_batch", 10000, "batches.meta", "labels"),
+        CifarFiles(_BINARY, "test_batch.bin", 10000, "batches.meta.txt", "labels"),
+    ),
+    "cifar100": (
+        CifarFiles(("train",), "test", 50000, "meta", "fine_labels"),
+        CifarFiles(("train.bin",), "test.bin", 50000, "fine_label_names.txt", "fine_labels"),
+    ),
+}
+
+
+def find_cifar_files(name: str, folder: Path) -> Optional[CifarFiles]:
+    """Returns the version of ``name`` in ``folder``, complete or not, or None."""
+    for files in CIFAR_FILES[name]:
+        # Only files count, because an image folder also has train/ and test/.  cifar100's names are common (many
+        # folders hold a file "meta"), so two of them are needed.
+        present = [n for n in (*files.train, files.test, files.meta) if is_file(folder / n)]
+        if len(present) >= (2 if name == "cifar100" else 1):
+            return files
+    return None
+
+
+# -- the formats ----------------------------------------------------------------------------------------------
+
+
+class Format(NamedTuple):
+    """A kind of data set that has files.
+
+    Attributes:
+        find: function that finds the set in a folder itself.
+        folders: the usual folders of the set, below the data folder.
+        is_layout: whether any folder of this layout is such a set, whatever its name.
+    """
+
+    find: Callable[[Path], Optional[Found]]
+    folders: Tuple[str, ...] = ()
+    is_layout: bool = False
+
+
+def _if(has_files: Callable[[Path], object], name: str) -> Callable[[Path], Optional[Found]]:
+    return lambda folder: Found(name, folder) if has_files(folder) else None
+
+
+def _has_idx(folder: Path) -> bool:
+    return any(find_idx_file(folder, stem) is not None for stem in IDX_FILES.values())
+
+
+def _has_volume(folder: Path) -> bool:
+    return any(find_volume(folder, stem) is not None for stem in (VOLUME, VOLUME_LABELS))
+
+
+def _find_imagenet(folder: Path) -> Optional[Found]:
+    """Finds record files, or class folders in train/ and val/."""
+    if has_shards(folder):
+        return Found("imagenet", folder)
+    found = find_classes(folder)
+    return None if found is None or found.is_undivided else found._replace(name="imagenet")
+
+
+def _cifar(name: str, folders: Tuple[str, str]) -> Format:
+    below = (*folders, name, *(f"{name}/{folder}" for folder in folders))
+    return Format(_if(lambda folder: find_cifar_files(name, folder), name), below)
+
+
+FORMATS: Dict[str, Format] = {
+    "isbi2012": Format(_if(_has_volume, "isbi2012"), ("isbi2012", "ISBI2012", "isbi-2012")),
+    "mnist": Format(_if(_has_idx, "mnist"), ("mnist", "MNIST", "MNIST/raw", "mnist/raw")),
+    "fashion_mnist": Format(
+        _if(_has_idx, "fashion_mnist"),
+        ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    ),
+    "cifar10": _cifar("cifar10", ("cifar-10-batches-py", "cifar-10-batches-bin")),
+    "cifar100": _cifar("cifar100", ("cifar-100-python", "cifar-100-binary")),
+    "imagenet": Format(_find_imagenet, ("imagenet",)),
+    "imagemasks": Format(find_pairs, is_layout=True),
+    "imagefolder": Format(find_classes, is_layout=True),
+}
+"""The formats in the order in which they are tried."""
+
+
+def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found]:
+    """Finds a set by its name: in ``path`` itself, or in one of its usual folders below it.
+
+    MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet.  If ``path`` itself holds
+    such files, its name decides, unless the user named the set (``explicit``).
+    """
+    if name.startswith(TFDS_PREFIX):
+        return find_tfds(name[len(TFDS_PREFIX) :], path, name)
+    form = FORMATS[name]
+    for folder in (path, *(path / below for below in form.folders)):
+        if explicit or folder != path or _is_called(name, folder):
+            found = form.find(folder)
+            if found is not None:
+                return found
+    return find_tfds(name, path, name)
+
+
+def _is_called(name: str, folder: Path) -> bool:
+    """Returns whether a folder's name fits a set whose files are in it."""
+    if name in ("mnist", "fashion_mnist"):
+        return ("fashion" in real(folder).as_posix().lower()) == (name == "fashion_mnist")
+    return name != "imagenet" or real(folder).name.lower() == "imagenet"
+
+
+def find_sets(folder: Path) -> List[Found]:
+    """Finds all data sets in a folder, complete or not.
+
+    Layouts of the folder itself are tried only if none of the other sets lies in the folder itself, in their order.
+
+    Raises:
+        DataError: a folder may serve for several purposes, or may be no class.
+    """
+    # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
+    if is_file(folder / INFO_FILE) and not subfolders(folder):
+        return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
+    has_records = has_shards(folder)
+    found = []
+    for name, form in FORMATS.items():
+        # Class folders without records are an image folder, even if its name is "imagenet".
+        if not form.is_layout and (name != "imagenet" or has_records or not _is_called(name, folder)):
+            found += [one for one in [find_set(name, folder)] if one is not None]
+    if any(one.location == folder for one in found):
+        return found
+    if has_records:
+        return [*found, Found("imagenet", folder)]
+    layouts = (form.find(folder) for form in FORMATS.values() if form.is_layout)
+    layout = next((one for one in layouts if one is not None), None)
+    return found if layout is None else [*found, layout]
+
+
+# -- sets of TensorFlow Datasets ------------------------------------------------------------------------------
+
+
+def is_tfds(name: str, location: Path) -> bool:
+    """Returns whether the set at a location is stored in the format of TFDS.
+
+    Hugging Face also writes a file with the name of TFDS's description; it is ignored beside files of the set's own
+    layout.
+    """
+    if name.startswith(TFDS_PREFIX):
+        return True
+    form = FORMATS.get(name)
+    if form is None or form.is_layout:
+        return False
+    return is_file(location / INFO_FILE) and form.find(location) is None
+
+
+def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
+    """Finds the newest prepared version of a TFDS set.
+
+    Args:
+        name: NAME or NAME/CONFIG, with :VERSION to choose a version.
+        path: the folder that holds NAME/[CONFIG/]VERSION, or the folder NAME, or the folder of the version.
+        chosen: the name of the result.
+
+    Raises:
+        DataError: there are several configurations, and none is named.
+    """
+    plain_name, _, version = name.partition(":")
+    parts = tuple(plain_name.split("/"))
+    if is_file(path / INFO_FILE):
+        names, its_version = _described(path)
+        if names[: len(parts)] == parts and version in ("", its_version):
+            return Found(chosen, path)
+    roots = [path.joinpath(*parts)]
+    if real(path).name == parts[0]:
+        roots.append(path.joinpath(*parts[1:]))
+    for root in roots:
+        below = subfolders(root)
+        folders = [*below, *(inside for config in below for inside in subfolders(config))]
+        versions = [inside for inside in folders if is_file(inside / INFO_FILE)]
+        versions = [inside for inside in versions if version in ("", inside.name)]
+        configs = sorted({inside.parent for inside in versions})
+        if len(configs) > 1:
+            named = [f"{plain_name}/{printable(config.relative_to(root).as_posix())}" for config in configs]
+            raise DataError(
+                f"{shown(root)} has several configurations of {plain_name}: {', '.join(named)}",
+                f"--dataset {TFDS_PREFIX}{named[0]}",
+            )
+        if versions:
+            newest = max(versions, key=lambda inside: _version(inside.name))
+            return Found(chosen, newest, choice=", the newest version" if len(versions) > 1 else "")
+    return None
+
+
+def base_name(name: str) -> str:
+    """Returns the name of a set without the prefix, configuration and version of TFDS."""
+    return name[len(TFDS_PREFIX) :].split(":")[0].split("/")[0] if name.startswith(TFDS_PREFIX) else name
+
+
+def _described(folder: Path) -> Tuple[Tuple[str, ...], str]:
+    """Returns (NAME,) or (NAME, CONFIG), and the version, from the description of a prepared set; if it has no name,
+    returns the names of its folders."""
+    with suppress(UserError, ValueError, RecursionError):
+        about = json.loads(read_bytes(folder / INFO_FILE, _MOST_INFO_BYTES))
+        if isinstance(about, dict) and isinstance(about.get("name"), str):
+            names = (about["name"], about.get("configName"))
+            return tuple(str(name) for name in names if name), str(about.get("version", ""))
+    return (real(folder).parent.name,), real(folder).name
+
+
+def _version(text: str) -> Tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else -1 for part in text.split("."))

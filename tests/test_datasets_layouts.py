@@ -1,0 +1,279 @@
+"""Which data set is in a folder: folders as people, systems and tools make them."""
+
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.data_sets import noise, verified
+from support.refusals import check_raises
+
+from ipucnn.datasets.formats import is_image_name, part_named
+from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.errors import DataError
+
+_seeds = itertools.count()
+
+
+def draw(folder, *names):
+    """Draws images of noise below a folder; "NAME*3" draws three in the folder NAME."""
+    for name in names:
+        place, _, count = name.partition("*")
+        for path in [f"{place}/{k}.png" for k in range(int(count))] if count else [place]:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise(next(_seeds), 16, 16)).save(folder / path)
+    return folder
+
+
+def draw_pairs(folder, *names, image="images", mask="masks", ending=".png", number=range(3)):
+    for place, k in itertools.product(names or ("",), number):
+        draw(folder / place / image, f"{k}.png")
+        path = folder / place / mask / f"{k}{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.uint8(255 * np.eye(16))).save(path)
+    return folder
+
+
+def choose(folder, task="classification"):
+    return choose_dataset(str(folder), Path("."), home="", task=task, divides=True)
+
+
+def opened(folder, task="classification", **options):
+    return open_dataset(choose(folder, task), Opening(**options))
+
+
+def images_of(folder):
+    return [
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if is_image_name(name)
+    ]
+
+
+FOLDERS = {
+    "parts": ("train/ant*3", "train/bee*3", "val/ant*2", "val/bee*2"),
+    "loose files": (
+        "train/ant*3",
+        "train/bee*3",
+        "val/ant*2",
+        "val/bee*2",
+        "train/9.png",
+        "9.png",
+        "val/8.png",
+    ),
+    "subfolders": ("train/ant*3", "train/ant/more*2", "train/bee/a/b*3", "val/ant*2", "val/bee*2"),
+    "other folders": ("train/ant*3", "train/bee*3", "val/ant*2", "val/bee*2", "test/ant*2", "wasp*4"),
+    "two for evaluation": (
+        "Train/ant*3",
+        "Train/bee*3",
+        "Testing/ant*2",
+        "validation_set/ant*1",
+        "validation_set/bee*1",
+    ),
+    "undivided": ("ant*4", "bee/2023*4", "bee*2", "9.png"),
+    "systems": (
+        "ant*4",
+        "bee*4",
+        "__MACOSX/ant/._0.png",
+        "bee/@eaDir/0.png/thumb.jpg.png",
+        "ant/.ipynb_checkpoints/0.png",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_image_is_read_or_counted(tmp_path, kind, succeeds):
+    folder = draw(tmp_path / "set", *FOLDERS[kind])
+    (folder / "notes").mkdir()
+    source = opened(folder)
+    read = [*source.train.paths, *source.eval.paths]
+    unused = {one.reason: one.count for one in source.info.unused}
+    others = sum(count for reason, count in unused.items() if reason != "a folder without images")
+    assert len(set(read)) == len(read) and len(read) + others == len(images_of(folder))
+    (line,) = [line for line in source.info.warnings if "left out" in line] or [""]
+    assert all(f"{one.count:,} file" in line and one.examples[0] in line for one in source.info.unused)
+    _, _, report = verified(folder, ".")
+    passed = sum(finding.count for finding in report.findings if finding.code == "passed-over")
+    assert passed == sum(unused.values())
+
+
+def test_images_in_folders_of_a_class_belong_to_it(tmp_path, succeeds):
+    folder = draw(tmp_path, *FOLDERS["subfolders"])
+    source = opened(folder)
+    assert source.info.class_names == ("ant", "bee") and not source.info.unused
+    assert np.bincount(source.train.labels).tolist() == [5, 3]
+
+
+@pytest.mark.parametrize(
+    "name, part",
+    [
+        *(
+            (name, "train")
+            for name in ("train", "Train", "training", "TrainingSet", "train_set", "train_images")
+        ),
+        *(
+            (name, "validation")
+            for name in ("val", "valid", "Validation", "validation_set", "val-data", "dev")
+        ),
+        *((name, "test") for name in ("test", "Testing", "test_set")),
+        *((name, None) for name in ("trains", "class-test", "tested", "evalyn", "contest", "set")),
+    ],
+)
+def test_names_of_parts(name, part):
+    assert part_named(name) == part
+
+
+@pytest.mark.parametrize(
+    "train, evaluation, unused",
+    [
+        ("train", "val", None),
+        ("Train", "Val", None),
+        ("training", "testing", None),
+        ("train", "valid", "test"),
+    ],
+)
+def test_the_first_line_says_what_serves_for_what(tmp_path, train, evaluation, unused):
+    parts = filter(None, (train, evaluation, unused))
+    draw(tmp_path, *(f"{part}/{name}*2" for part in parts for name in ("ant", "bee")))
+    message = choose(tmp_path).message
+    assert f": training on {train}/, evaluation on {evaluation}/" in message
+    assert message.endswith(f", nothing on {unused}/") == (unused is not None)
+    assert {Path(path).parts[-3] for path in opened(tmp_path).eval.paths} == {evaluation}
+    message = choose(draw_pairs(tmp_path / "pairs", train, evaluation), "segmentation").message
+    assert f": training on {train}/, evaluation on {evaluation}/" in message
+
+
+# -- refusals, with hints that work when they are typed -------------------------------------------------------
+
+REFUSED = {
+    "images in test/ beside classes": (("ok*4", "nok*4", "test*3"), "without class folders", (2, 8)),
+    "images in val/ beside classes": (("ok*4", "nok*4", "Val*3"), "without class folders", (2, 8)),
+    "new images beside classes": (("ok*4", "nok*4", "predict*3"), "without class folders", (2, 8)),
+    "evaluation beside classes": (
+        ("cat*4", "dog*4", "validation_set/cat*2", "validation_set/dog*2"),
+        "lies beside class folders",
+        (2, 12),
+    ),
+    "two for training": (("train/a*2", "train/b*2", "Training/a*1", "val/a*2"), "Training and train", (1, 3)),
+    "two for evaluation": (("train/a*2", "train/b*2", "val/a*1", "valid/a*2"), "val and valid", (2, 5)),
+    "no part for evaluation": (("train/a*3", "train/b*3"), "lacks train/ or val/", (2, 6)),
+    "a flat part for evaluation": (("train/a*3", "train/b*3", "test*4"), "lacks train/ or val/", (2, 6)),
+    "parts in a class": (
+        ("cat/train/a*2", "cat/train/b*2", "cat/test/a*2", "dog/train/a*2", "dog/test/a*2"),
+        "has parts of a data set in it",
+        (2, 6),
+    ),
+}
+
+
+def typed(hint, folder):
+    """Runs the first commands of a hint, and returns the data set that it says to pass."""
+    command = re.search(r"(mkdir|mv) [^;]*", hint)
+    if command is not None:
+        subprocess.run(command[0], shell=True, check=True)
+    dataset = re.search(r"--dataset ([^;]*)", hint)
+    return folder if dataset is None else shlex.split(dataset[1])[0]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_hint_about_folders_works_when_it_is_typed(tmp_path, kind, run):
+    names, words, (num_classes, num_images) = REFUSED[kind]
+    folder = draw(tmp_path / "my set", *names)
+    error = check_raises(DataError, words, "", opened, folder)
+    assert run("verify-dataset", folder)[0] == 3
+    source = opened(typed(error.hint, folder))
+    assert source.info.num_classes == num_classes
+    assert source.info.num_train + source.info.num_eval == num_images
+
+
+def test_a_class_that_is_called_like_a_part_is_renamed(tmp_path):
+    folder = draw(tmp_path / "set", "bus*3", "car*3", "train*3")
+    hint = check_raises(DataError, "train is named like a part", "rename the class", opened, folder).hint
+    subprocess.run(hint.split("rename the class: ")[1], shell=True, check=True)
+    assert opened(folder).info.class_names == ("bus", "car", "class-train")
+
+
+@pytest.mark.parametrize("parts", [("train", "test"), ("train", "val"), ("images", "annotations")])
+def test_parts_without_class_folders_are_no_classes(tmp_path, parts, run):
+    folder = draw(tmp_path, *(f"{part}*4" for part in parts))
+    (folder / "labels.csv").write_text("file,label\n")
+    if parts[0] == "train":
+        check_raises(DataError, "without class folders", "/CLASS/", opened, folder)
+    assert run("verify-dataset", folder)[0] == 3
+    assert run("train", "cifar_resnet8", "--dataset", folder, "--dry-run")[0] in (2, 3)
+
+
+# -- names that look equal ------------------------------------------------------------------------------------
+
+COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "K\u00e4se") for form in ("NFC", "NFD"))
+
+
+def test_class_names_in_two_unicode_forms_are_one_class(tmp_path):
+    folder = draw(tmp_path, f"train/{COMPOSED}*3", "train/Brot*3", f"val/{DECOMPOSED}*2", "val/Brot*1")
+    source = opened(folder)
+    assert source.info.class_names == ("Brot", COMPOSED)
+    assert np.bincount(source.eval.labels).tolist() == [1, 2]
+    assert verified(folder, ".")[0] == set()
+    draw(folder, f"train/{DECOMPOSED}*1")
+    check_raises(DataError, "equal names in two Unicode forms", "join them", opened, folder)
+
+
+def test_a_class_in_other_case_is_suggested_and_not_assumed(tmp_path):
+    folder = draw(tmp_path, "train/Cat*3", "train/Dog*3", "val/cat*2")
+    error = check_raises(DataError, "which differs in case", "mv ", opened, folder)
+    subprocess.run(re.search("mv .*", error.hint)[0], shell=True, check=True)
+    assert opened(folder).info.num_eval == 2
+
+
+def test_file_names_in_two_unicode_forms_are_a_pair(tmp_path):
+    folder = draw_pairs(tmp_path)
+    for below, name in (("images", COMPOSED), ("masks", DECOMPOSED)):
+        shutil.copy(folder / below / "0.png", folder / below / f"{name}.png")
+    source = opened(folder, "segmentation")
+    assert len(source.train) + len(source.eval) == 4 and not source.info.unused
+
+
+def test_names_that_do_not_fit_are_shown_with_an_example_of_each_side(tmp_path):
+    folder = draw_pairs(tmp_path)
+    for path in (folder / "masks").iterdir():
+        path.rename(path.with_name(f"truth {path.name}"))
+    check_raises(DataError, "images/0.png and masks/truth 0.png", "", opened, folder, "segmentation")
+
+
+# -- pairs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["_mask", "_masks", "-label", "_labels", "_seg"])
+def test_masks_may_have_an_ending(tmp_path, ending):
+    folder = draw_pairs(tmp_path, image="Images", mask="MASKS", ending=f"{ending}.tif")
+    draw_pairs(folder, image="Images", mask="MASKS", number=[7])
+    source = opened(folder, "segmentation")
+    assert len(source.train) + len(source.eval) == 4 and source.train.names[0] == "Images/0.png"
+
+
+def test_two_masks_of_an_image_are_not_chosen_from(tmp_path):
+    folder = draw_pairs(tmp_path, ending="_mask.png")
+    draw_pairs(folder, ending="_seg.png", number=[1])
+    check_raises(DataError, "without a partner", "", opened, folder, "segmentation")
+
+
+def test_pairs_in_subfolders_are_read_and_other_images_counted(tmp_path):
+    folder = draw_pairs(tmp_path, number=range(4))
+    draw_pairs(folder, image="images/more", mask="masks/more", number=[9])
+    draw(folder, "test/images*2", "overlay*3", "7.png", "images/.8.png")
+    source = opened(folder, "segmentation")
+    assert len(source.train) + len(source.eval) == 5
+    assert [(one.reason, one.count) for one in source.info.unused] == [
+        ("made by the system or a tool", 1),
+        ("beside the folders that are read", 6),
+    ]
+    assert len(images_of(folder)) == 2 * 5 + 7
+    assert "the last fifth of the pairs" in choose(folder, "segmentation").message
