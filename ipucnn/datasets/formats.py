@@ -54,7 +54,7 @@ class Found(NamedTuple):
     """A data set in a folder, complete or not.
 
     Attributes:
-        name: a key of ``registry.DATASETS``, or "tfds:NAME".
+        name: a key of ``FORMATS``, or "tfds:NAME".
         location: its folder.
         parts: for layouts, the folders of "train" and of "eval": one with class folders, or one of images and one of
             masks.  "eval" is absent if ipucnn divides the set itself.
