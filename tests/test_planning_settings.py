@@ -283,12 +283,24 @@ def with_matmul(graph, place):
     return replace(graph, layers=tuple(layers))
 
 
+def test_segments_on_one_ipu_have_one_proportion(graph):
+    planner = Planner(graph, SYSTEM)
+    segments = PlanSettings(16, 12, num_stages=3, schedule="Sequential", recomputation=True)
+    separate = replace(segments, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
+    error, hint = "one value for segments on one IPU", "--available-memory-proportion 5"
+    check_raises(ConfigurationError, error, hint, planner.best_of, [[separate]])
+    # Several stages with an IPU each may differ.
+    assert planner.best_of([[replace(separate, device_mapping=(0, 1, 2))]]) is not None
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_stage_gets_its_fastest_proportions(schedule):
     """Tries every split with every proportion of either kind of product in every stage."""
     machine, graph = system(90), with_matmul(network([64, 16, 64, 16], size=24, block=99), "relu2")
     planner = Planner(graph, machine)
-    program_settings = replace(BASE, num_stages=2, schedule=schedule, recomputation=True)
+    program_settings = replace(
+        BASE, num_stages=2, schedule=schedule, recomputation=True, device_mapping=(0, 1)
+    )
     limit, fitting = LIMITS[0], {}
     pairs = [StageProportions(c, m, c, m) for c, m in itertools.product((0.6, 0.3, 0.15), repeat=2)]
     for vector in itertools.product(pairs, repeat=2):

@@ -21,6 +21,7 @@ from ipucnn.planning.search.planner import (
     Candidate,
     Planner,
     candidates,
+    tried_of,
 )
 from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.text import counted
@@ -310,7 +311,7 @@ def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: f
     choices = [
         replace(settings, num_replicas=replicas, gradient_accumulation_count=count)
         for group, counts in space.programs(len(planner.starts), FREE[:2], all_of_them=True)
-        for settings in (group[:1] if is_open else group)
+        for settings in tried_of(group, is_open)
         for replicas, count in counts
     ]
     fastest = planner.fastest(choices, limit, is_open, images_per_s)

@@ -7,7 +7,7 @@ stages, which run one after the other, either on an IPU each or all on one.
 
 import heapq
 from dataclasses import dataclass
-from typing import List, Optional, Tuple, Union
+from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -15,12 +15,6 @@ from ipucnn.planning.schedules import GROUPED, SEQUENTIAL, Schedule
 from ipucnn.planning.search import minmax
 from ipucnn.planning.search.minmax import SearchResult
 from ipucnn.planning.search.tables import StageTables, tick_s
-
-# Number of limits of the largest segment on one IPU for which the rest of a path has bounds.
-_LIMITS = 16
-
-# Labels per place that a new label is compared with.
-_LATEST = 32
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,8 @@ def fastest_split(
         The solution; without starts if nothing fits, or if nothing that fits is faster than ``below_s``.
     """
     if tables.one_ipu:
-        starts, bound_s, num_evaluations = _search_one_ipu(tables, num_stages, below_s)
+        segments = _OneIpu(tables, num_stages)
+        starts, bound_s, num_evaluations = segments.run(below_s), np.inf, segments.num_evaluations
     elif schedule == SEQUENTIAL:
         starts, bound_s, num_evaluations = _search_sequential(tables, num_stages)
     else:
@@ -117,7 +112,7 @@ def _search_sequential(tables: StageTables, num_stages: int) -> SearchResult:
 
 def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
     """Returns (n, n + 1) seconds of items i .. j - 1 as a stage of a Sequential pipeline, without transfers."""
-    if tables.options and not tables.one_ipu:
+    if tables.options:
         options_s = [_run_s(option, num_stages, stage) for option in tables.options]
         return np.choose(np.minimum(tables.choice(num_stages, stage), len(options_s) - 1), options_s)
     forward, backward = tables.sums(num_stages, stage)
@@ -241,117 +236,6 @@ class _OneIpu:
         return best
 
 
-class _OwnSpeeds:
-    """Segments on one IPU, each with its own times: a shortest path under the capacity.
-
-    A label describes a path to (stage, item): its seconds, its checkpoint bytes and its largest segment.  Paths are
-    expanded in the order of their seconds plus a lower bound of the rest.  A path that is worse in everything than
-    another to the same place is dropped.  The first path that reaches the end is a fastest split that fits.  If
-    segments may have one of several settings, a path continues with each of them.
-
-    The lower bound of the rest depends on how large its segments may be, and therefore on the checkpoints so far.  It
-    is computed for a few limits of the largest segment.
-    """
-
-    def __init__(self, tables: StageTables, num_stages: int) -> None:
-        self.tables, self.k, self.n = tables, num_stages, tables.num_items
-        assert tables.checkpoint_bytes is not None
-        self.checkpoint = np.asarray(tables.checkpoint_bytes)
-        options = tables.options or (tables,)
-        # For each stage and setting: the bytes of items i .. j - 1, and their seconds minus those of recomputed items
-        # under the first setting.  The subtracted seconds add up to the same sum for every path, and equal times leave
-        # exactly 0.
-        first_s = _run_s(options[0], num_stages, 0)
-        self.runs: List[List[Tuple[np.ndarray, np.ndarray]]] = []
-        for stage in range(num_stages):
-            memories = [option.memory(num_stages, stage) for option in options]
-            is_alike = 0 < stage < num_stages - 1 and not tables.stage_s
-            if is_alike and all(one is other for one, (other, _) in zip(memories, self.runs[-1])):
-                self.runs.append(self.runs[-1])
-                continue
-            runs_s = (_run_s(option, num_stages, stage) - first_s for option in options)
-            self.runs.append(list(zip(memories, runs_s)))
-        self.base_s = float(first_s[0, -1])
-        self.num_evaluations = 0
-        (least,) = self._rest(tables.capacity_bytes)[2][0, :1]
-        ends = np.linspace(min(least, tables.capacity_bytes), tables.capacity_bytes, _LIMITS)
-        self.above: np.ndarray = np.append(0.0, ends[:-1])[:, None]
-        # (stages + 1, limits, n + 1): least seconds, checkpoint bytes and largest segment of each stage and all later
-        # ones.
-        self.seconds, self.checkpoints, self.largest = (
-            np.stack(rows, axis=1) for rows in zip(*(self._rest(end) for end in ends))
-        )
-
-    def _rest(self, limit: float) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (stages + 1, n + 1) bounds of each stage and all later ones by opening; segments up to ``limit``."""
-        rest = np.full(self.n + 1, np.inf)
-        rest[self.n] = 0.0
-        ways = [(rest, rest, rest)]
-        before: List[Tuple[np.ndarray, np.ndarray]] = []
-        for choices in reversed(self.runs):
-            seconds, checkpoints, largest = ways[0]
-            if choices is not before:
-                before, (least_s, least_bytes) = choices, np.full((2, self.n, self.n + 1), np.inf)
-                for memory, cost_s in choices:
-                    fits = memory <= limit
-                    np.minimum(least_s, cost_s, out=least_s, where=fits)
-                    np.minimum(least_bytes, memory, out=least_bytes, where=fits)
-            passed = np.where(least_s < np.inf, checkpoints, np.inf).min(axis=1) + self.checkpoint[: self.n]
-            bounds = ((least_s + seconds).min(axis=1), passed, np.maximum(least_bytes, largest).min(axis=1))
-            ways.insert(0, tuple(np.append(values, np.inf) for values in bounds))  # type: ignore[arg-type]
-        return tuple(np.array(values) for values in zip(*ways))  # type: ignore[return-value]
-
-    def run(self, below_s: float = np.inf) -> Tuple[int, ...]:
-        """Returns the best starts; empty if nothing that fits has a tick below ``below_s``."""
-        capacity = self.tables.capacity_bytes
-        # The latest labels (seconds, checkpoint bytes, largest segment) of each place, and how many labels it has had.
-        latest = np.full((self.k + 1, self.n + 1, _LATEST, 3), np.inf)
-        count: np.ndarray = np.zeros((self.k + 1, self.n + 1), dtype=int)
-        heap: List[Tuple[float, Tuple[int, ...], Tuple[float, float, float]]]
-        heap = [(float(self.seconds[0][-1][0]), (0,), (0.0, 0.0, 0.0))]
-        while heap:
-            bound_s, path, label = heapq.heappop(heap)
-            stage, item = len(path) - 1, path[-1]
-            if self.base_s + bound_s >= below_s:
-                break
-            if stage == self.k:
-                return path[:-1]
-            known = latest[stage, item]
-            if ((known <= label).all(axis=1) & (known < label).any(axis=1)).any():
-                continue
-            self.num_evaluations += 1
-            seconds, checkpoints, largest = label
-            checkpoints += float(self.checkpoint[item])
-            passed = checkpoints + self.checkpoints[stage + 1]
-            room = np.maximum(self.above, self.largest[stage + 1])
-            pending: np.ndarray = np.ones(self.n + 1, dtype=bool)
-            for memory, cost_s in self.runs[stage]:
-                most = np.maximum(largest, memory[item])
-                possible = passed + np.maximum(most, room) <= capacity
-                rest_s = np.where(possible, self.seconds[stage + 1], np.inf).min(axis=0)
-                bounds_s = seconds + cost_s[item] + rest_s
-                ends = np.flatnonzero(pending & (self.base_s + bounds_s < below_s))
-                labels = np.stack([seconds + cost_s[item, ends], 0 * ends + checkpoints, most[ends]], axis=1)
-                is_worse = (latest[stage + 1, ends] <= labels[:, None]).all(axis=2).any(axis=1)
-                ends, labels = ends[~is_worse], labels[~is_worse]
-                latest[stage + 1, ends, count[stage + 1, ends] % _LATEST] = labels
-                count[stage + 1, ends] += 1
-                for end, label in zip(ends.tolist(), labels.tolist()):
-                    heapq.heappush(heap, (float(bounds_s[end]), (*path, end), tuple(label)))
-                # If the largest segment so far is at least as large, a slower setting gains nothing.
-                pending &= most > largest
-        return ()
-
-
-def _search_one_ipu(tables: StageTables, num_stages: int, below_s: float = np.inf) -> SearchResult:
-    """Searches stages as recomputation segments on one IPU, with a tick below ``below_s``."""
-    segments_differ = len(tables.stage_s) == num_stages or bool(tables.options)
-    search: Union[_OwnSpeeds, _OneIpu]
-    search = _OwnSpeeds(tables, num_stages) if segments_differ else _OneIpu(tables, num_stages)
-    starts = search.run(below_s)
-    return starts, np.inf, search.num_evaluations
-
-
 # --- why nothing fits
 
 
@@ -361,7 +245,7 @@ def some_split_fits(tables: StageTables, num_stages: int) -> bool:
     if num_stages > n:
         return False
     if tables.one_ipu:
-        return bool(_search_one_ipu(tables, num_stages)[0])
+        return bool(_OneIpu(tables, num_stages).run())
     # The items before which the stages so far can end; speed and the cuts in between do not matter.
     reached: np.ndarray = np.zeros(n + 1, dtype=bool)
     reached[0] = True

@@ -169,10 +169,11 @@ class _Loads:
     def first_box(self) -> Box:
         """Returns a box that holds all splits.
 
-        No stage has a larger load than all items at once with their forward pass repeated.  The box begins below 0 so
-        that it includes loads of 0, and it is not empty if all loads are 0.
+        No stage has a larger load than all items at once under the slowest setting with their forward pass repeated.
+        The box begins below 0 so that it includes loads of 0, and it is not empty if all loads are 0.
         """
-        total = max(float(forward[-1] + backward[-1]) for forward, backward in self.sums) * 2
+        every = [*self.sums, *(sums for of_stage in self.options for sums in of_stage)]
+        total = max(float(forward[-1] + backward[-1]) for forward, backward in every) * 2
         top = tuple(len(levels) - 1 for levels in self.levels)
         return Box(-1.0, max(total, 1e-300), (0,) * len(top), top)
 

@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.memory import (
@@ -27,7 +28,14 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.schedules import GROUPED, Ticks
 from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
-from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
+from ipucnn.planning.settings import (
+    PlanSettings,
+    Proportions,
+    StageProportions,
+    percentages,
+    smallest,
+    uniform,
+)
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
@@ -93,6 +101,16 @@ def candidates(
     ]
 
 
+def tried_of(group: Sequence[PlanSettings], stage_proportions: bool) -> Sequence[PlanSettings]:
+    """Returns the settings of a group of ``candidates`` that ``Planner.fastest`` has to try.
+
+    Args:
+        stage_proportions: whether stages may have their own proportions: then the first stands for all of its group,
+            except that segments on one IPU have one proportion.
+    """
+    return group[:1] if stage_proportions and not group[0].segments_on_one_ipu else group
+
+
 class Planner:
     """Plans and judges splits of one network on one system, and keeps tables that several searches share."""
 
@@ -118,8 +136,18 @@ class Planner:
 
         If some, but not all, stages share an IPU, the tables treat each as if it had its own IPU, without transfers.
         Their optimum is then a bound for the shared stages.
+
+        Raises:
+            ConfigurationError: segments on one IPU with several availableMemoryProportions.
         """
         one_ipu = settings.segments_on_one_ipu
+        if one_ipu and settings.proportions_differ:
+            (least,) = percentages(smallest(settings.available_memory_proportion))
+            raise ConfigurationError(
+                "--available-memory-proportion: the planner takes one value for segments on one IPU, and several are "
+                "given",
+                f"give one: --available-memory-proportion {least:g}",
+            )
         shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
         # Where the optimizer state may be depends on whether there is a pipeline.
         stages = settings.num_stages if settings.proportions_differ else min(2, settings.num_stages)
@@ -196,11 +224,7 @@ class Planner:
             stage_proportions: whether stages may have their own proportions, if a group has several.
         """
         is_open = stage_proportions and any(len(group) > 1 for group in choices)
-        tried = (
-            [group[0] for group in choices]
-            if is_open
-            else [settings for group in choices for settings in group]
-        )
+        tried = [settings for group in choices for settings in tried_of(group, is_open)]
         return next(filter(None, (self.fastest(tried, limit, is_open) for limit in limits)), None)
 
     def fastest(
@@ -222,13 +246,14 @@ class Planner:
             images_per_s: the throughput that a candidate has to exceed.
         """
         best: Optional[Candidate] = None
-        search = self.best_with_stage_proportions if stage_proportions else self.best
         bounds = [self.fastest_images_per_s(settings) for settings in choices]
         for bound, settings in sorted(zip(bounds, choices), key=lambda pair: -pair[0]):
             if bound <= images_per_s * _FASTER:
                 break
             has_more = best is not None and settings.num_stages > best.settings.num_stages
             least = images_per_s * (1 + SAME_SPEED if has_more else _FASTER)
+            is_open = stage_proportions and not settings.segments_on_one_ipu
+            search = self.best_with_stage_proportions if is_open else self.best
             candidate = search(settings, limit, below_s=self.tick_below_s(settings, least))
             if candidate is not None and candidate.prediction.images_per_s > least:
                 best, images_per_s = candidate, candidate.prediction.images_per_s
@@ -249,7 +274,7 @@ class Planner:
         independently of the other kind and of the other stages.
 
         Args:
-            settings: settings with stages on an IPU each or segments on one IPU, and any one proportion.
+            settings: settings with stages on an IPU each, and any one proportion.
         """
         if below_s <= 0 or not self._may_fit(settings, memory_limit):
             return None
@@ -257,15 +282,6 @@ class Planner:
         if len(options) == 1:
             return self.best(options[0], memory_limit, below_s=below_s)
         tables, stages = self._open_tables(options, memory_limit), settings.num_stages
-        if settings.segments_on_one_ipu:
-            # The fastest times with the least memory; with them only the last segment's opening matters.
-            fastest = replace(
-                self.tables(options[-1], memory_limit),
-                forward_s=tables.forward_s,
-                backward_s=tables.backward_s,
-            )
-            if not fastest_split(fastest, stages, settings.schedule, below_s=below_s).feasible:
-                return None
         solution = fastest_split(tables, stages, settings.schedule, below_s=below_s)
         if not solution.feasible:
             return None
@@ -283,7 +299,7 @@ class Planner:
             settings: settings with any proportion.
         """
         one_each = settings.num_ipus_per_replica == settings.num_stages
-        options = self._shares(settings) if one_each or settings.segments_on_one_ipu else []
+        options = self._shares(settings) if one_each else []
         if len(options) < 2:
             return best
         varied = self._with_chosen_proportions(

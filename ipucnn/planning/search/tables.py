@@ -14,7 +14,7 @@ from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.schedules import Schedule, is_recomputed
-from ipucnn.planning.settings import PlanSettings, StageProportions
+from ipucnn.planning.settings import PlanSettings
 
 
 def item_starts(graph: LayerGraph) -> Tuple[int, ...]:
@@ -44,8 +44,9 @@ class StageTables:
             weights; the checkpoints of all segments and the largest segment share it.
         within: (number of stages, stage, capacity) -> (n, n + 1): whether items i .. j - 1 take at most the capacity as
             that stage, if that can be computed without their bytes.
-        options: the tables of each setting, in order of preference, if each stage may have one of several; see
-            ``choice``.  No item is faster under a later one, and the seconds above are those of the first.
+        options: the tables of each setting, in order of preference, if each stage may have one of several (not for
+            segments on one IPU); see ``choice``.  No item is faster under a later one, and the seconds above are those
+            of the first.
     """
 
     forward_s: np.ndarray
@@ -173,17 +174,10 @@ def stage_tables(
     capacity = max_fill * system.ipu.sram_bytes
     if one_ipu:
         fixed, checkpoints = memory.one_ipu()
-        segments: Dict[StageProportions, np.ndarray] = {}
-
-        def segment(num_stages: int, stage: int) -> np.ndarray:
-            share = settings.proportions_of(stage, num_stages)
-            if share not in segments:
-                segments[share] = memory.segment(num_stages, stage)
-            return segments[share]
-
+        segment = memory.segment()
         return StageTables(
             capacity_bytes=max(0.0, capacity - fixed),
-            memory_bytes=segment,
+            memory_bytes=lambda num_stages, stage: segment,
             checkpoint_bytes=checkpoints,
             **common,
         )
@@ -191,23 +185,13 @@ def stage_tables(
 
 
 def chosen_options(tables: StageTables, starts: Sequence[int]) -> Tuple[int, ...]:
-    """Returns the index of the option each stage of a split uses: the first that fits.
-
-    Segments on one IPU fit into the memory that the checkpoints of all leave.  A stage that fits with no option uses
-    the last.
-    """
+    """Returns the index of the option each stage of a split uses: the first that fits, else the last."""
     count, bounds = len(starts), [*starts, tables.num_items]
-    room = 0.0
-    if tables.checkpoint_bytes is not None:
-        room = tables.capacity_bytes - float(tables.checkpoint_bytes[list(starts)].sum())
-
-    def chosen(stage: int, i: int, j: int) -> int:
-        if not tables.one_ipu:
-            return min(int(tables.choice(count, stage)[i, j]), len(tables.options) - 1)
-        fitting = (o for o, option in enumerate(tables.options) if option.memory(count, stage)[i, j] <= room)
-        return next(fitting, len(tables.options) - 1)
-
-    return tuple(chosen(stage, bounds[stage], bounds[stage + 1]) for stage in range(count))
+    most = len(tables.options) - 1
+    return tuple(
+        min(int(tables.choice(count, stage)[bounds[stage], bounds[stage + 1]]), most)
+        for stage in range(count)
+    )
 
 
 def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
