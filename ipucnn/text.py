@@ -92,10 +92,3 @@ def percent(share: float) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
-
-
-def to_ascii(text: str) -> str:
-    """The text in ASCII, which every font has: letters without accents, and ``?`` for other characters."""
-    plain = unicodedata.normalize("NFKD", text)
-    plain = "".join(c for c in plain if not unicodedata.combining(c))
-    return "".join(c if " " <= c <= "~" else "?" for c in plain)

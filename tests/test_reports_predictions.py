@@ -9,7 +9,17 @@ from PIL import Image, ImageDraw
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource
-from ipucnn.reports.sheets import FALSE_BACKGROUND, FALSE_FOREGROUND, GREY, dice, save_predictions
+from ipucnn.reports.sheets import (
+    FALSE_BACKGROUND,
+    FALSE_FOREGROUND,
+    GREY,
+    PanelSheet,
+    dice,
+    drawable,
+    font_file,
+    load_font,
+    save_predictions,
+)
 from ipucnn.runs.images.outputs import Classes, class_colours
 from ipucnn.runs.images.segmentation import SegmentedImage, predicted_images
 from ipucnn.runs.setup import Setup, move_preprocessing
@@ -151,3 +161,46 @@ def test_pictures_are_predicted_from_images_that_are_normalised_once(option, pat
     (picture,) = predicted_images(setup, session)
     assert np.array_equal(picture.predicted, examples.labels[0]) and dice(picture, 1) == 1
     assert np.array_equal(picture.image, image[0])
+
+
+def test_letters_of_an_installed_font_are_drawn_and_others_escaped():
+    """A cell of a language whose letters no font here has is escaped; those of Matplotlib's font are drawn."""
+    font = load_font(12, font_file("große µm-Зелёный"))
+    assert drawable("große µm-Зелёный", font) == "große µm-Зелёный"
+    assert font_file("plain.png") is None and drawable("ß", load_font()) == "\\xdf"
+    assert drawable("a\U0010fffe\x1b", font) == "a\\U0010fffe\\x1b"
+    boxes = {letter: bytes(font.getmask(letter)) for letter in "ßµЗ\U0010fffe"}
+    assert len(set(boxes.values())) == 4
+
+
+def test_captions_of_many_classes_are_broken_into_lines(tmp_path, monkeypatch):
+    drawn = []
+    real = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "text",
+        lambda self, *args, **more: (drawn.append(args[1]), real(self, *args, **more)),
+    )
+    names = tuple(f"class number {k}" for k in range(24))
+    image = segmented(
+        np.zeros((150, 150, 1), np.uint8), np.ones((150, 150), np.uint8), names=names, name="ß.png"
+    )
+    save_predictions([image], tmp_path / "p.png")
+    assert all(any(f"Dice of {name} " in text for text in drawn) for name in names)
+    assert not any(text.endswith("...") for text in drawn) and any(
+        text.startswith("ß.png: Dice") for text in drawn
+    )
+    assert all(name in drawn for name in names)  # the legend
+
+
+def test_small_images_are_enlarged_like_their_neighbours(tmp_path):
+    def size(*sides):
+        sheet = PanelSheet(("a",), side=300)
+        for side in sides:
+            sheet.add("x", [np.zeros((side, side), np.uint8)])
+        sheet.save(tmp_path / "sheet.png")
+        return [picture.size for item in sheet._items for picture in item.pictures]
+
+    assert size(50) == [(300, 300)]
+    assert size(50, 100) == [(150, 150), (300, 300)]
+    assert size(50, 220) == [(50, 50), (220, 220)]

@@ -22,7 +22,7 @@ from support.trained_runs import run_of
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
 from ipucnn.runs.images.outputs import Spool
-from ipucnn.text import printable, to_ascii
+from ipucnn.text import printable
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,6 @@ def test_names_are_one_line_of_valid_text():
     assert printable("a\nb\x1b[31m.png") == "a\\nb\\x1b[31m.png"
     assert printable("Zürich 東京.png") == "Zürich 東京.png"
     printable(b"\xff.png".decode("utf-8", "surrogateescape")).encode("utf-8")
-    assert to_ascii("Zürich ﬁ 東京 é\x1b") == "Zurich fi ?? e?"
     assert printable("a\u3000b\xa0c\u202e") == "a\u3000b\xa0c\\u202e"
 
 
@@ -301,7 +300,7 @@ def test_the_contact_sheet(trained, run, images, tmp_path):
     assert frames == {(34, 139, 34), (200, 30, 30)}
 
 
-def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_path, monkeypatch):
+def test_the_contact_sheet_counts_readable_images_and_writes_letters(tmp_path, monkeypatch):
     from PIL import ImageDraw
 
     from ipucnn.reports.sheets import ContactSheet
@@ -320,9 +319,12 @@ def test_the_contact_sheet_counts_readable_images_and_writes_plain_letters(tmp_p
         sheet.save(tmp_path / "s.png")
         return [text for text in written if text.endswith("images")]
 
-    assert drawn(19, {3, 4, 5, 6}) == [] and "Zurich: 50%" in written and "?0.png" in written
+    assert (
+        drawn(19, {3, 4, 5, 6}) == []
+        and "Zürich: 50%" in written
+        and not any("?" in text for text in written)
+    )
     assert drawn(200, {0, 1}) == ["99 of 198 images"]
-    assert all(text.isascii() for text in written)
 
 
 def test_the_contact_sheet_of_mistakes(trained, run, tmp_path, monkeypatch):

@@ -568,7 +568,7 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
     for name, sheet in sheets.items():
         sheet.save(tmp_path / f"{name}.png")
     worst = dict(sheets["worst"].legend)
-    assert worst[RIGHT_FOREGROUND] == ("cell" if count == 2 else "right")
+    assert worst[RIGHT_FOREGROUND] == ("cell" if count == 2 else "right (a: black)")
     assert sheets["masks"].legend == tuple(zip(colours, names))[1:]
     assert count == 2 or (
         worst[WRONG] and all(worst[colour] == name for colour, name in zip(colours[1:], names[1:]))

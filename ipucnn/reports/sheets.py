@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, List, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from ipucnn.aliases import PlainDict
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.runs.images.outputs import IGNORED_COLOUR, mask_picture
-from ipucnn.text import counted, to_ascii
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -46,6 +48,8 @@ FALSE_FOREGROUND, FALSE_BACKGROUND, WRONG = (213, 94, 0), (86, 180, 233), (255, 
 """Colours that colour-blind people can distinguish, too (Okabe and Ito 2008)."""
 
 
+_NO_LETTER = "\U0010ffff"
+"""A character that no font has."""
 Looks = Tuple[Sequence[Tuple[str, Colour]], Colour, int]
 """The lines of text below an image with their colours, and the colour and width of its frame."""
 
@@ -82,6 +86,7 @@ class Sheet:
         self.heads, self._side, self._columns, self._most = tuple(heads), side, columns, most
         self._heading = [heading] if heading else []
         self.legend: Tuple[Tuple[Colour, str], ...] = ()
+        self._font_file: Optional[str] = None
         self._positions: Set[int] = set()
         self._total = 0
         self._items: List[_Item] = []
@@ -110,23 +115,48 @@ class Sheet:
 
     def _add(self, pictures: Sequence[np.ndarray], looks: Callable[[], Looks]) -> None:
         """Adds an image: its pictures uint8 [h, w] or [h, w, 1 or 3]."""
-        self._items.append(_Item([_small(picture, self._side) for picture in pictures], looks))
+        self._items.append(_Item([_reduced(picture, self._side) for picture in pictures], looks))
+
+    def _enlarge(self) -> None:
+        """Enlarges all pictures by one whole factor if the largest takes less than half of its side."""
+        from PIL import Image
+
+        longest = max(max(picture.size) for item in self._items for picture in item.pictures)
+        if longest > self._side // 2:
+            return
+        factor = self._side // longest
+        for item in self._items:
+            item.pictures[:] = [
+                picture.resize((picture.width * factor, picture.height * factor), Image.NEAREST)
+                for picture in item.pictures
+            ]
 
     def save(self, path: Path) -> None:
         """Draws the sheet into a PNG file of any name."""
         from PIL import Image, ImageDraw
 
+        self._enlarge()
+        looks, above = [item.looks() for item in self._items], self._above()
+        texts = [*above, *self.heads, *(text for _, text in self.legend)]
+        self._font_file = font_file("".join([*texts, *(text for lines, *_ in looks for text, _ in lines)]))
         columns = self._num_columns()
         font = self._font(columns)
         line = round(LINE / FONT_SIZE * font.size) if hasattr(font, "size") else LINE
         side = self._drawn_side(font)
         inner = max(1, len(self.heads)) * (side + GAP) - GAP
         step = inner + 2 * MARGIN
-        above = self._above()
         legend = _legend_lines(self.legend, font, line, columns * step - 2 * MARGIN)
         heads_top = MARGIN // 2 + line * (len(above) + len(legend)) + (GAP if legend else 0)
         bottom = heads_top + line * bool(self.heads) + MARGIN // 2
-        items = [(item, *item.looks()) for item in self._items]
+        items = [
+            (
+                item,
+                [(part, fill) for text, fill in lines for part in self._parts(text, font, inner)],
+                frame,
+                border,
+            )
+            for item, (lines, frame, border) in zip(self._items, looks)
+        ]
         rows = [items[first : first + columns] for first in range(0, len(items), columns)]
         tops = []
         for row in rows:
@@ -156,6 +186,10 @@ class Sheet:
                     draw.text(place, fitting(text, font, inner), fill=fill, font=font)
         sheet.save(str(path), format="PNG")
 
+    def _parts(self, text: str, font: Font, width: int) -> List[str]:
+        """Returns the lines for a text below an image."""
+        return [text]
+
     def _num_columns(self) -> int:
         """Returns the smallest number of images side by side for which the sheet is not much taller than wide."""
         widest = max(picture.width for item in self._items for picture in item.pictures)
@@ -168,14 +202,14 @@ class Sheet:
 
     def _font(self, columns: int) -> Font:
         """Returns the font: larger sheets have larger letters, as long as the headings fit above their pictures."""
-        side = self._drawn_side(load_font())
+        side = self._drawn_side(load_font(FONT_SIZE, self._font_file))
         width = columns * len(self.heads) * side
         height = sum(item.height for item in self._items) // columns
         for size in range(min(self.largest_font, max(width, height) // PIXELS_PER_POINT), FONT_SIZE, -1):
-            font = load_font(size)
-            if all(text_length(to_ascii(head), font) <= side for head in self.heads):
+            font = load_font(size, self._font_file)
+            if all(text_length(drawable(head, font), font) <= side for head in self.heads):
                 return font
-        return load_font()
+        return load_font(FONT_SIZE, self._font_file)
 
     def _drawn_side(self, font: Font) -> int:
         """Returns the width of a column: that of the widest picture or longest heading, limited to a picture's side.
@@ -185,7 +219,7 @@ class Sheet:
         if not self.heads:
             return self._side
         widest = max(picture.width for item in self._items for picture in item.pictures)
-        longest = max(math.ceil(text_length(head, font)) for head in self.heads)
+        longest = max(math.ceil(text_length(drawable(head, font), font)) for head in self.heads)
         return min(self._side, max(widest, longest))
 
 
@@ -261,7 +295,7 @@ def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
 
 
 class PanelSheet(Sheet):
-    """A sheet of up to 30 images, each with several pictures of one size and one line below; see :class:`Sheet`."""
+    """A sheet of up to 30 images, each with several pictures of one size and a caption below; see :class:`Sheet`."""
 
     def __init__(self, heads: Sequence[str], side: int = SIDE, columns: int = 1, heading: str = "") -> None:
         super().__init__(heads, side, columns, MOST_ROWS, heading)
@@ -270,7 +304,7 @@ class PanelSheet(Sheet):
         """Adds an image.
 
         Args:
-            caption: one line.
+            caption: parts with ", " in between, where a long caption is broken into lines.
             pictures: as many as headings, uint8 [h, w] or [h, w, 3].
             problems: problems of the image, which then has a red frame; read when the sheet is saved.
         """
@@ -282,21 +316,72 @@ class PanelSheet(Sheet):
 
         self._add(pictures, looks)
 
+    def _parts(self, text: str, font: Font, width: int) -> List[str]:
+        lines: List[str] = []
+        for part in re.split("(?<=, )", text):
+            if lines and text_length(drawable(lines[-1] + part.rstrip(), font), font) <= width:
+                lines[-1] += part
+            else:
+                lines.append(part)
+        return lines
 
-def load_font(size: int = FONT_SIZE) -> Font:
-    """Returns the font of all sheets."""
+
+def load_font(size: int = FONT_SIZE, file: Optional[str] = None) -> Font:
+    """Returns a font from a file, or Pillow's own."""
     from PIL import ImageFont
 
     try:
-        return ImageFont.load_default(size)
+        return ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
     except (TypeError, ImportError):  # Pillow before 10.1, or without FreeType: one bitmap font
         return ImageFont.load_default()
 
 
+def font_file(text: str) -> Optional[str]:
+    """Returns the first font that has all letters of a text, else the one that has the most.
+
+    The result is None for Pillow's own font, which has hardly more than ASCII, or the file of Matplotlib's DejaVu Sans
+    or of another installed font.
+    """
+    if text.isascii():
+        return None
+    import matplotlib
+    from matplotlib.font_manager import findSystemFonts
+
+    def num_missing(file: Optional[str]) -> int:
+        try:
+            font = load_font(FONT_SIZE, file)
+        except OSError:  # a font that FreeType cannot read
+            return len(text)
+        return sum(not _has_letter(font, letter) for letter in set(text))
+
+    counts: Dict[Optional[str], int] = {}
+    dejavu = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+    for file in itertools.chain([None, dejavu], sorted(findSystemFonts())):
+        counts[file] = num_missing(file)
+        if not counts[file]:
+            return file
+    return min(counts, key=lambda file: counts[file])
+
+
+def _has_letter(font: Font, letter: str) -> bool:
+    """Returns whether a font can draw a letter; it draws the same box for all that it lacks."""
+    if letter.isascii() or not hasattr(font, "getlength"):
+        return letter.isascii() and letter.isprintable()
+    boxes = [font.getmask(each) for each in (letter, _NO_LETTER)]
+    return letter.isprintable() and (boxes[0].size, bytes(boxes[0])) != (boxes[1].size, bytes(boxes[1]))
+
+
+def drawable(text: str, font: Font) -> str:
+    """Returns a text with escapes for the letters that a font lacks."""
+    return "".join(
+        letter if _has_letter(font, letter) else letter.encode("ascii", "backslashreplace").decode()
+        for letter in printable(text)
+    )
+
+
 def fitting(text: str, font: Font, width: int) -> str:
     """Returns the text, shortened with dots at its end if it is wider than ``width`` pixels."""
-    # Pillow's own fonts draw a box for most characters outside ASCII.
-    text = to_ascii(text)
+    text = drawable(text, font)
     length = text_length(text, font)
     if length <= width:
         return text
@@ -321,7 +406,7 @@ def _legend_lines(legend: Legend, font: Font, line: int, width: int) -> List[Lis
     lines: List[List[Tuple[int, Colour, str]]] = []
     left = 0
     for colour, text in legend:
-        text = to_ascii(text)
+        text = drawable(text, font)
         taken = line + 4 * GAP + round(text_length(text, font))
         if not lines or left + taken > width:
             lines.append([])
@@ -347,16 +432,12 @@ def _draw_legend(
             draw.text((left + line + GAP, top), text, fill=BLACK, font=font)
 
 
-def _small(pixels: np.ndarray, side: int) -> PilImage:
-    """Returns a picture at most ``side`` wide and high: small ones enlarged by a whole factor, large ones reduced."""
+def _reduced(pixels: np.ndarray, side: int) -> PilImage:
+    """Returns a picture at most ``side`` wide and high; larger ones are reduced."""
     from PIL import Image
 
     plane = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
     image = Image.fromarray(np.ascontiguousarray(plane)).convert("RGB")
-    longest = max(image.size)
-    if longest <= side // 2:
-        factor = side // longest
-        return image.resize((image.width * factor, image.height * factor), Image.NEAREST)
     image.thumbnail((side, side), Image.BICUBIC)
     return image
 
@@ -412,8 +493,8 @@ def legend_of_errors(images: Sequence[SegmentedImage]) -> Tuple[Tuple[Colour, st
     has_ignored = any(bool(np.any(np.equal(image.truth, IGNORED))) for image in images)
     ignored = ((IGNORED_COLOUR, "not counted"),) if has_ignored else ()
     if not classes.is_binary:
-        wrong = (WRONG, "taken for another class")
-        return (*classes.legend, wrong, (RIGHT_FOREGROUND, "right"), *ignored)
+        right = (RIGHT_FOREGROUND, f"right ({classes.names[0]}: black)")
+        return (*zip(classes.colours, classes.names), (WRONG, "taken for another class"), right, *ignored)
     first, second = classes.names
     return (
         (RIGHT_BACKGROUND, first),

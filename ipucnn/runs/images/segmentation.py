@@ -403,7 +403,8 @@ def _predicted(
     from ipucnn.datasets.preprocessing import crop_centre, prepare_size
     from ipucnn.datasets.segmentation.patches import stitch
 
-    one, name = examples.subset([number]), f"evaluation image {number}"
+    one = examples.subset([number])
+    name = one.names[0] if one.names else f"evaluation image {number}"
     batches = eval_batches(
         one,
         setup.source.info,
