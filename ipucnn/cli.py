@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, TextIO
+from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple
 
 from ipucnn import __version__, interrupts
 from ipucnn.aliases import ClickError
@@ -17,9 +17,11 @@ from ipucnn.errors import (
     EXIT_OK,
     EXIT_SIGINT,
     ConfigurationError,
+    MissingError,
     UserError,
     text_of,
 )
+from ipucnn.sessions.group import find_group, find_instances, find_launched, is_connected, leave
 from ipucnn.text import printable, shown_value
 
 COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
@@ -42,7 +44,7 @@ def main(args: Optional[Sequence[str]] = None) -> NoReturn:
         code = interruption.exit_code
     interrupts.finish()
     _flush_streams()
-    interrupts.exit_process(code)
+    interrupts.exit_process(leave(int(code or 0), *_last_error))
 
 
 def _take_programs_from_fixed_folders() -> None:
@@ -140,8 +142,9 @@ def _flush_streams() -> None:
 def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
     try:
-        code = _dispatch(args)
-        sys.stdout.flush()  # results are buffered, so errors of writing them can appear only now
+        with _output_of_writer():
+            code = _dispatch(args)
+            sys.stdout.flush()  # results are buffered, so errors of writing them can appear only now
     except KeyboardInterrupt as interruption:
         return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
     except Exception as error:
@@ -149,6 +152,30 @@ def run(args: List[str]) -> int:
             return _interrupted(EXIT_SIGINT)
         return _report(error, verbose="-v" in args or "--verbose" in args)
     return code if interrupts.noted() is None else _interrupted(code)
+
+
+@contextlib.contextmanager
+def _output_of_writer() -> Iterator[None]:
+    """Discards the output of all processes of a group but the first, besides errors."""
+    launched = find_launched()
+    if launched.rank == 0 if launched is not None else find_instances().is_writer:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
+
+
+def _is_reported_by_another(error: Optional[UserError] = None) -> bool:
+    """Returns whether another process of MPI prints an error of this one.
+
+    That is rank 0, or the first process of each machine if MPI cannot connect them.
+    """
+    launched = find_launched()
+    is_apart = isinstance(error, MissingError) and not is_connected()
+    return launched is not None and (launched.local_rank if is_apart else launched.rank) > 0
 
 
 def _report(error: Exception, verbose: bool) -> int:
@@ -162,7 +189,7 @@ def _report(error: Exception, verbose: bool) -> int:
             import traceback
 
             traceback.print_exception(type(error), error, error.__traceback__)
-            _print_line("error: this is a bug in ipucnn; the lines above say where")
+            _print_error(UserError("this is a bug in ipucnn; the lines above say where"), verbose=False)
             return EXIT_BUG
         user_error.__cause__ = error
     _print_error(user_error, verbose)
@@ -172,7 +199,8 @@ def _report(error: Exception, verbose: bool) -> int:
 def _interrupted(code: int) -> int:
     """Prints "interrupted" and returns the exit code of the signal, or ``code`` if there was no signal."""
     signalled = interrupts.noted()
-    _print_line("interrupted")
+    if not _is_reported_by_another():
+        _print_line("interrupted")
     return code if signalled is None else signalled
 
 
@@ -194,6 +222,7 @@ def _dispatch(args: List[str]) -> int:
         if first == "--version":
             print(f"ipucnn {__version__}")
             return EXIT_OK
+        _join_processes(first)
     import typer
 
     from ipucnn.command_group import build_root
@@ -231,6 +260,24 @@ def _dispatch(args: List[str]) -> int:
     return EXIT_OK
 
 
+def _join_processes(name: str) -> None:
+    """Connects the processes that a launcher of MPI started, for a command that they run together.
+
+    Raises:
+        ConfigurationError: the command runs in one process.
+        MissingError: MPI does not connect them.
+    """
+    launched, command = find_launched(), COMMANDS.get(name)
+    if launched is None or command is None:
+        return
+    if not command.in_processes:
+        raise ConfigurationError(
+            f"{launched.text}, and `ipucnn {name}` runs in one",
+            f"type it without {launched.launcher}: ipucnn {name} ...",
+        )
+    find_group()
+
+
 def _as_user_error(error: ClickError) -> UserError:
     """Converts a usage error of Typer into a ``ConfigurationError`` with a hint."""
     ctx = getattr(error, "ctx", None)
@@ -248,11 +295,8 @@ def _as_user_error(error: ClickError) -> UserError:
         if replacement is not None:
             return ConfigurationError(f"{path}: {typed} was removed", replacement)
         word = word_to_look_for(params, error.option_name)
-        known = COMMANDS.get(ctx.command.name)
         hint = f"`{path} --help-all` shows all options"
-        if known is not None and known.unknown_option_hint:
-            hint = known.unknown_option_hint
-        elif word is not None:
+        if word is not None:
             hint = (
                 f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
             )
@@ -272,20 +316,18 @@ def _sentence(error: ClickError) -> str:
     return message[:1].lower() + message[1:]
 
 
-error_copy: Optional[TextIO] = None
-"""A stream that receives a copy of the error and hint lines: ``ipucnn launch`` reads those of its first worker."""
+# Message and hint of the error that ended the command, for the other processes of MPI.
+_last_error: Tuple[str, Optional[str]] = ("", None)
 
 
 def _print_error(error: UserError, verbose: bool) -> None:
-    lines = [f"error: {_bounded(error.message)}"]
+    global _last_error
+    _last_error = (_bounded(error.message), error.hint and _bounded(error.hint))
+    if _is_reported_by_another(error):
+        return
+    _print_line(f"error: {_last_error[0]}")
     if error.hint:
-        lines.append(f"hint: {_bounded(error.hint)}")
-    for line in lines:
-        _print_line(line)
-        if error_copy is not None:
-            # The process that started the workers may be gone; the line is already on stderr.
-            with contextlib.suppress(OSError):
-                print(printable(line), file=error_copy, flush=True)
+        _print_line(f"hint: {_last_error[1]}")
     cause = error.__cause__
     while verbose and cause is not None:
         _print_line(f"caused by: {type(cause).__name__}: {text_of(cause)}")

@@ -18,7 +18,7 @@ class Command(NamedTuple):
         examples_text: command lines, each followed by a line that describes it.
         common: for a command with many options, the ones on its help page; ``--help-all`` shows all.
         module: name of its module, if it is not the name of the command.
-        unknown_option_hint: hint for an unknown option; "": point to the command's help.
+        in_processes: whether several processes of MPI may run it together.
         wishes: further search words for ``ipucnn --help WORD``, besides its name, summary and examples.
     """
 
@@ -28,7 +28,7 @@ class Command(NamedTuple):
     examples_text: str = ""
     common: str = ""
     module: str = ""
-    unknown_option_hint: str = ""
+    in_processes: bool = False
     wishes: str = ""
 
     @property
@@ -53,8 +53,8 @@ REMOVED = {
     "benchmark --trust": "drop it: exported files are not benchmarked any more",
     "evaluate --trust": _NO_SAVED_MODEL,
     "infer --trust": _NO_SAVED_MODEL,
-    "train --hosts": "name the workers in TF_CONFIG; docs/cluster.md has an example",
-    "train --rank": "name the workers in TF_CONFIG; docs/cluster.md has an example",
+    "train --hosts": "start the processes with mpiexec or srun; docs/cluster.md has examples",
+    "train --rank": "start the processes with mpiexec or srun; docs/cluster.md has examples",
     "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
 }
 
@@ -78,6 +78,7 @@ _ALL = (
         --learning-rate --augment --weights --precision --pipeline-splits --seed --run-dir --resume --dry-run
         --print-config
         """,
+        in_processes=True,
         wishes="fit rehearse rehearsal simulate emulate laptop",
     ),
     Command(
@@ -129,16 +130,6 @@ _ALL = (
         --suite --inference --compare-with --dataset --host-generated-data --device-generated-data --micro-batch-size
         --global-batch-size --num-replicas --precision --device --print-config
         """,
-    ),
-    Command(
-        "launch",
-        "Start several workers of a training run here.",
-        _RUN,
-        """
-        ipucnn launch -n 2 -- train cifar_resnet8 --dataset digits --seed 1 --max-workers 2
-            Two workers train one network; the result is the same, byte for byte, as with one.
-        """,
-        unknown_option_hint="write -- before the command that every worker runs: ipucnn launch -n 2 -- train ...",
     ),
     Command(
         "runs",

@@ -83,7 +83,7 @@ class MissingError(UserError):
 
 
 class WorkersError(UserError):
-    """A worker did not connect in time, or was lost before the end."""
+    """Another process of the run was lost, or continues this run."""
 
     exit_code = EXIT_WORKERS
 

@@ -63,8 +63,6 @@ class _State:
     listens = False
     # There is nothing to clean up, so a signal ends the process immediately and raises nothing.
     at_once = False
-    # A library has threads that would abort in the C++ destructors at the end of the process.
-    skips_destructors = False
     # File descriptor for last messages, which bypass Python's streams.
     stderr = 2
 
@@ -88,16 +86,6 @@ def note(code: int) -> None:
         _state.count += 1
 
 
-def skip_destructors() -> None:
-    """Makes the process skip the C++ destructors when it ends, after its exit functions have run.
-
-    TensorFlow's server can't be stopped from Python (``tensorflow/python/training/server_lib.py``: ``Server`` has no
-    ``stop``).  If a thread of its collectives still runs in the server's destructor, the process ends with SIGABRT
-    ("terminate called without an active exception"), although everything was written.
-    """
-    _state.skips_destructors = True
-
-
 def exit_process(code: "Optional[int]") -> "NoReturn":
     """Ends the process, whose streams are already flushed; skips clean-up that is unsafe after a signal.
 
@@ -106,13 +94,6 @@ def exit_process(code: "Optional[int]") -> "NoReturn":
     """
     if _state.exit_code is not None:
         # After a signal, half-imported libraries and waiting threads cannot be cleaned up safely.
-        os._exit(code or 0)
-    if _state.skips_destructors:
-        import atexit
-
-        atexit._run_exitfuncs()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
         os._exit(code or 0)
     sys.exit(code)
 

@@ -15,7 +15,7 @@ LAYERS = (
     ("filesystem",),
     ("compiled",),
     ("python_files",),
-    ("machine",),
+    ("machine", "system_programs"),
     ("documents",),
     ("datasets",),
     ("models",),

@@ -20,9 +20,9 @@ from ipucnn.benchmarking.suite_run import (
     with_kept_rows,
     write_result,
 )
-from ipucnn.diagnosis.programs import Ran
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.reports.suite import columns, draw_speedups
+from ipucnn.system_programs import Ran
 
 SMALL = """
 title: small networks

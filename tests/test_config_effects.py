@@ -107,6 +107,6 @@ def test_an_option_without_any_effect_cannot_be_declared():
 
 def test_options_of_the_host_alone_are_declared_once():
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
-    workers = {"max_workers", "reduction", "start_timeout", "require_same_bytes", "trusted_network"}
+    workers = {"max_workers", "reduction", "rank_timeout", "require_same_bytes"}
     assert declared == {"fused_micro_batches", "threads", "devices", "deterministic_operations"} | workers
     assert declared <= {name for rule in RULES for name in rule.names}

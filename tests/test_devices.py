@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import check_raises
 from support.sessions import CPU, data, make_model, make_program
+from support.workers import Given
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import operations_at_once
 from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
+from ipucnn.sessions.group import Alone
 from ipucnn.sessions.host import environment
 from ipucnn.sessions.host.division import Capacity, check_sharing, choose_devices, notes_of_sharing
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.host.workers import Workers
-from ipucnn.sessions.processes import Instances
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import Loss
 
@@ -200,8 +200,8 @@ def test_numbers_that_cannot_share_a_weight_update_are_refused(program, options,
 
 def test_a_run_refuses_devices_that_cannot_share_before_it_begins():
     error = "6 micro-batches, which 4 devices cannot share evenly"
-    check_raises(ConfigurationError, error, "", check_workers, Instances(), RunConfig(devices=4), shared(6))
-    check_workers(Instances(), RunConfig(devices=3), shared(6))
+    check_raises(ConfigurationError, error, "", check_workers, Alone(), RunConfig(devices=4), shared(6))
+    check_workers(Alone(), RunConfig(devices=3), shared(6))
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ def test_workers_use_their_common_capacity():
         ("gpu", "cpu", None),
     ):
         other = [others, 1, 3, 2**20]
-        cluster = SimpleNamespace(count=2, rank=0, exchange=lambda what, value, other=other: [value, other])
-        session = HostSession(DeviceInfo(kind, "x", 1, 2**30), cluster=cluster, places=["/GPU:0", "/GPU:1"])
+        group = Given(2, 0, lambda place, value, other=other: [value, other])
+        session = HostSession(DeviceInfo(kind, "x", 1, 2**30), group=group, places=["/GPU:0", "/GPU:1"])
         if expected is None:
-            with pytest.raises(ConfigurationError, match="worker 1 computes on a cpu, and worker 0 on a gpu"):
+            with pytest.raises(ConfigurationError, match="rank 1 computes on a cpu, and rank 0 on a gpu"):
                 session._take_capacity(SimpleNamespace(layers=[]))
             continue
         session._take_capacity(SimpleNamespace(layers=[]))
@@ -292,16 +292,15 @@ def test_workers_use_their_common_capacity():
 
 def test_notes_describe_the_devices():
     program = shared(8, fused=2)
-    two, groups = notes_of_sharing(None, RunConfig(), program, True, (2, 2))
+    two, groups = notes_of_sharing(1, RunConfig(), program, True, (2, 2))
     assert two == "2 devices: a weight update is 4 groups of 2 fused micro-batches, 2 for each device"
     assert (
         groups.startswith("the groups of fused micro-batches are those of --max-workers 2")
         and "or devices" in groups
     )
-    (idle,) = notes_of_sharing(None, RunConfig(), program, True, (1, 3))
+    (idle,) = notes_of_sharing(1, RunConfig(), program, True, (1, 3))
     assert idle.startswith("1 of 3 devices takes part: more cannot share the 8 micro-batches")
-    workers = Workers(2, 0, addresses=("a:1", "b:1"), source="test")
-    first = notes_of_sharing(workers, RunConfig(), program, False, (2, 2))[0]
+    first = notes_of_sharing(2, RunConfig(), program, False, (2, 2))[0]
     assert first.startswith("2 workers with 2 devices each, ") and first.endswith("1 for each device")
 
 

@@ -14,12 +14,13 @@ from support.refusals import check_raises
 from ipucnn.command_table import COMMANDS
 from ipucnn.diagnosis.decision import Machine, choose
 from ipucnn.diagnosis.ipus import Device, find_ipus, parse_devices, parse_info
-from ipucnn.diagnosis.look import Gpu, Probe, find_disk, find_gpus, probe_tensorflow
-from ipucnn.diagnosis.programs import run_program
+from ipucnn.diagnosis.look import Probe, find_disk, probe_tensorflow
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
+from ipucnn.sessions.host.gpus import Gpu, find_gpus
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
+from ipucnn.system_programs import run_program
 
 # Output formats of Graphcore's command line tools, for made-up machines.
 POD = """\

@@ -12,7 +12,7 @@ from poplar_double import installed
 from support.data_sets import write_class_folders
 from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, assert_equal, last, write
 from support.refusals import Refusal, check_raises, check_refused
-from support.workers import assert_same, launch
+from support.workers import assert_same, launch, needs_mpi
 from tensorflow import keras
 
 import ipucnn
@@ -127,6 +127,7 @@ def test_printed_commands_continue_with_own_files(lightly, run, succeeds, monkey
     assert "accuracy" in out
 
 
+@needs_mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [MIXING, RESIDUAL], ids=["mixing", "residual"])
 def test_two_workers_have_the_bytes_of_one(text, succeeds, tmp_path):

@@ -23,12 +23,12 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import INPUT_RANGES, InputRange, Transfer
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.group import Alone, Popdist, find_instances
 from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
 from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import Preprocess, SeededDropout
 from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
-from ipucnn.sessions.processes import Instances, find_instances
 
 FLOAT = Transfer("float32")
 
@@ -107,9 +107,7 @@ def test_feeding_types_seeds_and_weights_of_padding():
     program = make_program(2, 3, 2, updates_per_epoch=2, samples_padded_per_epoch=4, seed=9)
     weights = np.ones(36, np.float32)
     weights[20:24] = 0
-    batches = list(
-        training_batches(dataset(program, weights), program, 0, True, Transfer("uint8"), Instances())
-    )
+    batches = list(training_batches(dataset(program, weights), program, 0, True, Transfer("uint8"), Alone()))
     assert len(batches) == 18
     rules.check_feed(tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0]))  # IPUs accept these types
     (images, seeds), labels, _ = batches[7]
@@ -131,7 +129,7 @@ def test_executions_continue_where_the_previous_one_stopped():
 
     signature = (tf.TensorSpec([2, 1, 1, 1], tf.float32), tf.TensorSpec([2], tf.int64))
     source = tf.data.Dataset.from_generator(images, output_signature=signature)
-    batches = training_batches(source, program, 5, True, FLOAT, Instances())
+    batches = training_batches(source, program, 5, True, FLOAT, Alone())
     whole = [tf.nest.map_structure(np.ravel, element) for element in batches.take(12).as_numpy_iterator()]
     started.clear()
     stream, elements = BatchStream(batches), []
@@ -148,11 +146,11 @@ def test_the_instances_share_the_micro_batches_of_every_step(count):
     program = make_program(1, 3, 4)
     whole = [
         float(np.ravel(b[0])[0])
-        for b in training_batches(dataset(program), program, 0, False, FLOAT, Instances())
+        for b in training_batches(dataset(program), program, 0, False, FLOAT, Alone())
     ]
     parts = []
     for index in range(count):
-        instances = Instances(count, index, 1, 4)
+        instances = Popdist(count, index, 1, 4)
         share = dataset(program).shard(count, index)
         batches = training_batches(share, program, 0, True, FLOAT, instances)
         parts.append([float(np.ravel(b[0][0])[0]) for b in batches])
@@ -218,10 +216,10 @@ def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
 
 
 def test_poprun_variables_are_read(monkeypatch):
-    assert find_instances({}) == Instances() and find_instances({}).is_writer
+    assert find_instances({}) == Alone() and find_instances({}).is_writer
     poprun(monkeypatch, 1)
     instances = find_instances()
-    assert instances == Instances(2, 1, 1, 4) and instances.under_poprun and not instances.is_writer
+    assert instances == Popdist(2, 1, 1, 4) and instances.under_poprun and not instances.is_writer
     checks.check_layout(instances, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),

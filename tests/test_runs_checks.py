@@ -80,10 +80,9 @@ CASES = [
     ("devices", "2", {}, "on IPUs", None),
     ("deterministic_operations", "true", {}, "on IPUs", None),
     ("max_workers", "2", {}, "on IPUs", None),
-    ("reduction", "ring", {}, "for one worker", None),
-    ("start_timeout", "5", {}, "for one worker", None),
-    ("require_same_bytes", "true", {}, "for one worker", None),
-    ("trusted_network", "true", {}, "for one worker", None),
+    ("reduction", "allreduce", {}, "in one process", None),
+    ("rank_timeout", "5", {}, "in one process", None),
+    ("require_same_bytes", "true", {}, "in one process", None),
 ]
 
 

@@ -439,24 +439,7 @@ def test_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
     check_raises(errors.MissingError, "this machine has free 2 MiB", "", environment.check_memory)
 
 
-# -- TensorFlow's servers and imports -------------------------------------------------------------------------
-
-ENDING = """
-import atexit, sys, threading
-from ipucnn import interrupts
-threading.Thread(target=threading.Event().wait).start()
-atexit.register(print, "exit functions ran")
-interrupts.skip_destructors()
-interrupts.exit_process(int(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_threads_left_by_a_server_do_not_change_the_exit_code(code):
-    """A thread that never ends stands for those of TensorFlow's server, whose destructor would end the process."""
-    ended = python(ENDING, str(code))
-    assert (ended.returncode, ended.stdout) == (code, b"exit functions ran\n"), ended.stderr
-
+# -- libraries that block Python -------------------------------------------------------------------------------
 
 HELD_UP = """
 import ctypes, sys
@@ -471,8 +454,8 @@ with interrupts.left_to_the_system(int(sys.argv[1])):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may lack the alarm")
 @pytest.mark.parametrize(("seconds", "sent"), [(100, signal.SIGTERM), (1, None)])
-def test_a_worker_blocked_in_c_code_can_be_ended(seconds, sent):
-    """TensorFlow waits without releasing Python's interpreter lock while its servers connect."""
+def test_a_process_blocked_in_c_code_can_be_ended(seconds, sent):
+    """MPI waits without releasing Python's interpreter lock while it connects processes."""
     process = subprocess.Popen([sys.executable, "-c", HELD_UP, str(seconds)], stdout=subprocess.PIPE)
     if sent is not None:
         assert process.stdout.readline() == b"held up\n"
@@ -481,10 +464,10 @@ def test_a_worker_blocked_in_c_code_can_be_ended(seconds, sent):
     assert process.returncode == -(sent or signal.SIGALRM)
 
 
-def test_a_lost_worker_is_reported_while_tensorflow_is_imported(capfd):
-    """Output of C++ is diverted during the import; the line that says why the worker ends is not."""
+def test_a_lost_process_is_reported_while_tensorflow_is_imported(capfd):
+    """Output of C++ is diverted during the import; the line that says why the process ends is not."""
     with environment.stderr_aside(shown_if_failed=False):
         os.write(2, b"noise\n")
-        interrupts.write_to_stderr("error: worker 1 left\n")
+        interrupts.write_to_stderr("error: rank 1 did not answer\n")
     interrupts.write_to_stderr("hint: x\n")
-    assert capfd.readouterr().err == "error: worker 1 left\nhint: x\n"
+    assert capfd.readouterr().err == "error: rank 1 did not answer\nhint: x\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ipucnn.diagnosis.programs import find_program, run_program
 from ipucnn.errors import DataError
+from ipucnn.system_programs import find_program, run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (

@@ -26,8 +26,7 @@ from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import Facts, check_group, check_rules
-from ipucnn.sessions.host.workers import require_one
-from ipucnn.sessions.processes import Instances, find_instances
+from ipucnn.sessions.group import ProcessGroup, find_instances
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -55,7 +54,7 @@ class Benchmark:
 
     resolved: Resolved
     settings: BenchmarkSettings
-    instances: Instances
+    instances: ProcessGroup
     setup: run_setup.Setup
     seed: int
     program: Program
@@ -109,13 +108,8 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     from ipucnn.sessions.factory import check_device
 
     instances = find_instances()
-    require_one(
-        "`ipucnn benchmark`",
-        resolved.config.trusted_network,
-        "; the report of `ipucnn train` has the speed of several, and what adding gradients up takes of the time",
-    )
     check_group(instances, resolved.config)
-    check_settings(settings, data_kind(resolved.config), instances.count)
+    check_settings(settings, data_kind(resolved.config), instances.size)
     if not settings.training:
         # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
@@ -164,7 +158,7 @@ def prepare(resolved: Resolved, settings: BenchmarkSettings) -> Benchmark:
     return _like_baseline(benchmark, baseline) if baseline is not None else benchmark
 
 
-def program_of(config: RunConfig, seed: int, instances: Instances, updates: int) -> Program:
+def program_of(config: RunConfig, seed: int, instances: ProcessGroup, updates: int) -> Program:
     """Returns the Program with ``updates`` weight updates per execution."""
     config = replace(
         config,
@@ -177,7 +171,7 @@ def program_of(config: RunConfig, seed: int, instances: Instances, updates: int)
         checkpoints=False,
     )
     samples = updates * make_layout(config).global_batch_size
-    return make_program(config, samples, seed=seed, num_instances=instances.count)
+    return make_program(config, samples, seed=seed, num_instances=instances.size)
 
 
 def _prescribed_updates(config: RunConfig, steps: Optional[int]) -> int:
@@ -196,7 +190,7 @@ def _first_learning_rate(config: RunConfig, program: Program) -> float:
 
 
 def _check_on_ipus(
-    program: Program, config: RunConfig, settings: BenchmarkSettings, instances: Instances
+    program: Program, config: RunConfig, settings: BenchmarkSettings, instances: ProcessGroup
 ) -> None:
     """Refuses programs that the Poplar session would refuse."""
     from ipucnn.sessions.factory import runs_on_ipus
@@ -216,7 +210,7 @@ def _with_fused(
     given: Optional[int],
     settings: BenchmarkSettings,
     steps: Optional[int],
-    instances: Instances,
+    instances: ProcessGroup,
 ) -> Program:
     """Checks that --fused-micro-batches divides an execution, or in training a weight update."""
     if given is None or (given == MEASURE and settings.training):
@@ -228,7 +222,7 @@ def _with_fused(
             "--fused-micro-batches measure is for training: nothing is measured for inference",
             "give a number, or leave it out: the network's size and the memory decide",
         )
-    whole = program.num_replicas // instances.count * (steps or given)
+    whole = program.num_replicas // instances.size * (steps or given)
     if whole % given:
         near = min(divisors(whole), key=lambda d: abs(d - given))
         raise ConfigurationError(

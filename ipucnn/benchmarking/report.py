@@ -99,7 +99,7 @@ class Results:
 
 def first_results(benchmark: Benchmark, device: DeviceInfo, environment: PlainDict) -> Results:
     """Returns the results before the network is built."""
-    notes, count = benchmark.program.warnings, benchmark.instances.count
+    notes, count = benchmark.program.warnings, benchmark.instances.size
     if count > 1:
         notes += (
             f"measured in {count} instances of poprun, by the clock of the first: images/s are of all of them, the "

@@ -18,12 +18,12 @@ from ipucnn import documents
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.benchmarking.records import Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import checked_folder
-from ipucnn.diagnosis.programs import Ran, run_program
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
 from ipucnn.runs.compare import RunRecord, read_run
 from ipucnn.runs.folder import default_run_dir
 from ipucnn.runs.start import latest_run_dir
+from ipucnn.system_programs import Ran, run_program
 from ipucnn.text import shown_value
 
 RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"

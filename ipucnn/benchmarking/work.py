@@ -98,7 +98,7 @@ def _pipeline(
             num_parallel=config.pipeline_num_parallel,
             output_shape=setup.output_shape,
             until=until,
-            shard=(benchmark.instances.count, benchmark.instances.index),
+            shard=(benchmark.instances.size, benchmark.instances.rank),
         ),
     )
 
@@ -156,7 +156,7 @@ def _compile_inference(benchmark: Benchmark, session: Session, model: KerasModel
         p.fused_micro_batches,
         None if benchmark.steps is None else benchmark.steps * p.num_replicas,
         lead=_lead(benchmark),
-        num_instances=benchmark.instances.count,
+        num_instances=benchmark.instances.size,
     )
     return Work(benchmark, replace(compilation, fused_micro_batches=p.fused_micro_batches), (contender,))
 
@@ -168,7 +168,7 @@ def fused_in_inference(benchmark: Benchmark, session: Session, model: KerasModel
     if benchmark.fused is not None:
         return benchmark.fused
     p = benchmark.program
-    micro_batches = p.num_replicas // benchmark.instances.count * (benchmark.steps or _OPEN_STEPS)
+    micro_batches = p.num_replicas // benchmark.instances.size * (benchmark.steps or _OPEN_STEPS)
     memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
     alike = replace(p, num_replicas=1, gradient_accumulation_count=micro_batches, dbn_replica_group_size=1)
     return choose_fused(alike, Capacity(1, 1, memory, activation_bytes_per_sample(model)))

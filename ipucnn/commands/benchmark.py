@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, List, Mapping, Optional
 import typer
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import in_instances, read_plan, value_option
+from ipucnn.commands.run_arguments import read_plan, value_option
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
@@ -105,7 +105,6 @@ VERSUS = value_option(
 
 
 @with_run_options("benchmark", read_plan=read_plan)
-@in_instances
 def benchmark(
     request: RunRequest,
     verbose: bool,
@@ -357,17 +356,15 @@ def benchmark_suite(
 
 
 def _check_one_process() -> None:
-    """Refuses a suite under ``poprun`` and on several workers."""
+    """Refuses a suite under ``poprun``."""
     from ipucnn.errors import ConfigurationError
-    from ipucnn.sessions.host.workers import require_one
-    from ipucnn.sessions.processes import find_instances
+    from ipucnn.sessions.group import find_instances
 
     if find_instances().under_poprun:
         raise ConfigurationError(
             "suites run each row in a process of its own, and poprun started this one",
             "type it without poprun, or benchmark one network under it",
         )
-    require_one("`ipucnn benchmark`", trusted_network=True)
 
 
 def _draw(compared: Speedups, folder: Path) -> None:

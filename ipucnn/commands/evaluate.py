@@ -11,7 +11,6 @@ from ipucnn.commands.run_arguments import (
     TEST_TIME_AUGMENTATION,
     WEIGHTS,
     WHICH,
-    in_instances,
     output_of_process,
     value_option,
 )
@@ -33,7 +32,6 @@ REPORT = typer.Option(
 
 
 @with_run_options("evaluate", from_run=True)
-@in_instances
 def evaluate(
     flags: PlainDict,
     verbose: bool,
@@ -63,7 +61,7 @@ def evaluate(
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import PLOTS, format_of
     from ipucnn.runs.trained import Named
-    from ipucnn.sessions.host.workers import find_group
+    from ipucnn.sessions.group import find_instances
 
     run_folder = expand(run)
     if report and not is_file(run_folder / CONFIG):
@@ -90,7 +88,7 @@ def evaluate(
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if report and find_group().is_writer:
+    if report and find_instances().is_writer:
         write_page(run_folder, result)
     if json_output:
         print(evaluation_json(result))

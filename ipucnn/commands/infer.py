@@ -14,7 +14,6 @@ from ipucnn.commands.run_arguments import (
     THRESHOLD,
     WEIGHTS,
     WHICH,
-    in_instances,
     output_of_process,
     value_option,
 )
@@ -59,7 +58,6 @@ MISTAKES = typer.Option(
 
 
 @with_run_options("infer", from_run=True)
-@in_instances
 def infer(
     flags: PlainDict,
     verbose: bool,
@@ -187,7 +185,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     from ipucnn.reports.console import LOADING, note
     from ipucnn.reports.infer import MaskSheet, SheetProgress, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
-    from ipucnn.sessions.host.workers import find_group
+    from ipucnn.sessions.group import find_instances
 
     if request.output is None:
         raise ConfigurationError(
@@ -198,7 +196,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     with SheetProgress("segmenting", LOADING, sheet) as progress:
         masks = infer_masks(request, progress)
     path = request.contact_sheet or request.output / CONTACT_SHEET
-    if find_group().is_writer:  # only the first of several processes writes
+    if find_instances().is_writer:  # only the first of several processes writes
         write = write_atomically if request.contact_sheet is None else write_output
         write(path, sheet.save)
     if json_output:

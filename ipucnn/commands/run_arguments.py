@@ -1,13 +1,10 @@
 """Arguments that several commands share: about runs and other trained weights, and the reader of ``--plan FILE``."""
 
 import atexit
-import contextlib
-import functools
-import io
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
 
@@ -17,7 +14,6 @@ from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
-    from ipucnn.sessions.processes import Instances
 
 
 def value_option(
@@ -51,39 +47,17 @@ def value_option(
     )
 
 
-@contextlib.contextmanager
-def first_process_prints(group: "Instances") -> Iterator[None]:
-    """Discards the output of all processes but the first; their errors are still reported."""
-    if group.is_writer:
-        yield
-        return
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
-def in_instances(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that runs in several instances of poprun, or workers; only the first one prints."""
-
-    @functools.wraps(command)
-    def run(*arguments: object, **named: object) -> None:
-        from ipucnn.sessions.host.workers import find_group
-
-        with first_process_prints(find_group()):
-            command(*arguments, **named)
-
-    return run
-
-
 def output_of_process(text: Optional[str]) -> Optional[Path]:
     """Returns the path to which this process writes an output.
 
-    The first of several processes writes to the given file; the others write to a temporary file of the same name.
+    The first of several instances of poprun writes to the given file; the others write to a temporary file of the
+    same name.
     """
     from ipucnn.filesystem import expand
-    from ipucnn.sessions.host.workers import find_group
+    from ipucnn.sessions.group import find_instances
 
     path = None if text is None else expand(text)
-    if path is None or find_group().is_writer:
+    if path is None or find_instances().is_writer:
         return path
     folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """``ipucnn train``: train a network."""
 
-from ipucnn.commands.run_arguments import first_process_prints, read_training_plan
+from ipucnn.commands.run_arguments import read_training_plan
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
 
@@ -23,24 +23,22 @@ def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
     from ipucnn.reports.runs import write_page_of
     from ipucnn.reports.train import RunDisplay, print_result, print_result_of_folds, show_dry_run
     from ipucnn.runs.start import is_cross_validation
-    from ipucnn.sessions.host.workers import find_group
 
     if is_cross_validation(resolved):
         from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
 
-        with first_process_prints(find_group(resolved.config.trusted_network)):
-            validation = CrossValidation(resolved, verbose)
-            if resolved.config.dry_run:
-                show_dry_run(validation.first, json_output, validation.folds)
-                return
-            with RunDisplay() as display:
-                for event in validation.events():
-                    display.show(event)
-                    if isinstance(event, FoldStarted):
-                        run = event.run
-                    elif isinstance(event, FoldFinished):
-                        write_page_of(run)
-            print_result_of_folds(validation, json_output)
+        validation = CrossValidation(resolved, verbose)
+        if resolved.config.dry_run:
+            show_dry_run(validation.first, json_output, validation.folds)
+            return
+        with RunDisplay() as display:
+            for event in validation.events():
+                display.show(event)
+                if isinstance(event, FoldStarted):
+                    run = event.run
+                elif isinstance(event, FoldFinished):
+                    write_page_of(run)
+        print_result_of_folds(validation, json_output)
         return
     from ipucnn.runs.train import TrainingRun
 

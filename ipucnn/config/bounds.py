@@ -55,8 +55,8 @@ MAX_WORKERS = 2**16
 """Images that the host processes at a time."""
 MAX_THREADS = 4096
 """Threads of an operation; the largest machines have a few hundred cores."""
-MAX_CLUSTER = 1024
-"""Workers of a cluster: each has a connection to the first one, and receives the results of all others."""
+MAX_RANKS = 1024
+"""Processes that train together: each has memory for the gradients of all."""
 MAX_DEVICES = 64
 """GPUs of one process; no machine has as many."""
 MAX_SECONDS = 3e7

@@ -276,7 +276,7 @@ class HostOptions:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """Processes (workers) that train one network together; see docs/cluster.md."""
+    """Processes of MPI (workers) that train one network together; see docs/cluster.md."""
 
     PANEL: ClassVar[str] = "Workers"
     EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN, "ipu_effect": False}
@@ -285,17 +285,18 @@ class WorkerOptions:
         1,
         "Compute so few micro-batches as one that this many workers, or any divisor of it, can share a weight update. "
         "A run that is continued keeps what it began with.",
-        within=Range(1, bounds.MAX_CLUSTER),
+        within=Range(1, bounds.MAX_RANKS),
     )
     reduction: str = option(
         "ordered",
         "How workers add up gradients: ordered adds them group by group of fused micro-batches, and gives the same "
-        "bytes as one worker; ring is TensorFlow's all-reduce, which sends less and is equal within rounding.",
-        choices=("ordered", "ring"),
+        "bytes as one worker; allreduce is MPI's, which sends less and is equal within rounding.",
+        choices=("ordered", "allreduce"),
     )
-    start_timeout: float = option(
-        60.0,
-        "Seconds for which the workers wait for each other at the start.",
+    rank_timeout: float = option(
+        600.0,
+        "Seconds after which a worker that waits asks the others whether they are alive. A worker that does not answer "
+        "ends the run, with exit code 7.",
         within=Range(1, bounds.MAX_SECONDS),
         in_yaml=False,
     )
@@ -303,10 +304,5 @@ class WorkerOptions:
         False,
         "Refuse workers whose processor, versions or settings differ in a way that can change the last digits. "
         "Without this option they only cause a warning.",
-        in_yaml=False,
-    )
-    trusted_network: bool = option(
-        False,
-        "Allow workers at public addresses. Beware: TensorFlow's servers execute what anyone sends who can reach them.",
         in_yaml=False,
     )

@@ -448,9 +448,8 @@ RESUMABLE = (
     "wandb_tags",
     "devices",
     "max_workers",  # it determines how many micro-batches are fused, which the program stores
-    "start_timeout",
+    "rank_timeout",
     "require_same_bytes",
-    "trusted_network",
 )
 
 # Those of them that determine when a run ends: a finished run continues only if they have changed.

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.diagnosis.ipus import Ipus
-from ipucnn.diagnosis.look import Gpu, Probe
+from ipucnn.diagnosis.look import Probe
 from ipucnn.errors import MissingError, UserError
+from ipucnn.sessions.host.gpus import Gpu
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.surroundings import Surroundings
 from ipucnn.text import counted

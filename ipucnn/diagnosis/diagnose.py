@@ -17,6 +17,7 @@ from ipucnn.diagnosis.decision import (
 )
 from ipucnn.diagnosis.ipus import find_ipus
 from ipucnn.models.custom_ops import crop_library
+from ipucnn.sessions.host.gpus import find_gpus
 from ipucnn.sessions.poplar import surroundings
 
 SCHEMA_VERSION = 2
@@ -111,7 +112,7 @@ def diagnose(requested: str = "auto", *, dataset_path: Path = Path("."), full: b
         full: whether to import TensorFlow in another process.
     """
     software = surroundings.read_surroundings()
-    gpus, gpu_problem = look.find_gpus()
+    gpus, gpu_problem = find_gpus()
     can_probe = full and software.versions.get("tensorflow") is not None
     probe = look.probe_tensorflow() if can_probe else None
     machine = Machine(software, find_ipus(), tuple(gpus), gpu_problem, probe)

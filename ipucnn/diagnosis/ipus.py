@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Optional, Tuple
 
-from ipucnn.diagnosis.programs import TIMEOUT_S, run_program
+from ipucnn.system_programs import TIMEOUT_S, run_program
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,15 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
-from ipucnn.diagnosis.programs import TIMEOUT_S, Ran, run_program
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import absolute, free_bytes
 from ipucnn.machine import available_bytes, cpu_name, cpu_quota, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar.errors import translate_output
-from ipucnn.text import counted
+from ipucnn.system_programs import Ran, run_program
 
 
 @dataclass(frozen=True)
@@ -42,49 +41,6 @@ def find_host() -> Host:
     """Returns the processor and memory of this machine."""
     present = os.cpu_count() or 1
     return Host(cpu_name(), num_cores(), present, cpu_quota(), host_memory_bytes(), available_bytes())
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as nvidia-smi lists it."""
-
-    name: str
-    memory_bytes: int
-    driver: str
-    uuid: str = field(default="", compare=False)
-
-
-def find_gpus(timeout_s: float = TIMEOUT_S) -> Tuple[List[Gpu], Optional[str]]:
-    """Returns the GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES selects, and the reason if there are none.
-
-    Whether TensorFlow can use them is not checked here; ``probe`` does that.
-    """
-    columns = "index,uuid,name,memory.total,driver_version"
-    listed = run_program(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"], timeout_s)
-    if not listed.is_on_path:
-        return [], "nvidia-smi is not on PATH"
-    if listed.problem is not None:
-        return [], f"nvidia-smi {listed.problem}"
-    gpus: Dict[str, Gpu] = {}
-    for line in listed.output.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5:
-            index, uuid, name, mebibytes, driver = cells
-            # Cards that share the host's memory have "[N/A]".
-            size = int(mebibytes) * 2**20 if mebibytes.isdigit() else 0
-            gpus[index] = Gpu(name, size, driver, uuid)
-    if not gpus:
-        return [], "nvidia-smi lists no GPU"
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus))
-    visible: List[Gpu] = []
-    for word in map(str.strip, named.split(",")):
-        by_uuid = (gpu for gpu in gpus.values() if len(word) > 4 and gpu.uuid.startswith(word))
-        gpu = gpus.get(word) or next(by_uuid, None)
-        if gpu is None:
-            break  # as in CUDA, where the first word that names no GPU ends the list
-        visible.append(gpu)
-    hidden = f"CUDA_VISIBLE_DEVICES={named} hides {counted(len(gpus), 'GPU')}"
-    return visible, None if visible else hidden
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.start import Start, check_same_run, find_start
 from ipucnn.runs.trackers import import_wandb
-from ipucnn.sessions.host.workers import Workers, find_group
-from ipucnn.sessions.processes import Instances
+from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
 from ipucnn.sessions.session import recomputes_statistics
 from ipucnn.text import counted
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
@@ -41,7 +40,7 @@ class RunContext(Setup):
 
     Attributes:
         start: the point where the run begins.
-        instances: the processes that train together, including this one.
+        group: the processes that train together, including this one.
         folder: the run folder, as this process writes it.
         program: the Program to execute.
         optimizer: the checked settings of the optimizer.
@@ -51,7 +50,7 @@ class RunContext(Setup):
     """
 
     start: Start
-    instances: Instances
+    group: ProcessGroup
     folder: RunFolder
     program: Program
     optimizer: OptimizerSettings
@@ -65,14 +64,9 @@ class RunContext(Setup):
         return self.source.info
 
     @property
-    def workers(self) -> Optional[Workers]:
-        """The host's workers that train together; None for a single process, and for an instance of ``poprun``."""
-        return self.instances if isinstance(self.instances, Workers) else None
-
-    @property
     def num_workers(self) -> int:
-        """The number of the host's workers that train together."""
-        return 1 if self.workers is None else self.workers.count
+        """The number of the host's processes that share a weight update; 1 for instances of ``poprun``."""
+        return self.group.size if isinstance(self.group, Mpi) else 1
 
     @property
     def saved_program(self) -> Optional[Dict[str, Any]]:
@@ -108,16 +102,16 @@ def make_context(resolved: Resolved) -> RunContext:
     Raises:
         UserError: the configuration, the data or the run folder is wrong.
     """
-    instances = find_group(resolved.config.trusted_network)
-    if not instances.is_writer:
+    group = find_group()
+    if not group.is_writer:
         # The writer may have made the folder already; this process does not touch it.
         resolved = replace(resolved, config=replace(resolved.config, overwrite=not resolved.config.resume))
-    start = find_start(resolved, locks=instances.is_writer and not resolved.config.dry_run)
+    start = find_start(resolved, locks=group.is_writer and not resolved.config.dry_run)
     with start.folder.unlocked_after_error():
-        return _context_of(start, instances)
+        return _context_of(start, group)
 
 
-def _context_of(start: Start, instances: Instances) -> RunContext:
+def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     """Makes the context of a run that begins at ``start``; raises as :func:`make_context` does."""
     from ipucnn.sessions.factory import check_device, device_warnings, runs_on_ipus
     from ipucnn.sessions.poplar.checks import check_program
@@ -125,12 +119,12 @@ def _context_of(start: Start, instances: Instances) -> RunContext:
     resolved = start.resolved
     layout = make_layout(resolved.config)
     config = resolved.config
-    if instances.count > 1:
-        rules.check_group(instances, config)
+    if group.size > 1:
+        rules.check_group(group, config)
     check_device(config.device)
     rules.check_rules(rules.Facts(resolved, layout))
     _check_files(config.weights if start.checkpoint is None else None, config.plot_schedule)
-    if config.wandb and instances.is_writer:
+    if config.wandb and group.is_writer:
         import_wandb()
     if config.pipeline_splits:
         check_named_splits(resolved)
@@ -145,15 +139,16 @@ def _context_of(start: Start, instances: Instances) -> RunContext:
     if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
         config = replace(config, micro_batch_size=most)
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
-    program = make_program(config, num_train, seed=setup.seed, num_instances=instances.num_shares)
+    num_instances = group.size if group.under_poprun else 1
+    program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     program = replace(program, frozen_layers=frozen)
     if runs_on_ipus(config.device):
-        check_program(program, config, instances)
+        check_program(program, config, group)
     context = RunContext(
         **vars(setup),
         start=start,
-        instances=instances,
-        folder=start.folder if instances.is_writer else _folder_of(instances, start.folder, config),
+        group=group,
+        folder=start.folder if group.is_writer else _folder_of(group, start.folder, config),
         program=program,
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
@@ -164,8 +159,8 @@ def _context_of(start: Start, instances: Instances) -> RunContext:
     elif context.saved_program is not None:
         # The number of fused micro-batches changes the rounding, so a continued run keeps it.
         program = program.with_fused(int(context.saved_program.get("fused_micro_batches", 0)))
-    if max(instances.count, config.devices or 1, config.max_workers) > 1:
-        rules.check_workers(instances, config, program)
+    if max(group.size, config.devices or 1, config.max_workers) > 1:
+        rules.check_workers(group, config, program)
     context = replace(context, program=program)
     if start.checkpoint is not None:
         check_same_run(start, config, program, context.info, context.data_sha256)
@@ -181,19 +176,19 @@ def _check_files(weights: Optional[str], picture: Optional[str]) -> None:
         check_outputs([("--plot-schedule", expand(picture), PLOTS)], [])
 
 
-def _folder_of(instances: Instances, folder: RunFolder, config: RunConfig) -> RunFolder:
+def _folder_of(group: ProcessGroup, folder: RunFolder, config: RunConfig) -> RunFolder:
     """Returns the run folder of a process that is not the writer: a temporary one, deleted when the process ends.
 
-    The host's other workers get a SilentFolder and write nothing, because the first worker writes the same files.
+    The host's other processes get a SilentFolder and write nothing, because rank 0 writes the same files.
 
     With ``--ckpt-all-instances`` the checkpoints of the other instances are kept, in ``instance-1``, ... of
     ``--checkpoint-dir``: each instance may be on another host, whose disk the first instance cannot see.
     """
-    if isinstance(instances, Workers):
+    if isinstance(group, Mpi):
         return SilentFolder(folder.path, config.checkpoint_dir)
     path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
     atexit.register(shutil.rmtree, str(path), ignore_errors=True)
-    kept = str(folder.checkpoints / f"instance-{instances.index}") if config.ckpt_all_instances else None
+    kept = str(folder.checkpoints / f"instance-{group.rank}") if config.ckpt_all_instances else None
     return RunFolder(path / "run", kept)
 
 

@@ -127,7 +127,7 @@ def _evaluate_classes(
 ) -> Tuple[str, float]:
     """Adds all samples to the totals and writes a row for each; returns the kind of device and the seconds taken."""
     config, size = trained.config, len(trained.source.eval)
-    session = trained.session(request.verbose, trained.join())
+    session = trained.session(request.verbose)
     trained = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 
@@ -142,7 +142,7 @@ def _evaluate_classes(
         progress.update(totals.samples, size)
 
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
-    with session.together(), too_large, data_errors():
+    with too_large, data_errors():
         trained.load(session, "evaluate")
         started = time.perf_counter()
         batches = session.logits(run_setup.evaluation_batches(trained, batch, session))
@@ -207,13 +207,12 @@ def _evaluate_masks(
     progress.expect(len(examples))
     if isinstance(examples, ArrayExamples):
         network.warn_of_seams([examples.images.shape[1:3]], progress.line)
-    with network.together():
-        evaluation = MaskEvaluation(trained, network, totals)
-        started = time.perf_counter()
-        evaluation.run(progress)
-        wall_s = time.perf_counter() - started
+    evaluation = MaskEvaluation(trained, network, totals)
+    started = time.perf_counter()
+    evaluation.run(progress)
+    wall_s = time.perf_counter() - started
     report = evaluation.report()
-    if report["threshold"] is not None and trained.folder is not None and network.is_writer:
+    if report["threshold"] is not None and trained.folder is not None:
         try:
             trained.folder.keep_threshold(trained.summary["weight_updates"], report["threshold"]["value"])
             report["threshold"]["kept"] = True
@@ -224,8 +223,6 @@ def _evaluate_masks(
 
 class MaskEvaluation:
     """Evaluates images one by one.
-
-    Several workers share the images.  Only the first worker computes the challenge's scores, which take long.
 
     Args:
         trained: the network and the evaluation set.
@@ -241,7 +238,7 @@ class MaskEvaluation:
         self._classes = Classes(info.class_names, class_colours(info.num_classes, info.class_colours))
         self._names = examples.names or [f"{info.name}/eval/{number}" for number in range(len(examples))]
         # The challenge's scores are defined for membranes between cells.
-        is_judge = network.is_writer and tuple(info.class_names) == ("membrane", "cell")
+        is_judge = tuple(info.class_names) == ("membrane", "cell")
         self._scores = SegmentScores() if is_judge else None
         self._baseline = SegmentScores((0.5,)) if is_judge else None
         # For each threshold: correctly predicted pixels of class 1, and all pixels predicted as class 1.

@@ -545,7 +545,7 @@ class RunFolder:
 
 
 class SilentFolder(RunFolder):
-    """A run folder that writes and deletes nothing, for the workers after the first; the first one writes the run."""
+    """A run folder that writes and deletes nothing, for the processes after rank 0, which writes the run."""
 
     def lock(self) -> None:
         """Locks nothing."""
@@ -570,7 +570,7 @@ class SilentFolder(RunFolder):
         """Writes nothing."""
 
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:
-        """Writes nothing; returns the path at which the first worker writes the checkpoint."""
+        """Writes nothing; returns the path at which rank 0 writes the checkpoint."""
         return self.checkpoints / name
 
     def link_checkpoint(self, source: Path, name: str) -> Path:

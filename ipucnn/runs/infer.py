@@ -3,7 +3,6 @@
 Both begin with :func:`_open`: all inputs on the command line are checked before TensorFlow is imported.
 """
 
-import hashlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.datasets.formats import pair_folders
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import expand, file_size, real
+from ipucnn.filesystem import expand, real
 from ipucnn.machine import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.inputs import (
@@ -140,18 +139,6 @@ def _begin(
         progress.line(f"warning: {warning}")
 
 
-def _names_of(paths: Sequence[str]) -> str:
-    """Returns a digest of the images' names and sizes, which workers compare."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            size = file_size(Path(path))
-        except DataError:
-            size = -1
-        digest.update(f"{path} {size}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
 def _examples(trained: TrainedSetup, subset: str) -> Examples:
     source, info = trained.source, trained.source.info
     examples = source.train if subset == "train" else source.eval
@@ -204,20 +191,19 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
         examples = _examples(trained, subset)
         inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
     _begin(trained, "classify", request, paths, problems, progress)
-    session = trained.session(request.verbose, trained.join(split=subset, images=_names_of(paths)))
+    session = trained.session(request.verbose)
     trained = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.names()))
     progress.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, progress)
-    with session.together():
-        trained.load(session, "infer")
-        for _, logits in session.logits(batches.read()):
-            images, done = batches.waiting.popleft()
-            for (position, image, pixels), row in zip(images, np.asarray(logits)):
-                result = _result(image, check_finite(row), names, request.top)
-                spool.append(result)
-                progress.image(position, result, pixels)
-            progress.update(done, total)
+    trained.load(session, "infer")
+    for _, logits in session.logits(batches.read()):
+        images, done = batches.waiting.popleft()
+        for (position, image, pixels), row in zip(images, np.asarray(logits)):
+            result = _result(image, check_finite(row), names, request.top)
+            spool.append(result)
+            progress.image(position, result, pixels)
+        progress.update(done, total)
     progress.update(total, total)
     failed = len(problems) + batches.num_failed
     return Predictions(spool, failed, min(request.top, len(names)), subset is not None)
@@ -367,16 +353,15 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
         for segmented in inputs
         for page, image in enumerate(segmented.source.pages())
     )
-    with network.together(split=request.subset, images=_names_of(paths), threshold=above):
-        for (segmented, page), image, logits in network.each(pages):
-            started = time.perf_counter()
-            probabilities = class_probabilities(logits)
-            masks.wall_s += time.perf_counter() - started
-            progress.image(segmented.add(page, image, probabilities, network.is_writer))
-            masks.num_pages += 1
-            progress.update(masks.num_pages, len(sizes))
-            if page + 1 == len(segmented.source.sizes):
-                masks.results.append(segmented.finish(network.is_writer))
+    for (segmented, page), image, logits in network.each(pages):
+        started = time.perf_counter()
+        probabilities = class_probabilities(logits)
+        masks.wall_s += time.perf_counter() - started
+        progress.image(segmented.add(page, image, probabilities))
+        masks.num_pages += 1
+        progress.update(masks.num_pages, len(sizes))
+        if page + 1 == len(segmented.source.sizes):
+            masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
     masks.patch_sizes, masks.device = network.patch_sizes, network.device
     return masks
@@ -390,15 +375,11 @@ class _Segmented:
         self._spools: List[PageSpool] = []
         self._counts: np.ndarray = np.zeros(len(classes.names), np.int64)
 
-    def add(
-        self, number: int, image: np.ndarray, probabilities: List[np.ndarray], is_writer: bool
-    ) -> SegmentedImage:
-        """Adds the next page; with several workers, only the first keeps the probabilities, because it writes the
-        files.
-        """
+    def add(self, number: int, image: np.ndarray, probabilities: List[np.ndarray]) -> SegmentedImage:
+        """Adds the next page."""
         if not number:
             self._spools = [PageSpool() for _ in probabilities]
-        for spool, probability in zip(self._spools, probabilities) if is_writer else ():
+        for spool, probability in zip(self._spools, probabilities):
             spool.append(probability)
         predicted = predicted_classes(probabilities, self._threshold)
         self._counts += np.bincount(predicted.reshape(-1), minlength=len(self._counts))
@@ -407,10 +388,9 @@ class _Segmented:
         name = self.source.name.rpartition("/")[2] + (f", page {number + 1} of {pages}" if pages > 1 else "")
         return SegmentedImage(name, image, predicted, self._classes, probability=highest)
 
-    def finish(self, is_writer: bool) -> PlainDict:
+    def finish(self) -> PlainDict:
         """Writes the files and returns the row of ``Masks.results``."""
-        if is_writer:
-            self._files.write(self._spools, self.source.pages, self._classes, self._threshold)
+        self._files.write(self._spools, self.source.pages, self._classes, self._threshold)
         self._spools = []
         names, (height, width) = self._classes.names, self.source.sizes[0]
         shares = dict(zip(names, (self._counts / self._counts.sum()).tolist()))

@@ -47,8 +47,7 @@ from ipucnn.runs.start import (
     resume_command,
 )
 from ipucnn.runs.train import TrainingRun
-from ipucnn.sessions.host.cluster import Cluster
-from ipucnn.sessions.host.workers import Workers, find_group
+from ipucnn.sessions.group import Mpi, find_group
 
 SCHEMA_VERSION = 1
 _NOT_FIGURES = ("samples",)
@@ -92,7 +91,7 @@ class FoldFinished:
 class CrossValidation:
     """Runs the folds of a configuration one after the other.
 
-    All workers, or all instances of ``poprun``, train each fold together; the first of them writes.
+    All processes of a group train each fold together; the first of them writes.
 
     Args:
         resolved: the configuration, with ``kfold``; with ``fold`` only that fold is run.
@@ -109,13 +108,11 @@ class CrossValidation:
 
     def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         config = resolved.config
-        self._instances = find_group(config.trusted_network)
-        # The connected workers; None until those of the first fold have connected.
-        self._cluster: Optional[Cluster] = None
-        if self._instances.count > 1 and config.run_dir is None:
-            who = "instances of poprun" if self._instances.under_poprun else "workers"
+        self._group = find_group()
+        if self._group.size > 1 and config.run_dir is None:
+            who = "instances of poprun" if self._group.under_poprun else "processes"
             raise ConfigurationError(
-                f"--kfold in {self._instances.count} {who} needs a folder that all of them are given",
+                f"--kfold in {self._group.size} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
         if config.checkpoint_dir is not None or config.checkpoint_input_dir is not None:
@@ -131,7 +128,7 @@ class CrossValidation:
         self._folder = RunFolder(self.root)
         try:
             with self._folder.unlocked_after_error():
-                if self._instances.is_writer and not config.dry_run:
+                if self._group.is_writer and not config.dry_run:
                     self._folder.lock()
                 self._prepare(resolved)
         except BaseException:
@@ -144,12 +141,12 @@ class CrossValidation:
         continued = self._continued(resolved)
         config = continued.config
         # Before the seed is drawn: each process would draw another one.
-        check_group(self._instances, config)
+        check_group(self._group, config)
         seed = run_setup.draw_seed() if config.seed is None else config.seed
         self.resolved = replace(continued, config=replace(config, seed=seed))
         self.num_folds = int(config.kfold or 1)
         self.folds: Sequence[int] = (config.fold,) if config.fold else range(1, self.num_folds + 1)
-        if self._instances.is_writer:
+        if self._group.is_writer:
             # Only the writer checks: another instance may come later, when the writer has already made folders.
             self._check_folders(config)
         without = "--resume then finds finished folds by their own files"
@@ -198,26 +195,19 @@ class CrossValidation:
         """
         try:
             yield from self._events()
-        except BaseException as error:
-            if self._cluster is not None:
-                self._cluster.close(error)
-            raise
         finally:
             self._folder.unlock()
-        if self._cluster is not None:
-            self._cluster.close()
 
     def _events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
         for fold in self.folds:
             run = self.first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
-            # With workers the root's files are written after the first event, because a worker may never connect.
+            # With MPI the root's files are written after the first event, once the processes agree on the run.
             is_written = run.context.start.report is not None
             try:
-                if not is_written and not isinstance(self._instances, Workers):
+                if not is_written and not isinstance(self._group, Mpi):
                     is_written = self._write(run)
                 for event in run.events():
-                    self._cluster = run.cluster
                     is_written = is_written or self._write(run)
                     yield event
             except Interrupted as interrupted:
@@ -350,12 +340,12 @@ class CrossValidation:
             config=replace(config, fold=fold, run_dir=run_dir, overwrite=overwrite),
             typed={**self.resolved.typed, "fold": fold, "seed": config.seed, "run_dir": run_dir},
         )
-        return TrainingRun(resolved, self._verbose, self._cluster, parts=False)
+        return TrainingRun(resolved, self._verbose)
 
     def _row(self, fold: int, run: TrainingRun) -> PlainDict:
         report, train_s = run.final_report, 0.0
         path = run.context.folder.path
-        if is_file(path / CONFIG):  # a worker that writes nothing may have no run folder
+        if is_file(path / CONFIG):  # a process that writes nothing may have no run folder
             train_s = read_run(path).seconds("execution")
         return {
             "fold": fold,
@@ -379,7 +369,7 @@ class CrossValidation:
             True: the files are written.
         """
         self._threads = self._threads or run.threads
-        if self._instances.is_writer:
+        if self._group.is_writer:
             make_folder(self.root)
             self._folder.lock()
             # Folds that begin later, perhaps with fewer workers, fuse the same number of micro-batches.

@@ -184,7 +184,7 @@ class Recorder:
         self.report: PlainDict = {}
 
     def __enter__(self) -> "Recorder":
-        folder, config, is_writer = self._folder.path, self._config, self._context.instances.is_writer
+        folder, config, is_writer = self._folder.path, self._config, self._context.group.is_writer
         if not isinstance(self._folder, SilentFolder):
             self._trackers.append(Curves(folder / TENSORBOARD, self._first_weight_update))
         if config.wandb and is_writer:
@@ -469,10 +469,10 @@ class Recorder:
         updates = f"{self._session.state.weight_updates:,} of {counted(total, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
-        # All workers measure statistics together, also those that write nothing.
+        # All processes measure statistics together, also those that write nothing.
         self._prepare_evaluated_weights()
         if isinstance(self._folder, SilentFolder):
-            raise Interrupted(exit_code, f"interrupted after {updates}; the first worker saves it", None)
+            raise Interrupted(exit_code, f"interrupted after {updates}; rank 0 saves it", None)
         path = self._save(LAST)
         raise Interrupted(
             exit_code,
@@ -522,11 +522,11 @@ class Recorder:
             return
         advice = "a larger --gradient-accumulation-count or --fused-micro-batches"
         if sharing.reduction == "ordered":
-            advice += ", or --reduction ring, which gives other last digits"
+            advice += ", or --reduction allreduce, which gives other last digits"
         yield Notes(
             [
                 f"warning: {sharing.collective_s / train_s:.0%} of the time went into gathering gradients of "
-                f"{sharing.workers} workers, or waiting for them; less does with {advice}"
+                f"{sharing.workers} processes, or waiting for them; less does with {advice}"
             ]
         )
 

@@ -4,7 +4,6 @@ An option without effect is refused if it is typed, so that users do not wait fo
 configurations also carry options for other runs, so their options are accepted.
 """
 
-import os
 from typing import Callable, NamedTuple, Tuple, Union
 
 from ipucnn.config.options import BY_NAME, SPECS, RunConfig
@@ -13,9 +12,8 @@ from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
+from ipucnn.sessions.group import Mpi, ProcessGroup, find_instances, find_launched
 from ipucnn.sessions.host.division import check_sharing
-from ipucnn.sessions.host.workers import Workers, find_workers
-from ipucnn.sessions.processes import Instances, find_instances
 from ipucnn.training.program import Program, auto_loss_scaling_conflicts
 
 
@@ -140,9 +138,9 @@ _CHECKPOINT_DIR = Obstacle(
     lambda c, f: not c.checkpoint_dir, "without a folder for them", "add --checkpoint-dir DIR"
 )
 _WORKERS = Obstacle(
-    lambda c, f: find_workers(os.environ, c.trusted_network) is None,
-    "for one worker",
-    "start several: with `ipucnn launch`, srun or TF_CONFIG",
+    lambda c, f: find_launched() is None,
+    "in one process",
+    "start several: mpiexec -n 2 ipucnn train ...",
 )
 _BATCH_NORM = Obstacle(lambda c, f: norm_of(c.norm_layer) != "batch", "with norm-layer {c.norm_layer[name]}")
 _SAVED_STATISTICS = Obstacle(
@@ -218,7 +216,7 @@ RULES: Tuple[Rule, ...] = (
     Rule(("clip_gradient_norm", "ema_decay", "random_erasing"), (_TRAINING,)),
     Rule(("wandb_run_name", "wandb_tags"), (_WANDB,)),
     Rule(("ckpt_all_instances",), (_INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR)),
-    Rule(("reduction", "start_timeout", "require_same_bytes", "trusted_network"), (_WORKERS,)),
+    Rule(("reduction", "rank_timeout", "require_same_bytes"), (_WORKERS,)),
     Rule(("fused_preprocessing",), (_PREPROCESSING,), ipu_only=True),
     Rule(
         ("offload_activations", "offload_gradient_accumulation_buffers", "pipeline_schedule"),
@@ -255,35 +253,33 @@ def check_rules(facts: Facts) -> None:
                     raise obstacle.error(option, config)
 
 
-def check_group(instances: Instances, config: RunConfig, draws: bool = True) -> None:
+def check_group(group: ProcessGroup, config: RunConfig, draws: bool = True) -> None:
     """Refuses processes that cannot work together: on the wrong device, or without a common seed.
 
     Args:
-        instances: the group of processes.
+        group: the group of processes.
         config: the configuration of the run.
         draws: whether weights or the order of data are drawn at random, which must be the same in all processes.
 
     Raises:
         ConfigurationError: the processes cannot work together.
     """
-    if instances.count == 1:
+    if group.size == 1:
         return
     on_ipus = runs_on_ipus(config.device)
-    if isinstance(instances, Workers) and on_ipus:
+    if isinstance(group, Mpi) and on_ipus:
         raise ConfigurationError(
-            f"{instances.source} names {instances.count} workers, which are of the host session, and this is an IPU's",
+            f"{group.launched.text} of the host session, and this is an IPU's",
             "use --device cpu, or start instances for IPUs with poprun",
         )
-    if not isinstance(instances, Workers) and not on_ipus:
+    if not isinstance(group, Mpi) and not on_ipus:
         raise ConfigurationError(
-            f"poprun started {instances.count} instances, and only IPUs work together",
+            f"poprun started {group.size} instances, and only IPUs work together",
             "start it without poprun: one process has all replicas on a CPU or GPU",
         )
     if draws and config.seed is None:
-        kind = "workers" if isinstance(instances, Workers) else "instances of poprun"
-        raise ConfigurationError(
-            f"{instances.count} {kind} need the same seed, and none is given", "add --seed 1"
-        )
+        kind = "processes" if isinstance(group, Mpi) else "instances of poprun"
+        raise ConfigurationError(f"{group.size} {kind} need the same seed, and none is given", "add --seed 1")
 
 
 def refuse_instances(command: str) -> None:
@@ -299,18 +295,18 @@ def refuse_instances(command: str) -> None:
         )
 
 
-def check_workers(instances: Instances, config: RunConfig, program: Program) -> None:
+def check_workers(group: ProcessGroup, config: RunConfig, program: Program) -> None:
     """Refuses workers that cannot share a weight update, before TensorFlow is imported.
 
     Args:
-        instances: the group of processes.
+        group: the group of processes.
         config: the configuration of the run.
         program: the Program, with the number of fused micro-batches if that is known.
 
     Raises:
         ConfigurationError: they cannot share it; the error lists the numbers of workers that can.
     """
-    count = instances.count if isinstance(instances, Workers) else 1
+    count = group.size if isinstance(group, Mpi) else 1
     # `--devices all` counts as 1: only TensorFlow can count the devices.
     devices = max(config.devices or 1, 1)
     check_sharing(program, config, count, devices)

@@ -5,7 +5,6 @@ All checks are made here before anything is computed or written; ``folder.py`` w
 
 import itertools
 import json
-import os
 import shlex
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -52,7 +51,7 @@ from ipucnn.runs.folder import (
     is_unfinished,
     numbered_run_dirs,
 )
-from ipucnn.sessions.host.workers import LAUNCH_VARIABLE
+from ipucnn.sessions.group import resume_words
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
 from ipucnn.training.program import Program
@@ -463,13 +462,11 @@ def check_same_run(
 
 
 def resume_command(folder: Path, user_files: Sequence[str]) -> str:
-    """Returns the command that continues a run, with the same number of workers if ``ipucnn launch`` started it.
+    """Returns the command that continues a run, with the same number of processes if MPI's launcher started it.
 
     Args:
         folder: the run folder.
         user_files: the command-line words that name the user's own files.
     """
-    count = os.environ.get(LAUNCH_VARIABLE, "")
-    launch = ["launch", "-n", count, "--"] if count.isdigit() else []
-    words = ["ipucnn", *launch, "train", "--resume", "--run-dir", str(folder), *user_files]
+    words = [*resume_words(), "ipucnn", "train", "--resume", "--run-dir", str(folder), *user_files]
     return shlex.join(words)

@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,9 +27,10 @@ from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.start import resume_command
-from ipucnn.sessions.host.cluster import Cluster, join
+from ipucnn.sessions.group import Mpi
+from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
-from ipucnn.sessions.host.workers import compared_options
+from ipucnn.sessions.host.gpus import share_gpus
 from ipucnn.sessions.session import CompilationReport, Session, TrainState, ValidationDue
 from ipucnn.text import counted
 from ipucnn.training.schedules import largest_rate
@@ -41,34 +42,31 @@ class TrainingRun:
     Args:
         resolved: the configuration.
         verbose: show TensorFlow's own messages.
-        cluster: the workers, already connected by an earlier run of this process; None: not yet connected.
-        parts: whether the workers disconnect at the end of the run, because no other run follows.
 
     Attributes:
         context: network, data, Program and run folder.
         state: history and validations so far.
         fresh_weights: the number of weights that keep their initial values, in a new head, beside ``--weights``.
         final_report: the content of ``report.json``; empty before the run is over.
-        cluster: the connected workers; None before they connect, and for a single worker.
 
     Raises:
         UserError: the configuration, the data or the run folder is wrong.
     """
 
-    def __init__(
-        self, resolved: Resolved, verbose: bool = False, cluster: Optional[Cluster] = None, parts: bool = True
-    ) -> None:
+    def __init__(self, resolved: Resolved, verbose: bool = False) -> None:
         self.context: RunContext = make_context(resolved)
         self.state = RunState([])
         self._former_rows = 0
         self.fresh_weights = 0
         self.final_report: Dict[str, Any] = {}
-        self.cluster, self._parts, self._verbose = cluster, parts, verbose
+        self._verbose = verbose
+        # The differences between processes that can change the last digits of a result.
+        self._differences: List[str] = []
 
     @property
     def is_silent(self) -> bool:
         """Whether this process only computes, because another process of the run prints and writes the results."""
-        return not self.context.instances.is_writer
+        return not self.context.group.is_writer
 
     @property
     def neighbours_accuracy(self) -> Optional[float]:
@@ -187,16 +185,17 @@ class TrainingRun:
             return num_cores(), False
         return threads_of_training(context.program, max(context.num_workers, config.max_workers)), False
 
-    def _join(self) -> Optional[Cluster]:
-        """Connects to the other workers of the run; returns None for a single worker.
+    def _agree(self) -> None:
+        """Agrees with the other processes of the run on what they train, and fixes the number of threads.
 
         Raises:
-            UserError: a worker did not connect, or would not train the same network.
+            ConfigurationError: a process would not train the same network.
         """
         context = self.context
         checkpoint = context.start.checkpoint
         threads, is_fixed = self._threads()
-        if context.workers is not None:
+        if isinstance(context.group, Mpi):
+            context.group.connection.timeout_s = context.config.rank_timeout
             compared = compared_options(context.config)
             compared["data"] = context.data_sha256
             if context.record.own is not None:
@@ -206,17 +205,18 @@ class TrainingRun:
                 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
             )
             compared["the checkpoint"] = None if checkpoint is None else checkpoint.digest
-            self.cluster, threads = join(context.workers, context.config, compared, threads, self.cluster)
+            threads, self._differences = agree(context.group, context.config, compared, threads)
             is_fixed = True
+            if context.config.device != "cpu":
+                share_gpus(context.group)
         fix_threads(threads, is_fixed)
-        return self.cluster
 
     def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
         """Returns this instance's part of the training batches, from a weight update on; sessions call it."""
         context = self.context
-        shard = (context.instances.count, context.instances.index)
-        if context.workers is not None and context.config.synthetic_data == "ipu":
-            shard = (1, 0)  # every worker repeats the same batch
+        shard = (context.group.size, context.group.rank)
+        if isinstance(context.group, Mpi) and context.config.synthetic_data == "ipu":
+            shard = (1, 0)  # every process repeats the same batch
         return run_setup.training_batches(
             context, context.program, first_update, samples_per_element, shard=shard
         )
@@ -241,15 +241,8 @@ class TrainingRun:
             hint = f"continue it with: {resume_command(context.folder.path, context.own_files)}"
         try:
             with InterruptGuard(hint=hint) as guard:
-                cluster = self._join()
-                try:
-                    yield from self._events(guard, cluster)
-                except BaseException as error:
-                    if cluster is not None:
-                        cluster.close(error)
-                    raise
-                if cluster is not None and self._parts:
-                    cluster.close()
+                self._agree()
+                yield from self._events(guard)
         except BaseException:
             if len(self.state.history) == self._former_rows:
                 # Out of memory, no free IPUs, or a signal before the first weight update: there is nothing to keep,
@@ -259,12 +252,12 @@ class TrainingRun:
         finally:
             self.context.folder.unlock()
 
-    def _events(self, guard: InterruptGuard, cluster: Optional[Cluster]) -> Iterator[RunEvent]:
+    def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
         from ipucnn.sessions.factory import create_session
 
-        config = self.context.config
+        config, group = self.context.config, self.context.group
         session = create_session(
-            config.device, verbose=self._verbose, config=config, cluster=cluster, trains=True
+            config.device, verbose=self._verbose, config=config, group=group, trains=True
         )
         self.context = run_setup.move_preprocessing(self.context, session)
         from ipucnn.datasets.pipeline import data_errors
@@ -272,8 +265,8 @@ class TrainingRun:
         timer = Timer()
         model, compilation = self._compile(session)
         context = self.context
-        if cluster is not None:
-            cluster.require_same_weights({**session.state.weights, **session.state.slots})
+        if isinstance(group, Mpi):
+            require_same_weights(group, {**session.state.weights, **session.state.slots})
         if config.compile_only:
             yield Notes(["compiling; nothing is trained"])
             with data_errors():
@@ -291,7 +284,7 @@ class TrainingRun:
         self._open_folder(session)
         context = self.context
         recorder = Recorder(context, session, self.dataset, self.state, guard, timer)
-        notes = _notes_of_sharing(context, cluster, session.num_devices)
+        notes = _notes_of_sharing(context, self._differences, session.num_devices)
         notes += recorder.note_process(is_continued=context.start.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]
         if context.record.own is not None:
@@ -338,8 +331,8 @@ class TrainingRun:
     def _predictions(self, session: Session) -> Iterator[Predicted]:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""
         context = self.context
-        # Instances of poprun predict together; other workers of the host would only repeat the writer's work.
-        predicts = context.instances.is_writer or context.instances.under_poprun
+        # Instances of poprun predict together; other processes of the host would only repeat the writer's work.
+        predicts = context.group.is_writer or context.group.under_poprun
         images = context.source.eval
         if context.record.task != "segmentation" or not context.config.training or not predicts:
             return
@@ -360,7 +353,7 @@ class TrainingRun:
         if start.in_place and checkpoint is not None:
             context.folder.reopen(context.saved_config(num_devices), context.program, self.state.history)
             return
-        if context.instances.is_writer:
+        if context.group.is_writer:
             context = self.context = replace(context, folder=start.claim())
         is_replaced = start.in_place or context.config.overwrite
         context.folder.create(context.saved_config(num_devices), context.program, is_replaced)
@@ -404,24 +397,21 @@ def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> D
 
 
 def _notes_of_sharing(
-    context: RunContext, cluster: Optional[Cluster], num_devices: Tuple[int, int]
+    context: RunContext, differences: Sequence[str], num_devices: Tuple[int, int]
 ) -> List[str]:
     """Describes the workers and how they share a weight update; empty for one device of one worker."""
-    if context.workers is None and num_devices == (1, 1):
+    if context.num_workers == 1 and num_devices == (1, 1):
         return []
     begins = context.start.checkpoint is None
-    notes = notes_of_sharing(context.workers, context.config, context.program, begins, num_devices)
-    different = "the result may differ in bytes from one worker's"
-    return [
-        *notes,
-        *(f"warning: {line}; {different}" for line in ([] if cluster is None else cluster.warnings)),
-    ]
+    notes = notes_of_sharing(context.num_workers, context.config, context.program, begins, num_devices)
+    different = "the result may differ in bytes from one process's"
+    return [*notes, *(f"warning: {line}; {different}" for line in differences)]
 
 
 def _notes_of_room(context: RunContext, state: TrainState) -> List[str]:
     """Returns a warning if the checkpoints will take more than a tenth of the free space on their disk."""
     config, program = context.config, context.program
-    if not (config.training and config.checkpoints and context.instances.is_writer):
+    if not (config.training and config.checkpoints and context.group.is_writer):
         return []
 
     def size(variables: Iterable[TfVariable]) -> int:

@@ -21,12 +21,10 @@ from ipucnn.datasets.base import (
     ArrayExamples,
     DatasetInfo,
     DataSource,
-    fingerprint,
     limit_source,
 )
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
-from ipucnn.machine import fix_threads, num_cores
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
@@ -48,15 +46,7 @@ from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
-from ipucnn.sessions.host.cluster import Cluster, join
-from ipucnn.sessions.host.workers import (
-    BEGIN_AGAIN,
-    Workers,
-    compared_options,
-    find_group,
-    require_one,
-)
-from ipucnn.sessions.processes import find_instances
+from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import read_meta
@@ -119,47 +109,19 @@ class TrainedSetup(Setup):
         kept = {} if self.folder is None else self.folder.thresholds()
         return kept.get(str(self.summary["weight_updates"]), HALF)
 
-    def session(self, verbose: bool, cluster: Optional[Cluster] = None) -> Session:
+    def session(self, verbose: bool) -> Session:
         """Makes the session that runs the network: that of the device, or the runtime of an exported file.
 
         Args:
             verbose: show TensorFlow's own messages.
-            cluster: the workers that share the work; None for a single worker.
         """
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.environment import import_tensorflow
 
         if self.runtime is None:
-            return create_session(self.config.device, verbose=verbose, config=self.config, cluster=cluster)
+            return create_session(self.config.device, verbose=verbose, config=self.config)
         import_tensorflow(verbose)
         return self.runtime()
-
-    def join(self, **arguments: object) -> Optional[Cluster]:
-        """Connects to the other workers; returns None for a single worker.
-
-        Call it before :meth:`session`, and before anything else imports TensorFlow.
-
-        Args:
-            arguments: arguments of the command line, besides the options of runs, that must be the same in all workers.
-
-        Raises:
-            UserError: a worker did not connect, or has other weights, data or options.
-        """
-        workers = find_group()
-        if not isinstance(workers, Workers):
-            return None
-        compared = {"the model": self.record.name, "weight updates done": self.summary["weight_updates"]}
-        compared["evaluation samples"] = len(self.source.eval)
-        compared["data"] = fingerprint(self.source)
-        compared.update({f"--{name.replace('_', '-')}": value for name, value in arguments.items()})
-        if self.record.own is not None:
-            compared["the network's file"] = self.record.own.sha256
-        cluster, threads = join(
-            workers, self.config, {**compared_options(self.config), **compared}, num_cores()
-        )
-        cluster.hint = BEGIN_AGAIN
-        fix_threads(threads)
-        return cluster
 
     @property
     def warnings(self) -> List[str]:
@@ -205,13 +167,6 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
         MissingError: a device or a package is missing.
     """
     trained = _open(named, reads_data)
-    if named.command == "export":
-        require_one("`ipucnn export`", trained.config.trusted_network)
-    elif trained.runtime is not None:
-        require_one(
-            f"`ipucnn {named.command}` of an exported file, which its own runtime computes,",
-            trained.config.trusted_network,
-        )
     check_group(find_instances(), trained.config, draws=False)
     return trained
 

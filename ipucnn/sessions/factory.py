@@ -1,17 +1,15 @@
 """Chooses the session for a device: the only module that knows which hardware is present."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
+from ipucnn.sessions.group import Alone, ProcessGroup, find_instances
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import counted
-
-if TYPE_CHECKING:
-    from ipucnn.sessions.host.cluster import Cluster
 
 DEVICES = ("auto", "ipu", "gpu", "cpu")
 
@@ -54,14 +52,12 @@ def visible_gpus() -> List[Tuple[str, str]]:
     return gpus
 
 
-def _configure_devices(device: str, num_devices: int, cluster: Optional["Cluster"], trains: bool) -> None:
+def _configure_devices(device: str, num_devices: int) -> None:
     """Configures TensorFlow's devices before TensorFlow creates them.
 
     Args:
         device: gpu, cpu or auto.
         num_devices: the number of logical devices to split the processor into.
-        cluster: the workers that train together; None: this process is alone.
-        trains: whether the workers gather gradients.
 
     Raises:
         MissingError: several GPUs are requested, and there is none.
@@ -91,8 +87,6 @@ def _configure_devices(device: str, num_devices: int, cluster: Optional["Cluster
                     "already",
                     "start a process of its own",
                 ) from None
-    if cluster is not None and trains:
-        cluster.start_collectives()
 
 
 def runs_on_ipus(device: str) -> bool:
@@ -105,7 +99,7 @@ def create_session(
     *,
     verbose: bool = False,
     config: RunConfig = RunConfig(),
-    cluster: Optional["Cluster"] = None,
+    group: Optional[ProcessGroup] = None,
     trains: bool = False,
 ) -> Session:
     """Returns the session for a device.
@@ -114,7 +108,7 @@ def create_session(
         device: auto (IPUs where the Poplar SDK is, else a GPU if there is one, else the CPU), ipu, gpu or cpu.
         verbose: whether to show TensorFlow's own messages.
         config: the options of the run.
-        cluster: the workers that train together on the host; None: this process is alone.
+        group: the processes that train together; None: the instances of ``poprun``, else this process alone.
         trains: whether the session trains, so that several GPUs may share the work; otherwise it uses the first one.
 
     Raises:
@@ -124,14 +118,15 @@ def create_session(
     if device not in DEVICES:
         raise ConfigurationError(f"device '{device}' does not exist", f"use one of {', '.join(DEVICES)}")
     check_device(device)
+    group = group or find_instances()
     if runs_on_ipus(device):
-        return _poplar_session(config, verbose)
+        return _poplar_session(config, verbose, group)
     from ipucnn.sessions.host.environment import import_tensorflow
 
     requested = config.devices if trains else 1
     import_tensorflow(
         verbose,
-        lambda: _configure_devices(device, requested or 1, cluster, trains),
+        lambda: _configure_devices(device, requested or 1),
         config.deterministic_operations,
         may_use_gpus=device != "cpu",
     )
@@ -149,22 +144,19 @@ def create_session(
                 f"use --devices {len(places)}",
             )
         places = places[:requested]
-    collectives = None if cluster is None else cluster.collectives
-    worker = "" if collectives is None else collectives.place
-    names = [worker + name for name, _ in places]
-    return HostSession(DeviceInfo(kind, places[0][1], cores, memory), config, cluster, names)
+    together = group if isinstance(group, Alone) else Alone()
+    names = [name for name, _ in places]
+    return HostSession(DeviceInfo(kind, places[0][1], cores, memory), config, together, names)
 
 
-def _poplar_session(config: RunConfig, verbose: bool) -> Session:
+def _poplar_session(config: RunConfig, verbose: bool, group: ProcessGroup) -> Session:
     from ipucnn.sessions.host.environment import import_tensorflow
     from ipucnn.sessions.poplar.errors import poplar_errors
-    from ipucnn.sessions.processes import find_instances
 
-    instances = find_instances()
     surroundings.set_flags(config)
     with poplar_errors():
         import_tensorflow(verbose)
     from ipucnn.sessions.poplar.device import Device, load_api
     from ipucnn.sessions.poplar.session import PoplarSession
 
-    return PoplarSession(Device(load_api(), instances, config))
+    return PoplarSession(Device(load_api(), group, config))

@@ -164,9 +164,9 @@ class Sharing:
 
     Attributes:
         workers: the number of workers.
-        reduction: the method of adding gradients: ordered or ring.
+        reduction: the method of adding gradients: ordered or allreduce.
         received_bytes: the bytes that each worker received per weight update, its own part included.
-        collective_s: the seconds that worker 0 spent in collectives, including the wait for other workers.
+        collective_s: the seconds that rank 0 spent in collectives, including the wait for other workers.
     """
 
     workers: int
@@ -575,15 +575,6 @@ class Session:
         if self._loss is None:
             raise RuntimeError("evaluate() needs the loss of compile() or prepare_evaluation()")
         return Predictions(logits, labels, weights).sums(self._loss.name, self._loss.label_smoothing)
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Surrounds :meth:`logits` in commands that do not train.
-
-        The host's workers disconnect at the end of the block.  If an error ends the block on one worker, all workers
-        end.
-        """
-        yield
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Yields each batch with its logits, in order; several batches may be read ahead and computed together.

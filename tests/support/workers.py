@@ -1,37 +1,28 @@
-"""Runs of several workers in processes of their own: their options, their start, and their results."""
+"""Runs in several processes: their options, their start, and their results."""
 
 import filecmp
-import json
 import os
-import socket
 import subprocess
 import sys
+import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ipucnn.machine import num_cores
+from ipucnn.sessions.group import Alone
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "from ipucnn.__main__ import main; main()"
 
 
-def tf_config(addresses, index=0, kind="worker", **more):
-    """Returns the environment variable that names the workers and this one."""
-    return {
-        "TF_CONFIG": json.dumps(
-            {"cluster": {"worker": addresses, **more}, "task": {"type": kind, "index": index}}
-        )
-    }
-
-
-def addresses(count):
-    """Returns free addresses of this machine."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    free = tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-    for one in sockets:
-        one.close()
-    return free
+# The launcher of the MPI in the extra `mpi`, which `dev` includes.
+MPIEXEC = Path(sysconfig.get_path("scripts")) / "mpiexec"
+needs_mpi = pytest.mark.skipif(
+    not MPIEXEC.exists(), reason="MPICH is not installed: pip install 'ipucnn[mpi]'"
+)
 
 
 FLAGS = (
@@ -71,10 +62,29 @@ def completed(folder, words, **more):
     )
 
 
-def launch(folder, *words, workers=2, command="train"):
-    """Runs a command with several workers, or with one."""
-    launched = ["launch", "-n", workers, "--"] if workers > 1 else []
-    return completed(folder, ["-c", PROGRAM, *launched, command, *words])
+def mpiexec(folder, *programs, count=2, **more):
+    """Runs words after ``python`` in ``count`` processes, or several lists of words in one process each."""
+    parts = [["-n", count, sys.executable, *programs]]
+    if isinstance(programs[0], (list, tuple)):
+        parts = [["-n", 1, sys.executable, *words] for words in programs]
+    joined = [word for part in parts for word in (":", *part)][1:]
+    return completed(folder, [MPIEXEC, *joined], **more)
+
+
+def launch(folder, *words, workers=2):
+    """Trains in several processes, or in one."""
+    words = ["-c", PROGRAM, "train", *words]
+    return completed(folder, words) if workers == 1 else mpiexec(folder, *words, count=workers)
+
+
+@dataclass(frozen=True)
+class Given(Alone):
+    """A group whose processes exchange values that a test gives: (place, value of this process) -> values by rank."""
+
+    values: Any = None
+
+    def gather(self, place, value):
+        return self.values(place, value)
 
 
 def assert_same(one, two):

@@ -15,8 +15,6 @@ summed. Outputs are 4 more than a multiple of 16 wide: neighbouring patches shar
 agree.
 """
 
-import contextlib
-import itertools
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
@@ -35,7 +33,6 @@ from ipucnn.runs.network_input import COST_OF_PATCHES
 from ipucnn.runs.predicting import check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
-from ipucnn.sessions.host.cluster import Cluster
 from ipucnn.sessions.session import Session
 
 TEST_TIME_AUGMENTATIONS = (1, 2, 4, 8)
@@ -128,8 +125,7 @@ class PatchwiseNetwork:
     Attributes:
         device: kind of the device it runs on, known after the first image.
         patch_sizes: (height, width) of the inputs used so far.
-        busy_s: seconds that :meth:`each` took for logits, without building the network; including the logits of other
-            workers.
+        busy_s: seconds that :meth:`each` took for logits, without building the network.
     """
 
     def __init__(
@@ -157,7 +153,6 @@ class PatchwiseNetwork:
             self._fixed = self._output_of_training()
         self._is_patch_normalised = norm_of(trained.config.norm_layer) == "group"
         self._sessions: Dict[Size, Session] = {}
-        self._cluster = Cluster()
         self.device = ""
         self.busy_s = 0.0
 
@@ -195,39 +190,10 @@ class PatchwiseNetwork:
             f"{COST_OF_PATCHES}, and seams may show; {remedy}"
         )
 
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process prints and writes files, of several workers that share the work."""
-        return self._cluster.rank == 0
-
-    @contextlib.contextmanager
-    def together(self, **arguments: object) -> Iterator[None]:
-        """Connects the workers, if there are several, around :meth:`each`; an error ends them together.
-
-        Args:
-            arguments: values on which all workers must agree, see :meth:`TrainedSetup.join`.
-        """
-        joined = self._trained.join(
-            patch_size=self._patch_size, test_time_augmentation=self.test_time_augmentation, **arguments
-        )
-        if joined is None:
-            yield
-            return
-        self._cluster = joined
-        try:
-            yield
-        except BaseException as error:
-            joined.close(error)
-            raise
-        joined.close()
-
     def each(
         self, images: Iterable[Tuple[_Key, np.ndarray]]
     ) -> Iterator[Tuple[_Key, np.ndarray, np.ndarray]]:
         """Yields each image's key, the image and its logits, in order.
-
-        N workers must receive the same images.  Each computes every Nth image and receives the logits of all; N images
-        are in memory at a time.
 
         Args:
             images: (key, uint8 [h, w, channels]).
@@ -235,20 +201,12 @@ class PatchwiseNetwork:
         Raises:
             DataError, InfeasibleError: see :meth:`logits`.
         """
-        left, rank = iter(images), self._cluster.rank
-        while True:
-            group = list(itertools.islice(left, self._cluster.count))
-            for _, image in group:
-                # All workers build a network that one of them needs, because they compare its weights.
-                self.prepare(image.shape)
+        for key, image in images:
+            self.prepare(image.shape)
             started = time.perf_counter()
-            computed = self._outcome(group[rank][1]) if rank < len(group) else None
-            outcomes = self._cluster.exchange_arrays("images", computed)
+            logits = self.logits(image)
             self.busy_s += time.perf_counter() - started
-            for (key, image), logits in zip(group, outcomes):
-                yield key, image, check_finite(logits)
-            if len(group) < self._cluster.count:
-                return
+            yield key, image, logits
 
     def prepare(self, image_shape: Sequence[int]) -> None:
         """Builds the network for the patches of an image in any rotation; call it before measuring time."""
@@ -336,7 +294,7 @@ class PatchwiseNetwork:
         """Returns a session with the network built for patches of that output size."""
         if output not in self._sessions:
             record, shape = self._trained.record, (*self._input(output), self._trained.input_shape[2])
-            session = self._trained.session(self._verbose, self._cluster)
+            session = self._trained.session(self._verbose)
             setup = replace(self._trained, input_shape=shape, output_shape=output_shape(record, shape))
             setup.load(session, self._command)
             self._sessions[output] = session

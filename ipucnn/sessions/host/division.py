@@ -6,15 +6,13 @@ in parallel, change only the speed.
 """
 
 import math
-import os
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Tuple
 
 from ipucnn.aliases import KerasModel
 from ipucnn.config.bounds import MAX_ACCUMULATION
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
-from ipucnn.sessions.host.workers import SECRET_VARIABLE, Workers
 from ipucnn.text import counted
 from ipucnn.training.batching import divisors
 from ipucnn.training.program import Program
@@ -203,28 +201,27 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
 
 
 def notes_of_sharing(
-    workers: Optional[Workers],
+    workers: int,
     config: RunConfig,
     program: Program,
     is_new: bool,
     num_devices: Tuple[int, int] = (1, 1),
 ) -> List[str]:
-    """Returns notes to print at the start: who trains, how a weight update is shared, and who could join uninvited.
+    """Returns notes to print at the start: who trains, and how a weight update is shared.
 
     Args:
-        workers: the workers of the run; None: this process is alone.
+        workers: the number of workers.
         config: the options of the run.
         program: the Program, with its number of fused micro-batches.
         is_new: whether the run begins, rather than continues from a checkpoint.
         num_devices: the number of each worker's devices that take part, and the number of all its devices.
     """
     fused, (devices, present) = program.fused_micro_batches, num_devices
-    count, lines = 1 if workers is None else workers.count, []
-    num_groups, sharing = program.num_fused_batches, count * devices
+    lines, num_groups, sharing = [], program.num_fused_batches, workers * devices
     if sharing > 1:
-        threads = "" if workers is None else f", {counted(operation_threads(), 'thread')} each"
+        threads = "" if workers == 1 else f", {counted(operation_threads(), 'thread')} each"
         lines.append(
-            f"{sharers(count, devices)}{threads}: a weight update is {counted(num_groups, 'group')} of "
+            f"{sharers(workers, devices)}{threads}: a weight update is {counted(num_groups, 'group')} of "
             f"{counted(fused, 'fused micro-batch')}, {num_groups // sharing} for each "
             f"{'worker' if devices == 1 else 'device'}"
         )
@@ -232,22 +229,12 @@ def notes_of_sharing(
         lines.append(
             f"{devices} of {present} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
             f"{counted(program.num_micro_batches, 'micro-batch')} of a weight update evenly"
-            + (", or other workers have no more" if count > 1 else "")
-        )
-    if workers is not None:
-        lines.append(
-            f"TensorFlow's servers ({', '.join(workers.addresses)}) listen on every network of their machines, without "
-            "authentication"
+            + (", or other workers have no more" if workers > 1 else "")
         )
     if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
         lines.append(
             f"the groups of fused micro-batches are those of --max-workers {sharing}: a run with another number of "
             f"workers{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
-        )
-    if workers is not None and not os.environ.get(SECRET_VARIABLE):
-        lines.append(
-            f"warning: {SECRET_VARIABLE} is not set, so that whoever reaches worker 0 in time can take the place of a "
-            "worker; set it to the same text on all of them"
         )
     return lines
 

@@ -26,8 +26,9 @@ from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
 from ipucnn.models.names import moved_statistics
+from ipucnn.sessions.group import Alone, Mpi
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
-from ipucnn.sessions.host.cluster import Cluster
+from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import (
     Capacity,
     activation_bytes_per_sample,
@@ -74,7 +75,7 @@ class HostSession(Session):
     Args:
         device: the device to report.
         config: the options of the run.
-        cluster: the workers that train together; None: this process is alone.
+        group: the processes that train together.
         places: TensorFlow's names of the devices that may take part in training, for example ``/CPU:0``; the first one
             has the weights.
 
@@ -92,11 +93,12 @@ class HostSession(Session):
         self,
         device: DeviceInfo,
         config: RunConfig = RunConfig(),
-        cluster: Optional[Cluster] = None,
+        group: Alone = Alone(),
         places: Sequence[str] = ("/CPU:0",),
     ) -> None:
         self._config = config
-        self._cluster = Cluster() if cluster is None else cluster
+        self._group = group
+        self._collectives = Collectives(group) if isinstance(group, Mpi) else None
         self._transfer = Transfer("float32")
         self.device = device
         self.places = self._devices = tuple(places)
@@ -129,7 +131,7 @@ class HostSession(Session):
         self._require_same_precision(program)
         self._schedule = schedule
         self._take_capacity(model)
-        workers = self._cluster.count
+        workers = self._group.size
         num_devices = choose_devices(program, self._config, workers, self._capacity)
         check_sharing(program, self._config, workers, num_devices)
         self.places = self._devices[:num_devices]
@@ -144,8 +146,10 @@ class HostSession(Session):
             def loop_of(program: Program) -> UpdateLoop:
                 self.num_parallel = choose_parallel(program, workers, num_devices, self._capacity)
                 devices = self.places * self.num_parallel
-                is_ordered = self._config.reduction == "ordered"
-                return UpdateLoop(network, program, opt, loss, weights, devices, self._cluster, is_ordered)
+                reduction = self._config.reduction
+                return UpdateLoop(
+                    network, program, opt, loss, weights, devices, self._group, self._collectives, reduction
+                )
 
             if program.fused_micro_batches == 0:
                 program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
@@ -172,15 +176,15 @@ class HostSession(Session):
         return len(self.places), len(self._devices)
 
     def _take_capacity(self, model: KerasModel) -> None:
-        """Agrees with the other workers on the capacity to assume: the minimum over all workers."""
+        """Agrees with the other processes on the capacity to assume: the minimum over all of them."""
         operations, memory = (operations_at_once(), self.device.memory_bytes) if self._on_cpu else (1, 0)
         facts = [self.device.kind, len(self._devices), operations, memory]
-        kinds, *numbers = zip(*self._cluster.exchange("capacity", facts))
+        kinds, *numbers = zip(*self._group.gather("capacity", facts))
         if len(set(kinds)) > 1:
-            other = next(worker for worker, kind in enumerate(kinds) if kind != kinds[0])
+            other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
             raise ConfigurationError(
-                f"worker {other} computes on a {kinds[other]}, and worker 0 on a {kinds[0]}",
-                "give all workers the same kind of device: --device cpu, or --device gpu",
+                f"rank {other} computes on a {kinds[other]}, and rank 0 on a {kinds[0]}",
+                "give all processes the same kind of device: --device cpu, or --device gpu",
             )
         devices, operations, memory = (int(min(values)) for values in numbers)
         self._capacity = Capacity(devices, operations, memory, activation_bytes_per_sample(model))
@@ -197,7 +201,7 @@ class HostSession(Session):
 
         if own_layers(model):
             return 1
-        sharing = max(self._config.max_workers, self._cluster.count * len(self.places))
+        sharing = max(self._config.max_workers, self._group.size * len(self.places))
         fused = choose_fused(program, self._capacity, sharing, self._on_cpu)
         if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
             tried = similar_to(fused, program, self._capacity, sharing)
@@ -212,7 +216,7 @@ class HostSession(Session):
         loop_of: Callable[[Program], UpdateLoop],
         make_dataset: MakeDataset,
     ) -> int:
-        """Returns the number of fused micro-batches with the fastest weight update on worker 0.
+        """Returns the number of fused micro-batches with the fastest weight update on rank 0.
 
         The state of the run does not change.
 
@@ -236,9 +240,9 @@ class HostSession(Session):
                 try:
                     loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
                 except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
-                    if self._cluster.count > 1:  # the others wait for what this worker cannot compute
+                    if self._group.size > 1:  # the others wait for what this process cannot compute
                         raise InfeasibleError(
-                            f"worker {self._cluster.rank} cannot compute {counted(fused, 'fused micro-batch')} of "
+                            f"rank {self._group.rank} cannot compute {counted(fused, 'fused micro-batch')} of "
                             f"{program.micro_batch_size}, which --fused-micro-batches measure tries",
                             f"use --fused-micro-batches {tried[0]}, or leave it out",
                         ) from None
@@ -248,7 +252,7 @@ class HostSession(Session):
         for variable, value in zip(variables, before):
             variable.assign(value)
         fastest = min(seconds, key=lambda fused: seconds[fused], default=usual)
-        return int(self._cluster.from_worker_0("fastest", fastest))
+        return int(self._group.from_rank_0("fastest", fastest))
 
     def _trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
         assert self._loop is not None and self.program is not None
@@ -269,8 +273,8 @@ class HostSession(Session):
             nonlocal num_parts, update_s
             # The time of the first update includes compiling, so the second one runs alone as well, and is timed.
             count = 1 if num_parts < 2 else max(1, int(SLICE_S / max(update_s, 1e-9)))
-            # The length of a slice depends on the clock, so worker 0 decides it for all workers.
-            count = self._cluster.from_worker_0("slice", count)
+            # The length of a slice depends on the clock, so rank 0 decides it for all processes.
+            count = self._group.from_rank_0("slice", count)
             count = min(count, end - self.state.weight_updates)
             part = self._run(iterator, count)
             num_parts += 1
@@ -286,32 +290,33 @@ class HostSession(Session):
 
     @property
     def _collective_s(self) -> float:
-        collectives = self._cluster.collectives
-        return 0.0 if collectives is None else float(collectives.seconds.numpy())
+        return 0.0 if self._collectives is None else self._collectives.seconds
 
     @property
     def sharing(self) -> Optional[Sharing]:
-        """Returns how the workers shared the weight updates that were timed; None for one worker."""
-        if self._cluster.count == 1 or self._loop is None:
+        """Returns how the processes shared the weight updates that were timed; None for one process."""
+        if self._group.size == 1 or self._loop is None:
             return None
         return Sharing(
-            self._cluster.count,
+            self._group.size,
             self._config.reduction,
             self._loop.received_bytes,
             self._collective_s - self._waited_s,
         )
 
     def any_instance(self, flag: bool) -> bool:
-        """Returns whether a flag is set on any worker; all workers have to call this."""
-        return self._cluster.any_signal(flag)
+        """Returns whether a flag is set in any process; a signal that one process received is noted in all of them."""
+        if self._group.size == 1:
+            return flag
+        states = self._group.gather("signals", [flag, interrupts.noted()])
+        for code in [code for _, code in states if code is not None][:1]:
+            interrupts.note(code)
+        return any(flag for flag, _ in states)
 
     @property
     def evaluation_shard(self) -> Tuple[int, int]:
-        """Returns (number of workers, number of this worker): each of N workers evaluates every N-th batch.
-
-        Without training, every worker gets all batches, and :meth:`logits` takes the worker's share of them.
-        """
-        return (1, 0) if self._loop is None else (self._cluster.count, self._cluster.rank)
+        """Returns (number of processes, rank): each of N processes evaluates every N-th batch."""
+        return self._group.size, self._group.rank
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """Returns an iterator over the data set, which continues where it stopped."""
@@ -375,7 +380,6 @@ class HostSession(Session):
         """Makes the function of evaluation, which its first call traces, and rounds the weights."""
         with tf.device(self.place), _exceptions():
             self._weights = Weights(model, self._arithmetic)
-        self._cluster.require_same_weights(self._weights.kept)
         self._make_forward(model, loss)
         self._take_capacity(model)
 
@@ -396,38 +400,35 @@ class HostSession(Session):
     ) -> Dict[str, float]:
         """Adds up the metrics over batches, in their order; every sample of weight 1 counts exactly once.
 
-        Each of several devices computes one of the worker's batches at a time.  A CPU that is one device computes
+        Each of several devices computes one of the process's batches at a time.  A CPU that is one device computes
         several in parallel, limited by its cores and memory.
 
         Raises:
-            RuntimeError: nothing is compiled; or several workers would count the same samples, because without a
-                Program each of them has all batches.
+            RuntimeError: nothing is compiled.
             InfeasibleError: a batch does not fit into memory.
-            Stopped: ``stop`` returned true on a worker.
+            Stopped: ``stop`` returned true in a process.
         """
         if self._forward is None:
             raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
-        if self._loop is None and self._cluster.count > 1:
-            raise RuntimeError("compile() comes before evaluate() of several workers")
         totals = Totals()
         first, batches = peeked(dataset)
         size = 0 if first is None else len(first[0])
         what = f"in a validation, with batches of {counted(size, 'image')}"
         with tf.device(self.place), _exceptions((what, "use a smaller --validation-micro-batch-size")):
             self._weights.round_to_nearest()
-            # A worker without a batch does not know the batch size, so the minimum over all workers counts.
-            at_once = min(self._cluster.exchange("batches at once", self._evaluated_at_once(size)))
+            # A process without a batch does not know the batch size, so the minimum over all of them counts.
+            at_once = min(self._group.gather("batches at once", self._evaluated_at_once(size)))
             group_size = len(self.places) * at_once
             while True:
                 interrupts.check()
                 group = list(itertools.islice(batches, group_size))
                 if stop is not None and self.any_instance(bool(group) and stop()):
                     raise Stopped
-                everyones = self._cluster.exchange("evaluate", self._sums_of_group(group, at_once))
+                everyones = self._group.gather("evaluate", self._sums_of_group(group, at_once))
                 for batch_sums in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
                     if batch_sums is not None:
                         totals.add(batch_sums)
-                if any(len(sums_of_worker) < group_size for sums_of_worker in everyones):
+                if any(len(sums_of_process) < group_size for sums_of_process in everyones):
                     return totals.result()
 
     def _evaluated_at_once(self, samples: int) -> int:
@@ -447,26 +448,6 @@ class HostSession(Session):
         logits = list(side_by_side(logits_of, zip(itertools.cycle(self.places), group), at_once))
         scored = ((values, *batch[1:]) for values, batch in zip(logits, group))
         return list(side_by_side(self._sums_of_batch, scored, at_once * len(self.places)))
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Disconnects from the other workers at the end, or notifies them of the error that ends this one."""
-        try:
-            yield
-        except BaseException as error:
-            self._cluster.close(error)
-            raise
-        self._cluster.close()
-
-    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Yields each batch with its logits; each of N workers computes every N-th batch, and yields all of them."""
-        left, rank = iter(batches), self._cluster.rank
-        while True:
-            group = list(itertools.islice(left, self._cluster.count))
-            array = self.predict([group[rank][0]])[0] if rank < len(group) else None
-            yield from zip(group, self._cluster.exchange_arrays("logits", array))
-            if len(group) < self._cluster.count:
-                return
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Returns the logits of each element; each element is one batch."""

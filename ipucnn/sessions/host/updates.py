@@ -6,15 +6,17 @@ order of fused batches.  Several GPUs of one process share its fused batches in 
 time, and the first one adds them up.  A CPU computes several in parallel, as if it were several devices.
 """
 
-from typing import Any, Callable, List, Sequence, Tuple, TypeVar, Union
+import contextlib
+from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.models.layers.micro_batches import ExecutionContext
+from ipucnn.sessions.group import Alone
 from ipucnn.sessions.host.arithmetic import Rounding, streams
-from ipucnn.sessions.host.cluster import Cluster
+from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
 from ipucnn.training.losses import Loss, correct, padding_scale
@@ -36,8 +38,9 @@ class UpdateLoop:
         weights: the model's weights.
         devices: TensorFlow's names of this process' devices, which share its fused batches; the first has the weights.
             A device that computes N fused batches in parallel is listed N times.
-        cluster: the workers that share the fused batches of a weight update.
-        is_ordered: whether their gradients are added in the order of fused batches.
+        group: the processes that share the fused batches of a weight update.
+        collectives: the group's collective operations; None: the process is alone.
+        reduction: how processes add their gradients: ordered (in the order of fused batches) or allreduce.
 
     Attributes:
         scaler: the automatic loss scaler; None if the Program does not use it.
@@ -51,22 +54,23 @@ class UpdateLoop:
         loss: Loss,
         weights: Weights,
         devices: Sequence[str],
-        cluster: Cluster,
-        is_ordered: bool,
+        group: Alone = Alone(),
+        collectives: Optional[Collectives] = None,
+        reduction: str = "ordered",
     ) -> None:
         self._network, self._arithmetic = network, network.arithmetic
         self._devices = tuple(devices)
-        self._cluster = cluster
-        self._collectives = cluster.collectives
+        self._group = group
+        self._collectives = collectives
         # The collectives that add gradients in any order; None: they are added in the order of fused batches.
-        self._ring = None if is_ordered else cluster.collectives
+        self._all_reduce = None if reduction == "ordered" else collectives
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
         self._weights = weights
         self._trainable = [weights.read[name] for name in weights.trainable]
         self._fused = program.fused_micro_batches
-        self._steps = program.num_fused_batches // (cluster.count * len(self._devices))
+        self._steps = program.num_fused_batches // (group.size * len(self._devices))
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
@@ -76,7 +80,7 @@ class UpdateLoop:
         self._concrete: Any = None
         # The bytes received from the loop's collectives: the one of each step, and those after the last step.
         self._received_bytes: List[int] = []
-        self.collect = tf.function(self._collect, autograph=False)
+        self._collecting = tf.function(self._collect, autograph=False)
 
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
@@ -95,7 +99,16 @@ class UpdateLoop:
         It uses one concrete function, because TensorFlow 2.6 would trace again for each new n.
         """
         self.trace(iterator)
-        return self._concrete(iterator, rates, first)
+        with self._exceptions():
+            return self._concrete(iterator, rates, first)
+
+    def collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
+        """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates."""
+        with self._exceptions():
+            self._collecting(iterator, num_updates)
+
+    def _exceptions(self) -> ContextManager[None]:
+        return contextlib.nullcontext() if self._collectives is None else self._collectives.exceptions()
 
     @property
     def received_bytes(self) -> int:
@@ -109,7 +122,7 @@ class UpdateLoop:
         return bool(self._statistics.variables)
 
     def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
-        """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates.
+        """Computes :meth:`collect` inside a TensorFlow function.
 
         The forward pass is that of training; no weight changes.
         """
@@ -150,7 +163,7 @@ class UpdateLoop:
         for number, device in enumerate(self._devices):
             with tf.device(device):
                 batch_of_worker = step * len(self._devices) + number
-                results.append(compute(batch_of_worker * self._cluster.count + self._cluster.rank))
+                results.append(compute(batch_of_worker * self._group.size + self._group.rank))
         return results
 
     def _in_order(
@@ -164,7 +177,7 @@ class UpdateLoop:
             sums: the sums to add to.
             add: (fused batch's number, its parts, sums) -> sums.
         """
-        workers, devices = self._cluster.count, len(self._devices)
+        workers, devices = self._group.size, len(self._devices)
         batches_per_step = workers * devices
         if workers == 1 and len(set(self._devices)) == 1:
             for number, parts in enumerate(results):
@@ -254,8 +267,8 @@ class UpdateLoop:
         answers and contributions to moving statistics are gathered from all devices and workers.  Gradients are
         gathered with them if they are added in the order of fused batches.
         """
-        workers, num_gradients = self._cluster.count, len(self._trainable)
-        num_gathered = num_gradients if self._ring is None else 0
+        workers, num_gradients = self._group.size, len(self._trainable)
+        num_gathered = num_gradients if self._all_reduce is None else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
             results = self._on_devices(
@@ -275,7 +288,7 @@ class UpdateLoop:
                 gradients = self._add_gradients(fused_batch, parts[:num_gathered], sums[:num_gathered])
                 return [*gradients, sum_of_losses + loss, sum_right + num_right]
 
-            if self._ring is None:
+            if self._all_reduce is None:
                 parts = [[*gradients, *more] for (gradients, *_), more in zip(results, loss_right_statistics)]
                 return (step + 1, *self._in_order(step, parts, sums, add))
             added: Sequence[Tensor] = sums[:num_gradients]
@@ -293,9 +306,9 @@ class UpdateLoop:
             parallel_iterations=1,
         )
         *gradients, loss, num_right = sums
-        if self._ring is not None:
+        if self._all_reduce is not None:
             sizes = [int(v.shape.num_elements()) for v in self._trainable]
-            total = self._ring.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
+            total = self._all_reduce.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
             if self._program.gradient_accumulation_reduction_method == "running_mean":
                 total = total / float(workers)
             gradients = [

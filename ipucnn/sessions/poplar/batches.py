@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfDataset
 from ipucnn.datasets.pixels import Transfer
-from ipucnn.sessions.processes import Instances
+from ipucnn.sessions.group import ProcessGroup
 from ipucnn.training.losses import padding_scale
 from ipucnn.training.program import SEED_MASK, Program
 
@@ -30,7 +30,7 @@ def training_batches(
     first_update: int,
     takes_seeds: bool,
     preprocess: Transfer,
-    instances: Instances,
+    instances: ProcessGroup,
 ) -> TfDataset:
     """Returns the data set for ``fit``.
 
@@ -51,7 +51,7 @@ def training_batches(
 
     def prepare(index: Tensor, element: Tuple[Tensor, ...]) -> Tuple[Any, ...]:
         images, labels, *weights = element
-        number = first_update * p.num_micro_batches + index * instances.count + instances.index
+        number = first_update * p.num_micro_batches + index * instances.size + instances.rank
         images = tf.ensure_shape(preprocess.pack(images), [size, *images.shape[1:]])
         labels = labels if labels.dtype.is_floating else tf.cast(labels, tf.int32)
         labels = tf.ensure_shape(labels, [size, *labels.shape[1:]])
@@ -71,7 +71,7 @@ def training_batches(
         .enumerate()
         .map(tf.autograph.experimental.do_not_convert(prepare), num_parallel_calls=2, deterministic=True)
     )
-    return prepared.prefetch(max(4, 2 * p.num_replicas // instances.count))
+    return prepared.prefetch(max(4, 2 * p.num_replicas // instances.size))
 
 
 class BatchStream:

@@ -8,9 +8,9 @@ from typing import List, Optional, Tuple
 from ipucnn.aliases import MemoryAdvice
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.group import Alone, Popdist, ProcessGroup
 from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.errors import REMOTE_MEMORY, no_remote_memory
-from ipucnn.sessions.processes import Instances
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program, validation_replicas
@@ -42,7 +42,7 @@ def _not_selected(config: RunConfig) -> Check:
     return config.select_ipu is not None, message, "drop it"
 
 
-def check_program(program: Program, config: RunConfig, instances: Instances = Instances()) -> None:
+def check_program(program: Program, config: RunConfig, instances: ProcessGroup = Alone()) -> None:
     """Refuses a Program that the SDK would refuse during compilation, minutes or hours later.
 
     Args:
@@ -54,7 +54,7 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
         ConfigurationError: with the nearest legal choice.
     """
     check_layout(instances, program, config)
-    p, mapping, count = program, program.device_mapping, instances.count
+    p, mapping, count = program, program.device_mapping, instances.size
     mode, schedule = config.recomputation_mode, program.pipeline_schedule
     shares_state = config.replicated_optimizer_state_sharding
     on_ipus = validation_replicas(config.pipeline_validation_model, p.num_replicas, p.ipus_per_replica, count)
@@ -98,15 +98,15 @@ def check_program(program: Program, config: RunConfig, instances: Instances = In
     )
 
 
-def check_layout(instances: Instances, program: Program, config: RunConfig) -> None:
+def check_layout(instances: ProcessGroup, program: Program, config: RunConfig) -> None:
     """Refuses a Program whose layout differs from the one that ``poprun`` was started with.
 
     Raises:
         ConfigurationError: naming both numbers.
     """
-    if not instances.under_poprun:
+    if not isinstance(instances, Popdist):
         return
-    p, replicas, ipus = program, instances.total_replicas or 0, instances.ipus_per_replica or 0
+    p, replicas, ipus = program, instances.total_replicas, instances.ipus_per_replica
     _raise_first(
         (
             replicas != p.num_replicas,
@@ -120,7 +120,7 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
         ),
         _not_selected(config),
         (
-            p.dbn_replica_group_size > 1 and instances.count > 1,
+            p.dbn_replica_group_size > 1 and instances.size > 1,
             "distributed batch norm over several instances: which replicas form a group depends on how the data is "
             "shared out",
             "use --dbn-replica-group-size 1, or poprun --num-instances 1",
@@ -128,14 +128,15 @@ def check_layout(instances: Instances, program: Program, config: RunConfig) -> N
     )
 
 
-def evaluation_replicas(instances: Instances, config: RunConfig) -> int:
+def evaluation_replicas(instances: ProcessGroup, config: RunConfig) -> int:
     """Returns the replicas of an evaluation in one process: the IPUs that ``poprun`` gave it, or one per replica.
 
     Raises:
         ConfigurationError: another number of IPUs was requested, or no device has so many.
     """
-    requested, given = config.validation_num_replicas, instances.local_ipus
-    if instances.under_poprun:
+    requested = config.validation_num_replicas
+    given = instances.local_ipus if isinstance(instances, Popdist) else 0
+    if given:
         _raise_first(
             (
                 requested is not None and requested != given,

@@ -15,10 +15,10 @@ import numpy as np
 from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import Transfer
+from ipucnn.sessions.group import Popdist, ProcessGroup
 from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config
-from ipucnn.sessions.processes import Instances
 from ipucnn.training.program import Program
 
 
@@ -125,7 +125,7 @@ class Device:
         would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
     """
 
-    def __init__(self, api: Api, instances: Instances, config: RunConfig) -> None:
+    def __init__(self, api: Api, instances: ProcessGroup, config: RunConfig) -> None:
         self.api, self.instances, self.config = api, instances, config
         self.num_ipus = 0
         self.preprocess = Transfer(compute_type(config.precision))
@@ -158,7 +158,7 @@ class Device:
         self.num_ipus = num_ipus
         ipu_config = make_ipu_config(self.api.ipu, config, layout)
         with self._errors(training=True):
-            if self.instances.under_poprun:
+            if isinstance(self.instances, Popdist):
                 self.api.start_instances()
                 per_replica = num_ipus // self.instances.local_replicas
                 self.api.join_instances(ipu_config, per_replica, selects_device=not selects)
@@ -205,19 +205,19 @@ class Device:
         Every instance must make this call, in the same order as other collective calls.  NaN on one is NaN on all.
         """
         mine: np.ndarray = np.asarray(values, np.float64)
-        if self.instances.count == 1:
+        if self.instances.size == 1:
             return mine
         # The collective has 32 bits, and so had the computation of these numbers.
         with self._errors(training=True):
             total = self.api.sum_over_instances(mine.astype(np.float32))
-        return np.asarray(total, np.float64) / self.instances.count
+        return np.asarray(total, np.float64) / self.instances.size
 
     def gather_over_instances(self, array: np.ndarray) -> np.ndarray:
         """Returns float32 (instances, ...): the arrays of all instances of ``poprun``, which have one shape.
 
         Every instance must make this call, in the same order as other collective calls.
         """
-        count, index = self.instances.count, self.instances.index
+        count, index = self.instances.size, self.instances.rank
         # As a sum with zeros: only some versions from 3.0 to 3.4 can gather.
         rows = np.zeros((count, *array.shape), np.float32)
         rows[index] = array

@@ -50,7 +50,7 @@ class Predictor:
     ) -> None:
         self._device, self._size = device, micro_batch_size
         self._per_step = micro_batch_size * num_replicas
-        self._parts, self._part = (device.instances.count, device.instances.index) if shares else (1, 0)
+        self._parts, self._part = (device.instances.size, device.instances.rank) if shares else (1, 0)
         self._gives_zeros = gives_zeros
         # An execution is a multiple of so many micro-batches.
         self._depth = 1
@@ -220,7 +220,7 @@ class StatisticsNetwork:
         inputs = batches.map(lambda images, *rest: (images,))
         with self._device.running(training=False):
             outputs = network.model.predict(
-                inputs, steps=self._steps * (p.num_replicas // instances.count), verbose=0
+                inputs, steps=self._steps * (p.num_replicas // instances.size), verbose=0
             )
         means = [np.asarray(values, np.float64).mean(axis=0) for values in outputs[: 2 * len(network.norms)]]
         sizes: np.ndarray = np.cumsum([len(values) for values in means])[:-1]

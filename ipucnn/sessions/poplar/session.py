@@ -126,7 +126,7 @@ class PoplarSession(Session):
         self.program, self._network, self._loss = program, model, loss
         self._schedule = schedule
         self._programs = cached_programs()
-        self._attach(program.num_ipus // self._device.instances.count, program)
+        self._attach(program.num_ipus // self._device.instances.size, program)
         started = time.perf_counter()
         with self._device.scope():
             network = self._build(TRAINING, program.micro_batch_size, "training", program)
@@ -380,7 +380,7 @@ class PoplarSession(Session):
         """
         predictor = self._validation()
         # One process can stop between any two batches; instances agree once per execution.
-        between = predictor.samples_per_execution if self._device.instances.count > 1 else 0
+        between = predictor.samples_per_execution if self._device.instances.size > 1 else 0
 
         def unless_stopped() -> Iterator[Batch]:
             given = due = 0
@@ -400,7 +400,7 @@ class PoplarSession(Session):
     @property
     def evaluation_part(self) -> Tuple[int, int]:
         """Returns (number of instances of ``poprun``, index of this one)."""
-        return self._device.instances.count, self._device.instances.index
+        return self._device.instances.size, self._device.instances.rank
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Computes several batches per execution.  Instances share the work if batches have images alone."""

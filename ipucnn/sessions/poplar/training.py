@@ -263,7 +263,7 @@ class TrainedNetwork:
                 self._compile(steps)
         update.set_rates(first, self._schedule(np.arange(first, first + count)))
         model.optimizer.iterations.assign(first)
-        local_steps = steps * (p.num_replicas // instances.count)
+        local_steps = steps * (p.num_replicas // instances.size)
         if self._draws_random_numbers():
             self._device.reset_seed(_seed(p.seed, first))
         with self._device.running(training=True):
