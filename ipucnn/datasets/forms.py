@@ -528,7 +528,7 @@ def of_pillow(image: PillowImage, origin: str, channels: int, max_pixels: int) -
     check_pixels(image.width, image.height, max_pixels, origin)
     if getattr(image, "tile", None) and not image.tell():
         image.fp.seek(0)
-        return open_image(image.fp.read(), origin, channels, max_pixels)
+        return open_image(image.fp.read(), origin, channels, max_pixels, strict=True)
     known = image if image.mode in _MODES else image.convert("RGB")
     return displayed(_PillowFile(known, origin).page(), origin, channels)
 

@@ -158,7 +158,7 @@ def pixels_for_evaluation(
     """
     channels, (size, margin) = info.image_shape[2], crop_of_evaluation(info, input_shape)
     if isinstance(image, bytes):
-        shown = open_image(image, origin, channels, info.max_image_pixels)
+        shown = open_image(image, origin, channels, info.max_image_pixels, strict=True)
     elif not isinstance(image, np.ndarray):
         shown = of_pillow(image, origin, channels, info.max_image_pixels)
     else:

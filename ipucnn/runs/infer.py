@@ -400,6 +400,7 @@ class _Segmented:
             "pages": len(self.source.sizes),
             "height": int(height),
             "width": int(width),
+            "orientation": self.source.orientation,
             "share": share,
             "files": {kind: printable(str(path)) for kind, path in self._files.paths.items()},
             "shares": shares,
@@ -451,6 +452,10 @@ def _open_all(
             source = file_pages(path, trained.input_shape[2], trained.config.max_image_pixels)
             check_pages(source.sizes, source.name)
             readable.append((number, source))
+            if source.orientation != 1:
+                progress.line(
+                    f"image {source.name}: turned as its orientation tag {source.orientation} says, and so is its mask"
+                )
         except DataError as error:
             progress.line(" ".join(error.message.split()))
     return readable, len(paths) - len(readable)

@@ -212,12 +212,14 @@ class PageSource:
         is_volume: whether the results are volumes, too.
         sizes: (height, width) of each page.
         pages: function that decodes the pages one by one: uint8 [h, w, channels].
+        orientation: value of the orientation tag of the first page, which was applied; 1 if there was nothing to turn.
     """
 
     name: str
     is_volume: bool
     sizes: Tuple[Tuple[int, int], ...]
     pages: Callable[[], Iterator[np.ndarray]]
+    orientation: int = 1
 
 
 def is_volume_name(path: str) -> bool:
@@ -234,21 +236,21 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     """Reads a file of one or, for TIFF, many pages.
 
     Args:
-        path: a file of any format that Pillow reads.
+        path: an image file.
         channels: channels of the network's input: 1 takes grey pages, 3 colour ones.  Neither is converted to the
-            other; grey pages of more than 8 bits are stretched one by one, as for training.
+            other; pages of more than 8 bits are stretched one by one, as for training.
         max_pixels: the most pixels that a page may have.
 
     Raises:
         DataError: no image, a page that is damaged or of another kind, or many pages in a file that is no TIFF.
     """
     data = read_file(path)
-    sizes = [page.shape[:2] for page in _pages(data, path, channels, max_pixels)]
-    volume = is_volume_name(path)
+    with opened(data, f"image {printable(path)}", max_pixels, IMAGE_HINT) as file:
+        orientation = file.form.orientation
+    sizes = tuple(page.shape[:2] for page in _pages(data, path, channels, max_pixels))
     # The file is read a second time for segmentation: a folder of volumes may be larger than memory.
-    return PageSource(
-        printable(path), volume, tuple(sizes), partial(_read_again, path, channels, max_pixels, tuple(sizes))
-    )
+    pages = partial(_read_again, path, channels, max_pixels, sizes)
+    return PageSource(printable(path), is_volume_name(path), sizes, pages, orientation)
 
 
 def _read_again(
@@ -269,7 +271,7 @@ def _read_again(
 def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
     """Yields uint8 [h, w, channels] of each page of a file."""
     origin = f"image {printable(path)}"
-    with opened(data, origin, max_pixels, IMAGE_HINT) as file:
+    with opened(data, origin, max_pixels, IMAGE_HINT, strict=True) as file:
         count = file.num_pages
         if count > 1 and not (file.form.format == "TIFF" and is_volume_name(path)):
             ending = Path(path).suffix or "no ending"
