@@ -143,14 +143,14 @@ def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
     try:
         with _output_of_writer():
-            code = _dispatch(args)
+            code = _dispatch(list(args))  # a copy: Typer removes the words that it has parsed
             sys.stdout.flush()  # results are buffered, so errors of writing them can appear only now
     except KeyboardInterrupt as interruption:
         return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
     except Exception as error:
         if interrupts.noted() is not None and not isinstance(error, interrupts.Interrupted):
             return _interrupted(EXIT_SIGINT)
-        return _report(error, verbose="-v" in args or "--verbose" in args)
+        return _report(error, args)
     return code if interrupts.noted() is None else _interrupted(code)
 
 
@@ -178,22 +178,36 @@ def _is_reported_by_another(error: Optional[UserError] = None) -> bool:
     return launched is not None and (launched.local_rank if is_apart else launched.rank) > 0
 
 
-def _report(error: Exception, verbose: bool) -> int:
-    """Prints an error, with a traceback only for a bug, and returns the exit code."""
+def _report(error: Exception, args: List[str]) -> int:
+    """Prints an error and returns the exit code; a bug, and with -v any error of Python, comes with a traceback."""
+    verbose = "-v" in args or "--verbose" in args
     user_error: Optional[UserError] = error if isinstance(error, UserError) else None
     if user_error is None:
         from ipucnn.filesystem import user_error_of
 
-        user_error = user_error_of(error)
-        if user_error is None:
+        user_error = user_error_of(error, args, _smaller(args))
+        if user_error is None or verbose:
             import traceback
 
             traceback.print_exception(type(error), error, error.__traceback__)
+        if user_error is None:
             _print_error(UserError("this is a bug in ipucnn; the lines above say where"), verbose=False)
             return EXIT_BUG
         user_error.__cause__ = error
     _print_error(user_error, verbose)
     return user_error.exit_code
+
+
+def _smaller(args: List[str]) -> str:
+    """Returns the options of the command that reduce the memory it needs, for a hint."""
+    from ipucnn.config.options import specs_for
+
+    command = next((arg.replace("_", "-") for arg in args if not arg.startswith("-")), "")
+    if command == "verify-dataset":
+        return ""  # it checks images one by one, in their own size
+    flags = {spec.name: spec.flag for spec in specs_for(command)}
+    batch = flags.get("micro_batch_size", flags.get("validation_micro_batch_size"))
+    return " or ".join(filter(None, (batch, flags.get("image_size"))))
 
 
 def _interrupted(code: int) -> int:

@@ -27,10 +27,24 @@ NAME_BYTES = 255
 """The longest file name on Linux file systems (``NAME_MAX`` of limits.h), in bytes."""
 
 _PERMISSION = "change its permissions or those of the folders above it, or give another path"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The machine's disks, memory and limits are exhausted, or a disk fails: no program can avoid that.
+_OF_MACHINE = (
+    *(*_FULL, errno.EROFS, errno.EIO, errno.ESTALE),
+    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM),
+)
+_NO_TEMPORARY = "No usable temporary directory"
+"""Beginning of the reason of Python's ``tempfile``."""
+_FOLDER_VARIABLES = (
+    "HOME",
+    "TMPDIR",
+    "IPUCNN_CACHE_DIR",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "MPLCONFIGDIR",
+)
 _HINTS = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or give a path on another disk"
-    ),
+    **dict.fromkeys(_FULL, "free some space, or give a path on another disk"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _PERMISSION),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check the path; a folder is made with: mkdir -p"),
     errno.ELOOP: "give a path without links: these lead round in a circle, or are not followed here",
@@ -80,24 +94,58 @@ def error_of(
         failed: the action that failed, such as "cannot be written".
     """
     named = path if path is not None else getattr(problem, "filename", None)
-    reason, hint = reason_of(problem), _HINTS.get(getattr(problem, "errno", None) or 0, "give another path")
+    number = getattr(problem, "errno", None) or 0
+    reason, hint = reason_of(problem), _HINTS.get(number, "give another path")
     if not isinstance(named, (str, bytes, os.PathLike)):
-        return DataError(reason, f"{hint}; temporary files go to the folder that TMPDIR names")
+        # Only temporary files are written without a name.
+        is_temporary = number in _FULL or _NO_TEMPORARY in reason
+        return DataError(reason, "set TMPDIR to a folder on a disk with free space" if is_temporary else hint)
     return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
 
 
-def user_error_of(error: BaseException) -> Optional[UserError]:
-    """Converts an error of the system, or an out-of-memory error, that ends a command into a :class:`UserError`.
+def user_error_of(error: BaseException, given: Iterable[str] = (), smaller: str = "") -> Optional[UserError]:
+    """Converts an error that the user or the machine caused, and that ends a command, into a :class:`UserError`.
+
+    These are out-of-memory errors, exhausted disks and limits, and errors about paths that the user gave.  Any other
+    error of the system is a bug: what fails for a user's paths is converted where they are opened.
+
+    Args:
+        error: the error.
+        given: words that the user typed, which may be paths.
+        smaller: options of the command that reduce the memory it needs, for the hint.
 
     Returns:
-        None for any other error.
+        None for a bug.
     """
     if isinstance(error, MemoryError):
-        return InfeasibleError(
-            "out of memory",
-            "use a smaller --micro-batch-size or --image-size, or raise the limit (ulimit -v)",
-        )
-    return error_of(error) if isinstance(error, OSError) and error.errno is not None else None
+        hint = f"use a smaller {smaller}, or raise the limit (ulimit -v)" if smaller else "end other programs"
+        return InfeasibleError("out of memory", hint)
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    is_of_machine = error.errno in _OF_MACHINE or _NO_TEMPORARY in reason_of(error)
+    names = (error.filename, error.filename2)
+    paths = [os.fsdecode(name) for name in names if isinstance(name, (str, bytes, os.PathLike))]
+    if is_of_machine or any(_is_given(path, given) for path in paths):
+        return error_of(error)
+    return None
+
+
+def _is_given(path: str, given: Iterable[str]) -> bool:
+    """Whether a path is one that the user gave, in a word or a variable of the environment, or lies below it."""
+    import tempfile
+
+    words = [*given, *(os.environ.get(name, "") for name in _FOLDER_VARIABLES)]
+    with contextlib.suppress(OSError):
+        words.append(tempfile.gettempdir())
+    for word in words:
+        # --option=PATH, and the parts of --dataset imagefolder:PATH
+        for text in filter(None, {word, word.partition("=")[2]}):
+            folder = os.path.abspath(os.path.expanduser(text))
+            if os.path.abspath(path) == folder or os.path.abspath(path).startswith(
+                folder.rstrip(os.sep) + os.sep
+            ):
+                return True
+    return False
 
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:

@@ -555,3 +555,68 @@ def test_commands_import_only_required_modules():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def fail_with(monkeypatch, error):
+    """Makes ``ipucnn runs`` fail with this error."""
+    from ipucnn.runs import compare
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(compare, "find_runs", fail)
+
+
+def system_error(number, *path):
+    return OSError(number, os.strerror(number), *path)
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (system_error(errno.ENOENT, "mine/file"), "check the path"),
+        (system_error(errno.EACCES, b"mine/a/b"), "change its permissions"),
+        (system_error(errno.ENOSPC, "/elsewhere/file"), "free some space"),
+        (system_error(errno.ENOSPC), "set TMPDIR"),
+        (system_error(errno.EMFILE), "ulimit -n"),
+        (system_error(errno.EIO), "give another path"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/a']"), "set TMPDIR"),
+    ],
+)
+def test_errors_of_the_machine_and_of_paths_that_the_user_gave_are_no_bugs(run, monkeypatch, error, hint):
+    fail_with(monkeypatch, error)
+    check_refused(run, Refusal("runs mine", reason_of(error), hint, 3), alone=True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EBADF, errno.EINVAL, errno.EISDIR])
+@pytest.mark.parametrize("path", [(), ("/elsewhere/mine/file",), (7,)])
+def test_other_errors_of_the_system_are_bugs(capsys, monkeypatch, number, path):
+    fail_with(monkeypatch, system_error(number, *path))
+    assert cli.run(["runs", "mine"]) == errors.EXIT_BUG
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and "this is a bug in ipucnn" in shown and "hint:" not in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("train lenet", "use a smaller --micro-batch-size or --image-size"),
+        ("evaluate run", "use a smaller --validation-micro-batch-size or --image-size"),
+        ("verify-dataset run", "hint: end other programs"),
+        ("runs run", "hint: end other programs"),
+    ],
+)
+def test_out_of_memory_advises_options_of_the_command(run, monkeypatch, command, hint):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    check_refused(run, Refusal(command, "out of memory", hint, 4), alone=True)
+
+
+def test_with_v_errors_of_the_system_have_a_traceback(capsys, monkeypatch):
+    fail_with(monkeypatch, system_error(errno.ENOSPC))
+    for args, has_traceback in ((["runs", "mine"], False), (["-v", "runs", "mine"], True)):
+        assert cli.run(args) == 3
+        shown = capsys.readouterr().err
+        assert ("Traceback" in shown) == has_traceback and "error: No space left" in shown

@@ -158,6 +158,9 @@ def _input(
         try:
             resolved = resolve("train", flags, model=record.name)
         except DataError as error:
+            if "--download" not in (error.hint or ""):
+                raise
+            # This command does not download.
             raise DataError(error.message, "name the folder that has it with --dataset-path DIR") from error
         note(resolved.choice.message)
         setup = prepare(resolved, seed=0)
