@@ -10,7 +10,7 @@ import re
 import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -307,14 +307,16 @@ def eval_batches(
 
     else:
         stored_labels = tf.constant(examples.labels)
-        stored_images = tf.constant(examples.images) if isinstance(examples, ArrayExamples) else None
-        if stored_images is None:
+        stored_images = None
+        if isinstance(examples, ArrayExamples) and has_stored_form(examples, info):
+            stored_images = tf.constant(examples.images)
+        else:
             at_once = _files_at_once(part_size)
 
         def pixels_and_labels(row: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
             real = row < count
             present = tf.where(real, row, 0)
-            if isinstance(examples, ArrayExamples):
+            if stored_images is not None:
                 images = tf.gather(stored_images, present)
             else:
                 images = _decode_in_python(examples, info, input_shape, None, tf.where(real, row, NOTHING))
@@ -332,6 +334,14 @@ def eval_batches(
     batches = _joined(calls, read, finish, part_size, at_once, parallel_calls(num_parallel))
     batches = batches.apply(tf.data.experimental.assert_cardinality(len(rows)))
     return batches.prefetch(_prefetch(part_size, input_shape))
+
+
+def has_stored_form(examples: ArrayExamples, info: DatasetInfo) -> bool:
+    """Returns whether images have the size and channels of the set that the network was trained on.
+
+    Images with masks may have any size, and keep it.
+    """
+    return info.task == "segmentation" or examples.images.shape[1:] == tuple(info.image_shape)
 
 
 def _masked(values: Tensor, real: Tensor) -> Tensor:
@@ -402,19 +412,22 @@ def _read_in_python(examples: ImageFiles, index: Tensor) -> Tensor:
 
 
 def _decode_in_python(
-    examples: ImageFiles,
+    examples: Examples,
     info: DatasetInfo,
     input_shape: InputShape,
     random: Optional[Tuple[int, Tensor, Tensor]],
     indices: Tensor,
 ) -> Tensor:
-    """Decodes n encoded images to uint8 [n, h, w, stored channels], with zeros for each index ``NOTHING``.
+    """Decodes n images to uint8 [n, h, w, stored channels], with zeros for each index ``NOTHING``.
 
+    Images in memory that have another size or other channels than the stored ones are converted as files are.
     ``random`` is (seed, epochs, rounds) for random crops, or None for those of evaluation.
     """
     from ipucnn.datasets import images as image_files
 
     size, channels = (input_shape[0], input_shape[1]), info.image_shape[2]
+    if random is None:
+        size = image_files.crop_of_evaluation(info, input_shape)[0]
 
     def decode(positions: Tensor, epochs: Tensor, turns: Tensor) -> Tensor:
         images = _aligned((len(positions), *size, channels))
@@ -429,6 +442,7 @@ def _decode_in_python(
                     elif random is None:
                         image[:] = image_files.pixels_for_evaluation(data, origin, info, input_shape)
                     else:
+                        assert isinstance(data, bytes)  # arrays are augmented as tensors
                         image_files.decode_for_training(
                             data, origin, image, state, info.max_image_pixels, info.crops
                         )
@@ -454,12 +468,15 @@ def _hint_of_file(error: DataError, info: DatasetInfo, can_skip: bool) -> str:
     return "; ".join(hints)
 
 
-def _read_ahead(examples: ImageFiles, positions: List[int]) -> Iterator[Tuple[bytes, str]]:
-    """Yields each encoded image and its name in messages, both empty for ``NOTHING``.
+def _read_ahead(examples: Examples, positions: List[int]) -> Iterator[Tuple[Union[bytes, np.ndarray], str]]:
+    """Yields each image, encoded or as pixels, and its name in messages, which is empty for ``NOTHING``.
 
     Several images are read before the first is decoded, so that the code and data of reading stay in the processor's
     cache; decoding evicts them.
     """
+    if isinstance(examples, ArrayExamples):
+        yield from ((examples.images[at], "image" if at != NOTHING else "") for at in positions)
+        return
     read: List[Tuple[bytes, str]] = []
     num_bytes = 0
     for position in positions:

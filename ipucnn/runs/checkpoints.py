@@ -6,17 +6,19 @@ chooses the checkpoint from which a run continues; ``training/checkpoints.py`` d
 imports TensorFlow; functions that load weights take a built network.
 """
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, PlainValue, TfVariable
+from ipucnn.aliases import KerasModel, PlainDict, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
-from ipucnn.datasets.base import DatasetInfo
-from ipucnn.errors import DataError
+from ipucnn.datasets.base import DatasetInfo, DataSource
+from ipucnn.datasets.classes import are_same, in_order_of
+from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, absolute, entries, exists, expand, is_file, is_folder, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
@@ -32,7 +34,7 @@ from ipucnn.runs.folder import (
     is_checkpoint_name,
 )
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
 RUNNING = "/running"
@@ -340,11 +342,43 @@ def _why_none(folder: RunFolder, config: RunConfig) -> str:
     return "the run finished, and its checkpoints were deleted or moved since; train again, or move them back"
 
 
-def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
+def facts_of_weights(weights: Optional[str]) -> PlainDict:
+    """Returns the facts of the run or checkpoint that ``--weights`` names, without reading its weights.
+
+    The result is empty for other weights, and for files that cannot be read, which loading them reports.
+    """
+    path = expand(str(weights))
+    if weights in (None, "imagenet") or is_keras_file(path):
+        return {}
+    with contextlib.suppress(UserError):
+        if is_folder(path):
+            return RunFolder(path, RunFolder(path).read_config().checkpoint_dir).checkpoint_facts()
+        return read_meta(path)
+    return {}
+
+
+def as_started(source: DataSource, facts: PlainDict) -> DataSource:
+    """Returns a training set as the network to start from knows it: its numbers of classes, mean and deviation.
+
+    Args:
+        source: the training set.
+        facts: the facts of the starting weights, see :func:`facts_of_weights`; empty for others.
+    """
+    if not facts:
+        return source
+    source = in_order_of(source, facts["class_names"])
+    info, mean, std = source.info, tuple(facts["mean"]), tuple(facts["std"])
+    if len(mean) != len(info.mean) or (mean, std) == (info.mean, info.std):
+        return source
+    note = f"{info.name} is normalised with the mean and deviation of {facts['dataset']}, as the weights to start from"
+    return replace(source, info=replace(info, mean=mean, std=std, warnings=(*info.warnings, note)))
+
+
+def load_starting_weights(model: "KerasModel", path: Path, class_names: Sequence[str]) -> Tuple[str, ...]:
     """Loads starting weights from a checkpoint, a run folder or a Keras file.
 
-    From a checkpoint or run it loads the backbone, and the head if that has the same shapes; from a Keras file, all
-    weights.
+    From a checkpoint or run it loads the backbone, and the head if that has the same shapes and classes; from a Keras
+    file, all weights.  ``class_names`` are the classes of the network.
 
     Returns:
         The names of the weights left at their initial values (a new head), in the model's order.
@@ -360,20 +394,22 @@ def load_starting_weights(model: "KerasModel", path: Path) -> Tuple[str, ...]:
         return ()
     checkpoint = open_run(path).checkpoint if is_folder(path) else load_checkpoint(path)
     weights = named_weights(model)
-    skip = _new_head(weights, checkpoint)
+    skip = _new_head(weights, checkpoint, class_names)
     assign_weights(weights, checkpoint, what=str(path), skip=skip)
     return skip
 
 
-def _new_head(weights: Mapping[str, "TfVariable"], checkpoint: Checkpoint) -> Tuple[str, ...]:
-    """Returns the names of the head's weights if their shapes differ from the checkpoint's; else none.
+def _new_head(
+    weights: Mapping[str, "TfVariable"], checkpoint: Checkpoint, class_names: Sequence[str]
+) -> Tuple[str, ...]:
+    """Returns the names of the head's weights if their shapes or classes differ from the checkpoint's; else none.
 
     The head is the last layer that has weights.
     """
     names = list(weights)
     layer = names[-1].split("/")[0]
     head = [name for name in names if name.split("/")[0] == layer]
-    differ = any(
+    differ = not are_same(class_names, checkpoint.meta["class_names"]) or any(
         name in checkpoint.weights and tuple(checkpoint.weights[name].shape) != tuple(weights[name].shape)
         for name in head
     )

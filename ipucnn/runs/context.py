@@ -17,6 +17,7 @@ from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checkpoints import as_started, facts_of_weights
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
@@ -132,6 +133,9 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     seed = run_setup.draw_seed() if config.seed is None else config.seed
     config = replace(config, seed=seed)
     setup = run_setup.prepare(replace(resolved, config=config), seed)
+    if config.weights is not None:
+        facts = facts_of_weights(config.weights) if start.checkpoint is None else start.checkpoint.meta
+        setup = replace(setup, source=as_started(setup.source, facts))
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
     network_options(resolved.record, config, setup.input_shape, num_classes)

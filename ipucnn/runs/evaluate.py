@@ -91,6 +91,8 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Plain
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
     if trained.summary["weight_updates"] is None:
         progress.line(trained.resolved.choice.message)
+    for note in trained.notes:
+        progress.line(f"note: {note}")
     for warning in trained.warnings:
         progress.line(f"warning: {warning}")
     if network is None:
@@ -167,9 +169,8 @@ def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple
 
 
 def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
-    """Returns the printable class names the network was trained with; the data set's if their number differs."""
-    names, info = trained.names(), trained.source.info
-    return tuple(map(printable, names if len(names) == info.num_classes else info.class_names))
+    """Returns the printable names of the network's classes, which are also the numbers of the set's labels."""
+    return tuple(map(printable, trained.source.info.class_names))
 
 
 def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float) -> PlainDict:
@@ -184,6 +185,7 @@ def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s
             "size": info.num_eval,
             "stored": trained.num_stored,
         },
+        "notes": list(trained.notes),
         "device": device,
         "measured": {**totals.result(), "wall_s": wall_s},
         "classes": totals.classes(_class_names(trained)),
@@ -237,8 +239,8 @@ class MaskEvaluation:
         self._examples, self._network, self._totals = examples, network, totals
         self._classes = Classes(info.class_names, class_colours(info.num_classes, info.class_colours))
         self._names = examples.names or [f"{info.name}/eval/{number}" for number in range(len(examples))]
-        # The challenge's scores are defined for membranes between cells.
-        is_judge = tuple(info.class_names) == ("membrane", "cell")
+        # The challenge's scores are defined for membranes between cells, if the data set says that it has them.
+        is_judge = not trained.by_number and tuple(info.class_names) == ("membrane", "cell")
         self._scores = SegmentScores() if is_judge else None
         self._baseline = SegmentScores((0.5,)) if is_judge else None
         # For each threshold: correctly predicted pixels of class 1, and all pixels predicted as class 1.

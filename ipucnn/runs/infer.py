@@ -135,6 +135,8 @@ def _begin(
         progress.line(problem)
     if request.subset is None and not paths:
         raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
+    for note in trained.notes:
+        progress.line(f"note: {note}")
     for warning in trained.warnings:
         progress.line(f"warning: {warning}")
 

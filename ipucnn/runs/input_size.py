@@ -1,7 +1,6 @@
 """Warnings about an input size that nobody chose, if the pictures or the starting weights suggest another one."""
 
 import contextlib
-from pathlib import Path
 from typing import List, Optional, Tuple
 
 import numpy as np
@@ -10,12 +9,10 @@ from ipucnn.config.resolve import FLAG
 from ipucnn.config.values import image_size_to_yaml
 from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
 from ipucnn.datasets.forms import opened
-from ipucnn.errors import DataError, UserError
-from ipucnn.filesystem import expand, is_folder
-from ipucnn.runs.folder import RunFolder
+from ipucnn.errors import DataError
+from ipucnn.runs.checkpoints import facts_of_weights
 from ipucnn.runs.setup import Setup
 from ipucnn.text import shown_value
-from ipucnn.training.checkpoints import read_meta
 
 _LOOKED_AT = 16
 """Pictures whose headers are read, evenly spread over the training set: enough to distinguish 32 pixels from 224."""
@@ -33,7 +30,7 @@ def size_warnings(setup: Setup) -> List[str]:
         return []
     input_size = setup.input_shape[:2]
     weights = setup.config.weights
-    trained = None if weights in (None, "imagenet") else _size_of_run(expand(str(weights)))
+    trained = _size_of_weights(weights)
     if trained is not None and trained != input_size:
         return [
             f"{shown_value(weights)} was trained on images of {_text(trained)}, and this run takes "
@@ -65,19 +62,10 @@ def _largest_picture(examples: Examples, max_pixels: int) -> Optional[Tuple[int,
     return max(sizes, key=max, default=None)
 
 
-def _size_of_run(path: Path) -> Optional[Tuple[int, int]]:
-    """Returns (height, width) that a run or checkpoint was trained on.
-
-    None if it cannot be read; loading it reports the error.
-    """
-    with contextlib.suppress(UserError):
-        if is_folder(path):
-            facts = RunFolder(path, RunFolder(path).read_config().checkpoint_dir).checkpoint_facts()
-        else:
-            facts = read_meta(path)
-        height, width, _ = facts.get("input_shape") or (0, 0, 0)
-        return (int(height), int(width)) if height else None
-    return None
+def _size_of_weights(weights: Optional[str]) -> Optional[Tuple[int, int]]:
+    """Returns (height, width) that the run or checkpoint of ``--weights`` was trained on; None if it is not known."""
+    height, width, _ = facts_of_weights(weights).get("input_shape") or (0, 0, 0)
+    return (int(height), int(width)) if height else None
 
 
 def _text(size: Tuple[int, int]) -> str:

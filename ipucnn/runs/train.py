@@ -370,7 +370,9 @@ class TrainingRun:
 
             self.fresh_weights = load_imagenet_weights(model, self.context.record)
         else:
-            self.fresh_weights = len(checkpoints.load_starting_weights(model, expand(weights)))
+            self.fresh_weights = len(
+                checkpoints.load_starting_weights(model, expand(weights), self.context.info.class_names)
+            )
 
 
 def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> Dict[str, Any]:

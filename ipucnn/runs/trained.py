@@ -23,6 +23,7 @@ from ipucnn.datasets.base import (
     DataSource,
     limit_source,
 )
+from ipucnn.datasets.classes import Matched, match, relabelled
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
@@ -48,7 +49,7 @@ from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Session
-from ipucnn.text import counted, shown_value
+from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import read_meta
 
 IMAGENET = "imagenet"
@@ -89,6 +90,8 @@ class TrainedSetup(Setup):
         runtime: a function that makes the session of an exported file, which has its own weights; None: the session
             of the device is used.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 if no data set is read.
+        notes: what was assumed about the data set's classes, one line each.
+        by_number: whether the data set's classes are the network's by number alone, without names.
         folder: the run folder that the weights come from; None for other weights.
         exported_threshold: the threshold of an exported file for two classes of pixels; None for other weights.
     """
@@ -97,6 +100,8 @@ class TrainedSetup(Setup):
     fill: Optional[Callable[["KerasModel"], None]]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
+    notes: Tuple[str, ...] = ()
+    by_number: bool = False
     runtime: Optional[Callable[[], Session]] = None
     folder: Optional[RunFolder] = None
     exported_threshold: Optional[float] = None
@@ -206,6 +211,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
     weights = _find_weights(named, reads_data)
     resolved = _here(named.command, weights.resolved)
     config, facts, num_stored = resolved.config, weights.facts, 0
+    matched = Matched(())
     if facts is not None and not reads_data:
         source = facts_only(replace(facts, max_image_pixels=config.max_image_pixels))
         shape, size = weights.input_shape, config.image_size
@@ -216,16 +222,10 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
     else:
         everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
         setup = run_setup.prepare(everything, weights.seed, weights.input_shape)
-        num_stored, info = len(setup.source.eval), setup.source.info
-        if facts is not None and info.num_classes != facts.num_classes:
-            classes = counted(facts.num_classes, "class")
-            raise DataError(
-                f"{weights.what} has {classes}, data set {info.name} has {info.num_classes}", weights.hint
-            )
-        source = limit_source(setup.source, config.limit_train, config.limit_eval, weights.seed)
-        if facts is not None and len(facts.mean) == len(info.mean):
-            # Another data set is normalised with the statistics of the training set.
-            source = replace(source, info=replace(source.info, mean=facts.mean, std=facts.std))
+        num_stored, source = len(setup.source.eval), setup.source
+        if facts is not None:
+            source, matched = _as_trained(source, facts, weights)
+        source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
         setup = replace(setup, resolved=resolved, source=source)
     if weights.runtime is None:
         run_setup.build_options(setup)
@@ -237,10 +237,42 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         fill=weights.fill,
         names=weights.names or (lambda: setup.source.info.class_names),
         num_stored=num_stored,
+        notes=tuple(filter(None, [matched.note])),
+        by_number=matched.by_number,
         runtime=weights.runtime,
         folder=weights.folder,
         exported_threshold=weights.exported_threshold,
     )
+
+
+def _as_trained(source: DataSource, facts: DatasetInfo, weights: _Weights) -> Tuple[DataSource, Matched]:
+    """Returns a source with the classes and the preprocessing of the training set, and how its classes were matched.
+
+    The images of another set are cropped and normalised as those of the training set, and get its channels.
+
+    Raises:
+        DataError: the set has other classes, or masks of images with other channels.
+    """
+    info = source.info
+    names = facts.class_names or ("",) * facts.num_classes  # ImageNet's are downloaded later
+    matched = match(info.class_names, names, info.name, weights.what, weights.hint)
+    source = relabelled(source, matched.labels, facts.class_names or info.class_names)
+    shape = facts.image_shape if info.task == "classification" else info.image_shape
+    if shape[2] != facts.image_shape[2]:
+        kinds = ["grey" if shape[2] == 1 else "colour" for shape in (info.image_shape, facts.image_shape)]
+        raise DataError(
+            f"the images of {info.name} are {kinds[0]}, and the network was trained on {kinds[1]} ones",
+            f"take {kinds[1]} images, or train on {kinds[0]} ones",
+        )
+    info = replace(
+        source.info,
+        image_shape=shape,
+        mean=facts.mean,
+        std=facts.std,
+        crops=facts.crops,
+        class_colours=facts.class_colours or info.class_colours,
+    )
+    return replace(source, info=info), matched
 
 
 def _find_weights(named: Named, reads_data: bool) -> _Weights:

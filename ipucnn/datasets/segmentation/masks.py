@@ -10,6 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.classes import default_mask_names
 from ipucnn.datasets.forms import LARGEST_VALUE, WHITE_IS_ZERO, Mask
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
@@ -143,7 +144,7 @@ class MaskSet:
 _PALETTE_HINT = (
     f"name the colours in DIR/{TABLE}, one per line: '255 0 0 tumour', or save masks as grey: 0, 1, 2, ..."
 )
-BINARY = MaskClasses(("background", "foreground"), (0, 255), any_other=True)
+BINARY = MaskClasses(default_mask_names((0, 255)), (0, 255), any_other=True)
 
 
 def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
@@ -235,7 +236,7 @@ def classes_of_values(values: Sequence[int], subject: str) -> MaskClasses:
         return BINARY
     check_values(values, subject)
     if tuple(values) == tuple(range(len(values))) and len(values) > 2:
-        return MaskClasses(("background", *(f"class {value}" for value in values[1:])), tuple(values))
+        return MaskClasses(default_mask_names(values), tuple(values))
     raise DataError(
         f"{subject} {_listed(values)}; a mask has 0 and one other value, or the classes 0, 1, 2, ... without a gap",
         TABLE_HINT,

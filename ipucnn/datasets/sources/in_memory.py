@@ -252,6 +252,10 @@ def _checked(made: DataSource, location: str) -> DataSource:
         text = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
         need(0 <= low <= high < info.num_classes, text)
         parts.append(replace(examples, labels=labels.astype(np.uint8 if is_masks else np.int32)))
+    sizes = {part.images.shape[1:] for part in parts if isinstance(part, ArrayExamples)}
+    need(len(sizes) < 2 or is_masks, f"has arrays of different sizes, {sorted(sizes)}")
+    if len(sizes) == 1:
+        info = replace(info, image_shape=sizes.pop())
     return replace(made, info=info, train=parts[0], eval=parts[1])
 
 

@@ -153,7 +153,10 @@ def images_of_subset(
     for i in range(len(examples)):
         truth = int(examples.labels[i])
         if isinstance(examples, ArrayExamples):
-            yield ImageInput(f"{info.name}/{subset}/{i}", partial(examples.images.__getitem__, i), truth)
+            name = f"{info.name}/{subset}/{i}"
+            yield ImageInput(
+                name, _reader(partial(examples.images.__getitem__, i), name, info, input_shape), truth
+            )
         else:
             name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{subset}/{i}"
             read = _reader(partial(examples.encoded, i), name, info, input_shape)
@@ -161,7 +164,10 @@ def images_of_subset(
 
 
 def _reader(
-    load: Callable[[], bytes], name: str, info: DatasetInfo, input_shape: Tuple[int, int, int]
+    load: Callable[[], Union[bytes, np.ndarray]],
+    name: str,
+    info: DatasetInfo,
+    input_shape: Tuple[int, int, int],
 ) -> Callable[[], np.ndarray]:
     origin = f"image {printable(name)}"
     return lambda: image_files.pixels_for_evaluation(load(), origin, info, input_shape)

@@ -1,0 +1,176 @@
+"""Which class is which: classes are their names, and a set without names has numbers.
+
+A network that was trained on one set meets the classes of another in :func:`match`.
+"""
+
+import unicodedata
+from dataclasses import dataclass, replace
+from typing import List, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.datasets.base import DataSource, Examples
+from ipucnn.errors import DataError
+from ipucnn.text import counted, printable
+
+BACKGROUND, FOREGROUND = "background", "foreground"
+MOST_NAMED = 10
+
+
+def default_mask_names(values: Sequence[int]) -> Tuple[str, ...]:
+    """Returns the names of mask classes that nobody named: background and foreground, or "class 1", "class 2", ..."""
+    if len(values) <= 2:
+        return BACKGROUND, FOREGROUND
+    return (BACKGROUND, *(f"class {value}" for value in values[1:]))
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Returns whether nobody named the classes: their names are empty, numbers, or the masks' own."""
+    if not any(names):
+        return True
+    count, given = len(names), tuple(names)
+    from_0, from_1 = (tuple(str(n) for n in range(first, first + count)) for first in (0, 1))
+    return given in (from_0, from_1, default_mask_names(range(count)))
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The classes of a data set among those of a trained network.
+
+    Attributes:
+        labels: for each class of the set, its number in the network.
+        note: what was assumed or left out, in one line; "" if the classes are the same in the same order.
+        by_number: whether one of the two has no names.
+    """
+
+    labels: Tuple[int, ...]
+    note: str = ""
+    by_number: bool = False
+
+
+def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: str, hint: str) -> Matched:
+    """Matches the classes of a data set with those of a trained network, by name if both have names.
+
+    The same letters in another Unicode form are one name.  Upper and lower case are different.
+
+    Args:
+        names: the classes of the data set.
+        trained: the classes of the network; empty text for each if their names are not known.
+        dataset, network: their names, for messages.
+        hint: what to do if the numbers of classes differ.
+
+    Raises:
+        DataError: the set has classes that the network lacks.
+    """
+    if list(names) == list(trained):
+        return Matched(tuple(range(len(names))))
+    known = {_form(name): number for number, name in enumerate(trained)}
+    unknown = [name for name in names if _form(name) not in known]
+    if not unknown:
+        labels = tuple(known[_form(name)] for name in names)
+        return Matched(labels, _note_of_names(labels, names, trained, dataset))
+    if are_numbers(names) or are_numbers(trained):
+        may_lack = are_numbers(names) and any(trained)  # arrays without the last classes
+        fits = len(names) <= len(trained) if may_lack else len(names) == len(trained)
+        if not fits:
+            classes = counted(len(trained), "class")
+            raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
+        nameless = dataset if are_numbers(names) else network
+        note = f"the classes of {nameless} have no names: those of {dataset} are compared by number with the network's"
+        return Matched(
+            tuple(range(len(names))), note + (f", {_listed(trained)}" if any(trained) else ""), True
+        )
+    raise DataError(
+        f"data set {dataset} has classes that {network} does not know: {_listed(unknown)}; its classes are "
+        f"{_listed(names)}, and the network's are {_listed(trained)}",
+        _spelling(unknown, trained) or "give images of the network's classes, under the same names",
+        "unknown-class",
+    )
+
+
+def are_same(names: Sequence[str], trained: Sequence[str]) -> bool:
+    """Returns whether a network's outputs fit the classes of a set: the same names in the same order.
+
+    If one of the two has no names, equally many classes suffice.
+    """
+    if len(names) != len(trained):
+        return False
+    return are_numbers(names) or are_numbers(trained) or list(map(_form, names)) == list(map(_form, trained))
+
+
+def in_order_of(source: DataSource, trained: Sequence[str]) -> DataSource:
+    """Returns a source whose classes have the numbers of a network to start from, if they have the same names.
+
+    Other classes keep their numbers.  A warning of the source says what was assumed.
+    """
+    info = source.info
+    names, known = list(map(_form, info.class_names)), list(map(_form, trained))
+    note = ""
+    if names != known and sorted(names) == sorted(known):
+        source = relabelled(source, [known.index(name) for name in names], trained)
+        note = f"the classes of {info.name} are numbered as those of the weights to start from: {_listed(trained)}"
+    elif names != known and are_same(names, known):
+        nameless = f"data set {info.name}" if are_numbers(names) else "the weights to start from"
+        note = f"the classes of {nameless} have no names, and the last layer keeps its weights by number"
+    if not note:
+        return source
+    return replace(source, info=replace(source.info, warnings=(*source.info.warnings, note)))
+
+
+def _form(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _note_of_names(labels: Sequence[int], names: Sequence[str], trained: Sequence[str], dataset: str) -> str:
+    missing = [name for number, name in enumerate(trained) if number not in labels]
+    if missing:
+        return (
+            f"data set {dataset} has {len(names)} of the network's {len(trained)} classes, matched by name; "
+            f"without images: {_listed(missing)}"
+        )
+    if list(labels) != list(range(len(labels))):
+        return f"the classes of {dataset} come in another order than the network's, and are matched by name"
+    return ""
+
+
+def _spelling(unknown: Sequence[str], trained: Sequence[str]) -> str:
+    """Returns a hint if the unknown names are those of the network in another case."""
+    spelled = {_form(name).casefold(): name for name in trained}
+    pairs = [(name, spelled.get(_form(name).casefold())) for name in unknown]
+    renames = [f"{printable(name)} to {printable(other)}" for name, other in pairs if other is not None]
+    if not renames:
+        return ""
+    return f"if they are the same classes, rename {', '.join(renames[:MOST_NAMED])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(printable(name) for name in names[:MOST_NAMED]) + more
+
+
+def relabelled(source: DataSource, labels: Sequence[int], names: Sequence[str]) -> DataSource:
+    """Returns a source whose class k has the label ``labels[k]``, of the classes ``names``.
+
+    Pixels that are ignored, whose labels are negative, stay so.
+    """
+    table: np.ndarray = np.array(labels)
+
+    def changed(examples: Examples) -> Examples:
+        old = examples.labels
+        return replace(examples, labels=np.where(old < 0, old, table[np.maximum(old, 0)]).astype(old.dtype))
+
+    info = replace(source.info, num_classes=len(names), class_names=tuple(names))
+    if list(labels) == list(range(len(labels))):
+        return replace(source, info=info)
+    return replace(source, info=info, train=changed(source.train), eval=changed(source.eval))
+
+
+def without_examples(source: DataSource) -> Tuple[str, ...]:
+    """Returns a line for the classes without an image, or without a pixel of a mask, in training and in evaluation."""
+    lines: List[str] = []
+    for examples, purpose in ((source.train, "training"), (source.eval, "evaluation")):
+        present = np.unique(examples.labels)
+        absent = [name for number, name in enumerate(source.info.class_names) if number not in present]
+        if absent and len(examples):
+            lines.append(f"no {purpose} examples of {_listed(absent)}")
+    return tuple(lines)
