@@ -101,7 +101,7 @@ def run_folder(tmp_path_factory):
         pairs = ((IMAGES, LABELS), (IMAGES, LABELS), list(NAMES))
         for name, arrays in (("run", pairs), ("nameless", pairs[:2])):
             training = ipucnn.train(
-                "toy_model", dataset=arrays, num_epochs=1, seed=1, micro_batch_size=4,
+                "toy_model", dataset=arrays, num_epochs=1, seed=1, micro_batch_size=4, validation=False,
                 image_size=11, run_dir=folder / name
             )  # fmt: skip
             list(training)
