@@ -161,7 +161,7 @@ BUDGET = {
     "benchmarking": (3210, 2470),
     "commands": (2030, 1200),
     "config": (2890, 1530),
-    "datasets": (6300, 4960),
+    "datasets": (6600, 5150),
     "diagnosis": (590, 460),
     "models": (3070, 2440),
     "planning": (5880, 4620),
