@@ -56,7 +56,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def best_for(planner: Planner, judged: Candidate) -> Candidate:
     """Returns the best splits within the memory that a candidate was judged with."""
-    best = planner.best(judged.settings, judged.memory_limit * (1 + 1e-12))
+    best = planner.best(judged.settings, judged.memory_limit)
     assert best is not None  # the candidate's own splits are within it
     return best
 
@@ -102,7 +102,7 @@ def compare_seed() -> int:
         splits = equal_parameters(planner.graph, num_stages)
         judged = planner.judge(splits, settings, FITS_BELOW)
         best = best_for(planner, judged)
-        tables = planner.tables(settings, judged.memory_limit * (1 + 1e-12))
+        tables = planner.tables(settings, judged.memory_limit)
         still = fastest_split(replace(tables, cut_s=0 * tables.cut_s), num_stages, settings.schedule)
         rows.append(
             (

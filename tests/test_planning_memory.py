@@ -184,7 +184,8 @@ def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
     categories = memory.categories()
     work = categories.pop("live_activations") + categories.pop("temporaries")
     for name, value in {**categories, "work": work}.items():
-        assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-3), name
+        assert value == pytest.approx(expected[name], rel=1e-9, abs=0.51 * settings.num_stages * 2), name
+        assert value == int(value), name
     assert memory.total_bytes == pytest.approx(sum(expected.values()))
 
 
@@ -199,7 +200,7 @@ def test_table_equals_stage_memory(graph, settings) -> None:
             assert np.isinf(table[a, : a + 1]).all()
             for b in range(a + 1, len(starts) + 1):
                 one = stage_memory(graph, bounds[a], bounds[b], stage, settings)
-                assert table[a, b] == pytest.approx(one.total_bytes, rel=1e-9)
+                assert table[a, b] == one.total_bytes
 
 
 @tries(30, slow=100)
@@ -219,8 +220,8 @@ def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, 
     )
     assert tables.checkpoint_bytes is not None
     needed = segments + tables.checkpoint_bytes[bounds[:-1]].sum()
-    fixed = MK2.sram_bytes - tables.capacity_bytes
-    assert ipu.total_bytes == pytest.approx(fixed + needed, rel=1e-9)
+    assert tables.fixed_bytes == MK2.sram_bytes - tables.capacity_bytes
+    assert ipu.total_bytes == tables.fixed_bytes + needed
 
 
 @tries(30, slow=100)

@@ -69,7 +69,7 @@ def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recomput
         if best is not None:
             assert best.prediction.tick_s == pytest.approx(naive[0], rel=1e-12)
             assert best.solution.optimal
-            assert best.predicted_fill <= limit * (1 + 1e-12)
+            assert best.predicted_fill <= limit
 
 
 @given(st.integers(2, 4), schedules, memories)
@@ -92,14 +92,23 @@ def test_open_settings_get_the_fastest_value_that_fits(num_stages, schedule, kib
         assert best is None
 
 
+def searched_fill(planner, splits, settings):
+    """Returns the fill of the fullest IPU as the search counts it."""
+    tables, count = planner.tables(settings, 1.0), settings.num_stages
+    bounds = [*planner.items(splits), tables.num_items]
+    needed = max(tables.memory(count, s)[bounds[s], bounds[s + 1]] for s in range(count))
+    if tables.checkpoint_bytes is not None:
+        needed += tables.fixed_bytes + tables.checkpoint_bytes[bounds[:-1]].sum()
+    return needed / planner.system.ipu.sram_bytes
+
+
 @pytest.mark.parametrize("splits", [(), ("conv3",)])
 def test_memory_without_accumulation_is_that_of_the_plan(splits):
     """Only a pipeline offloads its optimizer state then."""
     base = replace(BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True)
     chosen = replace(base, num_stages=len(splits) + 1)
     machine = system()
-    needed = Planner(GRAPH, machine).needed_fill(splits, chosen)
-    assert needed == pytest.approx(fill(GRAPH, splits, chosen, machine))
+    assert searched_fill(Planner(GRAPH, machine), splits, chosen) == fill(GRAPH, splits, chosen, machine)
 
 
 @given(st.integers(2, 4), schedules, memories, st.booleans(), st.data())
@@ -113,9 +122,7 @@ def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule
     planner = Planner(SMALL, machine)
     judged = planner.judge(splits, chosen, 0.8)
     assert judged.memory_limit >= 0.8
-    assert planner.needed_fill(splits, chosen) == pytest.approx(
-        fill(SMALL, splits, chosen, machine), rel=1e-9
-    )
+    assert searched_fill(planner, splits, chosen) == fill(SMALL, splits, chosen, machine)
     assert judged.solution.feasible
     (row,) = compare(planner, judged, {"x": splits})
     assert row.ratio >= 1.0

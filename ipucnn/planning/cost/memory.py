@@ -14,10 +14,12 @@ The categories at the fullest moment, the backward pass of a micro-batch (the fo
   code              vertices, exchange and control; layers of equal shapes share it
 
 A tensor that skips over the stage is live in it, but needs no stash of its own.
+
+All bytes are whole numbers, so sums are exact in any order.  The search and the forecast of a program have the same.
 """
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -87,7 +89,7 @@ def published_at(fill: float) -> Tuple[int, int]:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The predicted bytes of a stage or an IPU, by category; they include the factor for the fullest tile.
+    """The predicted whole bytes of a stage or an IPU, by category; they include the factor for the fullest tile.
 
     Attributes:
         capacity_bytes: the IPU's memory.
@@ -126,6 +128,19 @@ class StageMemory:
 CATEGORIES = tuple(
     field.name[: -len("_bytes")] for field in fields(StageMemory) if field.name != "capacity_bytes"
 )
+
+
+def limit_bytes(share: float, ipu: IPU) -> float:
+    """Returns the whole bytes of a share of an IPU's memory; of a fill (``StageMemory.fill``) its bytes themselves."""
+    # The quotient of whole numbers is off by far less than a thousandth of a byte.
+    return float(np.floor(share * ipu.sram_bytes + 1e-3))
+
+
+def _on_fullest_tile(bytes_: np.ndarray) -> np.ndarray:
+    """Returns whole bytes with the factor for the fullest tile."""
+    whole: np.ndarray = np.rint(_IMBALANCE * bytes_)
+    return whole
+
 
 # Sums and maxima over all ranges of a sequence at once.  Tables have shape (n, n + 1); [a, b] describes the items a ..
 # b - 1 and is defined where b > a.
@@ -324,19 +339,26 @@ class MemoryModel:
             self._working[share] = temporaries, range_maximum(largest)
         return self._working[share]
 
-    def _resident(self) -> Dict[str, np.ndarray]:
-        """Returns tables of the always resident bytes, by category; they are the same at every pipeline position."""
+    @cached_property
+    def resident(self) -> Dict[str, np.ndarray]:
+        """The tables of the always resident bytes, by category; they are the same at every pipeline position."""
         counts = self.counts
         weight, accumulator, slots = self._per_weight
         return {
-            "weights": _IMBALANCE * weight * counts.weights,
-            "accumulators": _IMBALANCE * accumulator * counts.trainable,
-            "optimizer_state": _IMBALANCE * slots * counts.trainable,
-            "code": _IMBALANCE * self._tiles * (_FIXED_CODE_BYTES + counts.code),
+            "weights": _on_fullest_tile(weight * counts.weights),
+            "accumulators": _on_fullest_tile(accumulator * counts.trainable),
+            "optimizer_state": _on_fullest_tile(slots * counts.trainable),
+            "code": _on_fullest_tile(self._tiles * (_FIXED_CODE_BYTES + counts.code)),
         }
 
+    @cached_property
+    def _all_resident(self) -> np.ndarray:
+        """The sum of ``resident``; inf where b <= a."""
+        whole: np.ndarray = sum(self.resident.values())  # type: ignore[assignment]
+        return np.where(np.tri(*whole.shape, dtype=bool), np.inf, whole)
+
     def _activations(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Returns the bytes of each micro-batch in the FIFO, and the bytes of live activations and temporaries.
+        """Returns whole bytes: of each micro-batch in the FIFO, and of live activations with temporaries.
 
         For segments on one IPU, the first table holds what a segment leaves behind it, once.
         """
@@ -351,14 +373,15 @@ class MemoryModel:
                 work = scale * counts.kept_inside + at_work
             else:
                 stash, work = scale * counts.kept, at_work
-            return stash, work + scale * counts.arriving[0]
+            return _on_fullest_tile(stash), _on_fullest_tile(work + scale * counts.arriving[0])
         if settings.recomputes(stage, num_stages):
             stash = scale * counts.inputs
             work = scale * (counts.inputs + counts.kept_inside) + at_work
         else:
             stash = scale * counts.kept
             work = stash + at_work
-        return stash, work + scale * (counts.arriving[:, None] + counts.crossing[None, :])
+        work = work + scale * (counts.arriving[:, None] + counts.crossing[None, :])
+        return _on_fullest_tile(stash), _on_fullest_tile(work)
 
     def depth(self, num_stages: int, stage: int) -> int:
         """Returns the number of micro-batches in the FIFO of a stage.
@@ -370,24 +393,13 @@ class MemoryModel:
             return 1
         return self.settings.order.fifo_factor * (num_stages - 1 - stage)
 
-    def tables(self, num_stages: int, stage: int) -> Dict[str, np.ndarray]:
-        """Returns the bytes of every range as that stage, by category; "work" is live activations and temporaries."""
-        stash, work = self._activations(num_stages, stage)
-        depth = self.depth(num_stages, stage)
-        return {**self._resident(), "stash": _IMBALANCE * (depth * stash), "work": _IMBALANCE * work}
-
     def parts(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """Returns the two tables that make up ``total``: bytes without the FIFO, and bytes of a micro-batch in it.
 
         They are the same for all stages with the same availableMemoryProportion, except for the last stage.
         """
         stash, work = self._activations(num_stages, stage)
-        work *= _IMBALANCE
-        counts, tiles, (weight, *trained) = self.counts, self._tiles, self._per_weight
-        resident = weight * counts.weights + sum(trained) * counts.trainable
-        work += _IMBALANCE * (resident + tiles * counts.code + tiles * _FIXED_CODE_BYTES)
-        work[np.tri(*work.shape, dtype=bool)] = np.inf
-        return work, _IMBALANCE * stash
+        return self._all_resident + work, stash
 
     def total(self, num_stages: int, stage: int) -> np.ndarray:
         """Returns (n, n + 1): the bytes of items a .. b - 1 as that stage; inf where b <= a."""
@@ -414,55 +426,47 @@ class MemoryModel:
         counts: np.ndarray = np.full(room.shape, float(_DEEPEST))
         np.divide(room, each, out=counts, where=each > 0)
         np.clip(np.floor(counts, out=counts), -1, _DEEPEST, out=counts)
-        # Corrects the division's rounding, so that the number agrees with the sum itself.
-        counts += (without + (counts + 1) * each <= most_bytes) & (counts < _DEEPEST)
-        counts -= (without + counts * each > most_bytes) & (counts >= 0)
         counts[room < 0] = -1
         return counts.astype(np.int16)
 
     def entry(self, a: int, b: int, num_stages: int, stage: int) -> StageMemory:
-        """Returns the memory of items a .. b - 1 as that stage."""
-        values = {name: float(table[a, b]) for name, table in self.tables(num_stages, stage).items()}
-        work = values.pop("work")
+        """Returns the memory of items a .. b - 1 as that stage; its sum is that of ``total``."""
+        stash, work = self._activations(num_stages, stage)
         first, last = self.item_starts[a], self.item_starts[b]
         temporary = self.working(num_stages, stage)[0]
         fullest = first + int(np.argmax((self.alive + temporary)[first:last]))
-        temporaries = _IMBALANCE * float(temporary[fullest])
+        temporaries = float(_on_fullest_tile(temporary[fullest]))
         return StageMemory(
-            **{f"{name}_bytes": value for name, value in values.items()},
-            live_activations_bytes=work - temporaries,
+            **{f"{name}_bytes": float(table[a, b]) for name, table in self.resident.items()},
+            stash_bytes=self.depth(num_stages, stage) * float(stash[a, b]),
+            live_activations_bytes=float(work[a, b]) - temporaries,
             temporaries_bytes=temporaries,
             capacity_bytes=float(self.ipu.sram_bytes),
         )
 
-    def one_ipu(self) -> Tuple[float, np.ndarray]:
-        """Returns the memory of recomputation segments on one IPU, without that of the segment at work (``segment``).
+    def one_ipu(self) -> Tuple[float, np.ndarray, np.ndarray]:
+        """Returns the memory of recomputation segments on one IPU.
 
         Returns:
-            Bytes that are resident wherever the cuts are, and (n + 1,) bytes of the checkpoint of a segment that opens
-            at an item.
+            Bytes that are resident wherever the cuts are; (n + 1,) bytes of the checkpoint of a segment that opens at
+            an item; and (n, n + 1) bytes of items a .. b - 1 as the segment at work.
         """
-        tables = self.tables(2, 0)
+        stash, work = self._activations(2, 0)
         n = self.num_items
-        fixed = sum(float(table[0, n]) for name, table in tables.items() if name not in ("stash", "work"))
-        checkpoints = np.zeros(n + 1)
+        fixed, checkpoints = float(self._all_resident[0, n]), np.zeros(n + 1)
         if self.settings.training and self.settings.recomputation:
-            checkpoints[:n] = tables["stash"][:, n]
+            checkpoints[:n] = stash[:, n]
         else:
-            fixed += float(tables["stash"][0, n])
-        return fixed, checkpoints
+            # Without checkpoints everything that is kept stays, once.
+            fixed += float(stash[0, n])
+        return fixed, checkpoints, work
 
-    def segment(self) -> np.ndarray:
-        """Returns (n, n + 1): the bytes of items a .. b - 1 as a segment on one IPU while it is at work."""
-        return _IMBALANCE * self._activations(2, 0)[1]
-
-    def joint_code_bytes(self, ranges: Sequence[Tuple[int, int]]) -> float:
-        """Returns the bytes of code of several ranges of items on one IPU."""
+    def joint_code_bytes(self, items: Sequence[int]) -> float:
+        """Returns the bytes of code of several items on one IPU."""
         total = _FIXED_CODE_BYTES
-        for items, size in zip(self.counts.code_at, self.counts.code_bytes):
-            if any(a <= item < b for item in items for a, b in ranges):
-                total += size
-        return _IMBALANCE * self._tiles * total
+        for places, size in zip(self.counts.code_at, self.counts.code_bytes):
+            total += size * any(place in items for place in places)
+        return float(_on_fullest_tile(np.array(self._tiles * total)))
 
 
 def program_memory(
@@ -476,19 +480,20 @@ def program_memory(
     The memory of stages that share an IPU adds up, but only one of them is at work at a time, and they share code.
     """
     starts = stage_starts(graph, splits)
-    model = MemoryModel(graph, settings, ipu, starts)
-    stages = [model.entry(s, s + 1, settings.num_stages, s) for s in range(len(starts))]
+    model, count = MemoryModel(graph, settings, ipu, starts), len(starts)
+    stages = [model.entry(s, s + 1, count, s) for s in range(count)]
     ipus = []
     for number in range(settings.num_ipus_per_replica):
         members = [s for s, place in enumerate(settings.mapping) if place == number]
         busiest = max(members, key=lambda s: stages[s].live_activations_bytes + stages[s].temporaries_bytes)
         sums = {
-            name: sum(getattr(stages[s], name) for s in members)
-            for name in ("weights_bytes", "accumulators_bytes", "optimizer_state_bytes", "stash_bytes")
+            f"{name}_bytes": sum(getattr(stages[s], f"{name}_bytes") for s in members)
+            for name in ("weights", "accumulators", "optimizer_state", "stash")
         }
-        if settings.segments_on_one_ipu and not (settings.training and settings.recomputation):
-            # Without checkpoints everything that is kept stays, once.
-            sums["stash_bytes"] = float(model.tables(len(starts), 0)["stash"][0, len(starts)])
-        code = model.joint_code_bytes([(s, s + 1) for s in members])
-        ipus.append(replace(stages[busiest], code_bytes=code, **sums))
+        sums["code_bytes"] = model.joint_code_bytes(members)
+        if settings.segments_on_one_ipu:
+            fixed, checkpoints, _ = model.one_ipu()
+            sums = {f"{name}_bytes": float(table[0, count]) for name, table in model.resident.items()}
+            sums["stash_bytes"] = fixed - sum(sums.values()) + float(checkpoints.sum())
+        ipus.append(replace(stages[busiest], **sums))
     return ipus

@@ -20,6 +20,7 @@ from ipucnn.planning.cost.memory import (
     MemoryModel,
     RangeCounts,
     StageMemory,
+    limit_bytes,
     program_memory,
 )
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
@@ -159,10 +160,7 @@ class Planner:
         most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
         while len(self._tables) > most:
             del self._tables[next(iter(self._tables))]
-        # The tables were made for the largest limit.  A smaller limit subtracts bytes from their capacity.  Scaling the
-        # capacity would be wrong for segments on one IPU, where the bytes of weights and code are already subtracted.
-        spare = tables.capacity_bytes - (max(LIMITS) - memory_limit) * self.system.ipu.sram_bytes
-        return replace(tables, capacity_bytes=max(0.0, spare))
+        return replace(tables, capacity_bytes=limit_bytes(memory_limit, self.system.ipu) - tables.fixed_bytes)
 
     def _make_tables(self, settings: PlanSettings, shared: bool) -> StageTables:
         counts = self._range_counts(settings.training)
@@ -182,8 +180,8 @@ class Planner:
         """
         sample_bytes = settings.micro_batch_size * settings.element_bytes
         needed = sample_bytes * self._range_counts(settings.training).least_kept
-        room = settings.num_stages * memory_limit * self.system.ipu.sram_bytes
-        return settings.num_stages <= len(self.starts) and needed <= room * (1 + 1e-9)
+        room = settings.num_stages * limit_bytes(memory_limit, self.system.ipu)
+        return settings.num_stages <= len(self.starts) and needed <= room
 
     def fits(self, settings: PlanSettings, memory_limit: float) -> bool:
         """Tells whether any splits into the settings' number of stages fit."""
@@ -447,30 +445,16 @@ class Planner:
         Args:
             quickly: whether the solution may lack its proof in a large network; it is still no slower than the splits.
         """
-        limit = max(memory_limit, self.needed_fill(splits, settings))
-        # The sum of the same bytes in another order may differ in its last bits.
-        allowed = limit if limit == memory_limit else limit * (1 + 1e-12)
+        memory = program_memory(self.graph, splits, settings, self.system.ipu)
+        limit = max(memory_limit, *(one.fill for one in memory))
         if quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS:
             tick_s = self.tick_s(splits, settings)
-            solution = self._solution(settings, allowed, _LARGE_EVALUATIONS, tick_s)
+            solution = self._solution(settings, limit, _LARGE_EVALUATIONS, tick_s)
             if not solution.feasible:
                 solution = Solution(self.items(splits), tick_s, 0.0)
         else:
-            solution = self._solution(settings, allowed)
+            solution = self._solution(settings, limit)
         return self._candidate(settings, tuple(splits), limit, solution)
-
-    def needed_fill(self, splits: Sequence[str], settings: PlanSettings) -> float:
-        """Returns the share of an IPU's memory that the planner has to allow to find these splits."""
-        tables = self.tables(settings, max(LIMITS))
-        bounds = [*self.items(splits), len(self.starts)]
-        count = settings.num_stages
-        stages = [float(tables.memory(count, s)[bounds[s], bounds[s + 1]]) for s in range(count)]
-        needed = max(stages)
-        if tables.checkpoint_bytes is not None:
-            needed += float(tables.checkpoint_bytes[bounds[:-1]].sum())
-        elif settings.num_ipus_per_replica < count:
-            return max(m.fill for m in program_memory(self.graph, splits, settings, self.system.ipu))
-        return max(LIMITS) + (needed - tables.capacity_bytes) / self.system.ipu.sram_bytes
 
     def tick_s(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Returns the planner's objective for splits, without the fixed time of a micro-batch."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
-from ipucnn.planning.cost.memory import MemoryModel
+from ipucnn.planning.cost.memory import MemoryModel, limit_bytes
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.schedules import Schedule, is_recomputed
 from ipucnn.planning.settings import PlanSettings
@@ -42,6 +42,7 @@ class StageTables:
             Sequential stages are recomputation segments on one IPU; None if each stage has its own IPU.
             ``memory_bytes`` is then the size of a segment while it runs, and ``capacity_bytes`` the memory beside the
             weights; the checkpoints of all segments and the largest segment share it.
+        fixed_bytes: the bytes beside ``capacity_bytes`` on that one IPU, wherever the cuts are.
         within: (number of stages, stage, capacity) -> (n, n + 1): whether items i .. j - 1 take at most the capacity as
             that stage, if that can be computed without their bytes.
         options: the tables of each setting, in order of preference, if each stage may have one of several (not for
@@ -57,6 +58,7 @@ class StageTables:
     recompute: bool = False
     training: bool = True
     checkpoint_bytes: Optional[np.ndarray] = None
+    fixed_bytes: float = 0.0
     stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
     within: Optional[Callable[[int, int, float], np.ndarray]] = None
     options: Tuple["StageTables", ...] = ()
@@ -171,12 +173,12 @@ def stage_tables(
         recompute=settings.recomputation and settings.training,
         training=settings.training,
     )
-    capacity = max_fill * system.ipu.sram_bytes
+    capacity = limit_bytes(max_fill, system.ipu)
     if one_ipu:
-        fixed, checkpoints = memory.one_ipu()
-        segment = memory.segment()
+        fixed, checkpoints, segment = memory.one_ipu()
         return StageTables(
-            capacity_bytes=max(0.0, capacity - fixed),
+            capacity_bytes=capacity - fixed,
+            fixed_bytes=fixed,
             memory_bytes=lambda num_stages, stage: segment,
             checkpoint_bytes=checkpoints,
             **common,
