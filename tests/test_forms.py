@@ -278,7 +278,7 @@ TABLE["tiff u2 RGB orientation 6"] = Row(
     TURNS[6](stretched(COLOUR)),
     "values",
 )
-TABLE["jpeg damaged EXIF"] = Row(with_segment(PLAIN_JPEG, 0xE1, b"Exif\0\0MM\0*\0"), OF_JPEG, OF_JPEG)
+TABLE["jpeg damaged EXIF"] = Row(with_segment(PLAIN_JPEG, 0xE1, b"Exif\0\0no table"), OF_JPEG, OF_JPEG)
 
 # -- PNG: colour types, depths, transparent colours
 

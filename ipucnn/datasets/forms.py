@@ -413,7 +413,10 @@ class _TiffFile(ImageFile):
             and page.samplesperpixel >= bands
             and set(page.axes) <= set("YXS")
         )
-        if numbers != UNSIGNED and colour in (PALETTE, CMYK):
+        is_ycbcr = int(page.photometric) == _YCBCR
+        if (numbers != UNSIGNED and colour in (PALETTE, CMYK)) or (is_ycbcr and page.dtype != np.uint8):
+            is_read = False
+        if is_ycbcr and page.is_subsampled and int(page.compression) == 1:  # versions of Pillow differ
             is_read = False
         if not is_read or isinstance(page.bitspersample, tuple):
             kind = getattr(page.photometric, "name", str(page.photometric)).lower()
@@ -443,9 +446,8 @@ class _TiffFile(ImageFile):
         form = self._form(page, origin)
         for width, height in ((page.imagewidth, page.imagelength), (page.tilewidth, page.tilelength)):
             check_pixels(width, height, self._max_pixels, origin)
-        if int(page.compression) in _BY_PILLOW or (
-            int(page.photometric) == _YCBCR and int(page.compression) != _JPEG
-        ):
+        is_ycbcr = int(page.photometric) == _YCBCR and int(page.compression) != _JPEG
+        if int(page.compression) in _BY_PILLOW or (is_ycbcr and page.is_subsampled):
             return self._by_pillow(page, number, form)
         samples = self._samples(page, number)
         if page.axes == "SYX":
@@ -465,6 +467,10 @@ class _TiffFile(ImageFile):
                     "save grey or RGB without more bands, or say in the tag ExtraSamples that it is transparency",
                     "wrong-mode",
                 )
+        if is_ycbcr:
+            colours = np.ascontiguousarray(samples[..., :bands])
+            image = pillow().frombytes("YCbCr", form.size[::-1], colours.tobytes()).convert("RGB")
+            return Page(form, image, None, opacity)
         return Page(form, None, samples[..., 0] if bands == 1 else samples[..., :bands], opacity)
 
     def _samples(self, page: TiffPage, number: int) -> np.ndarray:
