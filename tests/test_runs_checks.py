@@ -70,6 +70,7 @@ CASES = [
         for name, value in OF_VALIDATION.items()
     ),
     ("plot_schedule", "x.png", {}, "in a run that trains", {"dry_run": "true"}),
+    ("draw_samples", "x.png", {}, "in a run that trains", {"dry_run": "true"}),
     ("clean_dir", "true", {"checkpoints": "false"}, "without checkpoints", {}),
     ("mixup", "0.2", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
     ("cutmix", "1", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),

@@ -15,6 +15,7 @@ from support.refusals import Refusal, check_refused
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
 from ipucnn.runs.setup import learning_rates
 from ipucnn.runs.train import TrainingRun
@@ -319,3 +320,49 @@ def test_planned_splits_are_those_of_the_run(run):
     (split,) = program["pipeline_splits"]
     assert f"opened by {split} ({program['splits_from']})" in " ".join(out.split())
     assert f"opened by {split}" in " ".join(err.split())
+
+
+def test_samples_are_drawn_as_training_sees_them(run):
+    """The samples are those of the first batches that a session receives, in their order."""
+    from ipucnn.runs.setup import training_samples
+
+    options = {
+        "dataset": "membranes",
+        "limit_train": "6",
+        "image_size": "252",
+        "augment": "true",
+        "seed": "3",
+    }
+    context = TrainingRun(
+        resolve(command="train", model="unet", flags={**options, "dry_run": "true"})
+    ).context
+    samples = training_samples(context, context.program, 7)
+    assert len({sample.name for sample in samples[: context.program.samples_per_epoch]}) == 4
+    assert all(re.fullmatch("membranes/train/[0-5]", sample.name) for sample in samples)
+    batches = TrainingRun(context.resolved).dataset(0, 7)
+    images, labels = next(iter(batches))
+    network_range = InputRange.of(context.input_range, context.info, 1)
+    for sample, image, label in zip(samples, images.numpy(), labels.numpy()):
+        np.testing.assert_array_equal(sample.label, label)
+        inside = (sample.image > 0) & (sample.image < 255)  # others were cut off for the picture
+        expected = network_range.apply(np.float32(sample.image[np.newaxis]))[0]
+        half = 0.51 * np.ptp(network_range.apply(np.float32([[[[1]]], [[[0]]]])))
+        assert np.abs(expected - image)[inside].max() <= half
+    words = " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name != "augment"
+    )
+    code, _, err = run("train", "unet", *words.split(), "--augment", "--dry-run", "--draw-samples", "s.png")
+    assert code == 0 and "picture of 12 training samples: s.png" in err
+    assert [path.name for path in Path().iterdir()] == ["s.png"]
+    code, _, err = run(
+        *TRAIN, "--dry-run", "--draw-samples", "d.png", "--limit-train", "64", "--mixup", "0.4"
+    )
+    assert code == 0, err
+    check_refused(
+        run,
+        Refusal("lenet --dataset mnist --draw-samples x.png", "files of mnist are not here", code=3),
+        Refusal(
+            "lenet --dataset digits --draw-samples x.pdf", "the name must end in .png", "--draw-samples x.png"
+        ),
+        command=["train", "--dry-run"],
+    )

@@ -95,6 +95,15 @@ class GeneralOptions:
         in_yaml=False,
         commands=TRAIN,
     )
+    draw_samples: Optional[str] = option(
+        None,
+        "With --dry-run: draw the first training samples into this picture (.png) as the network will see them: "
+        "cropped or cut into patches, augmented and mixed, with their classes or masks.",
+        kind=FILE,
+        in_yaml=False,
+        commands=TRAIN,
+        wishes="augmentation augmented preview samples show images masks picture",
+    )
     resume: bool = option(
         False,
         "Continue the run in --run-dir, or else the latest run of this model and data set, from its newest undamaged "

@@ -435,6 +435,7 @@ RESUMABLE = (
     "overwrite",
     "dry_run",
     "plot_schedule",
+    "draw_samples",
     "checkpoint_dir",
     "checkpoint_input_dir",
     "keep_checkpoints",

@@ -1,16 +1,20 @@
-"""Output of ``ipucnn train --dry-run``: the plan of the run, and the curve of its learning rate."""
+"""Output of ``ipucnn train --dry-run``: the plan of the run, its learning rates, and its first samples."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, List, Tuple
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import PlainDict
+from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.reports.console import console, fact_table, note
 from ipucnn.reports.figures import label, new_figure
+from ipucnn.reports.sheets import ContactSheet, PanelSheet, Sheet
+from ipucnn.runs.images.outputs import IGNORED_COLOUR, class_colours, mask_picture, overlay
+from ipucnn.runs.setup import TrainingSample, training_samples
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
@@ -18,8 +22,12 @@ from ipucnn.training.schedules import Schedule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ipucnn.runs.context import RunContext
+
 # The largest number of points of a curve, more than a picture has columns.
 _POINTS = 20_000
+_SAMPLES = 12
+"""Number of training samples that are drawn."""
 # Up to this number of points, each point has a marker.
 _SEPARATE = 60
 
@@ -150,3 +158,52 @@ def draw_schedule(schedule: Schedule, program: Program, title: str) -> Figure:
     above.set_xlabel("epoch")
     axis.set_title(label(title), fontsize=11)
     return figure
+
+
+def sheet_of_samples(context: RunContext) -> Sheet:
+    """Returns a sheet of the first training samples, as the network will see them."""
+    from ipucnn.sessions.host.environment import import_tensorflow
+
+    import_tensorflow(verbose=False)
+    info, config = context.info, context.config
+    samples = training_samples(context, context.program, _SAMPLES)
+    applied = f"augmentation {info.augmentation}" if config.augment else "no augmentation"
+    heading = (
+        f"{context.resolved.record.name} on {info.name}: training samples, {applied}, seed {context.seed}"
+    )
+    if info.task == "classification":
+        contacts = ContactSheet(heading)
+        contacts.expect(len(samples))
+        for number, sample in enumerate(samples):
+            result = {
+                "image": printable(sample.name),
+                "label": _label(sample, info.class_names),
+                "problems": [],
+            }
+            contacts.take(number, result, sample.image)
+        return contacts
+    colours = class_colours(info.num_classes, info.class_colours)
+    sheet = PanelSheet(("network's input", "mask", "overlay"), columns=3, heading=heading)
+    sheet.expect(len(samples))
+    for sample in samples:
+        mask = np.full(sample.image.shape[:2], IGNORED, np.int16)
+        top, left = ((whole - inner) // 2 for whole, inner in zip(mask.shape, sample.label.shape))
+        mask[top : top + sample.label.shape[0], left : left + sample.label.shape[1]] = sample.label
+        pictures = [sample.image, mask_picture(mask, colours), overlay(sample.image, mask, colours)]
+        counts = np.bincount(mask[mask != IGNORED], minlength=info.num_classes)
+        shares = [
+            f"{count / max(counts.sum(), 1):.1%} {name}" for count, name in zip(counts, info.class_names)
+        ]
+        sheet.add(", ".join([printable(sample.name), *shares]), pictures)
+    shown = colours if info.num_classes > 2 else ((0, 0, 0), (255, 255, 255))
+    sheet.legend = (*zip(shown, info.class_names), (IGNORED_COLOUR, "not predicted, or ignored"))
+    return sheet
+
+
+def _label(sample: TrainingSample, names: Sequence[str]) -> str:
+    """Returns the class of a sample; of a mixed image, the share of each class."""
+    if sample.label.ndim == 0:
+        return printable(names[int(sample.label)])
+    return ", ".join(
+        f"{share:.0%} {printable(names[k])}" for k, share in enumerate(sample.label) if share > 0
+    )

@@ -29,7 +29,7 @@ from ipucnn.reports.console import (
     text_table,
     waiting,
 )
-from ipucnn.reports.dry_run import batch_text, draw_schedule, print_plan_of_run, stages_text
+from ipucnn.reports.dry_run import batch_text, draw_schedule, print_plan_of_run, sheet_of_samples, stages_text
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
@@ -235,7 +235,7 @@ def _heading(run: TrainingRun) -> str:
 
 
 def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> None:
-    """Prints what a run would do, and draws the picture of ``--plot-schedule``.
+    """Prints what a run would do, and draws the pictures of ``--plot-schedule`` and ``--draw-samples``.
 
     Args:
         run: the prepared run.
@@ -264,6 +264,11 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
         figure = draw_schedule(run.context.schedule, run.context.program, title)
         write_output(path, lambda temporary: save_figure(figure, temporary, format_of(path, PLOTS)))
         note(f"picture of the learning rate: {path}")
+    if config.draw_samples is not None:
+        path = expand(config.draw_samples)
+        sheet = sheet_of_samples(run.context)
+        write_output(path, sheet.save)
+        note(f"picture of {counted(len(sheet), 'training sample')}: {path}")
     print_plan_of_run(report, as_json)
 
 

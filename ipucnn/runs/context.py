@@ -124,7 +124,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         rules.check_group(group, config)
     check_device(config.device)
     rules.check_rules(rules.Facts(resolved, layout))
-    _check_files(config.weights if start.checkpoint is None else None, config.plot_schedule)
+    _check_files(config.weights if start.checkpoint is None else None, resolved)
     if config.wandb and group.is_writer:
         import_wandb()
     if config.pipeline_splits:
@@ -172,12 +172,20 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     return replace(context, warnings=tuple(warnings))
 
 
-def _check_files(weights: Optional[str], picture: Optional[str]) -> None:
-    """Refuses weights that do not exist, and a picture that cannot be written."""
+def _check_files(weights: Optional[str], resolved: Resolved) -> None:
+    """Refuses weights that do not exist, pictures that cannot be written, and samples of absent files."""
     if weights not in (None, "imagenet") and not exists(expand(str(weights))):
         raise DataError(f"--weights {weights} does not exist", "give a checkpoint, a run folder, or imagenet")
-    if picture is not None:
-        check_outputs([("--plot-schedule", expand(picture), PLOTS)], [])
+    pictures = (
+        ("--plot-schedule", resolved.config.plot_schedule, PLOTS),
+        ("--draw-samples", resolved.config.draw_samples, (".png",)),
+    )
+    check_outputs([(name, expand(path), endings) for name, path, endings in pictures if path is not None], [])
+    if resolved.config.draw_samples is not None and resolved.choice.is_absent:
+        raise DataError(
+            f"--draw-samples: the files of {resolved.choice.name} are not here",
+            "add --dataset-path DIR, or --download",
+        )
 
 
 def _folder_of(group: ProcessGroup, folder: RunFolder, config: RunConfig) -> RunFolder:

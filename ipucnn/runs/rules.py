@@ -200,7 +200,7 @@ RULES: Tuple[Rule, ...] = (
     Rule(("pad_dataset",), (_DICE,), typed_only=False),
     Rule(("weights",), (_NO_IMAGENET,), typed_only=False),
     Rule(("ipus",), (_OTHER_REPLICAS,)),
-    Rule(("plot_schedule",), (_DRY_RUN,)),
+    Rule(("plot_schedule", "draw_samples"), (_DRY_RUN,)),
     Rule(("compile_only",), (_NO_IPU, _SHOWN), typed_only=False),
     # The driver aborts the process if there is no device of that number (poplar_executor.cc).
     Rule(("select_ipu",), (_COMPILES,), typed_only=False),

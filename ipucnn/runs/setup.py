@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import FLAG, Resolved
-from ipucnn.datasets.base import DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, FileExamples
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
@@ -351,6 +351,51 @@ def training_batches(
         ),
     )
     return constant_batch(batches) if config.synthetic_data == "ipu" else batches
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """A sample as training sees it, before its pixels are brought to the network's range.
+
+    Attributes:
+        name: the file of the image, or its number in the set.
+        image: uint8 [h, w, channels], rounded.
+        label: the class; the share of each class, float32, for a mixed image; or the mask of the network's output.
+    """
+
+    name: str
+    image: np.ndarray
+    label: np.ndarray
+
+
+def training_samples(setup: Setup, program: Program, count: int) -> List[TrainingSample]:
+    """Returns the first samples of a run (imports TensorFlow); ``--draw-samples`` shows them."""
+    from ipucnn.datasets.pipeline import data_errors, sample_order, split_ticket
+
+    setup, batch, examples = replace(setup, input_range="raw"), program.micro_batch_size, setup.source.train
+    samples_per_epoch = program.samples_per_epoch + program.samples_padded_per_epoch
+    order = sample_order(
+        len(examples),
+        samples_per_epoch=samples_per_epoch,
+        seed=setup.seed,
+        start_epoch=0,
+        start_sample=0,
+        shuffle=setup.config.shuffle,
+    )
+    rounds = -(-samples_per_epoch // len(examples))
+    indices = [int(split_ticket(ticket, rounds)[2]) for ticket in order.take(count)]
+    names = examples.names if isinstance(examples, ArrayExamples) else ()
+    names = examples.paths if isinstance(examples, FileExamples) else names
+    samples: List[TrainingSample] = []
+    with data_errors():
+        for images, labels, *_ in training_batches(setup, program, 0, batch, (1, 0)).take(-(-count // batch)):
+            pixels = np.clip(np.rint(images.numpy()), 0, 255).astype(np.uint8)
+            for image, label in zip(pixels, labels.numpy()):
+                if len(samples) < count:
+                    index = indices[len(samples)]
+                    name = names[index] if names else f"{setup.source.info.name}/train/{index}"
+                    samples.append(TrainingSample(name, image, label))
+    return samples
 
 
 # Training images that --precise-batch-norm measures statistics over; a larger batch raises the number.
