@@ -277,3 +277,29 @@ def test_pairs_in_subfolders_are_read_and_other_images_counted(tmp_path):
     ]
     assert len(images_of(folder)) == 2 * 5 + 7
     assert "the last fifth of the pairs" in choose(folder, "segmentation").message
+
+
+# -- what verify-dataset suggests -----------------------------------------------------------------------------
+
+
+def test_a_mask_one_pixel_larger_has_the_hint_of_training(tmp_path):
+    folder = draw_pairs(tmp_path, number=range(5))
+    Image.fromarray(np.uint8(255 * np.eye(17))).save(folder / "masks" / "2.png")
+    error = check_raises(DataError, "17x17", "cut or pad one of them", opened, folder, "segmentation")
+    errors, _, report = verified(folder, ".")
+    assert errors == {"wrong-shape"}
+    assert [finding.hint for finding in report.findings if finding.code == "wrong-shape"] == [error.hint]
+
+
+def test_build_records_says_what_it_leaves_out(tmp_path, succeeds):
+    folder = draw(tmp_path / "set", *FOLDERS["loose files"])
+    _, err = succeeds("build-records", folder, tmp_path / "records", "--shards", 1, "--validation-shards", 1)
+    assert "left out 2 files (in no class folder: train/9.png, val/8.png)" in err
+
+
+def test_build_records_refuses_a_class_that_the_list_of_classes_cannot_hold(tmp_path, run):
+    folder = draw(
+        tmp_path / "set", *(f"{part}/{name}*2" for part in ("train", "val") for name in ("#1", "ant"))
+    )
+    code, _, err = run("build-records", folder, tmp_path / "records", "--shards", 1, "--validation-shards", 1)
+    assert code == 3 and "rename the folder" in err

@@ -24,6 +24,7 @@ from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.images import decode_for_training, distorted_box
 from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.segmentation.masks import read_table
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example
 from ipucnn.errors import DataError
@@ -255,6 +256,29 @@ def test_a_damaged_index_is_rebuilt(folder, tmp_path, monkeypatch, damage):
     assert fingerprint(open_folder(folder)) == whole and len(scanned) == 5
 
 
+def test_the_index_is_not_kept_without_a_home_folder(folder, monkeypatch):
+    """As in a container whose user has no entry in its table of users."""
+    expected = open_dataset(choose_dataset("imagenet", folder, home="", task="classification"))
+    for name in ("HOME", "IPUCNN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    source = open_dataset(choose_dataset("imagenet", folder, home="", task="classification"))
+    assert source.train.places.tolist() == expected.train.places.tolist()
+    (line,) = source.info.warnings
+    assert "is not kept" in line and not expected.info.warnings
+
+
+@pytest.mark.parametrize(
+    "text", ["ant\r\nbee\r\n", "\ufeffant\nbee\n", "ant\n\n\nbee", " ant \n# a note\nbee\n\n"]
+)
+def test_names_of_classes_have_one_grammar_for_records_and_masks(tmp_path, text):
+    path = tmp_path / "classes.txt"
+    path.write_bytes(text.encode())
+    assert records.class_names(tmp_path) == ("ant", "bee")
+    path.write_bytes(text.replace("ant", "0 ant").replace("bee", "7 bee").encode())
+    assert read_table(tmp_path)[:2] == (("ant", "bee"), (0, 7))
+
+
 def test_an_unwritable_cache_is_not_an_error(folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "file"))
@@ -293,7 +317,7 @@ REFUSED = [
     ("train-00001-of-00003 is missing", lambda f: (f / "train-00001-of-00003").unlink()),
     ("has no validation records", lambda f: [path.unlink() for path in f.glob("validation*")]),
     ("files of several sets of 'train' records", lambda f: write_shards(f, "train", (1, 2), 2)),
-    ("classes.txt is damaged", lambda f: (f / "classes.txt").write_text("ant\n\ncat\n")),
+    ("classes.txt has the names of 0 classes", lambda f: (f / "classes.txt").write_text("# none\n\n")),
     (LACKS_LABEL, first_record(label=b"3")),
     (LACKS_LABEL, first_record(image=b"x")),
     *[

@@ -27,18 +27,32 @@ def image_of(number, shape):
     return np.random.RandomState(number).randint(0, 256, (height, width, channels)).astype(np.uint8)
 
 
-def write(path, name, *, shape=(28, 28, 1), splits=(("train", 21), ("test", 6)), encoding="png", labels=True):
-    """Prepares a data set ``name`` below ``path`` whose images are functions of their number."""
+def write(
+    path,
+    name,
+    *,
+    shape=(28, 28, 1),
+    splits=(("train", 21), ("test", 6)),
+    encoding="png",
+    labels=True,
+    more=(),
+    is_supervised=True,
+):
+    """Prepares a data set ``name`` below ``path`` whose images are functions of their number.
+
+    ``more`` has the names of features that are like "image" or "label", before a dot and after it.
+    """
     features = {"image": tfds.features.Image(shape=shape, encoding_format=encoding), "id": tf.int64}
     if labels:
         features["label"] = tfds.features.ClassLabel(names=["ant", "bee", "cat"])
+    features.update({f"{kind} {k}": features[kind] for k, kind in enumerate(more)})
 
     def info(self):
         return tfds.core.DatasetInfo(
             builder=self,
             description="made for a test",
             features=tfds.features.FeaturesDict(features),
-            supervised_keys=("image", "label") if labels else None,
+            supervised_keys=("image", "label") if labels and is_supervised else None,
         )
 
     def generate(self, start, count):
@@ -46,6 +60,7 @@ def write(path, name, *, shape=(28, 28, 1), splits=(("train", 21), ("test", 6)),
             example = {"image": image_of(number, shape), "id": number}
             if labels:
                 example["label"] = number % 3
+            example.update({f"{kind} {k}": example[kind] for k, kind in enumerate(more)})
             yield number, example
 
     def split_generators(self, manager):
@@ -117,6 +132,47 @@ def test_images_of_many_sizes_stay_encoded(prepared):
 
 def test_a_set_without_classes_is_refused(prepared):
     check_raises(DataError, "no image with a class", "", open_dataset, choose("tfds:nolabel", prepared))
+
+
+@pytest.mark.parametrize("kind, words", [("label", "several classes"), ("image", "several images")])
+def test_several_features_are_refused_with_their_names(tmp_path, kind, words):
+    write(tmp_path, "two", more=(kind,), is_supervised=False)
+    words = f"{words}, and no supervised keys: {kind}, {kind} 0"
+    for reading in (lambda: open_dataset(choose("tfds:two", tmp_path)), lambda: verify_tfds("two", tmp_path)):
+        check_raises(DataError, words, "prepare it again with supervised_keys=", reading)
+    write(tmp_path, "named", more=(kind,))
+    assert len(open_dataset(choose("tfds:named", tmp_path)).train) == 21
+    write(tmp_path, "single", is_supervised=False)
+    assert len(open_dataset(choose("tfds:single", tmp_path)).train) == 21
+
+
+def verify_tfds(name, path):
+    return verify.verify(verify.choose(f"tfds:{name}", str(path)))
+
+
+def test_a_set_and_its_version_are_the_same_set(prepared):
+    one, two = (open_dataset(choose(name, prepared)) for name in ("tfds:mnist", "tfds:mnist:3.0.1"))
+    assert one.info.augmentation == two.info.augmentation == "shift"
+    one, two = (verify_tfds(name, prepared) for name in ("mnist", "mnist:3.0.1"))
+    assert one.known == two.known == verify.KNOWN["mnist"]
+    assert [finding.code for finding in one.findings] == [finding.code for finding in two.findings]
+
+
+def test_configurations_are_not_chosen_from(prepared, tmp_path):
+    for config in ("big", "small"):
+        copytree(prepared / "mnist", tmp_path / "sets" / config)
+    hint = "--dataset tfds:sets/big"
+    check_raises(
+        DataError, "several configurations of sets: sets/big, sets/small", hint, choose, "tfds:sets", tmp_path
+    )
+    assert choose("tfds:sets/small", tmp_path).location == tmp_path / "sets" / "small" / "3.0.1"
+
+
+def test_the_split_that_serves_for_evaluation_is_said(tmp_path):
+    write(tmp_path, "three", splits=(("train", 12), ("validation", 4), ("test", 5)))
+    source = open_dataset(choose("tfds:three", tmp_path))
+    assert source.info.num_eval == 5
+    assert source.info.warnings == ("tfds:three: evaluation on test, nothing on validation",)
 
 
 def test_an_absent_set_is_an_error(prepared):

@@ -63,7 +63,7 @@ def build_records(
     )
     from ipucnn.filesystem import expand, is_folder, shown
     from ipucnn.machine import num_cores
-    from ipucnn.reports.console import ItemProgress
+    from ipucnn.reports.console import ItemProgress, note
 
     source, target = expand(folder), expand(out)
     if not is_folder(source):
@@ -80,6 +80,8 @@ def build_records(
             max_image_pixels or MAX_IMAGE_PIXELS,
             bar.update,
         )
+    for line in built.warnings:
+        note(f"warning: {line}")
     if as_json:
         print(json.dumps({"out": shown(target), **built._asdict()}, indent=2))
         return

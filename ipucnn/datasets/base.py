@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import FREELY_BYTES, MAX_IMAGE_PIXELS
 from ipucnn.datasets.problems import Unused
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import open_regular, read_bytes
+from ipucnn.filesystem import open_regular, read_bytes, read_text
 from ipucnn.machine import available_bytes
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
@@ -301,6 +301,21 @@ def read_file(path: str) -> bytes:
         is_small = True  # reading it raises the error
     at_most = FREELY_BYTES if is_small else available_bytes() // 2
     return read_bytes(Path(path), at_most, hint="check that the file exists and is readable")
+
+
+CLASSES_FILE = "classes.txt"
+"""The file of the classes of records, with one name a line, and of masks, with a value or colour before each name."""
+_MOST_CLASSES_BYTES = 2**24
+
+
+def class_lines(path: Path) -> List[Tuple[int, str]]:
+    """Returns the lines of a ``classes.txt`` with their numbers, stripped of blanks; not blank lines, or those of a #.
+
+    Raises DataError if it cannot be read, or is no UTF-8 text; a byte order mark and any ends of lines are allowed.
+    """
+    lines = enumerate(read_text(path, _MOST_CLASSES_BYTES).splitlines(), 1)
+    stripped = [(number, line.strip()) for number, line in lines]
+    return [(number, line) for number, line in stripped if line and not line.startswith("#")]
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:

@@ -34,6 +34,7 @@ from ipucnn.errors import DataError
 from ipucnn.filesystem import is_folder
 from ipucnn.text import counted, printable
 
+SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
 _MASK_ENDINGS = tuple(
     f"{sign}{word}" for word in ("masks", "mask", "labels", "label", "seg") for sign in "_-"
 )
@@ -253,7 +254,7 @@ def _read_images(
     """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
     for i, ((path, mask_path), mask, form) in enumerate(zip(files, masks, forms)):
         image, _ = read_image(path, max_pixels, form)
-        _check_size(image, path, mask, mask_path, "an image and its mask have one size")
+        _check_size(image, path, mask, mask_path, SAME_SIZE)
         if i == 0:
             # All images have this size; masks are in memory twice while they are stacked into one array.
             needed = len(files) * (image.size + 2 * mask.size)

@@ -10,20 +10,20 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.base import CLASSES_FILE as TABLE
+from ipucnn.datasets.base import class_lines
 from ipucnn.datasets.classes import default_mask_names
 from ipucnn.datasets.forms import LARGEST_VALUE, WHITE_IS_ZERO, Mask
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_file, read_bytes
+from ipucnn.filesystem import is_file
 from ipucnn.text import counted, printable
 
-TABLE = "classes.txt"
 IGNORE = "ignore"
 """The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
 MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
-_MOST_TABLE_BYTES = 2**16
 TABLE_HINT = (
     f"say in DIR/{TABLE} which value is which class, one per line: '0 background', '128 nucleus', ..."
 )
@@ -183,21 +183,15 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     if not is_file(path):
         return None
     origin, hint = printable(str(path)), "write one class per line: '0 background' or '255 0 0 tumour'"
-    try:
-        text = read_bytes(path, _MOST_TABLE_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{origin} is no UTF-8 text", hint) from error
     rows: List[Tuple[Tuple[int, ...], str]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in class_lines(path):
         words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
         count = next((i for i, word in enumerate(words) if not _is_number(word)), len(words))
         name = " ".join(words[count:])
         value = tuple(int(word) for word in words[:count])
         most = LARGEST_VALUE if count == 1 else 255
         if count not in (1, 3) or not name or not name.isprintable() or max(value) > most:
-            raise DataError(f"{origin}, line {number}: {printable(line.strip())!r} is no class", hint)
+            raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class", hint)
         rows.append((value, name))
     values, names = [value for value, _ in rows], [name for _, name in rows]
     num_classes = len(names) - names.count(IGNORE)

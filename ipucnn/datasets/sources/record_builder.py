@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.datasets.base import FileExamples, file_digest, read_file
+from ipucnn.datasets.base import CLASSES_FILE, FileExamples, file_digest, read_file
 from ipucnn.datasets.forms import GREY, RGB, displayed, opened
 from ipucnn.datasets.hashing import ORDER, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.datasets.sources.records import (
-    CLASSES_FILE,
     ENCODED,
     FILENAME,
     LABEL,
@@ -68,6 +67,7 @@ class Built(NamedTuple):
         num_classes: number of classes in the folder.
         num_kept: number of files that an earlier build finished.
         num_converted: number of images in this build's files that were not JPEG in grey or colour.
+        warnings: lines about images that are held out, or left out.
     """
 
     num_images: Dict[str, int]
@@ -75,6 +75,7 @@ class Built(NamedTuple):
     num_classes: int
     num_kept: int
     num_converted: int
+    warnings: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,10 @@ def build(
     check_makeable(out)
     source = open_imagefolder(folder)
     names, counts = source.info.class_names, {TRAIN: num_shards, VALIDATION: num_validation_shards}
+    for name in names:
+        if name != name.strip() or name.startswith("#"):
+            text = f"the class folder {shown(name)!r} begins with # or a blank, or ends with one: {CLASSES_FILE} cannot"
+            raise DataError(f"{text} hold such a name", "rename the folder")
     shards: List[_Shard] = []
     sizes: Dict[str, int] = {}
     for subset, examples in ((TRAIN, source.train), (VALIDATION, source.eval)):
@@ -143,7 +148,7 @@ def build(
     finally:
         if lock is not None:
             os.close(lock)
-    return Built(sizes, counts, len(names), num_kept, num_converted)
+    return Built(sizes, counts, len(names), num_kept, num_converted, source.info.warnings)
 
 
 def _deal_out(

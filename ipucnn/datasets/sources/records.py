@@ -16,10 +16,10 @@ from typing import Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.aliases import Numbers
-from ipucnn.datasets.base import INDEXING, DataSource, RecordExamples, data_source
+from ipucnn.datasets.base import CLASSES_FILE, INDEXING, DataSource, RecordExamples, class_lines, data_source
 from ipucnn.datasets.formats import SHARD
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
-from ipucnn.errors import DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
     cache_folder,
     entries,
@@ -27,7 +27,6 @@ from ipucnn.filesystem import (
     is_file,
     make_folder,
     read_bytes,
-    read_text,
     real,
     shown,
     write_text,
@@ -37,8 +36,6 @@ from ipucnn.text import printable
 
 TRAIN, VALIDATION = "train", "validation"
 ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
-CLASSES_FILE = "classes.txt"
-"""A file beside the records with one line per class, in the order of labels; without it, there are ImageNet's 1000."""
 NUM_CLASSES = 1000
 MOST_CLASSES = 100_000
 LAYOUT = (
@@ -81,7 +78,7 @@ def list_shards(folder: Path) -> Dict[str, List[Path]]:
 
 
 def class_names(folder: Path) -> Tuple[str, ...]:
-    """Returns the names of the classes in the order of their labels, which begin at 1.
+    """Returns the names of the classes in the order of their labels, which begin at 1: ImageNet's 1000 without a file.
 
     Raises:
         DataError: the file of the classes is damaged.
@@ -89,10 +86,10 @@ def class_names(folder: Path) -> Tuple[str, ...]:
     path = folder / CLASSES_FILE
     if not is_file(path):
         return tuple(str(label) for label in range(1, NUM_CLASSES + 1))
-    names = read_text(path, 2**24).splitlines()
-    if not 1 <= len(names) <= MOST_CLASSES or "" in names:
+    names = [name for _, name in class_lines(path)]
+    if not 1 <= len(names) <= MOST_CLASSES:
         raise DataError(
-            f"{shown(path)} is damaged: it has {len(names)} lines, of which none may be empty",
+            f"{shown(path)} has the names of {len(names)} classes",
             "write one class a line, in the order of labels",
         )
     return tuple(printable(name) for name in names)
@@ -141,15 +138,22 @@ def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -
     return {name: columns[name].astype(kind) for name, kind in _COLUMNS.items()}
 
 
-def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Path:
-    """Returns the path of the index; it depends on the name, size and modification time of each file."""
+def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Optional[Path]:
+    """Returns the path of the index, which depends on the name, size and modification time of each file.
+
+    None if the user has no cache folder: the index is then made in every run.
+    """
+    try:
+        cache = cache_folder("records")
+    except ConfigurationError:  # the user's home folder is unknown
+        return None
     described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
     for path in (path for paths in shards.values() for path in paths):
         with errors_about(path):
             status = os.stat(path)
         described.append([path.name, status.st_size, status.st_mtime_ns])
     key = hashlib.sha256(json.dumps(described).encode("utf-8", "surrogateescape")).hexdigest()
-    return cache_folder("records") / f"{key[:32]}.npz"
+    return cache / f"{key[:32]}.npz"
 
 
 def _read_cached(
@@ -208,7 +212,7 @@ def open_records(folder: Path) -> DataSource:
                 )
     names = class_names(folder)
     cached = _cache_path(folder, shards, len(names))
-    subsets = _read_cached(cached, shards, len(names))
+    subsets = None if cached is None else _read_cached(cached, shards, len(names))
     if subsets is None:
         done, total, listener = 0, sum(map(len, shards.values())), INDEXING.get()
 
@@ -222,10 +226,18 @@ def open_records(folder: Path) -> DataSource:
         for subset, columns in subsets.items():
             if not len(columns["labels"]):
                 raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)
-        _write_cached(cached, subsets)
+        if cached is not None:
+            _write_cached(cached, subsets)
     train, evaluation = (
         RecordExamples(tuple(map(str, shards[subset])), **subsets[subset]) for subset in (TRAIN, VALIDATION)
     )
+    note = "the index of the records is not kept: no cache folder is known (IPUCNN_CACHE_DIR names one)"
     return data_source(
-        train, evaluation, name="imagenet", class_names=names, location=str(folder), crops="imagenet"
+        train,
+        evaluation,
+        name="imagenet",
+        class_names=names,
+        location=str(folder),
+        warnings=(note,) if cached is None else (),
+        crops="imagenet",
     )

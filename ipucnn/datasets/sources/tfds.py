@@ -18,6 +18,7 @@ from ipucnn.datasets.base import (
     Examples,
     data_source,
 )
+from ipucnn.datasets.formats import base_name
 from ipucnn.datasets.limits import check_memory
 from ipucnn.errors import DataError, MissingError
 from ipucnn.filesystem import shown
@@ -91,17 +92,27 @@ def prepare(name: str, data_dir: Path) -> Path:
 
 
 def _features(builder: TfdsBuilder, tfds: ModuleType, name: str) -> Tuple[str, str]:
-    """Returns the names of the image and the class in an example."""
+    """Returns the names of the image and the class in an example: the supervised keys, or the only ones.
+
+    Raises:
+        DataError: there is none, or there are several and no supervised keys.
+    """
     features = dict(builder.info.features.items())
-    images = [key for key, f in features.items() if isinstance(f, tfds.features.Image)]
-    labels = [key for key, f in features.items() if isinstance(f, tfds.features.ClassLabel)]
+    images = sorted(key for key, f in features.items() if isinstance(f, tfds.features.Image))
+    labels = sorted(key for key, f in features.items() if isinstance(f, tfds.features.ClassLabel))
     supervised = builder.info.supervised_keys
     if supervised and supervised[0] in images and supervised[1] in labels:
         return supervised[0], supervised[1]
     if not images or not labels:
         raise DataError(
-            f"data set {name} has no image with a class: it holds {', '.join(features)}", _OTHER_HINT
+            f"data set {name} has no image with a class: it holds {', '.join(sorted(features))}", _OTHER_HINT
         )
+    for kind, keys in (("images", images), ("classes", labels)):
+        if len(keys) > 1:
+            raise DataError(
+                f"data set {name} has several {kind}, and no supervised keys: {', '.join(keys)}",
+                f'prepare it again with supervised_keys=("{images[0]}", "{labels[0]}"), for example, in DatasetInfo',
+            )
     return images[0], labels[0]
 
 
@@ -138,14 +149,16 @@ def eval_split(builder: TfdsBuilder) -> Optional[str]:
 
 
 def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, Tuple[str, ...]]:
-    """Returns the training and evaluation splits, and a warning if the set has no split for evaluation."""
+    """Returns the training and evaluation splits, and a line if some serve for nothing, or none for evaluation."""
     available, split = builder.info.splits, eval_split(builder)
     if "train" not in available:
         raise DataError(
             f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}", _OTHER_HINT
         )
+    others = sorted(set(available) - {"train", split})
+    lines = (f"{name}: evaluation on {split}, nothing on {', '.join(others)}",) if others else ()
     if split is not None:
-        return "train", split, ()
+        return "train", split, lines
     warning = f"{name} has no part for evaluation: the last 10 % of train serve as one"
     return "train[:90%]", "train[90%:]", (warning,)
 
@@ -187,7 +200,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         class_names=builder.info.features[keys[1]].names,
         location=str(folder),
         channels=shape[-1],
-        augmentation=AUGMENTATION.get(name.replace("tfds:", ""), "crop") if one_size else "none",
+        augmentation=AUGMENTATION.get(base_name(name), "crop") if one_size else "none",
         warnings=warnings,
     )
 

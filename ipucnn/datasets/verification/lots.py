@@ -304,7 +304,7 @@ def _decode_pair(
     """
     if image.shape[:2] != mask.shape:
         sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
-        hint = "an image and its mask have one size"
+        hint = imagemasks.SAME_SIZE
         raise DataError(f"{sizes[0]}, its mask {sizes[1]}", hint, "wrong-shape")
     pixels = image.reshape(1, *image.shape[:2], -1)
     values = [str(value) for value in mask_values(stored) if value]

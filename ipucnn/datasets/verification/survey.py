@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -185,19 +185,24 @@ class Survey:
     def __post_init__(self) -> None:
         self.subsets = {name: SubsetSurvey(name) for name in (TRAIN, EVAL)}
         self._checking = threading.Lock()
-        self._findings: Dict[Tuple[str, Optional[str]], Tuple[int, List[str]]] = {}
+        self._findings: Dict[Tuple[str, Optional[str]], Tuple[int, List[str], Set[str]]] = {}
         # The few samples that are drawn, by subset and number.
         self._drawn: Dict[Tuple[str, int], Sample] = {}
         self._done = self._total = 0
 
     # -- problems that readers report --------------------------------------------------------------------------
 
-    def find(self, code: str, subset: Optional[str], example: str = "", count: int = 1) -> None:
-        """Adds a problem to the finding of its code and subset; see :class:`Problem`."""
-        before, examples = self._findings.get((code, subset), (0, []))
+    def find(
+        self, code: str, subset: Optional[str], example: str = "", count: int = 1, hint: str = ""
+    ) -> None:
+        """Adds a problem to the finding of its code and subset; see :class:`Problem`.
+
+        The finding has the hint that all its problems have, or that of its code.
+        """
+        before, examples, hints = self._findings.get((code, subset), (0, [], set()))
         if example and len(examples) < MOST_EXAMPLES:
             examples.append(printable(example))
-        self._findings[code, subset] = (before + count, examples)
+        self._findings[code, subset] = (before + count, examples, hints | {hint})
 
     def report(self, problem: Problem) -> None:
         """Adds a reader's problem."""
@@ -205,7 +210,10 @@ class Survey:
             self.find("empty-file", problem.subset, problem.name)
             return
         text = f"{problem.name}: {problem.reason}" if problem.reason else problem.name
-        self.find(problem.code, problem.subset, text, problem.count)
+        # Training's own hint says more than that of the code, except for parts that --allow-partial leaves out.
+        is_own = problem.error is not None and not CODES[problem.code].partial
+        hint = (problem.error.hint or "") if is_own and problem.error is not None else ""
+        self.find(problem.code, problem.subset, text, problem.count, hint)
 
     def check(self, kind: str, is_right: bool) -> None:
         """Counts a compared checksum; any thread may call it."""
@@ -373,8 +381,10 @@ class Survey:
         self._check_same()
         self._check_statistics()
         findings = [
-            self._finding(code, subset, count, examples, allow_partial)
-            for (code, subset), (count, examples) in self._findings.items()
+            self._finding(
+                code, subset, hints.pop() if len(hints) == 1 else "", count, examples, allow_partial
+            )
+            for (code, subset), (count, examples, hints) in self._findings.items()
         ]
         order = list(CODES)
         findings.sort(key=lambda f: (f.severity != ERROR, order.index(f.code), f.subset != TRAIN))
@@ -391,11 +401,17 @@ class Survey:
         )
 
     def _finding(
-        self, code: str, subset: Optional[str], count: int, examples: List[str], allow_partial: bool
+        self,
+        code: str,
+        subset: Optional[str],
+        hint: str,
+        count: int,
+        examples: List[str],
+        allow_partial: bool,
     ) -> Finding:
         kind = CODES[code]
         severity = self.known.severity if code == "statistics" else kind.severity
-        hint = kind.hint + (", or pass --allow-partial" if kind.partial else "")
+        hint = hint or kind.hint + (", or pass --allow-partial" if kind.partial else "")
         is_empty = not any(len(one.numbers) for one in self.subsets.values())
         if kind.partial and allow_partial and not is_empty:
             severity, hint = WARNING, kind.hint
