@@ -1,6 +1,8 @@
 """Functions that Numba compiles for this CPU, and how Numba is imported."""
 
 import contextlib
+import ctypes
+import functools
 import os
 import sys
 from typing import Any, Callable, Iterator, Optional
@@ -79,3 +81,41 @@ def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object)
             return numba.njit(*signatures, **options)(function)
 
     return decorate
+
+
+TENSORFLOW_FUNCTIONS = (
+    *("TF_NewStatus", "TF_DeleteStatus", "TF_GetCode", "TF_SetStatus", "TF_Message"),
+    *("TF_NewOpDefinitionBuilder", "TF_OpDefinitionBuilderAddInput", "TF_OpDefinitionBuilderAddOutput"),
+    *("TF_OpDefinitionBuilderSetShapeInferenceFunction", "TF_RegisterOpDefinition"),
+    *("TF_NewKernelBuilder", "TF_RegisterKernelBuilder"),
+    *("TF_GetInput", "TF_AllocateOutput", "TF_ForwardInputOrAllocateOutput", "TF_OpKernelContext_Failure"),
+    *("TF_TensorData", "TF_TensorElementCount", "TF_NumDims", "TF_Dim", "TF_DeleteTensor"),
+    *("TF_NewShapeHandle", "TF_DeleteShapeHandle", "TF_ShapeInferenceContextSetUnknownShape"),
+    *("TF_ShapeInferenceContextGetInput", "TF_ShapeInferenceContextSetOutput"),
+)
+"""The functions of TensorFlow's C interface that compiled operations use (``tensorflow/c/ops.h``, ``kernels.h``)."""
+
+
+@functools.lru_cache(maxsize=None)
+def tensorflow_library() -> ctypes.CDLL:
+    """Returns TensorFlow's library with its C interface, whose functions compiled code can then call by name.
+
+    Raises:
+        MissingError: there is no such library, or it lacks a function.
+    """
+    import tensorflow as tf
+    from llvmlite import binding
+
+    # ["-L<folder>", "-l:libtensorflow_framework.so.2"]; on macOS "-ltensorflow_framework.2".
+    flags = {flag[:2]: flag[2:].lstrip(":") for flag in tf.sysconfig.get_link_flags()}
+    name = f"lib{flags['-l']}.dylib" if sys.platform == "darwin" else flags["-l"]
+    path = os.path.join(flags["-L"], name)
+    try:
+        library = ctypes.CDLL(path)
+        binding.load_library_permanently(path)
+    except (OSError, RuntimeError):
+        raise MissingError(f"{name} cannot be loaded", "install TensorFlow from its own packages") from None
+    for function in TENSORFLOW_FUNCTIONS:
+        if not hasattr(library, function):
+            raise MissingError(f"{name} has no {function}", "install TensorFlow from its own packages")
+    return library

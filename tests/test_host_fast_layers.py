@@ -2,9 +2,9 @@
 
 import itertools
 import os
+import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,23 +25,22 @@ from ipucnn.models.layers.micro_batches import (
 )
 from ipucnn.models.layers.per_sample import SubsamplePad
 from ipucnn.models.registry import get_model
-from ipucnn.sessions.host import fast_layers
+from ipucnn.sessions.host import fast_layers, operations
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.network import Network
 
-if fast_layers.HAS_KERNELS:
+HAS_KERNELS = not operations.why_not()
+if HAS_KERNELS:
     from ipucnn.sessions.host import kernels
 
-compiled = pytest.mark.skipif(
-    not fast_layers.HAS_KERNELS, reason="Numba for Python 3.8 is slower than TensorFlow"
-)
+compiled = pytest.mark.skipif(not HAS_KERNELS, reason=operations.why_not())
 PLAIN = Rounding(Arithmetic("32.32"))
 
 
 @pytest.fixture(autouse=True)
 def small_norms_are_compiled(monkeypatch):
     """Uses one thread and no least size: otherwise TensorFlow would compute the norms of small networks."""
-    if fast_layers.HAS_KERNELS:
+    if HAS_KERNELS:
         monkeypatch.setattr(kernels, "operation_threads", lambda: 1)
         monkeypatch.setattr(kernels, "LEAST_NUMBERS", 1)
 
@@ -52,6 +51,21 @@ ACTIVATIONS = {
     "relu6": lambda z: np.clip(z, 0, 6),
     "swish": lambda z: z / (1 + np.exp(-z)),
 }
+
+
+def forward(x, gamma, beta, epsilon, parts, activation):
+    """Returns y, mean and variance as arrays."""
+    outputs = operations.normalise(*map(tf.constant, (x, gamma, beta)), epsilon, parts, activation)
+    return [output.numpy() for output in outputs]
+
+
+def backward(dy, x, gamma, beta, epsilon, parts, activation):
+    """Returns the gradients of x, gamma and beta as arrays."""
+    inputs = [tf.constant(array) for array in (x, gamma, beta)]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = operations.normalise(*inputs, epsilon, parts, activation)[0]
+    return [gradient.numpy() for gradient in tape.gradient(y, inputs, tf.constant(dy))]
 
 
 def naive_forward(x, gamma, beta, epsilon, parts):
@@ -88,7 +102,7 @@ def test_normalisation_equals_the_naive_one(case):
         np.float32
     )
     gamma, beta = (rng.normal(size=channels).astype(np.float32) for _ in range(2))
-    y, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, activation)
+    y, mean, variance = forward(x, gamma, beta, 1e-3, parts, activation)
     z, naive_mean, naive_variance = naive_forward(x, gamma, beta, 1e-3, parts)
     np.testing.assert_allclose(mean, naive_mean, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(variance, naive_variance, rtol=1e-5, atol=1e-5)
@@ -115,8 +129,7 @@ def test_normalisation_gradients_equal_automatic_differentiation(case):
         z = normal * wide[1] + wide[2]
         loss = tf.reduce_sum(functions[activation](z) * dy)
     expected = tape.gradient(loss, wide)
-    _, mean, variance = kernels.forward(x, gamma, beta, 1e-3, parts, activation)
-    gradients = kernels.backward(dy, x, gamma, beta, mean, variance, 1e-3, activation)
+    gradients = backward(dy, x, gamma, beta, 1e-3, parts, activation)
     # Near the kink of an activation, rounding decides; the rare cases with such numbers are left out.
     bends = np.minimum(np.abs(z), np.abs(z - 6)) < 1e-5
     if activation in ("linear", "swish") or not bends.any():
@@ -130,7 +143,7 @@ def test_swish_is_exact_far_from_zero():
     z = np.array([-1e4, -200, -88, -87, -20, -1e-3, 0, 1e-3, 20, 87, 88, 200, 1e4], np.float32)
     # The normalisation has no effect: each channel has mean 0 and variance 1.
     x = np.stack([np.ones_like(z), -np.ones_like(z)])[:, None, None, :]
-    y, _, _ = kernels.forward(x, z, np.zeros_like(z), 0.0, 1, "swish")
+    y, _, _ = forward(x, z, np.zeros_like(z), 0.0, 1, "swish")
     wide = z.astype(np.float64)
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(y[0, 0, 0], wide / (1 + np.exp(-wide)), rtol=1e-6, atol=1e-30)
@@ -141,7 +154,7 @@ def test_nan_is_preserved():
     x = np.ones((4, 1, 1, 3), np.float32)
     x[2, 0, 0, 1] = np.nan
     for activation in ACTIVATIONS:
-        y = kernels.forward(x, np.ones(3, np.float32), np.zeros(3, np.float32), 1e-3, 2, activation)[0]
+        y = forward(x, np.ones(3, np.float32), np.zeros(3, np.float32), 1e-3, 2, activation)[0]
         assert np.isnan(y[2:, ..., 1]).all()
         assert np.isfinite(y[:2]).all() and np.isfinite(y[..., [0, 2]]).all()
 
@@ -157,10 +170,10 @@ def test_the_number_of_threads_changes_no_byte(monkeypatch):
         monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
         arrays = []
         for parts in (3, 12, 1):
-            forward = kernels.forward(x, gamma, beta, 1e-3, parts, "swish")
-            arrays += forward
-            arrays += kernels.backward(dy, x, gamma, beta, *forward[1:], 1e-3, "swish")
-        arrays.append(kernels.depthwise_filter(x, dy, (3, 3), 1, (1, 1)))
+            arrays += forward(x, gamma, beta, 1e-3, parts, "swish")
+            arrays += backward(dy, x, gamma, beta, 1e-3, parts, "swish")
+        inputs = map(tf.constant, (np.zeros((3, 3, 64, 1), np.float32), x, dy))
+        arrays.append(operations.depthwise_filter_gradient(*inputs, 1, (1, 1)).numpy())
         results.append(b"".join(array.tobytes() for array in arrays))
     assert len(set(results)) == 1
 
@@ -362,16 +375,97 @@ def test_zero_padding_of_another_pipeline_stage_is_not_merged():
 
 
 @compiled
-def test_missing_threads_are_not_waited_for(monkeypatch):
+@pytest.mark.parametrize("is_full", [False, True])
+def test_missing_threads_are_not_waited_for(monkeypatch, is_full):
     """Threads take tasks from a shared list, so the threads that run do all of them."""
     monkeypatch.setattr(kernels, "operation_threads", lambda: 3)
     monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
-    monkeypatch.setattr(kernels, "_calls", SimpleNamespace(put=lambda call: None))
+    reads, writes = os.pipe()  # nobody reads from it
+    os.set_blocking(writes, False)
+    while is_full:
+        try:
+            os.write(writes, bytes(8))
+        except BlockingIOError:
+            break
+    monkeypatch.setattr(kernels, "_pipe_to_helpers", lambda threads: writes)
     x = np.random.default_rng(0).normal(size=(8, 4, 4, 16)).astype(np.float32)
-    y, mean, _ = kernels.forward(x, np.ones(16, np.float32), np.zeros(16, np.float32), 1e-3, 4, "linear")
+    y, mean, _ = forward(x, np.ones(16, np.float32), np.zeros(16, np.float32), 1e-3, 4, "linear")
+    os.close(reads)
+    os.close(writes)
     expected, theirs, _ = naive_forward(x, np.ones(16), np.zeros(16), 1e-3, 4)
     np.testing.assert_allclose(y, expected.reshape(x.shape), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
+
+
+@compiled
+def test_operations_in_parallel_give_the_same_bytes(monkeypatch):
+    """Several operations, each with helpers, run at once: as groups of micro-batches in parallel do."""
+    monkeypatch.setattr(kernels, "operation_threads", lambda: 2)
+    monkeypatch.setattr(kernels, "THREAD_NUMBERS", 1)
+    rng = np.random.default_rng(0)
+    inputs = [tf.constant(rng.normal(size=(8, 8, 8, 32)).astype(np.float32)) for _ in range(6)]
+    ones, zeros = tf.ones(32), tf.zeros(32)
+
+    @tf.function
+    def outputs():
+        return [operations.normalise(x, ones, zeros, 1e-3, 4, "swish")[0] for x in inputs]
+
+    expected = [forward(x.numpy(), ones, zeros, 1e-3, 4, "swish")[0].tobytes() for x in inputs]
+    for _ in range(20):
+        assert [y.numpy().tobytes() for y in outputs()] == expected
+
+
+@compiled
+def test_an_operation_that_is_given_other_sizes_than_its_tensors_have_fails(monkeypatch):
+    x, dy, weights, channels = (
+        tf.ones([4, 2, 2, 3]),
+        tf.ones([4, 2, 2, 3]),
+        tf.zeros([3, 3, 3, 1]),
+        tf.ones(3),
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        operations.depthwise_filter_gradient(weights, x, dy[..., :2], 1, (1, 1))
+    monkeypatch.setattr(kernels, "settings_of_norm", lambda *given: [2, 9, 3, 1, 3, 0, 2, 1, -1])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        operations.normalise(x, channels, channels, 1e-3, 2, "linear")
+
+
+@compiled
+def test_an_input_that_others_read_is_not_overwritten():
+    """The gradient may take the memory of dy, unless dy is read again."""
+    rng = np.random.default_rng(0)
+    x, dy = (tf.constant(rng.normal(size=(4, 4, 4, 8)).astype(np.float32)) for _ in range(2))
+    ones, zeros = tf.ones(8), tf.zeros(8)
+
+    @tf.function
+    def gradients(x, dy):
+        twice = dy * 2
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = operations.normalise(x, ones, zeros, 1e-3, 2, "relu")[0]
+        return tape.gradient(y, x, twice), twice - dy
+
+    dx, read_later = gradients(x, dy)
+    np.testing.assert_array_equal(dx, backward((dy * 2).numpy(), x, ones, zeros, 1e-3, 2, "relu")[0])
+    np.testing.assert_array_equal(read_later, dy)
+
+
+def test_tensorflow_computes_all_layers_if_its_library_lacks_a_function(monkeypatch):
+    missing = "TensorFlow has no TF_GetInput"
+    monkeypatch.setattr(operations, "why_not", lambda: missing)
+    monkeypatch.setattr(operations, "_apply", None)
+    assert_equals_keras(small_network((5, 1), CONVOLUTIONS[0](), "batch", "relu"), (5, 1))
+
+
+@compiled
+def test_the_library_without_a_function_of_the_c_interface_is_named(monkeypatch):
+    program = (
+        "from ipucnn import compiled; compiled.TENSORFLOW_FUNCTIONS += ('TF_Absent',);"
+        "from ipucnn.sessions.host import operations; print(operations.why_not())"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if os.path.isabs(p))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert re.fullmatch(r"libtensorflow_framework\S* has no TF_Absent\n", done.stdout), done.stderr
 
 
 @compiled
@@ -384,8 +478,8 @@ def test_norms_with_few_numbers_or_work_for_few_cores_are_computed_by_tensorflow
     """The two micro-batches of six images have a norm of 6 x 5 x 6 numbers."""
     monkeypatch.setattr(kernels, "LEAST_NUMBERS", numbers)
     monkeypatch.setattr(kernels, "operation_threads", lambda: cores)
-    calls, forward = [], kernels.forward
-    monkeypatch.setattr(kernels, "forward", lambda *given: calls.append(given) or forward(*given))
+    calls, normalise = [], operations.normalise
+    monkeypatch.setattr(operations, "normalise", lambda *given: calls.append(given) or normalise(*given))
     assert_equals_keras(small_network((5, 1), CONVOLUTIONS[0](), "batch", "relu"), (5, 1))
     assert bool(calls) == expected
 
@@ -405,7 +499,7 @@ def test_outputs_with_other_readers_are_not_fused_with_the_next_layer(monkeypatc
         for keras_s, ours in both(model, images, training):
             np.testing.assert_allclose(ours, keras_s, rtol=1e-4, atol=1e-4)
     model = keras.Model(inputs, y)
-    assert computed_by_others(replaced(model).training) == ["relu"] * fast_layers.HAS_KERNELS
+    assert computed_by_others(replaced(model).training) == ["relu"] * HAS_KERNELS
     fast = replaced(model, [layer.name for layer in model.layers])
     assert computed_by_others(fast.training) == computed_by_others(fast.inference) == []
     needed = []

@@ -111,6 +111,11 @@ answer["numpy"] = numpy.__version__
 answer["gpus"] = len(tf.config.list_physical_devices("GPU"))
 tf.linalg.matmul(tf.ones([2, 3]), tf.ones([3, 2])).numpy()
 try:
+    from ipucnn.sessions.host import operations
+    answer["compiled_layers"] = operations.why_not() or "yes"
+except ImportError as error:
+    answer["compiled_layers"] = str(error)
+try:
     from tensorflow.python import ipu
     answer["ipu"] = hasattr(ipu, "config")
 except ImportError as error:

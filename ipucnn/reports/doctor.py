@@ -33,6 +33,9 @@ def _python(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
     if diagnosis.machine.probe is not None:
         error = diagnosis.machine.probe.error
         yield "", "import: works" if error is None else f"import: {error.message}"
+        compiled = diagnosis.machine.probe.answer.get("compiled_layers")
+        if compiled is not None:
+            yield "compiled layers", "yes" if compiled == "yes" else f"none: {compiled}"
 
 
 def _sdk(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:

@@ -24,7 +24,7 @@ VARIABLES = (
     *BYTE_VARIABLES,
 )
 # Facts that can change the bytes of a run that is continued in another environment.
-DECIDES_BYTES = ("ipucnn", *BYTE_PACKAGES, "cpu", "threads")
+DECIDES_BYTES = ("ipucnn", *BYTE_PACKAGES, "cpu", "threads", "compiled_layers")
 
 
 @functools.lru_cache(maxsize=None)
@@ -48,6 +48,7 @@ def environment() -> PlainDict:
     from tensorflow import keras
 
     from ipucnn import __version__
+    from ipucnn.sessions.host import operations
 
     return {
         "ipucnn": __version__,
@@ -59,6 +60,8 @@ def environment() -> PlainDict:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "threads": operation_threads(),
+        # "yes", or the reason why TensorFlow computes all layers itself
+        "compiled_layers": operations.why_not() or "yes",
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
         "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
     }

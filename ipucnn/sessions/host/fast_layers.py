@@ -6,7 +6,8 @@ whether there is work for all cores decide which layers are replaced:
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions are slower than a plain product for small images, and the ones without oneDNN are slower still.
 - In training, Numba compiles batch norm of many numbers with the activation after it, and the weight gradient of
-  depthwise convolutions on small images (``kernels.py``), from Python 3.9 on.
+  depthwise convolutions on small images, from Python 3.9 on (``kernels.py``).  They are operations of TensorFlow
+  (``operations.py``); if TensorFlow's library lacks what they need, TensorFlow computes these layers.
 - In evaluation, batch norm is folded into the convolution before it.
 - A layer that adds zeros before a convolution is skipped if the convolution's own ``SAME`` padding adds the same ones.
 - Two plain slices take every second pixel for the skips of CIFAR's ResNets: a strided slice is many times slower.
@@ -14,19 +15,17 @@ whether there is work for all cores decide which layers are replaced:
 GPUs and IPUs compute the layers as they are.
 """
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasLayer, Tensor, TensorShape
-from ipucnn.compiled import HAS_KERNELS
+from ipucnn.aliases import KerasLayer, Tensor
 from ipucnn.models.blueprint import Step
 from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm, unbiased_variance
 from ipucnn.models.layers.per_sample import SubsamplePad
+from ipucnn.sessions.host import operations
 
 # The output of a layer as a function of its input.
 Compute = Callable[[Tensor], Tensor]
@@ -90,10 +89,11 @@ def find_fast_layers(
             if not layer.trainable:
                 continue  # A frozen layer uses no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
-            if HAS_KERNELS and following is not None and activation != "linear":
+            if operations.why_not():
+                continue
+            if following is not None and activation != "linear":
                 fast.training[following.name] = unchanged
-            if HAS_KERNELS:
-                fast.training[name] = _normalisation(layer, activation)
+            fast.training[name] = _normalisation(layer, activation)
         elif isinstance(layer, SubsamplePad):
             subsample = _subsample_pad(layer)
             if subsample is not None:
@@ -134,55 +134,6 @@ def _is_linear(layer: KerasLayer) -> bool:
     return layer.get_config()["activation"] == "linear"
 
 
-# Compiled functions.
-
-
-def _numpy(
-    function: Callable[..., object], inputs: Sequence[Tensor], shapes: Sequence[TensorShape]
-) -> List[Tensor]:
-    """Calls a NumPy function without side effects on float32 tensors; its results have the given static shapes."""
-    outputs = tf.compat.v1.py_func(function, inputs, [tf.float32] * len(shapes), stateful=False)
-    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-    for output, shape in zip(outputs, shapes):
-        output.set_shape(shape)
-    return outputs
-
-
-def normalise(
-    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, activation: str
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """Computes ``kernels.forward`` with its gradient; the mean and the biased variance have no gradient."""
-    from ipucnn.sessions.host import kernels
-
-    channels = int(x.shape[-1])
-
-    def forward(
-        x: np.ndarray, gamma: np.ndarray, beta: np.ndarray
-    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return kernels.forward(x, gamma, beta, epsilon, parts, activation)
-
-    def backward(
-        dy: np.ndarray,
-        x: np.ndarray,
-        gamma: np.ndarray,
-        beta: np.ndarray,
-        mean: np.ndarray,
-        variance: np.ndarray,
-    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return kernels.backward(dy, x, gamma, beta, mean, variance, epsilon, activation)
-
-    @tf.custom_gradient
-    def compute(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
-        y, mean, variance = _numpy(forward, [x, gamma, beta], [x.shape, [parts, channels], [parts, channels]])
-
-        def gradient(dy: Tensor, *_: object) -> Any:
-            return _numpy(backward, [dy, x, gamma, beta, mean, variance], [x.shape, [channels], [channels]])
-
-        return (y, tf.stop_gradient(mean), tf.stop_gradient(variance)), gradient
-
-    return compute(x, gamma, beta)
-
-
 def _normalisation(layer: KerasLayer, activation: str) -> Compute:
     """Returns batch norm in training, with the activation after it, as one function."""
     from ipucnn.sessions.host import kernels
@@ -200,7 +151,7 @@ def _normalisation(layer: KerasLayer, activation: str) -> Compute:
             if numbers is None or not kernels.is_faster(numbers, num_groups, channels):
                 return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
             is_activated = True
-            y, mean, variance = normalise(x, gamma, beta, epsilon, num_groups, activation)
+            y, mean, variance = operations.normalise(x, gamma, beta, epsilon, num_groups, activation)
             return y, mean, unbiased_variance(variance, numbers // (num_groups * channels))
 
         outputs = layer.normalised(inputs, ghost_norm)
@@ -405,7 +356,7 @@ def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolv
     window = _window(layer, geometry)
     stride, padding = layer.strides[0], geometry.padding
     _, height, width, _ = layer.output.shape
-    is_small = HAS_KERNELS and height * width <= MAX_KERNEL_PIXELS
+    is_small = not operations.why_not() and height * width <= MAX_KERNEL_PIXELS
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         if window is None and is_small:
@@ -422,14 +373,8 @@ def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolv
 
 def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
     """Computes ``tf.nn.depthwise_conv2d`` (multiplier 1, static sizes) with the weight gradient from ``kernels``."""
-    from ipucnn.sessions.host import kernels
-
     strides = [1, stride, stride, 1]
-    size = (int(kernel.shape[0]), int(kernel.shape[1]))
-    top, left = (_padding(int(x.shape[k + 1]), size[k], stride, padding)[1] for k in range(2))
-    weight_gradient = functools.partial(
-        kernels.depthwise_filter, kernel=size, stride=stride, before=(top, left)
-    )
+    before = [_padding(int(x.shape[k + 1]), int(kernel.shape[k]), stride, padding)[1] for k in range(2)]
 
     @tf.custom_gradient
     def convolve(x: Tensor, kernel: Tensor) -> Any:
@@ -439,7 +384,7 @@ def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
             dx = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
                 input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, strides=strides, padding=padding
             )
-            return [dx, *_numpy(weight_gradient, [x, dy], [kernel.shape])]
+            return [dx, operations.depthwise_filter_gradient(kernel, x, dy, stride, before)]
 
         return y, gradient
 

@@ -10,6 +10,9 @@ for each value of a channel.  Rows are added up in blocks: in float32 within a b
 The work is divided into tasks, and each thread takes the next one until none is left.  Tasks are independent, so the
 result does not depend on the number of threads; and a thread that the system wakes late just takes fewer tasks.
 
+The functions are operations of TensorFlow: its C interface registers them, and calls compiled code without the
+interpreter's lock (``tensorflow/c/kernels.h``, ``tensorflow/c/ops.h``).  TensorFlow allocates their results.
+
 ``_forward`` and ``_backward`` are long because each is one function for the compiler: divided into inlined functions
 they gave the same bytes in twice the time.
 
@@ -17,22 +20,21 @@ Importing this module imports Numba, and compiles the functions or loads them fr
 file (or in the user's cache folder).
 """
 
-import contextlib
 import functools
 import math
-import queue
+import os
 import threading
-import time
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import NumbaType
-from ipucnn.compiled import import_numba
+from ipucnn.compiled import TENSORFLOW_FUNCTIONS, import_numba, tensorflow_library
 from ipucnn.compiled import jit as _jit
 from ipucnn.machine import operation_threads, operations_at_once
 
 numba = import_numba()
+tensorflow_library()
 
 ACTIVATIONS = ("linear", "relu", "relu6", "swish")
 BLOCK_ROWS = 64
@@ -41,25 +43,18 @@ BLOCK_ROWS = 64
 THREAD_NUMBERS = 2**14
 THREAD_CHANNELS = 16
 THREAD_TASKS = 2
-# With fewer numbers, TensorFlow's call of a Python function takes longer than the passes over memory that it saves.
+# With fewer numbers, TensorFlow computes batch norm.
 LEAST_NUMBERS = 2**17
 # Samples per block in the sums of depthwise weight gradients.
 BLOCK_SAMPLES = 8
 # Rows with few channels are folded until they have this many numbers.
 FOLDED_WIDTH = 64
-ALIGNMENT = 64  # bytes; TensorFlow takes arrays with this alignment without a copy
 
 _LINEAR, _RELU, _RELU6, _SWISH = range(4)
 _ZERO, _ONE, _SIX = np.float32(0), np.float32(1), np.float32(6)
-
-
-def _array(kind: NumbaType, dimensions: int, readonly: bool = False) -> Any:
-    return numba.types.Array(kind, dimensions, "C", readonly=readonly)
-
-
-_X1, _X2, _X3, _X4 = (_array(numba.float32, dimensions, readonly=True) for dimensions in (1, 2, 3, 4))
-_Y2, _Y3, _Y4 = (_array(numba.float32, dimensions) for dimensions in (2, 3, 4))
 _INT = numba.int64
+_Y1, _Y2, _Y3, _Y4 = (numba.types.Array(numba.float32, dimensions, "C") for dimensions in (1, 2, 3, 4))
+_PROGRESS = numba.types.Array(_INT, 1, "C")
 
 
 @_jit(inline="always")
@@ -76,11 +71,6 @@ def _exponential(z):  # type: ignore[no-untyped-def]
     return p * q * q + q + np.float32(1), n
 
 
-# The progress of one piece of work: the numbers of tasks taken and tasks ended, each on its own cache line.
-_TAKEN, _ENDED, _PROGRESS_SIZE = 0, 8, 16
-_PROGRESS = _array(_INT, 1)
-
-
 @numba.extending.intrinsic
 def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaType) -> Any:
     """Computes progress[place] += number as one atomic operation; returns the value before."""
@@ -93,18 +83,48 @@ def _count(typing: object, progress: NumbaType, place: NumbaType, number: NumbaT
     return _INT(progress, _INT, _INT), generate
 
 
-@_jit(_PROGRESS, _INT, _INT, returns=numba.boolean)
-def _have_ended(progress, tasks, looks):  # type: ignore[no-untyped-def]
-    """Returns whether all tasks have ended, after checking at most ``looks`` times."""
-    for _ in range(looks):  # noqa: SIM110 - Numba compiles no generators into any()
-        if _count(progress, _ENDED, 0) >= tasks:
-            return True
-    return False
+@numba.extending.intrinsic
+def _pointer(typing: object, address: NumbaType, zero: NumbaType) -> Any:
+    """Returns an address as a pointer to numbers of the type of ``zero``."""
+
+    def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
+        return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
+
+    return numba.types.CPointer(zero)(_INT, zero), generate
 
 
-@_jit(_X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS)
+@numba.extending.intrinsic
+def _stack(typing: object) -> Any:
+    """Returns the address of CELLS integers in the caller's stack frame."""
+
+    def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
+        cells = numba.core.cgutils.alloca_once(builder, context.get_value_type(_INT), size=CELLS)
+        return builder.ptrtoint(cells, context.get_value_type(_INT))
+
+    return _INT(), generate
+
+
+# The state of one piece of work is a block of memory: counters, each on a cache line of its own, the arguments of the
+# function, and the buffers of each thread.  The last thread that lets go of the block frees it, so that a thread which
+# wakes late still finds it.
+_TAKEN, _ENDED, _HOLDERS, _THREADS = 0, 8, 16, 24
+_KIND, _TASKS, _ADDRESS, _BUFFERS, _BUFFER_SIZE, _EPSILON, _GIVEN = range(32, 39)
+_BLOCK = 64
+# Cells on the stack: handles of tensors, one that is zero, and dimensions.
+CELLS, _ZERO_CELL, _DIMENSIONS = 24, 11, 12
+# The integers that an operation is given, at most.
+_SETTINGS = 9
+# Checks of the other threads' progress before the core is yielded to the system; together they take some ten
+# microseconds.
+_LOOKS = 1000
+_NORMALISE, _NORMALISE_GRADIENT, _DEPTHWISE_FILTER = range(3)
+# Float32 numbers of buffers per number of a task's row.
+_FORWARD_BUFFERS, _BACKWARD_BUFFERS = 6, 12
+
+
+@_jit(_Y3, _Y1, _Y1, numba.float32, _INT, _INT, _INT, _Y3, _Y2, _Y2, _PROGRESS, _Y1)
 def _forward(  # type: ignore[no-untyped-def]
-    x, gamma, beta, epsilon, activation, fold, most, y, mean, variance, progress
+    x, gamma, beta, epsilon, activation, fold, most, y, mean, variance, progress, buffers
 ):
     """Normalises and activates x.
 
@@ -112,14 +132,10 @@ def _forward(  # type: ignore[no-untyped-def]
     """
     rows = x.shape[1]
     splits = -(-x.shape[2] // most)
-    scratch, factor, offset = (
-        np.empty(most, np.float32),
-        np.empty(most, np.float32),
-        np.empty(most, np.float32),
-    )
-    bits = np.empty(most, np.int32)
-    power = bits.view(np.float32)
-    total = np.empty(most, np.float64)
+    scratch, factor, offset = buffers[:most], buffers[most : 2 * most], buffers[2 * most : 3 * most]
+    power = buffers[3 * most : 4 * most]
+    bits = power.view(np.int32)
+    total = buffers[4 * most : 6 * most].view(np.float64)
     while True:
         task = _count(progress, _TAKEN, 1)
         if task >= len(x) * splits:
@@ -188,35 +204,28 @@ def _forward(  # type: ignore[no-untyped-def]
         _count(progress, _ENDED, 1)
 
 
-@_jit(_X3, _X3, _X1, _X1, numba.float32, _INT, _INT, _INT, _X2, _X2, _Y3, _Y2, _Y2, _PROGRESS)
+@_jit(_Y3, _Y3, _Y1, _Y1, numba.float32, _INT, _INT, _INT, _Y2, _Y2, _Y3, _Y2, _Y2, _PROGRESS, _Y1)
 def _backward(  # type: ignore[no-untyped-def]
-    dy,
-    x,
-    gamma,
-    beta,
-    epsilon,
-    activation,
-    fold,
-    most,
-    mean,
-    variance,
-    dx,
-    dgamma,
-    dbeta,
-    progress,
+    dy, x, gamma, beta, epsilon, activation, fold, most, mean, variance, dx, dgamma, dbeta, progress, buffers
 ):
-    """Computes the gradient of x, and those of gamma and beta for each part; the tasks are those of ``_forward``."""
+    """Computes the gradient of x, and those of gamma and beta for each part; the tasks are those of ``_forward``.
+
+    ``dx`` may be ``dy``: each number is read before it is written.
+    """
     rows = x.shape[1]
     splits = -(-x.shape[2] // most)
-    block_dy, block_dy_x = np.empty(most, np.float32), np.empty(most, np.float32)
+    block_dy, block_dy_x = buffers[:most], buffers[most : 2 * most]
     centre, factor, offset = (
-        np.empty(most, np.float32),
-        np.empty(most, np.float32),
-        np.empty(most, np.float32),
+        buffers[2 * most : 3 * most],
+        buffers[3 * most : 4 * most],
+        buffers[4 * most : 5 * most],
     )
-    bits = np.empty(most, np.int32)
-    power = bits.view(np.float32)
-    total, total_x = np.empty(most, np.float64), np.empty(most, np.float64)
+    power, row = buffers[5 * most : 6 * most], buffers[6 * most : 7 * most]
+    bits = power.view(np.int32)
+    total, total_x = (
+        buffers[8 * most : 10 * most].view(np.float64),
+        buffers[10 * most : 12 * most].view(np.float64),
+    )
     while True:
         task = _count(progress, _TAKEN, 1)
         if task >= len(x) * splits:
@@ -241,30 +250,34 @@ def _backward(  # type: ignore[no-untyped-def]
                 dy_ = dy[part, r, left:right]
                 x_ = x[part, r, left:right]
                 dx_ = dx[part, r, left:right]
-                # dx first receives the gradient before the activation.
+                # ``row`` is the gradient before the activation.  It is a buffer of its own, because loops over arrays
+                # that are the same, as dy and dx may be, are not vectorised.
                 if activation == _LINEAR:
                     for c in range(width):
-                        dx_[c] = dy_[c]
+                        row[c] = dy_[c]
                 elif activation == _RELU:
                     for c in range(width):
                         z = x_[c] * factor[c] + offset[c]
-                        dx_[c] = dy_[c] if z > _ZERO else _ZERO
+                        row[c] = dy_[c] if z > _ZERO else _ZERO
                 elif activation == _RELU6:
                     for c in range(width):
                         z = x_[c] * factor[c] + offset[c]
-                        dx_[c] = dy_[c] if _ZERO < z < _SIX else _ZERO
+                        row[c] = dy_[c] if _ZERO < z < _SIX else _ZERO
                 else:
                     for c in range(width):
                         e, n = _exponential(-(x_[c] * factor[c] + offset[c]))
-                        dx_[c] = e
+                        row[c] = e
                         bits[c] = (np.int32(n) + np.int32(127)) << np.int32(23)
                     for c in range(width):
                         z = x_[c] * factor[c] + offset[c]
-                        s = _ONE / (_ONE + dx_[c] * power[c])
-                        dx_[c] = dy_[c] * (s + z * s * (_ONE - s))
+                        s = _ONE / (_ONE + row[c] * power[c])
+                        row[c] = dy_[c] * (s + z * s * (_ONE - s))
+                # Two loops: LLVM vectorises a loop only up to eight comparisons of its arrays' addresses.
                 for c in range(width):
-                    block_dy[c] += dx_[c]
-                    block_dy_x[c] += dx_[c] * (x_[c] - centre[c])
+                    dx_[c] = row[c]
+                for c in range(width):
+                    block_dy[c] += row[c]
+                    block_dy_x[c] += row[c] * (x_[c] - centre[c])
             for c in range(width):
                 total[c] += block_dy[c]
                 total_x[c] += block_dy_x[c]
@@ -290,7 +303,7 @@ def _backward(  # type: ignore[no-untyped-def]
         _count(progress, _ENDED, 1)
 
 
-@_jit(_X4, _X4, _INT, _INT, _INT, _Y4, _PROGRESS)
+@_jit(_Y4, _Y4, _INT, _INT, _INT, _Y4, _PROGRESS)
 def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore[no-untyped-def]
     """Computes weight gradients; a task is that of a block of samples, (kernel height, kernel width, channels)."""
     samples, height, width, channels = x.shape
@@ -316,64 +329,340 @@ def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore
         _count(progress, _ENDED, 1)
 
 
-# Checks of the other threads' progress before the core is yielded to the system; together they take some ten
-# microseconds.
-_LOOKS = 1000
-
-_Call = Tuple[Callable[..., None], Tuple[object, ...]]
-_calls: "queue.SimpleQueue[_Call]" = queue.SimpleQueue()
-_lock = threading.Lock()
-_helpers: List[threading.Thread] = []
+# C functions.  Addresses are integers, which processors pass as they pass pointers.
 
 
-def _help() -> None:
-    while True:
-        function, arguments = _calls.get()
-        # A thread that cannot allocate its buffers takes no task; the waiting thread then does all of them.
-        with contextlib.suppress(MemoryError):
-            function(*arguments)
-        del function, arguments  # This releases the arrays of the call before the next one arrives.
+def _function(name: str, result: NumbaType, *arguments: NumbaType) -> Any:
+    assert name in TENSORFLOW_FUNCTIONS or not name.startswith("TF_"), name
+    return numba.types.ExternalFunction(name, result(*arguments))
 
 
-def _share(function: Callable[..., None], threads: int, tasks: int, *given: object) -> None:
-    """Calls ``function(*given, progress)`` in several threads, which take the tasks in turn.
+_NONE, _INT32 = numba.void, numba.int32
+_aligned_alloc = _function("aligned_alloc", _INT, _INT, _INT)
+_free = _function("free", _NONE, _INT)
+_read = _function("read", _INT, _INT32, _INT, _INT)
+_write = _function("write", _INT, _INT32, _INT, _INT)
+_sched_yield = _function("sched_yield", _INT32)
+_new_status = _function("TF_NewStatus", _INT)
+_delete_status = _function("TF_DeleteStatus", _NONE, _INT)
+_get_code = _function("TF_GetCode", _INT32, _INT)
+_set_status = _function("TF_SetStatus", _NONE, _INT, _INT32, _INT)
+_get_input = _function("TF_GetInput", _NONE, _INT, _INT32, _INT, _INT)
+_allocate_output = _function("TF_AllocateOutput", _INT, _INT, _INT32, _INT32, _INT, _INT32, _INT, _INT)
+_forward_input_or_allocate_output = _function(
+    "TF_ForwardInputOrAllocateOutput", _INT, _INT, _INT, _INT32, _INT32, _INT, _INT32, _INT, _INT
+)
+_tensor_data = _function("TF_TensorData", _INT, _INT)
+_count_elements = _function("TF_TensorElementCount", _INT, _INT)
+_num_dims = _function("TF_NumDims", _INT32, _INT)
+_dim = _function("TF_Dim", _INT, _INT, _INT32)
+_delete_tensor = _function("TF_DeleteTensor", _NONE, _INT)
+_failure = _function("TF_OpKernelContext_Failure", _NONE, _INT, _INT)
+_set_unknown_shape = _function("TF_ShapeInferenceContextSetUnknownShape", _NONE, _INT, _INT)
+_new_shape = _function("TF_NewShapeHandle", _INT)
+_delete_shape = _function("TF_DeleteShapeHandle", _NONE, _INT)
+_get_input_shape = _function("TF_ShapeInferenceContextGetInput", _NONE, _INT, _INT32, _INT, _INT)
+_set_output_shape = _function("TF_ShapeInferenceContextSetOutput", _NONE, _INT, _INT32, _INT, _INT)
 
-    Args:
-        function: the compiled function, which takes tasks until none is left.
-        threads: the maximum number of busy threads.
-        tasks: the number of tasks.
-        given: the arguments of the function.
-    """
-    progress: np.ndarray = np.zeros(_PROGRESS_SIZE, np.int64)
-    others = min(threads, tasks) - 1
-    if others < 1:
-        function(*given, progress)
+# TF_DataType and TF_Code of tensorflow/c.
+_FLOAT = 1
+_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED = 3, 8
+
+
+@_jit(inline="always")
+def _integers(address, size):  # type: ignore[no-untyped-def]
+    return numba.carray(_pointer(address, np.int64(0)), size, np.int64)
+
+
+@_jit(inline="always")
+def _floats(address, shape):  # type: ignore[no-untyped-def]
+    return numba.carray(_pointer(address, np.float32(0)), shape, np.float32)
+
+
+@_jit(_INT)
+def _work(block):  # type: ignore[no-untyped-def]
+    """Takes tasks of a piece of work until none is left."""
+    state = _integers(block, _BLOCK)
+    size = state[_BUFFER_SIZE]
+    buffers = _floats(state[_BUFFERS] + _count(state, _THREADS, 1) * size * 4, size)
+    a, kind = state[_GIVEN:], state[_KIND]
+    if kind == _DEPTHWISE_FILTER:
+        _depthwise_filter(
+            _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[1], a[6], a[7], a[4])), a[8], a[9], a[10],
+            _floats(a[11], (state[_TASKS], a[12], a[13], a[4])), state,
+        )  # fmt: skip
         return
-    num_helpers = others * operations_at_once()
-    if len(_helpers) < num_helpers:
-        with _lock:
-            while len(_helpers) < num_helpers:
-                _helpers.append(threading.Thread(target=_help, name="kernels", daemon=True))
-                _helpers[-1].start()
-    for _ in range(others):
-        _calls.put((function, (*given, progress)))
-    function(*given, progress)
-    while not _have_ended(progress, tasks, _LOOKS):
-        time.sleep(0)
+    epsilon = np.float32(state[_EPSILON : _EPSILON + 1].view(np.float64)[0])
+    shape, fold, most, activation = (a[0], a[1], a[2]), a[3], a[4], a[5]
+    channels = a[2] // fold
+    x, gamma, beta = _floats(a[6], shape), _floats(a[7], (channels,)), _floats(a[8], (channels,))
+    mean, variance = _floats(a[9], (a[0], channels)), _floats(a[10], (a[0], channels))
+    if kind == _NORMALISE:
+        _forward(
+            x,
+            gamma,
+            beta,
+            epsilon,
+            activation,
+            fold,
+            most,
+            _floats(a[11], shape),
+            mean,
+            variance,
+            state,
+            buffers,
+        )
+    else:
+        _backward(
+            _floats(a[12], shape), x, gamma, beta, epsilon, activation, fold, most, mean, variance,
+            _floats(a[11], shape), _floats(a[13], (a[0], channels)), _floats(a[14], (a[0], channels)), state,
+            buffers,
+        )  # fmt: skip
 
 
-def is_faster(numbers: int, parts: int, channels: int) -> bool:
-    """Returns whether normalising ``numbers`` numbers is faster here than with TensorFlow's operations.
+@_jit(_INT, _INT)
+def _let_go(block, holders):  # type: ignore[no-untyped-def]
+    if _count(_integers(block, _BLOCK), _HOLDERS, -holders) == holders:
+        _free(block)
 
-    It has to have work for all cores: TensorFlow's operations also divide a part's rows.
+
+@_jit(_INT, _INT, _INT, _INT, _INT, returns=_INT)
+def _new_block(kind, tasks, threads, buffer_size, more):  # type: ignore[no-untyped-def]
+    """Returns a block of work, held once, with ``more`` float32 numbers after the buffers; 0: no memory."""
+    buffer_size = -(-buffer_size // 16) * 16
+    block = _aligned_alloc(64, 8 * _BLOCK + -(-4 * (threads * buffer_size + more) // 64) * 64)
+    if block:
+        state = _integers(block, _BLOCK)
+        state[:] = 0
+        state[_HOLDERS], state[_ADDRESS], state[_KIND], state[_TASKS] = 1, block, kind, tasks
+        state[_BUFFERS], state[_BUFFER_SIZE] = block + 8 * _BLOCK, buffer_size
+    return block
+
+
+@_jit(_INT, _INT, _INT)
+def _share(block, threads, pipe):  # type: ignore[no-untyped-def]
+    """Does a piece of work with up to ``threads`` threads: this one, and those that read its address from the pipe."""
+    state = _integers(block, _BLOCK)
+    _count(state, _HOLDERS, threads - 1)
+    for _ in range(threads - 1):
+        if _write(pipe, block + 8 * _ADDRESS, 8) != 8:  # The pipe is full: this thread does more of the work.
+            _let_go(block, 1)
+    _work(block)
+    looks = 0
+    while _count(state, _ENDED, 0) < state[_TASKS]:
+        looks += 1
+        if looks % _LOOKS == 0:
+            _sched_yield()
+
+
+@_jit(_INT)
+def _serve(pipe):  # type: ignore[no-untyped-def]
+    """Helps with each piece of work whose address comes through the pipe, until the pipe is closed."""
+    cell = _stack()
+    while True:
+        size = _read(pipe, cell, 8)
+        if size == 8:
+            block = _integers(cell, 1)[0]
+            _work(block)
+            _let_go(block, 1)
+        elif size == 0:
+            return
+
+
+# The compute functions of the operations.  Cells on the stack keep the handles of tensors, inputs first, and from
+# _DIMENSIONS on the dimensions of an output.
+
+
+@_jit(_INT, _INT, _INT, _INT, returns=numba.boolean)
+def _take_inputs(context, number, cells, status):  # type: ignore[no-untyped-def]
+    _integers(cells, CELLS)[:] = 0
+    for i in range(number):
+        _get_input(context, i, cells + 8 * i, status)
+    return _get_code(status) == 0
+
+
+@_jit(_INT, _INT, _INT)
+def _end(context, cells, status):  # type: ignore[no-untyped-def]
+    """Deletes the handles of tensors, and reports an error if there was one."""
+    for tensor in _integers(cells, _DIMENSIONS):
+        if tensor:
+            _delete_tensor(tensor)
+    if _get_code(status) != 0:
+        _failure(context, status)
+    _delete_status(status)
+
+
+@_jit(_INT, _INT, _INT, _INT, _INT, _INT, _INT, returns=_INT)
+def _output(context, number, cell, rank, may_reuse, cells, status):  # type: ignore[no-untyped-def]
+    """Allocates an output with the dimensions in the cells; returns the address of its numbers, or 0.
+
+    If ``may_reuse``, it is the memory of input 0, if nobody else reads that.
     """
-    tasks = parts * max(1, channels // THREAD_CHANNELS)
-    return numbers >= LEAST_NUMBERS and tasks >= operation_threads()
+    tensors = _integers(cells, CELLS)
+    size = 4
+    for dimension in tensors[_DIMENSIONS : _DIMENSIONS + rank]:
+        size *= dimension
+    dimensions = cells + 8 * _DIMENSIONS
+    if may_reuse:
+        tensors[_ZERO_CELL] = 0
+        tensors[cell] = _forward_input_or_allocate_output(
+            context, cells + 8 * _ZERO_CELL, 1, number, dimensions, rank, cells + 8 * _ZERO_CELL, status
+        )
+    else:
+        tensors[cell] = _allocate_output(context, number, _FLOAT, dimensions, rank, size, status)
+    tensors[_ZERO_CELL] = 0
+    return _tensor_data(tensors[cell]) if _get_code(status) == 0 else 0
 
 
-def _threads(numbers: int) -> int:
-    """Returns the number of threads that share work on ``numbers`` numbers."""
-    return min(operation_threads(), numbers // THREAD_NUMBERS)
+@_jit(_INT, _INT, returns=_INT)
+def _copy_dimensions(tensor, cells):  # type: ignore[no-untyped-def]
+    """Copies the dimensions of a tensor to the cells; returns their number."""
+    rank = _num_dims(tensor)
+    for k in range(rank):
+        _integers(cells, CELLS)[_DIMENSIONS + k] = _dim(tensor, k)
+    return rank
+
+
+@_jit(_INT)
+def _compute_normalise(context):  # type: ignore[no-untyped-def]
+    """Computes (x, gamma, beta, epsilon, settings) -> (y, mean, variance)."""
+    cells, status = _stack(), _new_status()
+    tensors = _integers(cells, CELLS)
+    if _take_inputs(context, 5, cells, status):
+        s = _integers(_tensor_data(tensors[4]), _SETTINGS)
+        channels = s[2] // s[3]
+        is_consistent = _count_elements(tensors[0]) == s[0] * s[1] * s[2] and s[0] * s[1] * s[2] > 0
+        for i in (1, 2):
+            is_consistent &= _count_elements(tensors[i]) == channels
+        if is_consistent:
+            rank = _copy_dimensions(tensors[0], cells)
+            y = _output(context, 0, 5, rank, False, cells, status)
+            tensors[_DIMENSIONS], tensors[_DIMENSIONS + 1] = s[0], channels
+            mean = _output(context, 1, 6, 2, False, cells, status)
+            variance = _output(context, 2, 7, 2, False, cells, status)
+            if _get_code(status) == 0:
+                block = _new_block(_NORMALISE, s[6], s[7], _FORWARD_BUFFERS * s[4], 0)
+                if block:
+                    state = _integers(block, _BLOCK)
+                    state[_EPSILON : _EPSILON + 1].view(np.float64)[0] = _floats(_tensor_data(tensors[3]), 1)[
+                        0
+                    ]
+                    a = state[_GIVEN:]
+                    a[:6] = s[:6]
+                    for i in range(3):
+                        a[6 + i] = _tensor_data(tensors[i])
+                    a[9], a[10], a[11] = mean, variance, y
+                    _share(block, s[7], s[8])
+                    _let_go(block, 1)
+                else:
+                    _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
+        else:
+            _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+    _end(context, cells, status)
+
+
+@_jit(_Y2, _Y1)
+def _add_up(rows, total):  # type: ignore[no-untyped-def]
+    """Adds up rows in float64, in their order."""
+    for c in range(len(total)):
+        number = 0.0
+        for r in range(len(rows)):
+            number += rows[r, c]
+        total[c] = number
+
+
+@_jit(_INT)
+def _compute_normalise_gradient(context):  # type: ignore[no-untyped-def]
+    """Computes (dy, x, gamma, beta, mean, variance, epsilon, settings) -> (dx, dgamma, dbeta)."""
+    cells, status = _stack(), _new_status()
+    tensors = _integers(cells, CELLS)
+    if _take_inputs(context, 8, cells, status):
+        s = _integers(_tensor_data(tensors[7]), _SETTINGS)
+        channels = s[2] // s[3]
+        is_consistent = s[0] * s[1] * s[2] > 0
+        for i in range(2):
+            is_consistent &= _count_elements(tensors[i]) == s[0] * s[1] * s[2]
+        for i in (2, 3):
+            is_consistent &= _count_elements(tensors[i]) == channels
+        for i in (4, 5):
+            is_consistent &= _count_elements(tensors[i]) == s[0] * channels
+        if is_consistent:
+            rank = _copy_dimensions(tensors[1], cells)
+            dx = _output(context, 0, 8, rank, True, cells, status)
+            tensors[_DIMENSIONS] = channels
+            dgamma = _output(context, 1, 9, 1, False, cells, status)
+            dbeta = _output(context, 2, 10, 1, False, cells, status)
+            if _get_code(status) == 0:
+                block = _new_block(
+                    _NORMALISE_GRADIENT, s[6], s[7], _BACKWARD_BUFFERS * s[4], 2 * s[0] * channels
+                )
+                if block:
+                    state = _integers(block, _BLOCK)
+                    state[_EPSILON : _EPSILON + 1].view(np.float64)[0] = _floats(_tensor_data(tensors[6]), 1)[
+                        0
+                    ]
+                    a = state[_GIVEN:]
+                    a[:6] = s[:6]
+                    for i in range(5):
+                        a[6 + i] = _tensor_data(tensors[1 + i])
+                    a[11], a[12] = dx, _tensor_data(tensors[0])
+                    a[13] = state[_BUFFERS] + s[7] * state[_BUFFER_SIZE] * 4
+                    a[14] = a[13] + 4 * s[0] * channels
+                    _share(block, s[7], s[8])
+                    _add_up(_floats(a[13], (s[0], channels)), _floats(dgamma, channels))
+                    _add_up(_floats(a[14], (s[0], channels)), _floats(dbeta, channels))
+                    _let_go(block, 1)
+                else:
+                    _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
+        else:
+            _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+    _end(context, cells, status)
+
+
+@_jit(_INT)
+def _compute_depthwise_filter(context):  # type: ignore[no-untyped-def]
+    """Computes (kernel, x, dy, settings) -> the gradient of the kernel."""
+    cells, status = _stack(), _new_status()
+    tensors = _integers(cells, CELLS)
+    if _take_inputs(context, 4, cells, status):
+        s = _integers(_tensor_data(tensors[3]), _SETTINGS)
+        x, dy, kernel = tensors[1], tensors[2], tensors[0]
+        is_consistent = _num_dims(x) == 4 and _num_dims(dy) == 4 and _num_dims(kernel) == 4
+        is_consistent = is_consistent and _dim(x, 0) == _dim(dy, 0) and _dim(x, 3) == _dim(dy, 3)
+        if is_consistent and _dim(kernel, 2) == _dim(x, 3) and _dim(kernel, 3) == 1:
+            total = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
+            if _get_code(status) == 0:
+                blocks = -(-_dim(x, 0) // BLOCK_SAMPLES)
+                size = _dim(kernel, 0) * _dim(kernel, 1) * _dim(x, 3)
+                block = _new_block(_DEPTHWISE_FILTER, blocks, s[3], 0, blocks * size)
+                if block:
+                    state = _integers(block, _BLOCK)
+                    a = state[_GIVEN:]
+                    a[0], a[5] = _tensor_data(x), _tensor_data(dy)
+                    for k in range(4):
+                        a[1 + k] = _dim(x, k)
+                    for k in range(2):
+                        a[6 + k], a[12 + k] = _dim(dy, 1 + k), _dim(kernel, k)
+                    a[8:11] = s[:3]
+                    a[11] = state[_BUFFERS]
+                    _share(block, s[3], s[4])
+                    _add_up(_floats(a[11], (blocks, size)), _floats(total, size))
+                    _let_go(block, 1)
+                else:
+                    _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
+        else:
+            _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+    _end(context, cells, status)
+
+
+@_jit(_INT, _INT)
+def _infer_shapes(context, status):  # type: ignore[no-untyped-def]
+    """Gives the first output the shape of the first input; the others are set where the operation is made."""
+    shape = _new_shape()
+    _set_unknown_shape(context, status)
+    _get_input_shape(context, 0, shape, status)
+    _set_output_shape(context, 0, shape, status)
+    _delete_shape(shape)
 
 
 class _Parts(NamedTuple):
@@ -408,82 +697,96 @@ def _cut(shape: Tuple[int, ...], parts: int, cores: int) -> _Parts:
     return _Parts((parts, rows // fold, width), fold, most, parts * -(-width // most))
 
 
-def empty(shape: Tuple[int, ...]) -> np.ndarray:
-    """Returns an uninitialised float32 array with the alignment that TensorFlow takes without a copy."""
-    size = math.prod(shape)
-    memory: np.ndarray = np.empty(size + ALIGNMENT // 4, np.float32)
-    start = -memory.ctypes.data % ALIGNMENT // 4
-    return memory[start : start + size].reshape(shape)
+def is_faster(numbers: int, parts: int, channels: int) -> bool:
+    """Returns whether normalising ``numbers`` numbers is faster here than with TensorFlow's operations.
+
+    It has to have work for all cores: TensorFlow's operations also divide a part's rows.
+    """
+    tasks = parts * max(1, channels // THREAD_CHANNELS)
+    return numbers >= LEAST_NUMBERS and tasks >= operation_threads()
 
 
-def forward(
-    x: np.ndarray,
-    gamma: np.ndarray,
-    beta: np.ndarray,
-    epsilon: float,
-    parts: int,
-    activation: str,
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Normalises each channel of each part by its own mean and variance.
+def _threads(numbers: int, tasks: int) -> int:
+    """Returns the number of threads that share ``tasks`` tasks with ``numbers`` numbers."""
+    return max(1, min(operation_threads(), numbers // THREAD_NUMBERS, tasks))
+
+
+_helpers: List[threading.Thread] = []
+
+
+@functools.lru_cache(maxsize=None)
+def _pipe() -> Tuple[int, int]:
+    """Returns the pipe that takes the addresses of pieces of work to the helpers; writing to it never waits."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    return reads, writes
+
+
+def _pipe_to_helpers(threads: int) -> int:
+    """Returns the end of the pipe to write to, after starting as many helpers as ``threads`` threads can need."""
+    if threads == 1:
+        return -1
+    reads, writes = _pipe()
+    while len(_helpers) < (threads - 1) * operations_at_once():
+        _helpers.append(threading.Thread(target=_serve, args=(reads,), name="kernels", daemon=True))
+        _helpers[-1].start()
+    return writes
+
+
+def settings_of_norm(shape: Tuple[int, ...], parts: int, activation: str) -> List[int]:
+    """Returns the integers that the operations of a normalisation are given.
 
     Args:
-        x: (parts * n, ..., channels), float32.
-        gamma, beta: (channels,).
-        epsilon: the number to add to the variance.
+        shape: that of its input, (parts * n, ..., channels).
         parts: the number of parts.
         activation: one of ``ACTIVATIONS``.
-
-    Returns:
-        y, shaped like x; means and biased variances (parts, channels).
     """
-    cut = _cut(x.shape, parts, operation_threads())
-    y, statistics = empty(cut.shape), empty((2, parts, x.shape[-1]))
-    mean, variance = statistics[0], statistics[1]
-    _share(
-        _forward, _threads(x.size), cut.tasks, x.reshape(cut.shape), gamma, beta, np.float32(epsilon),
-        ACTIVATIONS.index(activation), cut.fold, cut.most, y, mean, variance,
-    )  # fmt: skip
-    return y.reshape(x.shape), mean, variance
+    cut = _cut(shape, parts, operation_threads())
+    threads = _threads(math.prod(shape), cut.tasks)
+    activation_number = ACTIVATIONS.index(activation)
+    return [
+        *cut.shape, cut.fold, cut.most, activation_number, cut.tasks, threads, _pipe_to_helpers(threads)
+    ]  # fmt: skip
 
 
-def backward(
-    dy: np.ndarray,
-    x: np.ndarray,
-    gamma: np.ndarray,
-    beta: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    epsilon: float,
-    activation: str,
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the gradients of x, gamma and beta from dy, the gradient of ``forward``'s y."""
-    cut = _cut(x.shape, len(mean), operation_threads())
-    dx, sums = empty(cut.shape), np.empty((2, *mean.shape), np.float32)
-    _share(
-        _backward, _threads(x.size), cut.tasks, dy.reshape(cut.shape), x.reshape(cut.shape), gamma, beta,
-        np.float32(epsilon), ACTIVATIONS.index(activation), cut.fold, cut.most, mean, variance, dx,
-        sums[0], sums[1],
-    )  # fmt: skip
-    dgamma, dbeta = np.sum(sums, axis=1, dtype=np.float64).astype(np.float32)
-    return dx.reshape(x.shape), dgamma, dbeta
-
-
-def depthwise_filter(
-    x: np.ndarray, dy: np.ndarray, kernel: Tuple[int, int], stride: int, before: Tuple[int, int]
-) -> np.ndarray:
-    """Returns the weight gradient of a depthwise convolution with multiplier 1.
+def settings_of_filter(
+    dy_shape: Tuple[int, ...], kernel_height: int, stride: int, before: Tuple[int, int]
+) -> List[int]:
+    """Returns the integers that the weight gradient of a depthwise convolution is given.
 
     Args:
-        x: (n, h, w, c).
-        dy: (n, h', w', c).
-        kernel: height and width of the kernel.
+        dy_shape: the shape of the convolution's output.
+        kernel_height: the rows of the kernel.
         stride: the stride in both dimensions.
         before: rows of zeros above, and columns of zeros left of the image.
-
-    Returns:
-        (kernel height, kernel width, c, 1).
     """
-    blocks = -(-len(x) // BLOCK_SAMPLES)
-    sums = empty((blocks, *kernel, x.shape[-1]))
-    _share(_depthwise_filter, _threads(dy.size * kernel[0]), blocks, x, dy, stride, *before, sums)
-    return np.sum(sums, axis=0, dtype=np.float64).astype(np.float32)[..., np.newaxis]
+    threads = _threads(math.prod(dy_shape) * kernel_height, -(-dy_shape[0] // BLOCK_SAMPLES))
+    return [stride, *before, threads, _pipe_to_helpers(threads)]
+
+
+def _callback(compute: Any, *arguments: NumbaType) -> Any:
+    return numba.cfunc(numba.void(*arguments), cache=bool(os.environ.get("NUMBA_CACHE_DIR")))(compute)
+
+
+# TensorFlow calls these.  The first argument of a compute function is the state of the operation, which has none.
+def _normalise(state, context):  # type: ignore[no-untyped-def]
+    _compute_normalise(context)
+
+
+def _normalise_gradient(state, context):  # type: ignore[no-untyped-def]
+    _compute_normalise_gradient(context)
+
+
+def _filter_gradient(state, context):  # type: ignore[no-untyped-def]
+    _compute_depthwise_filter(context)
+
+
+def _shapes(context, status):  # type: ignore[no-untyped-def]
+    _infer_shapes(context, status)
+
+
+CALLBACKS = {
+    function.__name__: _callback(function, _INT, _INT)
+    for function in (_normalise, _normalise_gradient, _filter_gradient, _shapes)
+}
+"""The C functions by name; they have to live as long as the process."""
