@@ -24,7 +24,7 @@ import functools
 import math
 import os
 import threading
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -764,7 +764,7 @@ def settings_of_filter(
     return [stride, *before, threads, _pipe_to_helpers(threads)]
 
 
-def _callback(compute: Any, *arguments: NumbaType) -> Any:
+def _callback(compute: Callable[..., None], *arguments: NumbaType) -> Any:
     return numba.cfunc(numba.void(*arguments), cache=bool(os.environ.get("NUMBA_CACHE_DIR")))(compute)
 
 

@@ -60,15 +60,15 @@ def _register() -> None:
     library = tensorflow_library()
     address, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
 
-    def call(name: str, result: Any, *given: Any) -> Any:
+    def call(name: str, result: object, *given: Tuple[object, object]) -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, [kind for kind, _ in given]
         return function(*(value for _, value in given))
 
-    def callback(name: str) -> Any:
+    def callback(name: str) -> Tuple[object, object]:
         return address, CALLBACKS[name].address
 
-    def checked(name: str, *given: Any) -> None:
+    def checked(name: str, *given: Tuple[object, object]) -> None:
         status = call("TF_NewStatus", address)
         call(name, None, *given, (address, status))
         code, message = (
