@@ -99,7 +99,7 @@ def _register() -> None:
         checked("TF_RegisterKernelBuilder", (text, f"{PREFIX}{name}".encode()), (address, kernel))
 
 
-def _in_graph(function: Callable[..., Any], *inputs: Tensor) -> Any:
+def _in_graph(function: Callable[..., object], *inputs: Tensor) -> Any:
     """Calls a function in a graph, because only graphs can have operations that no Python function stands for."""
     return tf.function(function)(*inputs) if tf.executing_eagerly() else function(*inputs)
 
