@@ -192,16 +192,29 @@ def _expand_user(text: str) -> Path:
         ) from None
 
 
-def cache_folder(name: str) -> Path:
+def cache_folder(name: str) -> Optional[Path]:
     """The folder of a cache: in IPUCNN_CACHE_DIR, or in the user's cache folder (XDG_CACHE_HOME, ~/.cache).
 
     Args:
         name: name of the cache.
+
+    Returns:
+        None if the user has no home folder, as in a container with a user id of its own: there is then no cache.
     """
     folder = os.environ.get("IPUCNN_CACHE_DIR")
     if folder:
         return Path(folder, name)
-    return Path(os.environ.get("XDG_CACHE_HOME") or _expand_user("~/.cache"), "ipucnn", name)
+    with contextlib.suppress(ConfigurationError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or _expand_user("~/.cache"), "ipucnn", name)
+    return None
+
+
+def write_cached(path: Optional[Path], data: Union[str, bytes]) -> None:
+    """Writes an entry of a cache whole or not at all; does nothing if there is no cache or it cannot be written."""
+    if path is not None:
+        with contextlib.suppress(UserError):
+            make_folder(path.parent)
+            write_text(path, data)
 
 
 def private_cache_folder(name: str) -> Optional[Path]:
@@ -213,11 +226,11 @@ def private_cache_folder(name: str) -> Optional[Path]:
     """
     try:
         path = cache_folder(name)
-        if not path.is_absolute():
+        if path is None or not path.is_absolute():
             return None
         os.makedirs(path, mode=0o700, exist_ok=True)
         status = os.stat(path)
-    except (OSError, UserError):
+    except OSError:
         return None
     is_private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return path if is_private and os.access(path, os.W_OK) else None

@@ -74,6 +74,18 @@ def test_a_cache_path_needs_no_access_to_the_home_folder(monkeypatch):
         check_raises(DataError, "Permission denied", "", filesystem.expand, "~/runs")
     monkeypatch.setattr(Path, "expanduser", lambda path: (_ for _ in ()).throw(RuntimeError("no home")))
     check_raises(ConfigurationError, "home folder", "HOME", filesystem.expand, "~/runs")
+    # A user without a home folder has no cache.
+    assert filesystem.cache_folder("graphs") is None and filesystem.private_cache_folder("numba") is None
+    filesystem.write_cached(None, "text")
+    monkeypatch.setenv("IPUCNN_CACHE_DIR", "/elsewhere")
+    assert filesystem.cache_folder("graphs") == Path("/elsewhere/graphs")
+
+
+def test_a_cache_that_cannot_be_written_is_left_out(here):
+    (here / "file").write_text("a")
+    filesystem.write_cached(here / "file" / "entry", "text")
+    filesystem.write_cached(here / "new" / "entry", "text")
+    assert (here / "new" / "entry").read_text() == "text"
 
 
 def test_kinds_follow_links(here):

@@ -19,17 +19,16 @@ from ipucnn.aliases import Numbers
 from ipucnn.datasets.base import CLASSES_FILE, INDEXING, DataSource, RecordExamples, class_lines, data_source
 from ipucnn.datasets.formats import SHARD
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     cache_folder,
     entries,
     errors_about,
     is_file,
-    make_folder,
     read_bytes,
     real,
     shown,
-    write_text,
+    write_cached,
 )
 from ipucnn.machine import num_cores, side_by_side
 from ipucnn.text import printable
@@ -141,25 +140,24 @@ def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -
 def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Optional[Path]:
     """Returns the path of the index, which depends on the name, size and modification time of each file.
 
-    None if the user has no cache folder: the index is then made in every run.
+    None without a cache.
     """
-    try:
-        cache = cache_folder("records")
-    except ConfigurationError:  # the user's home folder is unknown
-        return None
     described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
     for path in (path for paths in shards.values() for path in paths):
         with errors_about(path):
             status = os.stat(path)
         described.append([path.name, status.st_size, status.st_mtime_ns])
     key = hashlib.sha256(json.dumps(described).encode("utf-8", "surrogateescape")).hexdigest()
-    return cache / f"{key[:32]}.npz"
+    cache = cache_folder("records")
+    return None if cache is None else cache / f"{key[:32]}.npz"
 
 
 def _read_cached(
-    path: Path, shards: Dict[str, List[Path]], num_classes: int
+    path: Optional[Path], shards: Dict[str, List[Path]], num_classes: int
 ) -> Optional[Dict[str, _Columns]]:
     """Reads the columns of both subsets; returns None if the file is absent, damaged or no index of these shards."""
+    if path is None:
+        return None
     with contextlib.suppress(Exception):  # NumPy and zipfile raise many types for damaged files
         packed = io.BytesIO(read_bytes(path, _MOST_INDEX_BYTES))
         if zipfile.ZipFile(packed).testzip() is None:  # NumPy 1.19 prints an error for a file that is none
@@ -181,16 +179,13 @@ def _fits(columns: _Columns, num_shards: int, num_classes: int) -> bool:
     return all(column.min() >= 0 and column.max() < limit for column, limit in limits)
 
 
-def _write_cached(path: Path, subsets: Dict[str, _Columns]) -> None:
-    """Writes an index atomically; does nothing if the cache folder cannot be written."""
+def _write_index(path: Optional[Path], subsets: Dict[str, _Columns]) -> None:
     packed = io.BytesIO()
     columns: Dict[str, Numbers] = {
         f"{subset}.{name}": column for subset in subsets for name, column in subsets[subset].items()
     }
     np.savez(packed, **columns)
-    with contextlib.suppress(UserError):
-        make_folder(path.parent)
-        write_text(path, packed.getvalue())
+    write_cached(path, packed.getvalue())
 
 
 def open_records(folder: Path) -> DataSource:
@@ -226,8 +221,7 @@ def open_records(folder: Path) -> DataSource:
         for subset, columns in subsets.items():
             if not len(columns["labels"]):
                 raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)
-        if cached is not None:
-            _write_cached(cached, subsets)
+        _write_index(cached, subsets)
     train, evaluation = (
         RecordExamples(tuple(map(str, shards[subset])), **subsets[subset]) for subset in (TRAIN, VALIDATION)
     )

@@ -4,7 +4,6 @@ The package contains a graph for each registered model at its default input and 
 ipucnn.planning.graphs.shipped`` writes them.  Shipped and cached graphs are used only with the code that made them.
 """
 
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -17,7 +16,7 @@ from typing import Optional, Tuple
 import ipucnn
 from ipucnn.documents import MAX_RECORD_BYTES
 from ipucnn.errors import DataError, InfeasibleError, UserError
-from ipucnn.filesystem import cache_folder, make_folder, read_text, shown, write_text
+from ipucnn.filesystem import cache_folder, read_text, shown, write_cached
 from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
@@ -42,7 +41,7 @@ def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
     if graph is None:
         graph = build_graph(record, options)
         if record.own is None:
-            _write_cached(record, options, graph)
+            _write_graph(record, options, graph)
     return graph
 
 
@@ -177,13 +176,14 @@ def code_key() -> str:
     return digest.hexdigest()
 
 
-def cache_path(record: ModelRecord, options: BuildOptions) -> Path:
-    """Returns the file that holds the graph after it was built."""
+def cache_path(record: ModelRecord, options: BuildOptions) -> Optional[Path]:
+    """Returns the file that holds the graph after it was built; None without a cache."""
     versions = [ipucnn.__version__, _version("tensorflow"), _version("keras")]
     key = hashlib.sha256(json.dumps([versions, code_key(), _shape(record, options)]).encode()).hexdigest()[
         :24
     ]
-    return cache_folder("graphs") / f"{record.name}-{key}.json"
+    cache = cache_folder("graphs")
+    return None if cache is None else cache / f"{record.name}-{key}.json"
 
 
 def _version(package: str) -> Optional[str]:
@@ -208,8 +208,11 @@ def _shape(record: ModelRecord, options: BuildOptions) -> Tuple[object, ...]:
 
 def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGraph]:
     """Returns the graph in a cache entry (a digest on the first line, then JSON); None if it is absent or damaged."""
+    path = cache_path(record, options)
+    if path is None:
+        return None
     try:
-        digest, _, text = read_text(cache_path(record, options), MOST_BYTES).partition("\n")
+        digest, _, text = read_text(path, MOST_BYTES).partition("\n")
         if digest != hashlib.sha256(text.encode()).hexdigest():
             return None
         return LayerGraph.from_json(text)
@@ -217,11 +220,7 @@ def _read_cached(record: ModelRecord, options: BuildOptions) -> Optional[LayerGr
         return None
 
 
-def _write_cached(record: ModelRecord, options: BuildOptions, graph: LayerGraph) -> None:
-    """Writes a cache entry whole or not at all; a folder that cannot be written means no cache."""
+def _write_graph(record: ModelRecord, options: BuildOptions, graph: LayerGraph) -> None:
     text = graph.to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()
-    with contextlib.suppress(UserError):
-        path = cache_path(record, options)
-        make_folder(path.parent)
-        write_text(path, f"{digest}\n{text}")
+    write_cached(cache_path(record, options), f"{digest}\n{text}")

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import logging
 import os
 import shlex
 import sys
@@ -268,6 +269,8 @@ def import_matplotlib() -> Any:
     Raises:
         ImportError: matplotlib is not installed.
     """
+    # It says that it found no folder for its cache, and that it builds the cache of fonts.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with unseen("matplotlib", "matplotlibrc"):
         import matplotlib
     return matplotlib
