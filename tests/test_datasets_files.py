@@ -84,7 +84,8 @@ def test_other_files_hidden_files_and_empty_classes(folder):
         Unused("made by the system or a tool", 1, ("train/ant/.hidden.jpg",)),
         Unused("no image by its name", 1, ("train/ant/notes.txt",)),
     )
-    assert any("no images for training in cat" in line for line in source.info.warnings)
+    opened = open_dataset(choose_dataset(str(folder), folder, home="mnist", task="classification"))
+    assert any("no images for training in cat" in line for line in opened.info.warnings)
 
 
 @pytest.mark.parametrize("name", ["valid", "validation", "test"])

@@ -165,12 +165,21 @@ def relabelled(source: DataSource, labels: Sequence[int], names: Sequence[str]) 
     return replace(source, info=info, train=changed(source.train), eval=changed(source.eval))
 
 
-def without_examples(source: DataSource) -> Tuple[str, ...]:
-    """Returns a line for the classes without an image, or without a pixel of a mask, in training and in evaluation."""
-    lines: List[str] = []
+def absent(examples: Examples, names: Sequence[str]) -> List[str]:
+    """Returns the classes of which no image, or no pixel of a mask, is among the examples."""
+    labels = examples.labels
+    if labels.ndim == 1:
+        counts = np.bincount(labels, minlength=len(names))
+        return [name for name, count in zip(names, counts) if not count]
+    return [name for number, name in enumerate(names) if not (labels == number).any()]
+
+
+def with_absent_named(source: DataSource) -> DataSource:
+    """Returns the source with a warning for each part that lacks classes."""
+    info, lines = source.info, []
+    what = "pixels" if info.task == "segmentation" else "images"
     for examples, purpose in ((source.train, "training"), (source.eval, "evaluation")):
-        present = np.unique(examples.labels)
-        absent = [name for number, name in enumerate(source.info.class_names) if number not in present]
-        if absent and len(examples):
-            lines.append(f"no {purpose} examples of {_listed(absent)}")
-    return tuple(lines)
+        names = absent(examples, info.class_names)
+        if names:
+            lines.append(f"{printable(info.location)}: no {what} for {purpose} in {_listed(names)}")
+    return replace(source, info=replace(info, warnings=(*info.warnings, *lines))) if lines else source

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Dict, List
 
 from ipucnn.datasets.base import DataSource, FileExamples
+from ipucnn.datasets.classes import absent
 from ipucnn.datasets.forms import open_image
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size
@@ -39,7 +40,7 @@ def without_damaged(source: DataSource) -> DataSource:
     """Returns the source without the images that cannot be decoded; a warning counts and names them.
 
     Raises:
-        DataError: no training image, or no evaluation image, can be read.
+        DataError: no training image, no evaluation image, or no training image of a class can be read.
     """
     parts: List[FileExamples] = []
     damaged: Dict[str, str] = {}
@@ -53,6 +54,13 @@ def without_damaged(source: DataSource) -> DataSource:
     if not damaged:
         return source
     train, evaluation = parts
+    before, names = absent(source.train, source.info.class_names), source.info.class_names
+    emptied = [name for name in absent(train, names) if name not in before]
+    if emptied:
+        raise DataError(
+            f"--skip-damaged leaves no training image of {', '.join(map(printable, emptied))}: {_named(damaged)}",
+            "replace the damaged images, or remove the folders of these classes",
+        )
     warning = f"{counted(len(damaged), 'damaged image')} left out (--skip-damaged): {_named(damaged)}"
     info = replace(
         source.info,

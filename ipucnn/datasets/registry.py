@@ -39,7 +39,7 @@ from ipucnn.python_files import (
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.datasets import base, damaged
+    from ipucnn.datasets import base, classes, damaged
     from ipucnn.datasets.base import DataSource
     from ipucnn.datasets.segmentation import imagemasks, isbi2012
     from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
@@ -55,7 +55,7 @@ else:
         def __getattr__(self, name: str) -> object:
             return getattr(importlib.import_module(self._name), name)
 
-    base, damaged = _Module("base"), _Module("damaged")
+    base, classes, damaged = _Module("base"), _Module("classes"), _Module("damaged")
     imagemasks, isbi2012 = _Module("segmentation.imagemasks"), _Module("segmentation.isbi2012")
     cifar, idx = _Module("sources.cifar"), _Module("sources.idx")
     downloads, embedded = _Module("sources.download"), _Module("sources.embedded")
@@ -440,7 +440,7 @@ def open_dataset(
         source = in_memory.source_of(choice.make(), choice.name, choice.message[len("data set ") :])
         _check_task(choice.message, source.info.task, choice.task)
     elif choice.is_absent:
-        source = _open_published(choice.name)
+        return base.limit_source(_open_published(choice.name), limit_train, limit_eval, options.seed)
     else:
         location = fetch(choice, download) if needs_files(choice.name) else Path()
         read = _open_tfds if is_tfds(choice.name, location) else DATASETS[choice.name].open
@@ -448,6 +448,8 @@ def open_dataset(
     source = replace(source, info=replace(source.info, max_image_pixels=options.max_image_pixels))
     if skip_damaged and isinstance(source.train, base.FileExamples):
         source = damaged.without_damaged(source)
+    if choice.make is not None or needs_files(choice.name):
+        source = classes.with_absent_named(source)
     return base.limit_source(source, limit_train, limit_eval, options.seed)
 
 

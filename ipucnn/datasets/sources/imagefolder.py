@@ -212,15 +212,6 @@ def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
     return tuple(messages)
 
 
-def _classes_without(labels: np.ndarray, names: Sequence[str]) -> str:
-    """Returns the names of classes without images, the first ones if there are many; "" if all have some."""
-    empty = [
-        printable(names[k]) for k in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0).tolist()
-    ]
-    more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
-    return ", ".join(empty[:MOST_NAMED]) + more
-
-
 def open_imagefolder(
     folder: Path, name: str = "imagefolder", validation_fraction: float = HELD_OUT_SHARE
 ) -> DataSource:
@@ -244,10 +235,6 @@ def open_imagefolder(
             raise DataError(f"{path} has no images in class folders", CLASS_LAYOUT)
     warnings = [division(folder, len(train), len(evaluation))] if found.is_undivided else []
     warnings += unused_line(printable(str(folder)), passed.unused)
-    for subset, purpose in (("train", "training"), ("eval", "evaluation")):
-        empty = _classes_without(parts[subset].labels, names)
-        if empty:
-            warnings.append(f"{printable(str(folder))}: no images for {purpose} in {empty}")
     # No augmentation is set: files are augmented by random crops while they are decoded.
     return data_source(
         train,

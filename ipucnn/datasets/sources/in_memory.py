@@ -4,7 +4,7 @@ sets that users' functions return."""
 import contextlib
 import hashlib
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sized, Tuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ from ipucnn.datasets.base import (
     RecordExamples,
     data_source,
 )
+from ipucnn.datasets.classes import default_mask_names
+from ipucnn.datasets.segmentation.masks import classes_of_values, mask_values
 from ipucnn.datasets.sources.imagefolder import HELD_OUT_SHARE, held_out
 from ipucnn.errors import DataError
 from ipucnn.text import printable, shown_value
@@ -140,8 +142,13 @@ def source_of(made: object, name: str, location: str) -> DataSource:
             _HINT,
         )
     is_masks = train.labels.ndim == 3
+    if is_masks and (len(made) == 2 or _length(made[2]) == 2):
+        train, evaluation, default_names = _classes_of_masks(train, evaluation, len(made) == 2, location)
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    given = made[2] if len(made) == 3 else range(max(most + 1, 2))
+    if len(made) == 3:
+        given = made[2]
+    else:
+        given = default_names if is_masks else range(max(most + 1, 2))
     names: List[str] = []
     with contextlib.suppress(TypeError):  # not iterable
         names = [] if isinstance(given, str) else [str(class_name) for class_name in given]
@@ -159,6 +166,33 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         location=location,
         augmentation="dihedral" if is_masks else "crop_flip",
     )
+
+
+def _length(names: object) -> int:
+    return len(names) if isinstance(names, Sized) else 0
+
+
+def _classes_of_masks(
+    train: ArrayExamples, evaluation: ArrayExamples, is_nameless: bool, location: str
+) -> Tuple[ArrayExamples, ArrayExamples, Tuple[str, ...]]:
+    """Returns masks of 0 and one other value, such as 255, as classes 0 and 1, and the names of classes without names.
+
+    This is the rule for files of masks without a table.
+
+    Raises:
+        DataError: masks without names of classes have neither 0 and one other value nor 0, 1, 2, ... without a gap.
+    """
+    values = sorted(set(mask_values(train.labels)) | set(mask_values(evaluation.labels)))
+    if values == list(range(len(values))) or not (is_nameless or len(values) <= 2):
+        return train, evaluation, default_mask_names(values)
+    try:
+        classes = classes_of_values(values, f"{location}: the masks have")
+    except DataError as error:
+        raise DataError(
+            error.message, "number the classes 0, 1, 2, ..., or return their names: " + _HINT
+        ) from None
+    parts = (replace(part, labels=(part.labels != 0).astype(np.uint8)) for part in (train, evaluation))
+    return (*parts, classes.names)  # type: ignore[return-value]
 
 
 def _examples(part: object, what: str, location: str) -> ArrayExamples:

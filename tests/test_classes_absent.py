@@ -1,0 +1,106 @@
+"""Classes of which a part of a data set has nothing, and masks of two values, wherever the data come from."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.data_sets import encode, noise, write_class_folders
+from support.refusals import Refusal, check_raises, check_refused
+
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources import in_memory
+from ipucnn.errors import DataError
+
+RNG = np.random.RandomState(2)
+IMAGES = np.uint8(RNG.randint(0, 256, (8, 6, 6)))
+MASKS = np.uint8(RNG.randint(0, 2, (8, 6, 6)))
+
+
+def opened(made, task="classification"):
+    """Opens arrays as ``dataset=`` of the Python functions does."""
+    name = in_memory.keep(made, is_evaluated=False)
+    return open_dataset(choose_dataset(name, ".", home="mnist", task=task))
+
+
+def test_arrays_name_the_classes_that_a_part_lacks():
+    train = IMAGES, np.array([0, 1, 2, 0, 1, 2, 0, 0])
+    evaluation = IMAGES, np.array([0, 0, 0, 0, 2, 2, 2, 2])
+    source = opened((train, evaluation, ["ant", "bee", "cat", "dog"]))
+    assert source.info.warnings == (
+        "the arrays of dataset=: no images for training in dog",
+        "the arrays of dataset=: no images for evaluation in bee, dog",
+    )
+    assert opened((train, train, ["ant", "bee", "cat"])).info.warnings == ()
+
+
+def test_masks_name_the_classes_that_a_split_by_position_lacks():
+    masks = np.where(np.arange(8)[:, None, None] < 6, MASKS, 2 * MASKS)
+    source = opened(((IMAGES[:6], masks[:6]), (IMAGES[6:], masks[6:])), "segmentation")
+    assert source.info.class_names == ("background", "class 1", "class 2")
+    assert [line.split(": ")[1] for line in source.info.warnings] == [
+        "no pixels for training in class 2",
+        "no pixels for evaluation in class 1",
+    ]
+
+
+def test_functions_and_records_name_them_too(tmp_path, succeeds):
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\n\n\ndef load():\n    x, y = np.zeros((4, 5, 5), np.uint8), np.array([0, 1, 3, 3])\n"
+        "    return (x, y), (x[:2], y[:2])\n"
+    )
+    choice = choose_dataset(f"{tmp_path / 'data.py'}:load", tmp_path, home="mnist", task="classification")
+    lines = open_dataset(choice).info.warnings
+    assert [line.split(": ")[-1] for line in lines] == [
+        "no images for training in 2",
+        "no images for evaluation in 2, 3",
+    ]
+    write_class_folders(tmp_path / "folders", {(p, c): 2 for p in ("train", "val") for c in ("a", "b")})
+    succeeds(
+        "build-records", tmp_path / "folders", tmp_path / "records", "--shards", 1, "--validation-shards", 1
+    )
+    (tmp_path / "records" / "classes.txt").write_text("a\nb\nc\n")
+    choice = choose_dataset("imagenet", tmp_path / "records", home="mnist", task="classification")
+    lines = open_dataset(choice).info.warnings
+    assert [line.split(": ")[-1] for line in lines] == [
+        "no images for training in c",
+        "no images for evaluation in c",
+    ]
+
+
+def test_a_class_without_images_after_skipping_damaged_ones_is_an_error(tmp_path, run):
+    write_class_folders(tmp_path, {(part, name): 3 for part in ("train", "val") for name in ("ant", "bee")})
+    for path in (tmp_path / "train" / "bee").iterdir():
+        path.write_bytes(encode(noise(1, 20, 20, 3))[:300])
+    options = ["train", "cifar_resnet8", "--dataset", tmp_path, "--dry-run", "--micro-batch-size", 4]
+    error = "--skip-damaged leaves no training image of bee"
+    check_refused(run, Refusal([*options, "--skip-damaged"], error, "remove the folders of these classes", 3))
+    Image.fromarray(noise(1, 20, 20, 3)).save(tmp_path / "train" / "bee" / "0.png")
+    code, _, err = run(*options, "--skip-damaged")
+    assert code == 0 and "left out (--skip-damaged)" in err, err
+
+
+@pytest.mark.parametrize("high", [1, 2, 100, 255])
+@pytest.mark.parametrize("names", [(), (["sky", "tree"],)])
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.uint16])
+def test_masks_of_0_and_one_other_value_are_two_classes(high, names, kind):
+    masks = MASKS.astype(kind) * high
+    source = opened(((IMAGES[:6], masks[:6]), (IMAGES[6:], masks[6:]), *names), "segmentation")
+    assert source.info.class_names == (tuple(names[0]) if names else ("background", "foreground"))
+    assert source.info.num_classes == 2 and not source.info.warnings
+    for part, expected in ((source.train, MASKS[:6]), (source.eval, MASKS[6:])):
+        assert part.labels.dtype == np.uint8 and np.array_equal(part.labels, expected)
+
+
+@pytest.mark.parametrize(
+    "values, names, error",
+    [
+        ((0, 100, 200), (), "3 different values (0, 100, 200); a mask has 0 and one other value, or"),
+        ((0, 1, 3), (), "3 different values (0, 1, 3)"),
+        ((0, 1, 2), (["a", "b"],), "a label is 2, and there are 2 names"),
+        ((3, 5, 9), (["a", "b"],), "a label is 9, and there are 2 names"),
+    ],
+)
+def test_other_masks_need_names_for_their_numbers(values, names, error):
+    masks = np.array(values, np.uint8)[np.arange(8 * 36).reshape(8, 6, 6) % len(values)]
+    check_raises(
+        DataError, error, "return", opened, ((IMAGES, masks), (IMAGES, masks), *names), "segmentation"
+    )
