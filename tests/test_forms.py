@@ -15,8 +15,14 @@ from PIL import Image
 from support.image_files import LONG, SHORT, exif, packbits, png, tiff, tiff_page
 
 from ipucnn.datasets import forms
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.images import decode_for_training, pixels_for_evaluation
+from ipucnn.datasets.segmentation.imagemasks import read_image
 from ipucnn.datasets.segmentation.masks import MaskClasses, MaskSet
+from ipucnn.datasets.sources.record_builder import make_record
+from ipucnn.datasets.verification.lots import decode_image
 from ipucnn.errors import DataError
+from ipucnn.runs.images.inputs import file_pages
 
 HEIGHT, WIDTH = 9, 14
 RAMP = (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) * 2 + 1).astype(np.uint8)
@@ -408,10 +414,10 @@ def test_the_table_has_more_than_a_hundred_and_twenty_forms():
     assert len(TABLE) >= 120
 
 
-def refusal_of(read, words):
+def refusal_of(read, words, origin="form.x"):
     with pytest.raises(DataError) as caught:
         read()
-    assert words in caught.value.message and "form.x" in caught.value.message, caught.value.message
+    assert words in caught.value.message and origin in caught.value.message, caught.value.message
     assert caught.value.hint and "\n" not in caught.value.message
     return caught.value
 
@@ -690,3 +696,42 @@ def test_an_opened_image_of_pillow_is_read_as_its_file(tmp_path):
         np.testing.assert_array_equal(shown, forms.open_image(path.read_bytes(), "image", 3))
     loaded = forms.of_pillow(Image.fromarray(COLOUR), "image", 3, 10**6)
     np.testing.assert_array_equal(np.asarray(loaded), COLOUR)
+
+
+# -- every way in
+
+SCAN = jpeg(COLOUR)
+FAULTS = {
+    "bands.tif": TABLE["tiff six bands"].data,
+    "channels.tif": behind_one_table(b"ImageJ=1.53t\nimages=3\nchannels=3\nmode=composite\n"),
+    "lab.tif": TABLE["tiff CIELab"].data,
+    "nan.tif": tiff(tiff_page(np.where(RAMP == 41, np.nan, RAMP).astype("f4"))),
+    "bits.jpg": TABLE["JPEG of 12 bits"].data,
+    "scan.jpg": SCAN[: len(SCAN) * 3 // 4] + b"\xff\xd9",
+    "cut.png": png(RAMP, 8, 0)[:60],
+    "words.jpg": b"no image",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_one_message_whichever_way_a_file_comes_in(tmp_path, name):
+    """Training, evaluation and inference, segmentation, verification and records refuse it in the same words."""
+    path, data = tmp_path / name, FAULTS[name]
+    origin = f"image {path}"
+    path.write_bytes(data)
+    info = DatasetInfo(
+        "x", "classification", 2, (None, None, 3), 1, 1, ("a", "b"), "", (0.0,) * 3, (1.0,) * 3
+    )
+    ways = [
+        lambda: pixels_for_evaluation(data, origin, info, (8, 8, 3)),
+        lambda: make_record(str(path), 0, "a", 10**6),
+        lambda: file_pages(str(path), 3),
+        lambda: read_image(path, 10**6, forms.Form("PNG", (HEIGHT, WIDTH))),
+    ]
+    if name != "scan.jpg":  # training decodes only the part of a JPEG that a crop needs
+        ways.append(lambda: decode_for_training(data, origin, np.zeros((8, 8, 3), np.uint8), 1))
+    if name != "cut.png":  # verification compares the checksums of a PNG first
+        ways.append(lambda: decode_image(data, origin, 0, False, 10**6))
+    errors = [refusal_of(call, "", str(path)) for call in ways]
+    assert len({error.message for error in errors}) == 1, errors
+    assert {error.exit_code for error in errors} == {3}
