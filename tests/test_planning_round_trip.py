@@ -158,7 +158,9 @@ def check_predictions(planner, candidate, program, settings_of_run):
     """Checks that the planner predicts the same for a run's program and settings as for a candidate."""
     splits = program.pipeline_splits
     assert predict(planner.graph, splits, settings_of_run, SYSTEM) == candidate.prediction
-    assert tuple(program_memory(planner.graph, splits, settings_of_run, SYSTEM.ipu)) == candidate.ipus
+    assert (
+        tuple(program_memory(planner.graph, splits, settings_of_run, SYSTEM.ipu)) == candidate.forecast.ipus
+    )
 
 
 @tries(12, slow=2000)

@@ -173,7 +173,7 @@ def test_stages_that_share_an_ipu_are_judged_with_a_bound():
     for splits in [("conv1", "conv2", "conv4"), ("conv2", "conv3", "conv5")]:
         judged = planner.judge(splits, program_settings, 0.8)
         assert judged.solution.lower_bound_s <= judged.prediction.tick_s
-        assert len(judged.ipus) == 2
+        assert len(judged.forecast.ipus) == 2
         (row,) = compare(planner, judged, {"x": splits})
         assert row.ratio >= 1
         assert row.predicted_tick_s == judged.prediction.tick_s

@@ -14,7 +14,6 @@ from support.plans import SCHEDULES, conv
 
 from ipucnn.hardware import get_system
 from ipucnn.planning.cost.memory import CATEGORIES
-from ipucnn.planning.cost.schedule import PASSES, timeline
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit, ParetoRow, PipelinePlan
 from ipucnn.planning.plan import assemble, compare
@@ -24,6 +23,7 @@ from ipucnn.planning.splits import equal_layers
 from ipucnn.reports.plan_figures import Markup, element, nice_ticks
 from ipucnn.reports.plan_html import render
 from ipucnn.reports.plan_text import command_line
+from ipucnn.reports.timeline import PASSES, timeline
 from ipucnn.reports.units import milliseconds, percent
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.planning.cost.products import throughput_band
-from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.forecast import forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
 from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
@@ -116,7 +116,7 @@ def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -
         splits=list(best.splits),
         recomputation=settings.recomputation,
         bottleneck=prediction.bottleneck,
-        memory=[IpuMemory(i, m.total_bytes, m.fill, m.verdict) for i, m in enumerate(best.ipus)],
+        memory=[IpuMemory(i, m.total_bytes, m.fill, m.verdict) for i, m in enumerate(best.forecast.ipus)],
         notes=notes,
     )
 
@@ -180,7 +180,7 @@ def _best(
                     notes.append(f"memory: {candidate.verdict}")
                 # A program that fits on an IPU fits in a system of any size; only the links between IPUs differ.
                 system = _system(request, p.num_replicas * stages, notes)
-                predicted = predict(graph, candidate.splits, candidate.settings, system)
-                return replace(candidate, prediction=predicted), system
+                predicted = forecast(graph, candidate.splits, candidate.settings, system)
+                return replace(candidate, forecast=predicted), system
     notes.append(f"does not fit on {_STAGES[-1]} IPUs per replica")
     return None, ipu_system

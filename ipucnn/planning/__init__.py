@@ -5,7 +5,8 @@ configuration into a ``PlanRequest``, and ``plan.py`` turns that into a ``Pipeli
 compared, run and rendered (``pipeline_plan.py``).  ``settings.py`` holds everything that cost and memory depend on
 besides network and machine, and ``schedules.py`` defines what runs when.  ``network.py`` determines how a
 configuration's network is built, ``graphs`` represents it as a ``LayerGraph``, ``cost`` predicts the graph's seconds
-and bytes, and ``search`` finds the best split with a proof.  ``splits.py`` holds the splits that users name, those of
-simple rules, and those of a training run; ``calibration.py`` fits a machine's times to measurements.  This package
-imports nothing from the layers above it: sessions pass in what only they know.
+and bytes, ``forecast.py`` those of a program under given splits, and ``search`` finds the best split with a proof.
+``splits.py`` holds the splits that users name, those of simple rules, and those of a training run; ``calibration.py``
+fits a machine's times to measurements.  This package imports nothing from the layers above it: sessions pass in what
+only they know.
 """

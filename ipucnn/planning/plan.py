@@ -18,6 +18,7 @@ from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
 from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, band_factor, throughput_band
+from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
 from ipucnn.planning.pipeline_plan import (
@@ -38,7 +39,7 @@ from ipucnn.planning.search.planner import (
     Candidate,
     Planner,
 )
-from ipucnn.planning.search.variations import Optimisation, Outcome, next_changes, optimisations
+from ipucnn.planning.search.variations import Optimisation, next_changes, optimisations
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
 from ipucnn.text import counted, percent, shown_value
@@ -155,7 +156,7 @@ def _planner(request: PlanRequest) -> Planner:
 
 def make_optimisations(
     request: PlanRequest, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
-) -> Tuple[PlanRequest, Candidate, Outcome, List[Optimisation]]:
+) -> Tuple[PlanRequest, Candidate, Forecast, List[Optimisation]]:
     """Returns each optimisation's effect on a request's program, with given splits, else a preset's, else the best.
 
     Returns:
@@ -471,7 +472,7 @@ def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
             predicted_fill=memory.fill,
             verdict=memory.verdict,
         )
-        for number, memory in enumerate(candidate.ipus)
+        for number, memory in enumerate(candidate.forecast.ipus)
     )
 
 

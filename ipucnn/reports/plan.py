@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.text import Text
 
 from ipucnn.planning.cost.products import band_factor
-from ipucnn.planning.cost.schedule import Timeline, timeline
+from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.search.configurations import TABLE_ROWS
 from ipucnn.planning.search.planner import Candidate
-from ipucnn.planning.search.variations import Optimisation, Outcome
+from ipucnn.planning.search.variations import Optimisation
 from ipucnn.reports import plan_text, units
 from ipucnn.reports.console import console, fact_table, plain_table, print_table, wrapped
 from ipucnn.reports.plan_text import Sheet
+from ipucnn.reports.timeline import Timeline, timeline
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _yaml(value: object) -> str:
 
 
 def optimisations_json(
-    request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
+    request: PlanRequest, candidate: Candidate, base: Forecast, optimisations: Sequence[Optimisation]
 ) -> str:
     """Returns the optimisations as indented JSON."""
     answer = {
@@ -213,22 +214,29 @@ def optimisations_json(
         "settings": asdict(candidate.settings),
         "predicted": _outcome_json(base),
         "predicted_band_factor": band_factor(request.system),
-        "optimisations": [{**asdict(one), "outcome": _outcome_json(one.outcome)} for one in optimisations],
+        "optimisations": [
+            {**asdict(replace(one, outcome=None)), "outcome": _outcome_json(one.outcome)}
+            for one in optimisations
+        ],
         "assumed": request.assumed,
     }
     return json.dumps(answer, indent=2)
 
 
-def _outcome_json(outcome: Optional[Outcome]) -> Optional[Dict[str, Any]]:
+def _outcome_json(outcome: Optional[Forecast]) -> Optional[Dict[str, Any]]:
     """Returns an outcome as in the table: a program that does not fit has no speed."""
     if outcome is None:
         return None
     speed = None if outcome.verdict == "does not fit" else outcome.predicted_images_per_s
-    return {**asdict(outcome), "predicted_images_per_s": speed}
+    return {
+        "predicted_fill": outcome.predicted_fill,
+        "predicted_images_per_s": speed,
+        "verdict": outcome.verdict,
+    }
 
 
 def print_optimisations(
-    request: PlanRequest, candidate: Candidate, base: Outcome, optimisations: Sequence[Optimisation]
+    request: PlanRequest, candidate: Candidate, base: Forecast, optimisations: Sequence[Optimisation]
 ) -> None:
     """Prints the table on stdout."""
     settings, out = candidate.settings, console(sys.stdout)
@@ -258,7 +266,7 @@ def print_optimisations(
     out.print(Text(plan_text.assumed(request.assumed)))
 
 
-def _outcome(outcome: Optional[Outcome], base: Outcome) -> Tuple[str, str]:
+def _outcome(outcome: Optional[Forecast], base: Forecast) -> Tuple[str, str]:
     """Returns memory and throughput, and their differences from the program's; no speed for one that does not fit."""
     if outcome is None:
         return "not modelled", "not modelled"

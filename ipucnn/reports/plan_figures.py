@@ -11,9 +11,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from markupsafe import Markup, escape
 
 from ipucnn.planning.cost.memory import CATEGORIES, FITS_BELOW, FITS_NOT_ABOVE
-from ipucnn.planning.cost.schedule import Phase, Span, Timeline, timeline
 from ipucnn.planning.pipeline_plan import IpuPlan, ParetoRow, PipelinePlan, ProfileLayer
 from ipucnn.reports import units
+from ipucnn.reports.timeline import Phase, Span, Timeline, timeline
 from ipucnn.text import counted
 
 WIDTH = 1080.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
 from ipucnn.planning.search.no_fit import infeasible_search, largest_that_fits, would_fit
@@ -346,11 +346,12 @@ def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, co
     settings = replace(candidate.settings, num_replicas=num_replicas, gradient_accumulation_count=count)
     if settings == candidate.settings:
         return candidate
-    memory = candidate.ipus
     if (count > 1) != (candidate.settings.gradient_accumulation_count > 1):
-        memory = tuple(program_memory(planner.graph, candidate.splits, settings, planner.system.ipu))
-    prediction = predict(planner.graph, candidate.splits, settings, planner.system)
-    return replace(candidate, settings=settings, prediction=prediction, ipus=memory)
+        changed = forecast(planner.graph, candidate.splits, settings, planner.system)
+    else:  # the memory of a replica stays
+        times = predict(planner.graph, candidate.splits, settings, planner.system)
+        changed = replace(candidate.forecast, times=times)
+    return replace(candidate, settings=settings, forecast=changed)
 
 
 def _proved(planner: Planner, front: Sequence[Candidate], limit: float) -> List[Candidate]:
@@ -397,10 +398,10 @@ def _front(compared: Sequence[Candidate]) -> List[Candidate]:
 def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
     """Returns the candidate without 8-bit transfer unless that is slower: the two differ only in the host's limit."""
     settings = replace(candidate.settings, eight_bit_transfer=False)
-    prediction = predict(planner.graph, candidate.splits, settings, planner.system)
-    if prediction.images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
+    times = predict(planner.graph, candidate.splits, settings, planner.system)
+    if times.images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
         return candidate
-    return replace(candidate, settings=settings, prediction=prediction)
+    return replace(candidate, settings=settings, forecast=replace(candidate.forecast, times=times))
 
 
 def _table_first(front: Sequence[Candidate]) -> List[Candidate]:

@@ -14,17 +14,10 @@ import numpy as np
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times
-from ipucnn.planning.cost.memory import (
-    FITS_BELOW,
-    FITS_NOT_ABOVE,
-    MemoryModel,
-    RangeCounts,
-    StageMemory,
-    limit_bytes,
-    program_memory,
-)
+from ipucnn.planning.cost.memory import FITS_BELOW, FITS_NOT_ABOVE, MemoryModel, RangeCounts, limit_bytes
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import Prediction, host_limit, predict, update_s
+from ipucnn.planning.cost.schedule import Prediction, host_limit, update_s
+from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.schedules import GROUPED, Ticks
 from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
@@ -60,7 +53,7 @@ _TABLE_BYTES, _LEAST_TABLES = 4e8, 8
 
 @dataclass(frozen=True)
 class Candidate:
-    """Splits under settings, with their predictions.
+    """Splits under settings, with their forecast.
 
     Attributes:
         memory_limit: the share of an IPU's memory allowed for ``solution``.
@@ -71,17 +64,21 @@ class Candidate:
     splits: Tuple[str, ...]
     memory_limit: float
     solution: Solution
-    prediction: Prediction
-    ipus: Tuple[StageMemory, ...]
+    forecast: Forecast
+
+    @property
+    def prediction(self) -> Prediction:
+        """Returns the predicted times."""
+        return self.forecast.times
 
     @cached_property
     def predicted_fill(self) -> float:
         """The fill of the fullest IPU."""
-        return max(memory.fill for memory in self.ipus)
+        return self.forecast.predicted_fill
 
     @property
     def verdict(self) -> str:
-        return max(self.ipus, key=lambda memory: memory.fill).verdict
+        return self.forecast.verdict
 
 
 def candidates(
@@ -303,8 +300,9 @@ class Planner:
         varied = self._with_chosen_proportions(
             options, self._open_tables(options, LIMITS[0]), self.items(splits)
         )
-        images_per_s = predict(self.graph, splits, varied, self.system).images_per_s
-        if varied.proportions_differ and images_per_s > best.prediction.images_per_s * (1 + SAME_SPEED):
+        least = best.prediction.images_per_s * (1 + SAME_SPEED)
+        images_per_s = forecast(self.graph, splits, varied, self.system).predicted_images_per_s
+        if varied.proportions_differ and images_per_s > least:
             return self.judge(splits, varied, LIMITS[0])
         return best
 
@@ -445,8 +443,8 @@ class Planner:
         Args:
             quickly: whether the solution may lack its proof in a large network; it is still no slower than the splits.
         """
-        memory = program_memory(self.graph, splits, settings, self.system.ipu)
-        limit = max(memory_limit, *(one.fill for one in memory))
+        judged = forecast(self.graph, splits, settings, self.system)
+        limit = max(memory_limit, judged.predicted_fill)
         if quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS:
             tick_s = self.tick_s(splits, settings)
             solution = self._solution(settings, limit, _LARGE_EVALUATIONS, tick_s)
@@ -454,7 +452,7 @@ class Planner:
                 solution = Solution(self.items(splits), tick_s, 0.0)
         else:
             solution = self._solution(settings, limit)
-        return self._candidate(settings, tuple(splits), limit, solution)
+        return Candidate(settings, tuple(splits), limit, solution, judged)
 
     def tick_s(self, splits: Sequence[str], settings: PlanSettings) -> float:
         """Returns the planner's objective for splits, without the fixed time of a micro-batch."""
@@ -481,14 +479,9 @@ class Planner:
         """Returns the splits of a solution; None if it has none."""
         if not solution.feasible:
             return None
-        return self._candidate(settings, self.names(solution.starts), limit, solution)
-
-    def _candidate(
-        self, settings: PlanSettings, splits: Tuple[str, ...], limit: float, solution: Solution
-    ) -> Candidate:
-        prediction = predict(self.graph, splits, settings, self.system)
-        memory = program_memory(self.graph, splits, settings, self.system.ipu)
-        return Candidate(settings, splits, limit, solution, prediction, tuple(memory))
+        splits = self.names(solution.starts)
+        predicted = forecast(self.graph, splits, settings, self.system)
+        return Candidate(settings, splits, limit, solution, predicted)
 
 
 def _of_a_micro_batch(settings: PlanSettings) -> PlanSettings:

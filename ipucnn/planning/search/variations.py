@@ -11,8 +11,8 @@ from ipucnn.aliases import KerasModel, MemoryAdvice
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.hardware import smallest_system
-from ipucnn.planning.cost.memory import FITS_BELOW, StageMemory, program_memory
-from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.cost.memory import FITS_BELOW
+from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import unknown_layers
 from ipucnn.planning.pipeline_plan import Change
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED
@@ -67,34 +67,6 @@ def flags_between(
     return (*words, *(("--pipeline-splits", *splits) if tuple(splits) != tuple(splits_before) else ()))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The prediction for a program; nothing in it was measured.
-
-    Attributes:
-        predicted_fill: the fill of the fullest IPU.
-        predicted_images_per_s: the throughput of all replicas.
-        verdict: "fits", "uncertain" or "does not fit".
-    """
-
-    predicted_fill: float
-    predicted_images_per_s: float
-    verdict: str
-
-
-def outcome_of(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Outcome:
-    """Returns the prediction for splits under some settings."""
-    fullest = _fullest(planner, splits, settings)
-    speed = predict(planner.graph, splits, settings, planner.system).images_per_s
-    return Outcome(fullest.fill, speed, fullest.verdict)
-
-
-def _fullest(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> StageMemory:
-    """Returns the memory of the fullest IPU."""
-    memory = program_memory(planner.graph, splits, settings, planner.system.ipu)
-    return max(memory, key=lambda one: one.fill)
-
-
 # --- smaller programs
 
 
@@ -143,7 +115,7 @@ def smallest_change(
         overuse: needed over available memory, as reported by the compiler; None if it did not report it.
         only: the options that the command accepts and uses, if not all.
     """
-    before = _fullest(planner, splits, settings).fill
+    before = forecast(planner.graph, splits, settings, planner.system).predicted_fill
     # The compiler's report shows the model's error for this network, so a program counts as fitting only with that
     # margin.
     allowed = min(FITS_BELOW, before / max(1.0, _UNKNOWN_OVERUSE if overuse is None else overuse))
@@ -159,7 +131,7 @@ def smallest_change(
             continue
         flags, fill = (
             flags_between(settings, changed, splits, chosen),
-            _fullest(planner, chosen, changed).fill,
+            forecast(planner.graph, chosen, changed, planner.system).predicted_fill,
         )
         if fill < allowed and is_allowed(flags):
             return SmallerProgram(flags, changed, chosen, fill, before)
@@ -270,7 +242,7 @@ def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, 
     before = candidate.prediction.images_per_s
 
     def change(name: str, changed: PlanSettings) -> Change:
-        outcome = outcome_of(planner, splits, changed)
+        outcome = forecast(planner.graph, splits, changed, planner.system)
         ratio, flags = outcome.predicted_images_per_s / before, flags_between(settings, changed, (), ())
         return Change(name, flags, ratio, outcome.predicted_fill, outcome.verdict)
 
@@ -332,7 +304,7 @@ class Optimisation:
     option: str
     here: str
     instead: str
-    outcome: Optional[Outcome]
+    outcome: Optional[Forecast]
     note: str = ""
 
 
@@ -343,7 +315,7 @@ def optimisations(
     *,
     loss_scaling: float = 0.0,
     exchange_target: Optional[str] = None,
-) -> Tuple[Outcome, List[Optimisation]]:
+) -> Tuple[Forecast, List[Optimisation]]:
     """Returns the program's own prediction, and all eleven optimisations that the README of that application names.
 
     Args:
@@ -363,8 +335,8 @@ def optimisations(
         )
     rows: List[Optimisation] = []
 
-    def outcome(changed: PlanSettings) -> Outcome:
-        return outcome_of(planner, splits if changed.num_stages > 1 else (), changed)
+    def outcome(changed: PlanSettings) -> Forecast:
+        return forecast(planner.graph, splits if changed.num_stages > 1 else (), changed, planner.system)
 
     def add(
         number: int,
@@ -439,8 +411,8 @@ def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSet
     # From the smallest to the largest, so that the largest that fits remains.
     for share in reversed(PROPORTIONS):
         changed = replace(settings, available_memory_proportion=uniform(share))
-        memory = program_memory(planner.graph, splits, changed, planner.system.ipu)
-        shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(memory, shares)]
+        ipus = forecast(planner.graph, splits, changed, planner.system).ipus
+        shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(ipus, shares)]
     return tuple(uniform(share)[0] for share in shares)
 
 
@@ -558,7 +530,7 @@ def _held(planner: Planner, splits: Sequence[str], settings: PlanSettings, optio
     """Returns what the fullest IPU holds with an option off; the planner assumes that all else is on the IPU."""
     if option == "optimizer_state_offloading":
         settings = replace(settings, optimizer_state_offloading=False)
-    fullest = _fullest(planner, splits, settings)
+    fullest = forecast(planner.graph, splits, settings, planner.system).fullest
     held, memory = (f"{value / 2**20:.0f} MiB" for value in (fullest.total_bytes, fullest.capacity_bytes))
     verdict = "" if fullest.fill < FITS_BELOW else ", which does not fit"
     return f"the fullest IPU is then predicted to hold {held} of its {memory}{verdict}"
