@@ -1,14 +1,14 @@
-"""Trains with 1, 2 and 4 workers on this machine, compares every byte, and measures the cost of summing gradients.
+"""Trains with 1, 2 and 4 processes on this machine, compares every byte, and measures the cost of summing gradients.
 
-Usage: python benchmarks/cluster.py [--workers N ...] [--networks NAME ...] [--epochs N] [--reduction ordered|ring]
+Usage: python benchmarks/cluster.py [--workers N ...] [--networks NAME ...] [--epochs N] [--reduction ordered|allreduce]
            [--keep DIR] [--model]
 
-Each network is trained by one worker and by several with the same command (``ipucnn launch -n N -- train ...``) and one
-thread each.  ``metrics.jsonl`` and all checkpoints must be the same bytes; the exit code is 5 if they
-are not (with ``--reduction ring``, which promises less, a difference is only reported).  The table has the
-weight updates per second that the run itself measured, the megabytes each worker received in a weight update, and the
-share of the time spent on that.  Workers on one machine share its cores, so their speed says nothing about several
-machines.
+Each network is trained by one process and by several with the same command (``mpiexec -n N ipucnn train ...``) and one
+thread each.  ``metrics.jsonl`` and all checkpoints must be the same bytes; the exit code is 5 if they are not (with
+``--reduction allreduce``, which promises less, a difference is only reported).  The table has the weight updates per
+second that the run itself measured, the megabytes each process received in a weight update, the share of the time spent
+on that, and the processor time of all processes.  Processes on one machine share its cores, so their speed says nothing
+about several machines.
 
 With ``--model`` nothing is trained: it prints the efficiency of several machines by the formula in docs/cluster.md.
 """
@@ -17,13 +17,15 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 COMMON = "--seed 1 --threads 1 --num-replicas 2 --logs-per-epoch 1 --ckpts-per-epoch 1"
 NETWORKS: Dict[str, str] = {
@@ -42,22 +44,30 @@ MACHINES = (2, 4, 8, 16, 32, 64)
 ADDED_BYTES_PER_S = 5e9
 
 
-def train(name: str, workers: int, options: argparse.Namespace, folder: Path) -> Dict[str, Any]:
-    """Trains in one or several processes of their own; returns the run's report."""
+MPIEXEC = str(Path(sysconfig.get_path("scripts")) / "mpiexec")
+
+
+def train(
+    name: str, workers: int, options: argparse.Namespace, folder: Path, launcher: Sequence[str] = (MPIEXEC,)
+) -> Dict[str, Any]:
+    """Trains in one or several processes of their own; returns the run's report, with their ``processor_s``."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
-    words = [sys.executable, "-m", "ipucnn", "launch", "-n", str(workers), "--", "train", name]
+    words = [*launcher, "-n", str(workers), sys.executable, "-m", "ipucnn", "train", name]
     words += [*shlex.split(NETWORKS[name]), *shlex.split(COMMON), "--max-workers", str(max(options.workers))]
     words += ["--num-epochs", str(options.epochs), "--run-dir", str(folder), "--json"]
     if workers > 1 and options.reduction != "ordered":
         words += ["--reduction", options.reduction]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ran = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(
-            f"{name} with {workers} worker(s) ended with exit code {ran.returncode}\n{ran.stderr[-3000:]}"
+            f"{name} with {workers} process(es) ended with exit code {ran.returncode}\n{ran.stderr[-3000:]}"
         )
-    return dict(json.loads(ran.stdout))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {**json.loads(ran.stdout), "processor_s": used}
 
 
 def differences(one: Path, other: Path) -> List[str]:
@@ -73,32 +83,40 @@ def differences(one: Path, other: Path) -> List[str]:
     )
 
 
+HEAD = f"{'network':16}{'processes':>10}{'updates/s':>11}{'received MB':>13}{'share':>7}{'processor s':>13}  bytes"
+
+
+def line(name: str, workers: int, report: Dict[str, Any], what: str) -> str:
+    """Returns a line of the table."""
+    measured, program = report["measured"], report["program"]
+    per_s = measured["images_per_s"] / program["global_batch_size"]
+    sharing = measured["sharing"]
+    received, share = "-", "-"
+    if sharing is not None:
+        received = f"{sharing['received_bytes'] / 1e6:.2f}"
+        share = f"{sharing['collective_s'] / measured['train_s']:.0%}"
+    return f"{name:16}{workers:10}{per_s:11.2f}{received:>13}{share:>7}{report['processor_s']:13.1f}  {what}"
+
+
 def measure(options: argparse.Namespace, place: Path) -> int:
-    """Prints the table of networks and workers; returns the exit code."""
+    """Prints the table of networks and processes; returns the exit code."""
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}"
     )
-    print(f"{'network':16}{'workers':>8}{'updates/s':>11}{'received MB':>13}{'share':>7}  bytes", flush=True)
+    print(HEAD, flush=True)
     failed = False
     for name in options.networks:
         for workers in options.workers:
             folder = place / f"{name}-{workers}"
             shutil.rmtree(folder, ignore_errors=True)
             report = train(name, workers, options, folder)
-            measured, program = report["measured"], report["program"]
-            per_s = measured["images_per_s"] / program["global_batch_size"]
-            sharing = measured["sharing"]
-            received, share = "-", "-"
-            if sharing is not None:
-                received = f"{sharing['received_bytes'] / 1e6:.2f}"
-                share = f"{sharing['collective_s'] / measured['train_s']:.0%}"
             first = place / f"{name}-{options.workers[0]}"
             differing = differences(first, folder) if workers != options.workers[0] else []
             what = "reference" if folder == first else "the same"
             if differing:
                 what = f"{len(differing)} file(s) differ, {differing[0]} first"
                 failed = failed or options.reduction == "ordered"
-            print(f"{name:16}{workers:8}{per_s:11.2f}{received:>13}{share:>7}  {what}", flush=True)
+            print(line(name, workers, report, what), flush=True)
     return 5 if failed else 0
 
 
@@ -128,9 +146,9 @@ def show_model() -> int:
     print(f"{'network':16}{'update':>8}{'link':>11}{'reduction':>11}{heads}")
     for name, millions, update_s in cases:
         for link in LINKS_GBIT_S:
-            for reduction in ("ordered", "ring"):
+            for reduction in ("ordered", "allreduce"):
                 efficiencies = [
-                    efficiency(update_s, millions * 4e6, w, link, reduction == "ring") for w in MACHINES
+                    efficiency(update_s, millions * 4e6, w, link, reduction == "allreduce") for w in MACHINES
                 ]
                 cells = "".join(f"{value:12.0%}" for value in efficiencies)
                 print(f"{name:16}{update_s:6.0f} s{link:4} Gbit/s{reduction:>11}{cells}")
@@ -144,7 +162,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--reduction", choices=("ordered", "ring"), default="ordered")
+    parser.add_argument("--reduction", choices=("ordered", "allreduce"), default="ordered")
     parser.add_argument("--keep", type=Path, help="folder to keep the runs in")
     parser.add_argument("--model", action="store_true", help="print the model, and train nothing")
     options = parser.parse_args(arguments)

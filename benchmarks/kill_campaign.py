@@ -16,10 +16,10 @@ Otherwise the exit code is 5.  A process seen at such a moment is stopped, check
 With ``--broken`` the processes run builds that this script breaks on purpose, to show that the campaign would notice.
 The exit code is 5 if it noticed each of them, 1 if one escaped.
 
-With ``--workers 1 2 4`` runs of two configurations, in turn, are trained by 1, 2 or 4 workers of this machine
-(``ipucnn launch``), a number drawn each time.  One random worker gets SIGINT, SIGTERM, SIGKILL or SIGSTOP at a random
-moment of training.  The others must end by themselves with the exit code that docs/cluster.md lists, and the bytes must
-be those of one uninterrupted worker.
+With ``--workers 1 2 4`` runs of two configurations, in turn, are trained by 1, 2 or 4 processes of this machine
+(``mpiexec``), a number drawn each time.  One random process gets SIGINT, SIGTERM, SIGKILL or SIGSTOP at a random moment
+of training.  All must end with the exit code that docs/cluster.md lists, and the bytes must be those of one
+uninterrupted process.
 """
 
 import argparse
@@ -33,6 +33,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -505,9 +506,10 @@ def one_run(
     return None
 
 
-# Exit codes of `ipucnn launch` after a signal to one of its workers. A stopped worker is missed after half a minute; if
-# it is the only one, it is killed.
-WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 7, signal.SIGSTOP: 7}
+# Exit codes of `mpiexec` after a signal to one of its processes.  A stopped process is missed after twice the timeout;
+# if it is the only one, it is killed.
+WORKER_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: 9, signal.SIGSTOP: 7}
+RANK_TIMEOUT_S = 8
 _WORKERS_COMMON = (
     "cifar_resnet8 --dataset digits --augment --replicas 2 --micro-batch-size 8 --gradient-accumulation-count 4 "
     "--optimizer adam --optimizer-params {} --lr-schedule cosine --limit-train 640 --limit-eval 100 --num-epochs 24 "
@@ -524,15 +526,17 @@ WORKER_DELAY_S = 6.0
 def start_workers(
     configuration: str, count: int, most: int, folder: Path, resume: bool, log: Path
 ) -> "subprocess.Popen[bytes]":
-    """Starts ``ipucnn launch`` with ``workers`` of at most ``most`` workers."""
+    """Starts ``count`` of at most ``most`` processes."""
     import shlex
 
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
-    words = [sys.executable, "-m", "ipucnn", "launch", "-n", str(count), "--", "train"]
+    mpiexec = str(Path(sysconfig.get_path("scripts")) / "mpiexec")
+    words = [mpiexec, "-n", str(count), sys.executable, "-m", "ipucnn", "train"]
     words += [*shlex.split(WORKERS_CONFIGURATIONS[configuration]), "--seed", "11", "--run-dir", str(folder)]
     words += ["--resume"] if resume else ["--max-workers", str(most)]
+    words += ["--rank-timeout", str(RANK_TIMEOUT_S)] if count > 1 else []
     with open(log, "ab") as out:
         # In the background of a script SIGINT is ignored, and an ignored signal stays ignored.
         restore = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
@@ -542,13 +546,17 @@ def start_workers(
 def kill_a_worker(
     process: "subprocess.Popen[bytes]", folder: Path, number: Any, rng: random.Random
 ) -> Optional[int]:
-    """Sends a signal to a random worker at a random moment of training; returns the exit code, None if it had ended."""
+    """Sends a signal to a random process at a random moment of training; returns the exit code.
+
+    It returns None if the run had ended.
+    """
     import psutil
 
     since = time.time()
     wait_for(process, lambda: trained(folder, since), f"{folder}: training did not begin")
     pause(process, rng.uniform(0, WORKER_DELAY_S))
-    workers = [] if process.poll() is not None else psutil.Process(process.pid).children()
+    workers = [] if process.poll() is not None else psutil.Process(process.pid).children(recursive=True)
+    workers = [worker for worker in workers if "train" in worker.cmdline()]
     if not workers:
         process.wait()
         return None
@@ -597,8 +605,11 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
             counts["kills"] += 1
             counts[number.name] += 1
             counts[f"{count} workers"] += 1
-            print(f"{folder.name}: {number.name} to one of {count} workers gave exit code {code}", flush=True)
-            if code != WORKER_CODES[number] or "Traceback" in printed:
+            print(
+                f"{folder.name}: {number.name} to one of {count} processes gave exit code {code}", flush=True
+            )
+            is_killed = number == signal.SIGSTOP and count == 1
+            if code != WORKER_CODES[signal.SIGKILL if is_killed else number] or "Traceback" in printed:
                 counts["wrong end"] += 1
                 print(printed[-3000:], file=sys.stderr, flush=True)
         count = rng.choice(options.workers)
@@ -644,7 +655,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--minutes", type=float, help="begin no run after so long; --continue goes on")
     parser.add_argument("--broken", nargs="*", choices=list(BROKEN), help="self-check with broken builds")
     parser.add_argument("--csv", type=Path, help="also write the counts of each configuration there")
-    parser.add_argument("--workers", type=int, nargs="+", help="kill workers of a run: how many there may be")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", help="kill processes of a run: how many there may be"
+    )
     options = parser.parse_args(arguments)
     place = options.keep or Path(tempfile.mkdtemp(prefix="kill-campaign-"))
     if options.keep and not options.go_on and place.exists() and any(place.iterdir()):
