@@ -1,17 +1,20 @@
 """Compares our input pipeline with plain tf.data: processor time of an image of ImageNet's records at the same crops.
 
-Usage: python benchmarks/input_pipeline.py [--records DIR | --folder DIR] [--images 140] [--rounds 7] [--size 224]
+Usage: python benchmarks/input_pipeline.py (--records DIR | --folder DIR | --classes DIR | --pairs DIR)
+           [--images 140] [--rounds 7] [--size 224] [--csv FILE]
 
 Both read the same TFRecord files, crop boxes of the same distribution (5 to 100 % of the area, aspect 0.75 to 1.33),
 resize them to 224 x 224, mirror half of them and deliver float32 batches.  Plain tf.data is: TFRecordDataset,
 parse_example, sample_distorted_bounding_box, decode_jpeg, slice, image.resize.  ``--folder`` builds records of class
-folders first.
+folders first.  ``--classes`` reads class folders as they are, and ``--pairs`` opens a folder of images and masks in
+each turn.  Both time our pipeline alone, to compare two revisions of it by the rows of ``--csv``.
 
 The two take turns.  Each turn is timed by the processor time of this process, which other programs hardly change; the
 ratio is that of the medians.  Ours also verifies the checksum of each record, as tf.data does.
 """
 
 import argparse
+import csv
 import os
 import statistics
 import sys
@@ -84,12 +87,13 @@ def settle() -> None:
         before = now
 
 
-def measure(source: Any, num_images: int, rounds: int, size: int) -> Dict[str, List[float]]:
-    """Returns milliseconds of processor time per image, for each turn of each pipeline."""
-    makers: Dict[str, Callable[[], Any]] = {
-        "ours": lambda: ours(source, size),
-        "plain tf.data": lambda: plain(list(source.train.paths), size),
-    }
+def measure(
+    source: Any, num_images: int, rounds: int, size: int, with_plain: bool = True
+) -> Dict[str, List[float]]:
+    """Returns milliseconds of processor time per image, for each turn of our pipeline, and of plain tf.data."""
+    makers: Dict[str, Callable[[], Any]] = {"ours": lambda: ours(source, size)}
+    if with_plain:
+        makers["plain tf.data"] = lambda: plain(list(source.train.paths), size)
     num_batches = max(1, num_images // BATCH)
     milliseconds: Dict[str, List[float]] = {name: [] for name in makers}
     iterators = {name: iter(make()) for name, make in makers.items()}
@@ -106,21 +110,51 @@ def measure(source: Any, num_images: int, rounds: int, size: int) -> Dict[str, L
     return milliseconds
 
 
+def measure_pairs(folder: Path, rounds: int) -> Dict[str, List[float]]:
+    """Returns milliseconds of processor time per pair to open a set of images and masks, for each turn."""
+    from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
+
+    milliseconds = []
+    for turn in range(rounds + 1):
+        begun = time.process_time()
+        source = open_imagemasks(folder)
+        spent = time.process_time() - begun
+        if turn:
+            milliseconds.append(1e3 * spent / (len(source.train) + len(source.eval)))
+    return {"ours": milliseconds}
+
+
+def write_rows(path: Path, kind: str, milliseconds: Dict[str, List[float]]) -> None:
+    """Appends a row for each turn to a CSV file: kind, pipeline, turn, milliseconds of an image."""
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        if is_new:
+            rows.writerow(["kind", "pipeline", "turn", "ms_per_image"])
+        for name, times in milliseconds.items():
+            rows.writerows([kind, name, turn, f"{time:.4f}"] for turn, time in enumerate(times))
+
+
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", help="folder of records")
     parser.add_argument("--folder", help="class folders, of which records are built")
+    parser.add_argument("--classes", help="class folders, read as they are")
+    parser.add_argument("--pairs", help="a folder with images and masks")
+    parser.add_argument("--csv", help="file that gets a row for each turn")
     parser.add_argument("--images", type=int, default=140)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size", type=int, default=224)
     given = parser.parse_args(arguments)
-    if (given.records is None) == (given.folder is None):
-        parser.error("give one of --records and --folder")
+    kinds = [kind for kind in ("records", "folder", "classes", "pairs") if getattr(given, kind) is not None]
+    if len(kinds) != 1:
+        parser.error("give one of --records, --folder, --classes and --pairs")
     import PIL
     import tensorflow as tf
 
+    from ipucnn.datasets.sources.imagefolder import open_imagefolder
     from ipucnn.datasets.sources.record_builder import build
     from ipucnn.datasets.sources.records import open_records
     from ipucnn.machine import cpu_name, num_cores
@@ -128,23 +162,34 @@ def main(arguments: List[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         if given.folder is not None:
             build(Path(given.folder), Path(temporary), 4, 2, num_cores())
-        source = open_records(Path(given.records or temporary))
         load = os.getloadavg()[0]
-        milliseconds = measure(source, given.images, given.rounds, given.size)
+        if given.pairs is not None:
+            milliseconds = measure_pairs(Path(given.pairs), given.rounds)
+        elif given.classes is not None:
+            source = open_imagefolder(Path(given.classes))
+            milliseconds = measure(source, given.images, given.rounds, given.size, with_plain=False)
+        else:
+            source = open_records(Path(given.records or temporary))
+            milliseconds = measure(source, given.images, given.rounds, given.size)
+    if given.csv is not None:
+        write_rows(Path(given.csv), kinds[0], milliseconds)
     print(
         f"{cpu_name()}, {num_cores()} cores, TensorFlow {tf.__version__}, Pillow {PIL.__version__}; "
         f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
-    print(
-        f"{len(source.train)} photographs as records, to {given.size} x {given.size}; {given.rounds} turns each of "
-        f"{given.images} images; measured"
+    what = (
+        "opened in each turn"
+        if kinds == ["pairs"]
+        else f"{given.images} images in each turn, to {given.size} pixels"
     )
+    print(f"{kinds[0]}: {given.rounds} turns; {what}; measured")
     medians = {name: statistics.median(times) for name, times in milliseconds.items()}
     for name, times in milliseconds.items():
         print(
             f"{name:13}  {medians[name]:.2f} ms of processor time an image (turns {min(times):.2f} to {max(times):.2f})"
         )
-    print(f"plain tf.data takes {medians['plain tf.data'] / medians['ours']:.2f} times as long as ours")
+    if "plain tf.data" in medians:
+        print(f"plain tf.data takes {medians['plain tf.data'] / medians['ours']:.2f} times as long as ours")
     return 0
 
 

@@ -156,9 +156,7 @@ def opened(
     except Image.UnidentifiedImageError as error:
         raise DataError(f"{origin} is not an image in a known format", hint) from error
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        code = "truncated" if _ENDS_EARLY.search(reason) else "unreadable"
-        raise DataError(f"{origin} cannot be decoded: {reason[:200]}", hint, code) from error
+        raise _undecodable(error, origin, hint) from error
 
 
 def page_of(file: ImageFile, number: int, where: str) -> Page:
@@ -168,9 +166,13 @@ def page_of(file: ImageFile, number: int, where: str) -> Page:
     except DataError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        code = "truncated" if _ENDS_EARLY.search(reason) else "unreadable"
-        raise DataError(f"{where} cannot be decoded: {reason[:200]}", "get the file again", code) from error
+        raise _undecodable(error, where, "get the file again") from error
+
+
+def _undecodable(error: Exception, origin: str, hint: str) -> DataError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    code = "truncated" if _ENDS_EARLY.search(reason) else "unreadable"
+    return DataError(f"{origin} cannot be decoded: {reason[:200]}", hint, code)
 
 
 _ENDS_EARLY = re.compile("truncated|ends early|failed to read|corrupted (strip|tile)|Read Error")
@@ -548,7 +550,8 @@ def displayed(page: Page, origin: str, channels: int) -> PillowImage:
         image = Image.alpha_composite(Image.new("RGBA", layered.size, (255, 255, 255, 255)), layered)
     if image.mode != mode:  # convert always copies
         image = image.convert(mode)
-    return _turned_image(image, page.form.orientation)
+    turn = page.form.orientation
+    return image if turn == 1 else Image.fromarray(turned(np.asarray(image), turn))
 
 
 def plain_pixels(page: Page, origin: str) -> np.ndarray:
@@ -671,10 +674,6 @@ def turned(array: np.ndarray, orientation: int) -> np.ndarray:
     rows = slice(None, None, -1) if orientation in (3, 4, 7, 8) else slice(None)
     columns = slice(None, None, -1) if orientation in (2, 3, 6, 7) else slice(None)
     return np.ascontiguousarray(array[rows, columns])
-
-
-def _turned_image(image: PillowImage, orientation: int) -> PillowImage:
-    return image if orientation == 1 else pillow().fromarray(turned(np.asarray(image), orientation))
 
 
 # -- masks --------------------------------------------------------------------------------------------------------
