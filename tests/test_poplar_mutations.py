@@ -8,6 +8,7 @@ that a module lacks, a member that an enumeration lacks).  The unchanged calls p
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from poplar_double import installed
@@ -16,7 +17,10 @@ from poplar_mutations import calls, leaves, operations, several, training, versi
 from poplar_mutations.cases import try_group
 
 from ipucnn.config.options import RunConfig, specs_for
+from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar.checks import why_of_last_replica
 from ipucnn.sessions.poplar.options import LEAVES, Layout, make_ipu_config
+from ipucnn.training.program import make_program
 
 # Group, SDK, environment variables, number of mutations
 GROUPS = [
@@ -108,3 +112,41 @@ def test_a_value_beyond_the_field_that_it_fills_is_refused_before_tensorflow_is_
     assert ended.returncode == 2, ended.stderr
     assert "--max-cross-replica-buffer-size" in ended.stderr and str(2**63) in ended.stderr
     assert ended.stderr.count("error:") == ended.stderr.count("hint:") == 1
+
+
+@pytest.mark.parametrize("rounding", ["ON", "RI"])
+def test_a_process_that_does_not_train_rounds_to_nearest(rounding):
+    with installed():
+        from tensorflow.python import ipu
+
+        def leaves(rounding, trains):
+            config = RunConfig(precision="16.16", stochastic_rounding=rounding)
+            return make_ipu_config(ipu, config, Layout(1, trains=trains)).to_dict()
+
+        assert leaves(rounding, trains=False) == leaves("OFF", trains=True) != leaves(rounding, trains=True)
+
+
+@pytest.mark.parametrize(
+    ("sdk", "stages", "reduces", "why"),
+    [
+        ("3.0.0", 1, False, "--accelerator-side-reduction averages"),
+        ("3.0.0", 1, True, ""),
+        ("3.4.0", 1, False, ""),
+        ("3.4.0", 2, False, "pipelines give no others"),
+    ],
+)
+def test_the_run_says_when_training_figures_are_those_of_the_last_replica(
+    monkeypatch, sdk, stages, reduces, why
+):
+    monkeypatch.setattr(surroundings, "sdk_version", lambda system: sdk)
+    config = RunConfig(
+        num_replicas=2,
+        ipus_per_replica=stages,
+        pipeline_splits=["a"] * (stages - 1),
+        accelerator_side_reduction=reduces,
+        gradient_accumulation_count=8,
+    )
+    for replicas in (1, 2):
+        program = make_program(replace(config, num_replicas=replicas), 1000, seed=1)
+        told = why_of_last_replica(program, config)
+        assert (why in told and bool(why) == bool(told)) if replicas == 2 else told == ""

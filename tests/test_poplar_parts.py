@@ -240,6 +240,8 @@ def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_pa
         with installed(sdk=sdk):
             command = ["train", "toy_model", "--seed", "1", "--run-dir", str(run), *flags, *more]
             assert cli.run(command) == 0, capfd.readouterr().err
+        shown = capfd.readouterr().err
+        assert ("those of the last replica: SDK 3.0" in shown) == ((sdk, more) == ("3.0", []))
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         losses.append(rows[0]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -231,9 +231,15 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
             f"{program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each epoch; "
             "batch norm's statistics include them"
         )
-    if on_ipus and program.num_stages > 1 < program.num_replicas:
+    if on_ipus and program.num_replicas > 1:
+        from ipucnn.sessions.poplar.checks import why_of_last_replica
+
+        why = why_of_last_replica(program, config)
+        lines += [f"loss and accuracy of training are those of the last replica: {why}"] if why else []
+    if on_ipus and config.stochastic_rounding != "OFF" and program.executions_per_validation:
         lines.append(
-            "loss and accuracy of training are those of the last replica: the SDK's pipelines give no others"
+            "validations of this run round stochastically, too: the SDK sets rounding once for a process; `ipucnn "
+            "evaluate` rounds to nearest"
         )
     is_recomputed = recomputes_statistics(program) and not config.precise_batch_norm
     if is_recomputed and norm_of(config.norm_layer) == "batch" and not moves_once(config.norm_layer):

@@ -197,3 +197,15 @@ def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
             f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
         )
     )
+
+
+def why_of_last_replica(program: Program, config: RunConfig) -> str:
+    """Returns why loss and accuracy of training are those of the last replica; "" if they are of all replicas."""
+    if program.num_replicas == 1:
+        return ""
+    if program.num_stages > 1:
+        return "the SDK's pipelines give no others"
+    version = surroundings.version_number(surroundings.sdk_version(surroundings.read_surroundings()))
+    if version[:2] == surroundings.OLDEST_SDK and not config.accelerator_side_reduction:
+        return "SDK 3.0 reduces no others; --accelerator-side-reduction averages them over all replicas"
+    return ""

@@ -154,6 +154,7 @@ class Device:
             recomputation=program is not None and program.recomputation,
             dbn_replica_group_size=1 if program is None else program.dbn_replica_group_size,
             selects=selects,
+            trains=program is not None,
         )
         self.num_ipus = num_ipus
         ipu_config = make_ipu_config(self.api.ipu, config, layout)

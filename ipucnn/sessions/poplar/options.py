@@ -24,6 +24,7 @@ class Layout:
         recomputation: whether activations are recomputed.
         dbn_replica_group_size: the replicas that share batch norm statistics.
         selects: whether this configuration selects the IPUs; under ``poprun``, poprun does.
+        trains: whether the process trains; stochastic rounding is for training alone, as on the host.
     """
 
     num_ipus: int
@@ -31,6 +32,7 @@ class Layout:
     recomputation: bool = False
     dbn_replica_group_size: int = 1
     selects: bool = True
+    trains: bool = True
 
 
 def option_text(value: object) -> str:
@@ -82,6 +84,10 @@ def _engine(config: RunConfig, layout: Layout) -> Dict[str, str]:
     return options
 
 
+def _rounding(config: RunConfig, layout: Layout) -> str:
+    return config.stochastic_rounding if layout.trains else "OFF"
+
+
 _ROUNDING = {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}
 
 # (config, layout) -> value of a leaf of ``IPUConfig``, by its dotted name.  A member of an enumeration is given by its
@@ -100,12 +106,12 @@ LEAVES: Dict[str, Callable[[RunConfig, Layout], Any]] = {
     "floating_point_behaviour.div0": lambda c, layout: c.fp_exceptions,
     "floating_point_behaviour.oflo": lambda c, layout: c.fp_exceptions,
     "floating_point_behaviour.nanoo": lambda c, layout: c.nanoo,
-    "floating_point_behaviour.esr": lambda c, layout: _ROUNDING[c.stochastic_rounding],
+    "floating_point_behaviour.esr": lambda c, layout: _ROUNDING[_rounding(c, layout)],
     "convolutions.poplar_options": _convolution,
     "matmuls.poplar_options": _matmul,
     "compilation_poplar_options": _engine,
     # The driver then reseeds around operations that all replicas must round alike.
-    "experimental.enable_prng_stability": lambda c, layout: c.stochastic_rounding != "OFF" or None,
+    "experimental.enable_prng_stability": lambda c, layout: _rounding(c, layout) != "OFF" or None,
     "norms.use_stable_statistics": lambda c, layout: c.stable_norm,
     "norms.experimental.distributed_batch_norm_replica_group_size": lambda c, layout: (
         layout.dbn_replica_group_size
