@@ -722,3 +722,19 @@ def test_a_run_is_locked_before_its_state_is_read(lightly, tmp_path, run):
     assert not is_locked(tmp_path / "r")
     finished = training(tmp_path / "r", resume="true", num_epochs="3")
     assert list(finished.events()) == [] and not is_locked(tmp_path / "r")
+
+
+def test_a_schedule_that_grows_with_the_run_is_said(lightly, tmp_path, succeeds):
+    """A finished cosine run goes on with the high rate of the longer schedule; a constant rate is not mentioned."""
+    line = (
+        "train toy_model --dataset digits --limit-train 64 --limit-eval 10 --num-epochs 2 --learning-rate 0.1"
+    )
+    for schedule in ("cosine", "const"):
+        folder = tmp_path / schedule
+        succeeds(*line.split(), "--lr-schedule", schedule, "--lr-schedule-params", "{}", "--run-dir", folder)
+        _, err = succeeds("train", "--resume", "--run-dir", folder, "--num-epochs", 4)
+        told = [line for line in err.splitlines() if "the learning rate was" in line]
+        assert len(told) == (schedule == "cosine")
+    history = [json.loads(line) for line in (tmp_path / "cosine" / "metrics.jsonl").read_text().splitlines()]
+    rates = [row["learning_rate"] for row in history if row["event"] == "execution"]
+    assert rates[2] > 2 * rates[1]

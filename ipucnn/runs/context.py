@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+import numpy as np
+
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import OWN_ORIGIN, Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
-from ipucnn.filesystem import exists, expand
+from ipucnn.filesystem import exists, expand, shown
 from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
@@ -204,6 +206,29 @@ def _folder_of(group: ProcessGroup, folder: RunFolder, config: RunConfig) -> Run
     return RunFolder(path / "run", kept)
 
 
+def _rate_change(context: RunContext) -> List[str]:
+    """Returns a warning if a continued run has another schedule than before, because it has more or fewer epochs.
+
+    A rate that had decayed to the end of the run then rises again (a warm restart).
+    """
+    checkpoint, program = context.start.checkpoint, context.program
+    if checkpoint is None:
+        return []
+    done = int(checkpoint.meta["weight_updates"])
+    saved = RunConfig.from_yaml(checkpoint.meta["config"], str(context.start.checkpoint_path))
+    former = run_setup.learning_rates(saved, replace(program, num_epochs=saved.num_epochs))
+    updates = np.array([max(0, done - 1), done])
+    (last, expected), following = former(updates), context.schedule(updates)[1]
+    if done >= program.num_weight_updates or np.isclose(expected, following, rtol=1e-3, atol=0):
+        return []
+    weights = f"--weights {shown(context.start.folder.path)}"
+    return [
+        f"the learning rate was {last:.3g} and goes on with {following:.3g}, because the schedule is now one of "
+        f"{counted(program.num_epochs, 'epoch')} (it was {saved.num_epochs:,}); a new run keeps the rate with: "
+        f"{weights} --lr-schedule const --lr-schedule-params '{{}}' --learning-rate {last:.3g}"
+    ]
+
+
 def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     config, program, info = context.config, context.program, context.info
     lines = [*info.warnings, *info.training_warnings]
@@ -231,6 +256,7 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
             f"{program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each epoch; "
             "batch norm's statistics include them"
         )
+    lines += _rate_change(context)
     if on_ipus and program.num_replicas > 1:
         from ipucnn.sessions.poplar.checks import why_of_last_replica
 
