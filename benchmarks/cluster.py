@@ -17,15 +17,15 @@ import argparse
 import json
 import os
 import platform
-import resource
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
+
+from processes import run
 
 COMMON = "--seed 1 --threads 1 --num-replicas 2 --logs-per-epoch 1 --ckpts-per-epoch 1"
 NETWORKS: Dict[str, str] = {
@@ -51,23 +51,17 @@ def train(
     name: str, workers: int, options: argparse.Namespace, folder: Path, launcher: Sequence[str] = (MPIEXEC,)
 ) -> Dict[str, Any]:
     """Trains in one or several processes of their own; returns the run's report, with their ``processor_s``."""
-    root = str(Path(__file__).resolve().parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
     words = [*launcher, "-n", str(workers), sys.executable, "-m", "ipucnn", "train", name]
     words += [*shlex.split(NETWORKS[name]), *shlex.split(COMMON), "--max-workers", str(max(options.workers))]
     words += ["--num-epochs", str(options.epochs), "--run-dir", str(folder), "--json"]
     if workers > 1 and options.reduction != "ordered":
         words += ["--reduction", options.reduction]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ran = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    if ran.returncode:
+    ended = run(words)
+    if ended.code:
         raise SystemExit(
-            f"{name} with {workers} process(es) ended with exit code {ran.returncode}\n{ran.stderr[-3000:]}"
+            f"{name} with {workers} process(es) ended with exit code {ended.code}\n{ended.stderr[-3000:]}"
         )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {**json.loads(ran.stdout), "processor_s": used}
+    return {**json.loads(ended.stdout), "processor_s": ended.processor_s}
 
 
 def differences(one: Path, other: Path) -> List[str]:

@@ -10,15 +10,14 @@ before.  "gap" is that of the plan.  The exit code is 5 if a plan is not proved 
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import List
 
 import numpy as np
+from processes import run_ipucnn
 
 import results
 from ipucnn.models.build import BuildOptions
@@ -26,37 +25,6 @@ from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.extract import layer_graph
 
 MOST_S = 10.0
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def run(name: str, num_stages: int, options: List[str], cache: str) -> Tuple[int, float, float, str]:
-    """Returns (exit code, processor seconds, MB, standard output) of the command."""
-    variables: Dict[str, str] = {
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "PYTHONPYCACHEPREFIX": cache,
-    }
-    environment = {**os.environ, **variables}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [
-        sys.executable,
-        "-m",
-        "ipucnn",
-        "plan-splits",
-        name,
-        "--stages",
-        str(num_stages),
-        "--json",
-        *options,
-    ]
-    with tempfile.TemporaryFile() as out, subprocess.Popen(
-        command, env=environment, stdout=out, stderr=subprocess.DEVNULL
-    ) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-        out.seek(0)
-        text = out.read().decode()
-    return process.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, text
 
 
 def main() -> int:
@@ -66,7 +34,8 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--csv", type=Path, help="also write the rows there")
-    mine, options = sys.argv[1:], []  # type: List[str], List[str]
+    mine = sys.argv[1:]
+    options: List[str] = []
     if "--" in mine:
         place = mine.index("--")
         mine, options = mine[:place], mine[place + 1 :]
@@ -79,7 +48,8 @@ def main() -> int:
     rows = []
     slowest, largest, bad, plans = 0.0, 0.0, 0, 0
     with tempfile.TemporaryDirectory() as cache:
-        run("lenet", 2, options, cache)
+        environment = {"PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
+        run_ipucnn(["plan-splits", "lenet", "--stages", "2", "--json", *options], **environment)
         for record in list_models():
             name = record.name
             if not any(fnmatch(name, pattern) for pattern in arguments.patterns):
@@ -89,7 +59,14 @@ def main() -> int:
             )
             cells = [f"{name:<17}", f"{cuts:>10}"]
             for count in arguments.stages:
-                code, seconds, megabytes, text = run(name, count, options, cache)
+                words = ["plan-splits", name, "--stages", str(count), "--json", *options]
+                ended = run_ipucnn(words, **environment)
+                code, seconds, megabytes, text = (
+                    ended.code,
+                    ended.processor_s,
+                    ended.memory_mib,
+                    ended.stdout,
+                )
                 slowest, largest = max(slowest, seconds), max(largest, megabytes)
                 plan = json.loads(text) if code == 0 else {}
                 proved = bool(plan.get("optimal"))

@@ -21,22 +21,20 @@ import io
 import json
 import os
 import platform
-import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+import processes
+from processes import ROOT
+
 from ipucnn.machine import cpu_name
-
-ROOT = Path(__file__).resolve().parents[1]
-
 
 # What is kept of the table of a suite.
 SUITE_COLUMNS = (
@@ -157,16 +155,12 @@ def write_rows(
 
 def run_ipucnn(words: Sequence[str], program: Sequence[str] = ("-m", "ipucnn")) -> Dict[str, Any]:
     """Runs ipucnn; returns what it prints with --json, and the wall and processor seconds of the process."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     words = [*words, "--json"]
-    done = subprocess.run([sys.executable, *program, *words], env=env, capture_output=True, text=True)
-    wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != 0:
-        raise SystemExit(f"ipucnn {shlex.join(words)} failed:\n{done.stderr[-2000:]}")
-    report: Dict[str, Any] = json.loads(done.stdout)
-    cpu_s = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
-    return {**report, "wall_s": wall_s, "cpu_s": cpu_s}
+    ended = processes.run_ipucnn(words, program)
+    if ended.code != 0:
+        raise SystemExit(f"ipucnn {shlex.join(words)} failed:\n{ended.stderr[-2000:]}")
+    report: Dict[str, Any] = json.loads(ended.stdout)
+    return {**report, "wall_s": ended.wall_s, "cpu_s": ended.processor_s}
 
 
 def train(arguments: Sequence[str], seed: int, chooses: bool = False) -> Dict[str, Any]:

@@ -14,16 +14,14 @@ Each writes ``update_sizes.csv``, ``plan_sizes.csv`` or ``verification_sizes.csv
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List
 
 import numpy as np
 from host_session import Case, Side
+from processes import run_ipucnn
 
 import results
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
@@ -33,25 +31,15 @@ NUM_LAYERS, STAGES = (10, 30, 100, 300, 1000, 2000), (2, 4, 8, 16, 32, 64)
 NUM_IMAGES, NUM_CLASSES, IMAGE_SIZE = (1000, 5000, 20000), 10, 64
 
 
-def measured(words: List[str]) -> Tuple[int, float, float]:
-    """Runs ``ipucnn``; returns its exit code, processor seconds and peak memory in MiB."""
-    environment = {**os.environ, "PYTHONPATH": str(results.ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [sys.executable, "-m", "ipucnn", *words]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.WEXITSTATUS(status)
-    return process.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
-
-
 def medians(words: List[str], rounds: int) -> Dict[str, Any]:
     """Measures a command in ``rounds`` rounds."""
     times, memories = [], []
     for _ in range(rounds):
-        code, seconds, mebibytes = measured(words)
-        if code:
-            raise SystemExit(f"ipucnn {' '.join(words)} ended with {code}")
-        times.append(seconds)
-        memories.append(mebibytes)
+        ended = run_ipucnn(words)
+        if ended.code:
+            raise SystemExit(f"ipucnn {' '.join(words)} ended with {ended.code}")
+        times.append(ended.processor_s)
+        memories.append(ended.memory_mib)
     return {
         "processor_s": round(statistics.median(times), 2),
         "memory_mib": round(statistics.median(memories)),

@@ -13,8 +13,8 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.search.advice import optimisations
 from ipucnn.planning.search.planner import Planner
-from ipucnn.planning.search.variations import optimisations
 from ipucnn.planning.settings import PlanSettings, uniform
 
 SYSTEM = get_system("pod16")

@@ -37,10 +37,10 @@ from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.request import make_request
+from ipucnn.planning.search import advice
 from ipucnn.planning.search import planner as planner_module
-from ipucnn.planning.search import variations
+from ipucnn.planning.search.advice import training_advice
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner, candidates
-from ipucnn.planning.search.variations import would_fit
 from ipucnn.planning.settings import (
     PlanSettings,
     StageProportions,
@@ -101,7 +101,7 @@ def asked(patch, question):
         raise Asked(arguments)
 
     patch.setattr(planner_module.Planner, "best_of", ask)
-    patch.setattr(variations, "smallest_change", ask)
+    patch.setattr(advice, "smallest_change", ask)
     with pytest.raises(Asked) as caught:
         question()
     settings_asked = caught.value.args[0][1]
@@ -119,7 +119,7 @@ def test_every_command_plans_the_same_program(graph, typed):
     benchmark_request = PredictionRequest(resolved("benchmark").config, program, training=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras_graph, "graph_of", lambda model, name: graph)
-        hinted = asked(patch, lambda: would_fit(None, MODEL, program, config)(None))
+        hinted = asked(patch, lambda: training_advice(None, MODEL, program, config)(None))
         measured = asked(patch, lambda: predict_ipu(graph, benchmark_request, config.precision))
         settings_by_command = {"hint": hinted, "benchmark": measured}
         if program.num_stages > 1:
@@ -364,8 +364,8 @@ def test_hint_keeps_the_proportions_of_stages(graph):
     )
     splits = Planner(graph, SYSTEM).names((0, 6))
     option, seen = "--available-memory-proportion", []
-    for changed, _ in variations._smaller_programs(program_settings, splits, 4):
-        flags_ = list(variations.flags_between(program_settings, changed, (), ()))
+    for changed, _ in advice._smaller_programs(program_settings, splits, 4):
+        flags_ = list(advice.flags_between(program_settings, changed, (), ()))
         if option in flags_:
             values = flags_[flags_.index(option) + 1 :]
             expected = [f"{value:g}" for value in percentages(changed.available_memory_proportion)]

@@ -121,12 +121,12 @@ def _memory_advice(benchmark: Benchmark, model: KerasModel) -> MemoryAdvice:
     """Returns the function for advice if the program does not fit; it calls the planner only after a failure."""
 
     def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
-        from ipucnn.planning.search.variations import prediction_would_fit, would_fit
+        from ipucnn.planning.search.advice import prediction_advice, training_advice
 
         name, config = benchmark.resolved.record.name, benchmark.config
         if benchmark.settings.training:
-            return would_fit(model, name, benchmark.program, config)(overuse, without)
-        return prediction_would_fit(model, name, config, "benchmark")(overuse, without)
+            return training_advice(model, name, benchmark.program, config)(overuse, without)
+        return prediction_advice(model, name, config, "benchmark")(overuse, without)
 
     return advise
 

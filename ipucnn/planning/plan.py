@@ -32,6 +32,7 @@ from ipucnn.planning.pipeline_plan import (
     SystemFacts,
 )
 from ipucnn.planning.request import PlanRequest, check_system
+from ipucnn.planning.search.advice import Optimisation, next_changes, optimisations
 from ipucnn.planning.search.configurations import search, trial_settings
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
 from ipucnn.planning.search.planner import (
@@ -39,7 +40,6 @@ from ipucnn.planning.search.planner import (
     Candidate,
     Planner,
 )
-from ipucnn.planning.search.variations import Optimisation, next_changes, optimisations
 from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
 from ipucnn.text import counted, percent, shown_value

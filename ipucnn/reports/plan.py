@@ -14,9 +14,9 @@ from rich.text import Text
 from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.search.advice import Optimisation
 from ipucnn.planning.search.configurations import TABLE_ROWS
 from ipucnn.planning.search.planner import Candidate
-from ipucnn.planning.search.variations import Optimisation
 from ipucnn.reports import plan_text, units
 from ipucnn.reports.console import console, fact_table, plain_table, print_table, wrapped
 from ipucnn.reports.plan_text import Sheet

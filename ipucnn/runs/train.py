@@ -18,7 +18,7 @@ from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
 from ipucnn.planning.network import network_options
-from ipucnn.planning.search.variations import would_fit
+from ipucnn.planning.search.advice import training_advice
 from ipucnn.planning.splits import with_run_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
@@ -318,7 +318,7 @@ class TrainingRun:
         self._load_weights(model)
         self._name_layers(model)
         context, config = self.context, self.context.config
-        session.would_fit = would_fit(model, context.record.name, context.program, config)
+        session.would_fit = training_advice(model, context.record.name, context.program, config)
         loss = Loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
         with data_errors():
             compilation = session.compile(

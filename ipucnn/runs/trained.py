@@ -38,7 +38,7 @@ from ipucnn.models.registry import (
     saved_network,
 )
 from ipucnn.planning.network import InputShape
-from ipucnn.planning.search.variations import prediction_would_fit
+from ipucnn.planning.search.advice import prediction_advice
 from ipucnn.python_files import name_it
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
@@ -138,7 +138,7 @@ class TrainedSetup(Setup):
     def load(self, session: Session, command: str) -> None:
         """Builds the network, and makes a session ready to predict with it, for a command."""
         model = self.build()
-        session.would_fit = prediction_would_fit(model, self.record.name, self.config, command)
+        session.would_fit = prediction_advice(model, self.record.name, self.config, command)
         session.prepare_evaluation(model, None)
 
     def build(self) -> Optional["KerasModel"]:

@@ -247,7 +247,7 @@ class Session:
         evaluated: the values that replace weights of the same name in evaluation and checkpoints: averages, see
             :meth:`take_averages`, and the latest statistics from :meth:`measure_statistics`.
         would_fit: the function that suggests changes if a program does not fit on IPUs, see
-            ``planning.search.variations``; set it before :meth:`compile`, :meth:`compile_prediction` and
+            ``planning.search.advice``; set it before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
     """
 

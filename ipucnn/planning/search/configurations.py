@@ -13,7 +13,7 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
-from ipucnn.planning.search.no_fit import infeasible_search, largest_that_fits, would_fit
+from ipucnn.planning.search.no_fit import hint_of_ways, infeasible_search, largest_that_fits
 from ipucnn.planning.search.planner import (
     LIMITS,
     PROPORTIONS,
@@ -287,7 +287,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     if space.global_batch_size is not None:
         smaller = [size for size in smaller if space.global_batch_size % size == 0]
     return infeasible_search(
-        planner, least, num_ipus=space.num_ipus, ways=would_fit(ways(LIMITS[0]), ways(max(LIMITS)))
+        planner, least, num_ipus=space.num_ipus, ways=hint_of_ways(ways(LIMITS[0]), ways(max(LIMITS)))
     )
 
 

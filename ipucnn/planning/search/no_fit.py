@@ -200,13 +200,13 @@ def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str 
         more = [f"{with_stages(stages)} ({counted(ipus, 'IPU')})"] if stages is not None else []
         return more + ([f"--micro-batch-size {size}{same_stages}"] if size is not None else [])
 
-    return would_fit(
+    return hint_of_ways(
         ways(why.fits_from_stages, why.fits_from_micro_batch_size),
         ways(why.fewest_stages, why.largest_micro_batch_size),
     )
 
 
-def would_fit(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]:
+def hint_of_ways(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]:
     """Returns the hint for options to type: plans that fit, and "uncertain" ones; None if there are none."""
     uncertain = [way for way in perhaps if way not in surely]
     parts = ["this would fit: " + ", or ".join(surely)] if surely else []

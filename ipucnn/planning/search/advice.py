@@ -442,7 +442,7 @@ def _word(value: object) -> str:
 _UNKNOWN = "the planner cannot compute this network, so nothing is predicted"
 
 
-def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig) -> MemoryAdvice:
+def training_advice(model: KerasModel, name: str, program: Program, config: RunConfig) -> MemoryAdvice:
     """Returns the function that makes the advice when training runs out of memory.
 
     Args:
@@ -455,7 +455,7 @@ def would_fit(model: KerasModel, name: str, program: Program, config: RunConfig)
     return _advice(model, name, lambda: plan_settings(config, program), program.pipeline_splits, None, advice)
 
 
-def prediction_would_fit(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
+def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
     """Returns the function for advice when evaluation or inference, which have no pipeline, runs out of memory.
 
     Args:

@@ -11,7 +11,7 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.search import variations
+from ipucnn.planning.search import advice
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
 from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.training.batching import overlap_length
@@ -32,7 +32,7 @@ def program(kib_per_tile, **changes):
 
 
 def proposal(program_settings, splits, machine, **options):
-    return variations.smallest_change(Planner(GRAPH, machine), program_settings, splits, **options)
+    return advice.smallest_change(Planner(GRAPH, machine), program_settings, splits, **options)
 
 
 def applied(changed, splits, flags):
@@ -156,7 +156,7 @@ def test_hint_lists_the_proposed_changes():
 def test_run_uses_its_own_network_for_proposals():
     config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, gradient_accumulation_count=1)
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
-    ask = variations.would_fit(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
+    ask = advice.training_advice(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
     hint = ask(None)
     assert hint.startswith("predicted to fit: --micro-batch-size ")
     size, count = int(hint.split()[4]), int(hint.split()[6])
@@ -169,11 +169,11 @@ def test_optimizer_state_is_offloaded_only_where_the_sdk_allows_it():
     graph, machine = network([256, 256, 256, 256], size=4), system(40)
     only = ("--optimizer-state-offloading",)
     kept = PlanSettings(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
-    assert variations.smallest_change(Planner(graph, machine), kept, (), only=only).flags == only
+    assert advice.smallest_change(Planner(graph, machine), kept, (), only=only).flags == only
     without_accumulation = replace(kept, gradient_accumulation_count=1)
-    assert variations.smallest_change(Planner(graph, machine), without_accumulation, (), only=only) is None
+    assert advice.smallest_change(Planner(graph, machine), without_accumulation, (), only=only) is None
     outside = replace(kept, optimizer_state_offloading=True)
-    assert variations.smallest_change(Planner(graph, machine), outside, (), only=only) is None
+    assert advice.smallest_change(Planner(graph, machine), outside, (), only=only) is None
     assert fill(graph, (), outside, machine) < fill(graph, (), kept, machine) / 1.1
 
 
@@ -200,19 +200,18 @@ def test_unknown_networks_get_no_promise_of_a_fit():
     inputs = keras.Input((4, 4, 1), batch_size=1)
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
-    train = variations.would_fit(model, "odd", make_program(config, 100, seed=1), config)
+    train = advice.training_advice(model, "odd", make_program(config, 100, seed=1), config)
     advices = {
         "evaluate": "--validation-micro-batch-size",
         "infer": "--device cpu",
         "benchmark": "--micro-batch-size",
     }
     predictions = [
-        (variations.prediction_would_fit(model, "odd", config, name), advice)
-        for name, advice in advices.items()
+        (advice.prediction_advice(model, "odd", config, name), option) for name, option in advices.items()
     ]
-    for ask, advice in ((train, "--micro-batch-size"), *predictions):
+    for ask, option in ((train, "--micro-batch-size"), *predictions):
         for hint in (ask(None), ask(1.5)):
-            assert hint.startswith("the planner cannot compute this network") and advice in hint
+            assert hint.startswith("the planner cannot compute this network") and option in hint
             assert "predicted to fit" not in hint and "plan-splits" not in hint
         assert ask(None, without="optimizer_state_offloading").endswith("so nothing is predicted")
 
@@ -237,7 +236,7 @@ def test_prediction_commands_get_only_their_own_options(command, named):
             recomputation=True,
             gradient_accumulation_count=8,
         )
-        ask = variations.prediction_would_fit(model, "cifar_resnet8", config, command)
+        ask = advice.prediction_advice(model, "cifar_resnet8", config, command)
         for overuse in (None, 1.2, 1.8, 3.0):
             hint = ask(overuse)
             if hint.startswith("predicted to fit: "):
@@ -256,7 +255,7 @@ def test_memory_without_offloading_is_reported(kib):
     kept = replace(program_settings, optimizer_state_offloading=False)
     for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", program_settings)):
         memory = max(program_memory(GRAPH, splits, settings, machine.ipu), key=lambda one: one.fill)
-        text = variations._held(Planner(GRAPH, machine), splits, program_settings, option)
+        text = advice._held(Planner(GRAPH, machine), splits, program_settings, option)
         held, capacity = (int(word) for word in re.findall(r"(\d+) MiB", text))
         assert (held, capacity) == (round(memory.total_bytes / 2**20), round(memory.capacity_bytes / 2**20))
         assert text.endswith("does not fit") == (memory.fill >= FITS_BELOW) == (kib == 15)
@@ -271,7 +270,7 @@ def test_next_changes_are_the_best_of_one_setting_each(kib, changes):
     program_settings, splits, machine = program(kib, num_stages=2, optimizer_state_offloading=True, **changes)
     planner = Planner(GRAPH, machine)
     candidate = planner.judge(splits, program_settings, 1e9)
-    proposed, remedy = variations.next_changes(planner, candidate)
+    proposed, remedy = advice.next_changes(planner, candidate)
     assert len({change.flags[0] for change in proposed}) == len(proposed) <= 3
     assert [change.ratio for change in proposed] == sorted(
         (change.ratio for change in proposed), reverse=True
@@ -299,4 +298,4 @@ def test_a_plan_that_does_not_fit_has_no_next_changes():
     program_settings, splits, machine = program(15, num_stages=2)
     planner = Planner(GRAPH, machine)
     candidate = planner.judge(splits, program_settings, 1e9)
-    assert candidate.verdict == "does not fit" and variations.next_changes(planner, candidate) == ((), None)
+    assert candidate.verdict == "does not fit" and advice.next_changes(planner, candidate) == ((), None)
