@@ -394,7 +394,7 @@ def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
 
     save_volume(tmp_path / "v.tif", [tissue(0), tissue(1)])
 
-    def full(path, pages, is_volume):
+    def full(path, **options):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

@@ -56,6 +56,7 @@ class DatasetInfo:
         crops: the data set whose crops of photographs are used; see ``images.crops_of``.
         left_out: files of damaged images that were left out.
         class_colours: red, green and blue of each class if masks have colours, else empty.
+        mask_values: the stored value of each class in grey masks and in those with a palette, else empty.
         unused: files and folders in the set's folder that are not read, by reason.
     """
 
@@ -78,6 +79,7 @@ class DatasetInfo:
     crops: str = ""
     left_out: Tuple[str, ...] = ()
     class_colours: Tuple[Tuple[int, int, int], ...] = ()
+    mask_values: Tuple[int, ...] = ()
     unused: Tuple[Unused, ...] = ()
 
 

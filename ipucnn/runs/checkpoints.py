@@ -223,9 +223,14 @@ def written_names(program: Program, first: int, last: int) -> List[str]:
     return names
 
 
-def colours_of_masks(info: DatasetInfo) -> Dict[str, PlainValue]:
-    """Returns ``class_colours`` of a training set, for :func:`trained_facts`; empty if masks have no colours."""
-    return {"class_colours": [list(colour) for colour in info.class_colours]} if info.class_colours else {}
+def form_of_masks(info: DatasetInfo) -> Dict[str, PlainValue]:
+    """Returns ``class_colours`` and ``mask_values`` of a training set that has them, for :func:`trained_facts`."""
+    facts: Dict[str, PlainValue] = {}
+    if info.class_colours:
+        facts["class_colours"] = [list(colour) for colour in info.class_colours]
+    if info.mask_values:
+        facts["mask_values"] = list(info.mask_values)
+    return facts
 
 
 def trained_facts(meta: Mapping[str, PlainValue], path: Path) -> DatasetInfo:
@@ -243,6 +248,7 @@ def trained_facts(meta: Mapping[str, PlainValue], path: Path) -> DatasetInfo:
         std=tuple(meta["std"]),
         crops=meta["dataset"],
         class_colours=tuple(map(tuple, meta.get("class_colours", ()))),
+        mask_values=tuple(meta.get("mask_values", ())),
     )
 
 

@@ -30,7 +30,7 @@ from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
-from ipucnn.runs.checkpoints import colours_of_masks
+from ipucnn.runs.checkpoints import form_of_masks
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import SetupFacts
@@ -110,7 +110,7 @@ def describe_setup(
         "dataset": info.name,
         "class_names": list(class_names),
         "image_shape": list(info.image_shape),
-        **colours_of_masks(info),
+        **form_of_masks(info),
         "mean": list(info.mean),
         "std": list(info.std),
     }

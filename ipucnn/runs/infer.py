@@ -34,6 +34,7 @@ from ipucnn.runs.images.outputs import (
     HALF,
     Classes,
     MaskFiles,
+    MaskForm,
     PageSpool,
     Spool,
     check_folder,
@@ -333,7 +334,9 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
         name = trained.source.info.name.replace(":", "-").replace("/", "-")
         files = [MaskFiles(folder, f"{name}-{request.subset}", True, request.with_overlay, num_classes)]
     names = tuple(map(printable, trained.names()))
-    classes = Classes(names, class_colours(num_classes, trained.source.info.class_colours))
+    info = trained.source.info
+    form = MaskForm(info.mask_values, info.class_colours)
+    classes = Classes(names, class_colours(num_classes, info.class_colours), form)
     threshold = request.threshold
     if classes.is_binary and threshold is None:
         threshold = _recommended(trained, names[1], progress)
@@ -392,7 +395,8 @@ class _Segmented:
 
     def finish(self) -> PlainDict:
         """Writes the files and returns the row of ``Masks.results``."""
-        self._files.write(self._spools, self.source.pages, self._classes, self._threshold)
+        source = self.source
+        self._files.write(self._spools, source.pages, self._classes, self._threshold, source.stack)
         self._spools = []
         names, (height, width) = self._classes.names, self.source.sizes[0]
         shares = dict(zip(names, (self._counts / self._counts.sum()).tolist()))

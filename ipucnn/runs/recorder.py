@@ -437,7 +437,7 @@ class Recorder:
             "image_shape": list(info.image_shape),
             "class_names": list(info.class_names),
             "num_eval": info.num_eval,
-            **checkpoints.colours_of_masks(info),
+            **checkpoints.form_of_masks(info),
             "mean": list(info.mean),
             "std": list(info.std),
             "data_sha256": context.data_sha256,

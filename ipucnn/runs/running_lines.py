@@ -6,7 +6,10 @@ masks they contain the loop over patches, so that an image of any size gets the 
 
 from typing import List, Sequence
 
+import numpy as np
+
 from ipucnn.aliases import PlainDict
+from ipucnn.runs.images.outputs import MaskForm
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, SIGNATURE, TFLITE
 
 IMAGE, MASK = "image.png", "mask.png"
@@ -84,6 +87,9 @@ def _label(record: PlainDict) -> List[str]:
 def _mask(record: PlainDict) -> List[str]:
     height, width = record["input"]["patch"]["output"]
     step = record["input"]["patch"]["first_at_multiples_of"]
+    setup, num_classes = record["setup"], len(record["setup"]["class_names"])
+    form = MaskForm(tuple(setup.get("mask_values", ())), tuple(map(tuple, setup.get("class_colours", ()))))
+    values = form.stored(np.arange(num_classes), num_classes)
     return [
         "def starts(size, patch):",
         '    """The first rows (or columns) of patches that cover an image without gaps."""',
@@ -92,29 +98,35 @@ def _mask(record: PlainDict) -> List[str]:
         "",
         "",
         "def predicted_mask(path, page=0):",
-        '    """uint8 [height, width] of an image of any size."""',
+        '    """The mask of an image of any size, [height, width], or of its colours, [height, width, 3]."""',
         "    image = Image.open(path)",
         "    image.seek(page)",
-        "    mask = np.zeros((image.height, image.width), np.uint8)",
+        f"    mask = np.zeros((image.height, image.width{', 3' if values.ndim == 2 else ''}), np.{values.dtype})",
         f"    for row in starts(image.height, {height}):",
         f"        for column in starts(image.width, {width}):",
         "            scores = network(network_input(path, row, column, page)[np.newaxis])[0]",
         f"            part = mask[row : row + {height}, column : column + {width}]",
         *(f"            {line}" for line in _classes(record)),
+        f"            values = np.array({values.tolist()}, mask.dtype)[classes]",
         "            part[:] = values[: part.shape[0], : part.shape[1]]",
         "    return mask",
         "",
         "",
-        f'Image.fromarray(predicted_mask("{IMAGE}")).save("{MASK}")',
+        f'image = Image.fromarray(predicted_mask("{IMAGE}"))',
+        *([] if form.palette is None else [f"image.putpalette({form.palette})"]),
+        f'image.save("{MASK}")',
     ]
 
 
 def _classes(record: PlainDict) -> Sequence[str]:
-    """Returns the lines that turn the outputs of a patch into the values of the mask, as ``infer`` does."""
+    """Returns the lines that turn the outputs of a patch into classes, as ``infer`` does."""
     if record["threshold"] is None:
-        return ["values = scores.argmax(-1)"]
+        return ["classes = scores.argmax(-1)"]
     if record["output"]["name"] == "probabilities":
         share = "scores[..., 1]"
     else:
         share = "1 / (1 + np.exp(scores[..., 0].astype(float) - scores[..., 1]))"
-    return [f"probability = np.float32({share})", f"values = 255 * (probability > {record['threshold']!r})"]
+    return [
+        f"probability = np.float32({share})",
+        f"classes = np.uint8(probability > {record['threshold']!r})",
+    ]

@@ -271,6 +271,7 @@ def _as_trained(source: DataSource, facts: DatasetInfo, weights: _Weights) -> Tu
         std=facts.std,
         crops=facts.crops,
         class_colours=facts.class_colours or info.class_colours,
+        mask_values=facts.mask_values,
     )
     return replace(source, info=info), matched
 

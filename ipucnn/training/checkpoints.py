@@ -85,6 +85,7 @@ class SetupFacts(msgspec.Struct, kw_only=True):
         config_text: YAML of the run's configuration.
         image_shape: height and width, None if images differ in size, and channels.
         class_colours: red, green and blue of each class.
+        mask_values: the stored value of each class in masks.
         mean, std: one value per channel, or one for all channels.
     """
 
@@ -93,6 +94,7 @@ class SetupFacts(msgspec.Struct, kw_only=True):
     dataset: str = ""
     class_names: List[str] = []
     class_colours: List[Tuple[_Byte, _Byte, _Byte]] = []
+    mask_values: List[Natural] = []
     image_shape: Tuple[Optional[Natural], Optional[Natural], Natural] = (None, None, 0)
     mean: Tuple[Finite, ...] = (0.0,)
     std: Tuple[Above0, ...] = (1.0,)

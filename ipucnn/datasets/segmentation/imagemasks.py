@@ -328,6 +328,9 @@ def open_imagemasks(
     names = tuple(f"{path.parent.name}/{path.name}" for path, _ in every)
     examples, edge = ArrayExamples(images, labels, names), len(files["train"])
     train, held = examples.subset(slice(None, edge)), examples.subset(slice(edge, None))
+    values = classes.values
+    if classes.any_other:
+        values = (0, max(int(stored[path].numbers.max()) for _, path in every))
     warnings = [*unused_line(printable(str(folder)), passed.unused)]
     if classes.ignored is not None:
         warnings.append(
@@ -347,4 +350,5 @@ def open_imagemasks(
         patchwise=True,
         own_split=found.is_undivided,
         class_colours=class_colours(classes, stored[every[0][1]]),
+        mask_values=() if classes.colours else values,
     )

@@ -38,6 +38,7 @@ from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, absolute, shown
+from ipucnn.runs.images.stacks import NO_STACK, Stack, read_stack
 from ipucnn.text import counted, printable
 
 SUBSETS = ("eval", "train")
@@ -218,6 +219,7 @@ class PageSource:
         is_volume: whether the results are volumes, too.
         sizes: (height, width) of each page.
         pages: function that decodes the pages one by one: uint8 [h, w, channels].
+        stack: pixel size and axes, which results keep.
         orientation: value of the orientation tag of the first page, which was applied; 1 if there was nothing to turn.
     """
 
@@ -226,6 +228,7 @@ class PageSource:
     sizes: Tuple[Tuple[int, int], ...]
     pages: Callable[[], Iterator[np.ndarray]]
     orientation: int = 1
+    stack: Stack = NO_STACK
 
 
 def is_volume_name(path: str) -> bool:
@@ -256,7 +259,9 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     sizes = tuple(page.shape[:2] for page in _pages(data, path, channels, max_pixels))
     # The file is read a second time for segmentation: a folder of volumes may be larger than memory.
     pages = partial(_read_again, path, channels, max_pixels, sizes)
-    return PageSource(printable(path), is_volume_name(path), sizes, pages, orientation)
+    is_volume = is_volume_name(path)
+    stack = read_stack(data, len(sizes)) if is_volume else NO_STACK
+    return PageSource(printable(path), is_volume, sizes, pages, orientation, stack)
 
 
 def _read_again(

@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -17,7 +17,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence,
 import numpy as np
 
 from ipucnn import filesystem
-from ipucnn.aliases import PlainDict
+from ipucnn.aliases import PillowImage, PlainDict
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     absolute,
@@ -32,6 +32,7 @@ from ipucnn.filesystem import (
     write_output,
 )
 from ipucnn.runs.images.inputs import is_volume_name
+from ipucnn.runs.images.stacks import NO_STACK, Stack
 from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
@@ -129,16 +130,49 @@ def write_csv(path: Path, columns: List[str], rows: Iterable[Sequence[object]]) 
 
 
 @dataclass(frozen=True)
+class MaskForm:
+    """The form in which masks are written: that of the training masks.
+
+    Attributes:
+        values: value of each class.  Without values and colours, two classes are 0 and 255, and more have their
+            numbers.
+        colours: the palette's colour of each class; without ``values``, masks are images of these colours.
+    """
+
+    values: Tuple[int, ...] = ()
+    colours: Tuple[Colour, ...] = ()
+
+    def stored(self, mask: np.ndarray, num_classes: int) -> np.ndarray:
+        """Returns the pixels to write, uint8 or uint16 [h, w] or uint8 [h, w, 3], of classes [h, w]."""
+        if self.colours and not self.values:
+            return np.array(self.colours, np.uint8)[mask]
+        values = self.values or ((0, 255) if num_classes == 2 else tuple(range(num_classes)))
+        return np.array(values, np.uint8 if max(values) < 256 else np.uint16)[mask]
+
+    @property
+    def palette(self) -> Optional[List[int]]:
+        """Red, green and blue of the values 0 to 255 if masks have a palette."""
+        if not self.colours or not self.values:
+            return None
+        palette = [0] * 768
+        for value, colour in zip(self.values, self.colours):
+            palette[3 * value : 3 * value + 3] = colour
+        return palette
+
+
+@dataclass(frozen=True)
 class Classes:
     """The classes of a segmentation, as reports and pictures show them.
 
     Attributes:
         names: printable names of all classes.
         colours: colours of all classes.
+        form: the form in which masks are written.
     """
 
     names: Tuple[str, ...]
     colours: Tuple[Colour, ...]
+    form: "MaskForm" = field(default_factory=lambda: MaskForm())
 
     @property
     def is_binary(self) -> bool:
@@ -234,6 +268,9 @@ class PageSpool:
         self._file.flush()  # raises the error of a full disk
         self._sizes.append(page.shape)
 
+    def __len__(self) -> int:
+        return len(self._sizes)
+
     def __iter__(self) -> Iterator[np.ndarray]:
         self._file.seek(0)
         for height, width in self._sizes:
@@ -267,6 +304,7 @@ class MaskFiles:
         images: Callable[[], Iterator[np.ndarray]],
         classes: Classes,
         threshold: float = HALF,
+        stack: Stack = NO_STACK,
     ) -> None:
         """Writes all files, each completely or not at all.
 
@@ -275,12 +313,14 @@ class MaskFiles:
             images: function that yields the pages, uint8 [h, w, c].
             classes: names and colours of the classes.
             threshold: see :func:`predicted_classes`.
+            stack: pixel size and axes of the input.
         """
+        num_pages = len(probabilities[0])
         for number, (kind, path) in enumerate(self.paths.items()):
             masks = (predicted_classes(page, threshold) for page in zip(*probabilities))
             pages: Iterable[np.ndarray]
             if kind == "mask":
-                pages = (255 * mask if classes.is_binary else mask for mask in masks)
+                pages = (classes.form.stored(mask, len(classes.names)) for mask in masks)
             elif kind == "overlay":
                 pages = (
                     overlay(image, mask, classes.colours, classes.shown)
@@ -295,27 +335,45 @@ class MaskFiles:
                     else (np.round(page * 65535.0).astype(np.uint16) for page in spool)
                 )
             make_folder(path.parent)
-            write_atomically(path, partial(write_pages, pages=pages, is_volume=self.is_volume))
+            palette = classes.form.palette if kind == "mask" else None
+            write = partial(write_pages, pages=pages, is_volume=self.is_volume, palette=palette)
+            write_atomically(path, partial(write, stack=stack, num_pages=num_pages))
 
 
-def write_pages(path: Path, pages: Iterable[np.ndarray], is_volume: bool) -> None:
+def write_pages(
+    path: Path,
+    pages: Iterable[np.ndarray],
+    is_volume: bool,
+    palette: Optional[List[int]] = None,
+    stack: Stack = NO_STACK,
+    num_pages: int = 1,
+) -> None:
     """Writes pages one by one into a TIFF, or a single page into a PNG.
 
     Args:
         pages: uint8 [h, w] or [h, w, 3], uint16 or float32 [h, w].
         is_volume: TIFF if true, else PNG.
+        palette: red, green and blue of the values 0 to 255 of a mask.
+        stack: pixel size and axes of a TIFF.
+        num_pages: number of pages of a TIFF.
     """
     from PIL import Image, TiffImagePlugin
 
+    def picture(page: np.ndarray) -> PillowImage:
+        image = Image.fromarray(page)
+        if palette is not None:
+            image.putpalette(palette)
+        return image
+
     if not is_volume:
         (page,) = pages
-        Image.fromarray(page).save(str(path), format="PNG")
+        picture(page).save(str(path), format="PNG")
         return
     with TiffImagePlugin.AppendingTiffWriter(str(path), new=True) as writer:
-        for page in pages:
+        for number, page in enumerate(pages):
             # Deflate makes masks a hundred times smaller, but floats hardly smaller.
             options = {} if page.dtype == np.float32 else {"compression": "tiff_adobe_deflate"}
-            Image.fromarray(page).save(writer, format="TIFF", **options)
+            picture(page).save(writer, format="TIFF", **options, **stack.tags(num_pages, not number))
             writer.newFrame()
 
 

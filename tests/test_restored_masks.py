@@ -1,0 +1,160 @@
+"""Masks of ``infer`` in the form of the training masks, and results with the pixel size and axes of their input."""
+
+import json
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from support.data_sets import write_pairs
+
+from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
+from ipucnn.runs import runtimes
+from ipucnn.runs.images.inputs import file_pages
+from ipucnn.runs.images.outputs import Classes, MaskFiles, MaskForm, PageSpool, class_colours
+
+COLOURS = ((0, 0, 0), (200, 30, 9), (9, 9, 200))
+
+
+def write(folder, form, num_classes, source=None, is_volume=False, overlay=False):
+    """Writes two or more pages of random classes as `infer` does; returns the classes."""
+    shape = (len(source.sizes) if source is not None else 1, 12, 10)
+    classes = np.random.RandomState(0).randint(0, num_classes, shape)
+    spools = [PageSpool() for _ in range(1 if num_classes == 2 else num_classes)]
+    for page in classes:
+        for k, spool in enumerate(spools):
+            spool.append(np.float32(page == (1 if num_classes == 2 else k)))
+    names = tuple("abcdef"[:num_classes])
+    files = MaskFiles(folder, "x", is_volume, overlay, num_classes)
+    images = lambda: iter(np.zeros((*shape, 1), np.uint8))  # noqa: E731
+    more = {} if source is None else {"stack": source.stack}
+    files.write(spools, images, Classes(names, class_colours(num_classes), form), **more)
+    return classes
+
+
+@pytest.mark.parametrize(
+    ("form", "num_classes", "dtype", "values"),
+    [
+        (MaskForm(), 2, np.uint8, (0, 255)),
+        (MaskForm(), 3, np.uint8, (0, 1, 2)),
+        (MaskForm((0, 1)), 2, np.uint8, (0, 1)),
+        (MaskForm((9, 0, 3000)), 3, np.uint16, (9, 0, 3000)),
+    ],
+)
+def test_values_are_those_of_the_training_masks(tmp_path, form, num_classes, dtype, values):
+    classes = write(tmp_path, form, num_classes)
+    mask = np.array(Image.open(tmp_path / "x-mask.png"))
+    np.testing.assert_array_equal(mask, np.array(values)[classes[0]])
+    classes = write(tmp_path, form, num_classes, is_volume=True)
+    mask = tifffile.imread(tmp_path / "x-mask.tif")
+    assert mask.dtype == dtype
+    np.testing.assert_array_equal(mask, np.array(values)[classes[0]])
+
+
+def test_colours_and_palettes_are_those_of_the_training_masks(tmp_path):
+    for form, mode in ((MaskForm((0, 7, 200), COLOURS), "P"), (MaskForm((), COLOURS), "RGB")):
+        classes = write(tmp_path, form, 3)[0]
+        write(tmp_path, form, 3, is_volume=True)
+        for ending in ("png", "tif"):
+            with Image.open(tmp_path / f"x-mask.{ending}") as image:
+                assert image.mode == mode
+                np.testing.assert_array_equal(np.array(image.convert("RGB")), np.array(COLOURS)[classes])
+                if mode == "P":
+                    np.testing.assert_array_equal(np.array(image), np.array([0, 7, 200])[classes])
+
+
+def test_a_set_knows_the_form_of_its_masks(tmp_path):
+    classes = np.random.RandomState(1).randint(0, 3, (4, 20, 20))
+    images = [np.full((20, 20), k, np.uint8) for k in range(4)]
+    for name, table, values, expected in (
+        ("binary", "", [0, 7, 7], (0, 7)),
+        ("numbers", "", [0, 1, 2], (0, 1, 2)),
+        ("table", "9 a\n0 b\n255 ignore\n70 c\n", [9, 0, 70], (9, 0, 70)),
+    ):
+        masks = [np.uint8(values)[mask] for mask in classes]
+        folder = write_pairs(tmp_path / name, zip(images, masks))
+        if table:
+            (folder / "classes.txt").write_text(table)
+        assert open_imagemasks(folder).info.mask_values == expected, name
+    folder = write_pairs(tmp_path / "colours", zip(images, np.uint8(COLOURS)[classes]))
+    (folder / "classes.txt").write_text("0 0 0 a\n200 30 9 b\n9 9 200 c\n")
+    info = open_imagemasks(folder).info
+    assert info.mask_values == () and info.class_colours == COLOURS
+
+
+IMAGEJ = {"axes": "TZYX", "spacing": 0.25, "unit": "um", "finterval": 3.5}
+
+
+@pytest.mark.parametrize("kind", ["imagej", "ome", "plain"])
+def test_results_keep_pixel_size_and_axes(tmp_path, kind):
+    """tifffile wrote the input and reads the results."""
+    stack, path = np.zeros((2, 3, 12, 10), np.uint8), tmp_path / "in.tif"
+    stack[:, :, 0] = 9
+    if kind == "imagej":
+        tifffile.imwrite(path, stack, imagej=True, resolution=(1 / 0.1, 1 / 0.2), metadata=IMAGEJ)
+    elif kind == "ome":
+        sizes = {"PhysicalSizeX": 0.1, "PhysicalSizeY": 0.2, "PhysicalSizeZ": 0.25}
+        path = tmp_path / "in.ome.tif"
+        tifffile.imwrite(path, stack, ome=True, metadata={"axes": "TZYX", **sizes})
+    else:
+        pages = stack.reshape(6, 12, 10)
+        tifffile.imwrite(
+            path, pages, photometric="minisblack", resolution=(10, 5), resolutionunit=3, metadata=None
+        )
+    write(tmp_path, MaskForm(), 2, file_pages(str(path), 1), is_volume=True, overlay=True)
+    for name in ("mask", "probability", "overlay"):
+        with tifffile.TiffFile(tmp_path / f"x-{name}.tif") as file:
+            tags = file.pages[0].tags
+            sizes = [tags[code].value[0] / tags[code].value[1] for code in (282, 283)]
+            assert sizes == pytest.approx([10, 5]) and len(file.pages) == 6
+            assert int(tags[296].value) == (3 if kind == "plain" else 1)
+            if kind == "plain":
+                assert not file.is_imagej
+                continue
+            found = file.imagej_metadata
+            assert (found["frames"], found["slices"], found["spacing"]) == (2, 3, 0.25)
+            assert found["unit"] in ("um", "\u00b5m", "\\u00B5m")
+            if kind == "imagej":
+                assert found["finterval"] == 3.5
+            if name != "overlay":
+                assert file.series[0].axes == "TZYX" and file.series[0].shape == (2, 3, 12, 10)
+
+
+@pytest.mark.slow
+def test_masks_come_back_from_infer_as_they_were(run, tmp_path):
+    random, pairs = np.random.RandomState(0), []
+    for _ in range(4):
+        classes = np.kron(random.randint(0, 3, (5, 5)), np.ones((8, 8), int))
+        pairs.append((np.uint8([20, 120, 220])[classes], np.uint8([0, 7, 200])[classes]))
+    write_pairs(tmp_path / "set", pairs)
+    (tmp_path / "set" / "classes.txt").write_text("0 rest\n7 cell\n200 nucleus\n")
+    palette = np.zeros((256, 3), np.uint8)
+    palette[[0, 7, 200]] = COLOURS
+    for path in (tmp_path / "set" / "masks").iterdir():
+        image = Image.open(path)
+        image.putpalette(palette.reshape(-1).tolist())
+        image.save(path)
+    line = "--dataset set --image-size 204 --base-filters 2 --num-epochs 1 --seed 1 --run-dir r"
+    assert run("train", "unet", *line.split())[0] == 0
+    metadata = {**IMAGEJ, "axes": "ZYX"}
+    volume = np.stack([pairs[0][0], pairs[1][0]])
+    tifffile.imwrite("in.tif", volume, imagej=True, resolution=(4, 4), metadata=metadata)
+    targets = ["r"]
+    if not runtimes.missing_packages("onnx"):
+        code, _, err = run("export", "r", "--format", "onnx", "--output", "e")
+        assert code == 0, err
+        assert "image.putpalette([0, 0, 0, " in (tmp_path / "e" / "README.md").read_text()
+        targets.append("e/model.onnx")
+    for number, target in enumerate(targets):
+        code, out, err = run(
+            "infer", target, "set/images/3.png", "in.tif", "--output", f"o-{number}", "--json"
+        )
+        assert code == 0, err
+        shares = json.loads(out)["results"]
+        with Image.open(tmp_path / f"o-{number}" / "set" / "images" / "3-mask.png") as image:
+            assert image.mode == "P" and set(np.unique(np.array(image))) <= {0, 7, 200}
+            drawn = np.array(image.convert("RGB")).reshape(-1, 3)
+            assert {tuple(colour) for colour in drawn.tolist()} <= set(COLOURS)
+            assert np.mean(np.array(image) == 7) == pytest.approx(shares[0]["shares"]["cell"])
+        with tifffile.TiffFile(tmp_path / f"o-{number}" / "in-mask.tif") as file:
+            assert file.imagej_metadata["slices"] == 2 and file.imagej_metadata["spacing"] == 0.25
