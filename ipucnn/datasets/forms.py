@@ -11,6 +11,7 @@ import io
 import logging
 import re
 import warnings
+import zlib
 from types import ModuleType
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -29,6 +30,7 @@ from ipucnn.datasets.image_headers import (
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels, decoding
 from ipucnn.errors import DataError
+from ipucnn.text import printable
 
 CUT_THOUSANDTHS = 1
 """Share of an image's darkest numbers, in thousandths, that become black; as many of the brightest become white."""
@@ -212,12 +214,31 @@ _FEW = 8
 """The bytes of ``_FILLER`` that libjpeg reads ahead of a complete scan, at most."""
 
 
+def _check_png(data: bytes, origin: str) -> None:
+    """Compares the checksums of a PNG file's chunks, which decoding ignores if it can still compute the pixels.
+
+    Raises:
+        DataError: a checksum is wrong, or the file has no end.
+    """
+    for kind, content, checksum in chunks(data):
+        if len(checksum) < 4:
+            break
+        if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(checksum, "big"):
+            text = f"{origin}: the checksum of its chunk {printable(kind.decode('latin1'))} is wrong"
+            raise DataError(text, "get the file again", "checksum")
+        if kind == b"IEND":
+            return
+    raise DataError(f"{origin} cannot be decoded: it is truncated, without its end", "get the file again", "truncated")
+
+
 def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
     """Opens a file that is no TIFF."""
     header = _PNM.match(data)
     if header is not None and (header[1] in b"23" or header[4] != b"255"):
         return _PnmFile(data, header)
     same = b""
+    if is_png(data):
+        _check_png(data, origin)
     if is_jpeg(data):
         for marker, part in jpeg_segments(data):
             if marker & 0xF0 == 0xC0 and marker not in (0xC4, 0xC8, 0xCC) and part[:1] not in (b"", b"\x08"):

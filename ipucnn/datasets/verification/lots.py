@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import os
 import threading
-import zlib
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, read_file
+from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles
 from ipucnn.datasets.formats import (
     CIFAR_FILES,
     IDX_FILES,
@@ -31,7 +30,6 @@ from ipucnn.datasets.formats import (
     has_shards,
 )
 from ipucnn.datasets.forms import Mask, displayed, opened
-from ipucnn.datasets.image_headers import chunks, is_png
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.problems import Problem, problem_of, readable
 from ipucnn.datasets.segmentation import imagemasks, isbi2012
@@ -73,7 +71,6 @@ def decode_image(
     data: bytes, origin: str, label: int, is_drawn: bool, max_pixels: int, channels: int = 3
 ) -> Decoded:
     """Decodes an image as training does, and records its original mode, format and frames.  Raises DataError."""
-    check_png(data, origin)
     with opened(data, origin, max_pixels, strict=True) as file:
         page = file.page()
         pixels = np.asarray(displayed(page, origin, channels))
@@ -82,25 +79,6 @@ def decode_image(
     alike = stored_as(page.form) if channels == 3 else {}
     kept = pixels if is_drawn else None
     return Decoded(measure(pixels), np.array([label]), kept, alike, page.form.format, frames)
-
-
-def check_png(data: bytes, origin: str) -> None:
-    """Compares the checksums of a PNG file's chunks, which decoding ignores if it can still compute the pixels.
-
-    Raises:
-        DataError: a checksum is wrong, or the file has no end.
-    """
-    if not is_png(data):
-        return
-    for kind, content, checksum in chunks(data):
-        if len(checksum) < 4:
-            break
-        if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(checksum, "big"):
-            text = f"{origin}: the checksum of its chunk {printable(kind.decode('latin1'))} is wrong"
-            raise DataError(text, "get the file again", "checksum")
-        if kind == b"IEND":
-            return
-    raise DataError(f"{origin} is truncated: it has no end", "get the file again", "truncated")
 
 
 def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> Lot:
@@ -352,7 +330,6 @@ def _pairs_lot(
         path, mask_path = files[numbers[0]]
         if mask_path not in stored:
             return None
-        check_png(read_file(str(path)), f"image {path}")
         values, form = stored[mask_path]
         image, image_form = imagemasks.read_image(path, survey.max_pixels, form)
         origin = f"mask {_below(mask_path, folder)}"
@@ -379,7 +356,6 @@ def _stored_masks(
         for number, (_, path) in enumerate(files):
             name = _below(path, folder)
             try:
-                check_png(read_file(str(path)), f"mask {path}")
                 mask = imagemasks.read_mask(path, survey.max_pixels, table is not None and table.colours)
                 agreeing.check(mask, f"mask {printable(str(path))}")
                 stored[path] = mask
