@@ -228,7 +228,9 @@ def _check_png(data: bytes, origin: str) -> None:
             raise DataError(text, "get the file again", "checksum")
         if kind == b"IEND":
             return
-    raise DataError(f"{origin} cannot be decoded: it is truncated, without its end", "get the file again", "truncated")
+    raise DataError(
+        f"{origin} cannot be decoded: it is truncated, without its end", "get the file again", "truncated"
+    )
 
 
 def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:

@@ -380,7 +380,7 @@ def as_started(source: DataSource, facts: PlainDict) -> DataSource:
     return replace(source, info=replace(info, mean=mean, std=std, warnings=(*info.warnings, note)))
 
 
-def load_starting_weights(model: "KerasModel", path: Path, class_names: Sequence[str]) -> Tuple[Tuple[str, ...], List[str]]:
+def load_starting_weights(model: "KerasModel", path: Path, class_names: Sequence[str]) -> Tuple[str, ...]:
     """Loads starting weights from a checkpoint, a run folder or a Keras file.
 
     From a checkpoint or run it loads the backbone, and the head if that has the same shapes and classes; from a Keras

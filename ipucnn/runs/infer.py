@@ -199,8 +199,7 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
     names = tuple(map(printable, trained.names()))
     progress.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, progress)
-    for note in trained.load(session, "infer"):
-        progress.line(f"note: {note}")
+    trained.load(session, "infer")
     for _, logits in session.logits(batches.read()):
         images, done = batches.waiting.popleft()
         for (position, image, pixels), row in zip(images, np.asarray(logits)):

@@ -27,7 +27,6 @@ from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.start import resume_command
-from ipucnn.runs.weight_files import check_scaling, file_with_weights, scaling_of_file
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
@@ -371,12 +370,9 @@ class TrainingRun:
 
             self.fresh_weights = load_imagenet_weights(model, self.context.record)
         else:
-            path = expand(weights)
-            if is_keras_file(path):
-                check_scaling(self.context, path, scaling_of_file(path))
-            names = self.context.info.class_names
-            fresh, self._weight_notes = checkpoints.load_starting_weights(model, path, names)
-            self.fresh_weights = len(fresh)
+            self.fresh_weights = len(
+                checkpoints.load_starting_weights(model, expand(weights), self.context.info.class_names)
+            )
 
 
 def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> Dict[str, Any]:

@@ -26,7 +26,6 @@ from ipucnn.datasets.base import (
 from ipucnn.datasets.classes import Matched, match, relabelled
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
-from ipucnn.models.architecture import Scaling
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
@@ -48,7 +47,6 @@ from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.weight_files import check_scaling, note_of_range, scaling_of_file, take_over
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import shown_value
@@ -96,7 +94,6 @@ class TrainedSetup(Setup):
         by_number: whether the data set's classes are the network's by number alone, without names.
         folder: the run folder that the weights come from; None for other weights.
         exported_threshold: the threshold of an exported file for two classes of pixels; None for other weights.
-        weight_file: the Keras file that the weights come from; None for other weights.
     """
 
     summary: Dict[str, Any]
@@ -108,7 +105,6 @@ class TrainedSetup(Setup):
     runtime: Optional[Callable[[], Session]] = None
     folder: Optional[RunFolder] = None
     exported_threshold: Optional[float] = None
-    weight_file: Optional[Path] = None
 
     @property
     def threshold(self) -> float:
@@ -206,10 +202,8 @@ class _Weights:
     names: Optional[Callable[[], Tuple[str, ...]]] = None
     folder: Optional[RunFolder] = None
     runtime: Optional[Callable[[], Session]] = None
-    exported_range: Optional[str] = None
+    takes_pixels: bool = False
     exported_threshold: Optional[float] = None
-    weight_file: Optional[Path] = None
-    scaling: Optional[Scaling] = None
 
 
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
