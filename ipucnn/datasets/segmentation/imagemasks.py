@@ -322,8 +322,8 @@ def open_imagemasks(
     forms = [stored[path].form for _, path in every]
     images = _read_images(folder, every, masks, forms, max_pixels)
     labels = np.stack(masks)
-    is_ignored = labels == IGNORED
-    if len(mask_values(labels[~is_ignored])) < 2:
+    counted_labels = labels if classes.ignored is None else labels[labels != IGNORED]
+    if len(mask_values(counted_labels)) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", PAIR_LAYOUT)
     names = tuple(f"{path.parent.name}/{path.name}" for path, _ in every)
     examples, edge = ArrayExamples(images, labels, names), len(files["train"])
@@ -333,9 +333,9 @@ def open_imagemasks(
         values = (0, max(int(stored[path].numbers.max()) for _, path in every))
     warnings = [*unused_line(printable(str(folder)), passed.unused)]
     if classes.ignored is not None:
+        share = (labels == IGNORED).mean()
         warnings.append(
-            f"{TABLE}: {is_ignored.mean():.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in "
-            "any score"
+            f"{TABLE}: {share:.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in any score"
         )
     return data_source(
         train,
