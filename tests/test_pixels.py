@@ -3,10 +3,14 @@
 import json
 import re
 import shutil
+import struct
+import zlib
 from types import SimpleNamespace
 
+import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_refused
@@ -18,7 +22,8 @@ from ipucnn.datasets.base import ArrayExamples, DatasetInfo
 from ipucnn.datasets.images import pixels_for_evaluation
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.models.registry import get_model
-from ipucnn.runs import export, runtimes
+from ipucnn.runs import export, runtimes, verification
+from ipucnn.runs.exported import RuntimeFailed
 from ipucnn.runs.infer import finisher
 from ipucnn.runs.network_input import describe_input, python_lines, sentences
 from ipucnn.runs.trained import Named, open_trained
@@ -130,6 +135,115 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
         page, (row, column) = number // len(places), places[number % len(places)]
         cut = names["network_input"](tmp_path / "volume.tif", row, column, page)
         assert np.abs(cut - patch).max() <= 1e-6 * np.ptp(patch)
+
+
+def forms(folder):
+    """Writes files of many forms: name -> whether the lines of a page read it, or refuse it."""
+    grey, colour, deep = (
+        scene(40, 30, 1, 1)[..., 0],
+        scene(40, 30, 3, 2),
+        np.uint16(scene(40, 30, 1, 3)[..., 0]) * 99,
+    )
+    few = np.uint8(np.arange(40 * 30).reshape(40, 30) % 4)
+    with_alpha = np.dstack([colour, grey])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    pillow = {
+        "grey.png": (True, Image.fromarray(grey), {}),
+        "bits.png": (True, Image.fromarray(grey > 99), {}),
+        "deep.png": (True, Image.fromarray(deep), {}),
+        "keyed-grey.png": (True, Image.fromarray(grey), {"transparency": int(grey[3, 3])}),
+        "keyed-colour.png": (True, Image.fromarray(colour), {"transparency": tuple(colour[5, 5].tolist())}),
+        "palette.png": (True, Image.fromarray(colour).quantize(9), {"transparency": 2}),
+        "alpha.png": (True, Image.fromarray(with_alpha, "RGBA"), {}),
+        "turned.png": (True, Image.fromarray(colour), {"exif": turned}),
+        "lossless.webp": (True, Image.fromarray(with_alpha, "RGBA"), {"lossless": True}),
+        "grey.pgm": (False, Image.fromarray(grey), {}),
+    }
+    for name, (_, image, options) in pillow.items():
+        image.save(folder / name, **options)
+    tiff = {
+        "grey.tif": (True, grey, {"photometric": "minisblack"}),
+        "colour.tif": (True, colour, {"photometric": "rgb"}),
+        "deep.tif": (True, deep, {"photometric": "minisblack"}),
+        "big-endian.tif": (True, deep, {"photometric": "minisblack", "byteorder": ">"}),
+        "white.tif": (False, grey, {"photometric": "miniswhite"}),
+        "signed.tif": (False, np.int16(deep) // 3, {"photometric": "minisblack"}),
+        "signed-8.tif": (False, np.int8(grey // 2), {"photometric": "minisblack"}),
+        "float.tif": (False, np.float32(deep), {"photometric": "minisblack"}),
+        "long.tif": (False, np.uint32(deep) * 70000, {"photometric": "minisblack"}),
+        "deep-colour.tif": (False, np.uint16(colour) * 99, {"photometric": "rgb"}),
+        "alpha.tif": (False, with_alpha, {"photometric": "rgb", "extrasamples": ["unassalpha"]}),
+        "planes.tif": (
+            False,
+            np.moveaxis(colour, -1, 0).copy(),
+            {"photometric": "rgb", "planarconfig": "separate"},
+        ),
+        "turned.tif": (False, colour, {"photometric": "rgb", "extratags": [(274, 3, 1, 6, True)]}),
+    }
+    for name, (_, array, options) in tiff.items():
+        tifffile.imwrite(folder / name, array, **options)
+    imagecodecs.imwrite(str(folder / "deep-colour.png"), np.uint16(colour) * 99, codec="png")
+    (folder / "few.png").write_bytes(png_of(few, 2, 0))
+    (folder / "keyed-few.png").write_bytes(png_of(few, 2, 0, b"tRNS", b"\0\3"))
+    (folder / "keyed-deep.png").write_bytes(png_of(deep, 16, 0, b"tRNS", b"\0\7"))
+    reads = {name: row[0] for name, row in {**pillow, **tiff}.items()}
+    return {
+        **reads,
+        "deep-colour.png": False,
+        "keyed-few.png": False,
+        "keyed-deep.png": False,
+        "few.png": True,
+    }
+
+
+def png_of(array, depth, colour_type, *key):
+    """Returns a PNG of forms that Pillow does not write."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    bits = np.uint8((array[..., np.newaxis] >> np.arange(depth - 1, -1, -1)) & 1)
+    rows = b"".join(b"\0" + np.packbits(row.reshape(-1)).tobytes() for row in bits)
+    header = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], depth, colour_type, 0, 0, 0)
+    parts = [(b"IHDR", header), *([key] if key else []), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+@pytest.mark.parametrize("case", ["photographs", "grey photographs"])
+def test_lines_of_a_page_read_the_forms_they_name_and_refuse_all_others(case, tmp_path):
+    """Compares with the session, which reads all of these files."""
+    setup = CASES[case] if case in CASES else setup_of((None, None, 1), (28, 28, 1), "standard")
+    described = describe_input(setup, "images", "float32", None, False)
+    names, reads = {}, forms(tmp_path)
+    exec(compile(python_lines(described), "README.md", "exec"), names)
+    for name, is_read in reads.items():
+        path = tmp_path / name
+        if not is_read:
+            with pytest.raises(names["NotRead"], match="save it as PNG of 8 bits"):
+                names["network_input"](path)
+            continue
+        pixels = pixels_for_evaluation(path.read_bytes(), name, setup.source.info, setup.input_shape)
+        expected = finisher(setup)(pixels[np.newaxis]).numpy()[0]
+        assert np.abs(names["network_input"](path) - expected).max() <= 1e-6 * np.ptp(expected), name
+    assert "refuses all others" in sentences(described)[0]
+
+
+def test_files_that_the_lines_refuse_are_counted_and_misread_ones_end_an_export(tmp_path):
+    setup = setup_of((None, None, 3), (32, 32, 3), "unit")
+    reads = forms(tmp_path)
+    files = tuple((tmp_path / name).read_bytes() for name in reads)
+    pixels = [pixels_for_evaluation(data, "x", setup.source.info, setup.input_shape) for data in files]
+    inputs = finisher(setup)(np.stack(pixels)).numpy()
+    samples = verification.Samples(inputs, inputs, None, "", files)
+    lines = python_lines(describe_input(setup, "images", "float32", None, False))
+    expected = {"read": sum(reads.values()), "not_read": len(reads) - sum(reads.values())}
+    assert verification.check_lines(lines, samples) == expected
+    # Lines that take every form misread some of these files.
+    careless = lines.replace("if not is_read:", "if False:")
+    assert careless != lines
+    with pytest.raises(RuntimeFailed, match="make other inputs of image files"):
+        verification.check_lines(careless, samples)
 
 
 @pytest.fixture(scope="module")

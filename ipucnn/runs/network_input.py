@@ -86,8 +86,38 @@ def describe_input(
 
 Step = Tuple[str, List[str]]
 """A step of the preparation in words, and its lines of Python."""
+READS = (
+    "the function reads JPEG, BMP, GIF and WebP; PNG, except colour of 16 bits, grey of 16 bits with transparency, "
+    "and grey below 8 bits with a transparent colour; and of TIFF, upright pages of 1-bit, 8-bit or 16-bit grey or of "
+    "8-bit RGB, without extra bands, in which black is zero; it refuses all others"
+)
+"""The forms of files that the lines of a page read as ``datasets/forms.py`` does; they refuse all others."""
+_OPENED = '''class NotRead(ValueError):
+    """The form of a file is none that these lines read."""
+
+
+def opened(path, page=0):
+    """The upright Pillow image of a file or, for TIFF, of one of its pages."""
+    image = Image.open(path)
+    is_read = image.format in ("JPEG", "MPO", "PNG", "BMP", "GIF", "WEBP")
+    if image.format == "PNG":
+        with open(path, "rb") as file:
+            depth, colour = file.read(26)[24:]
+        has_plain_key = "transparency" not in image.info or colour == 3 or depth == 8
+        is_read = has_plain_key and (depth <= 8 or colour == 0)
+    if image.format == "TIFF":
+        image.seek(page)
+        tags = image.tag_v2
+        form = image.mode, tags.get(262), max(tags.get(258, (1,))), max(tags.get(339, (1,)))
+        is_read = form in (
+            ("1", 1, 1, 1), ("L", 1, 8, 1), ("RGB", 2, 8, 1), ("I;16", 1, 16, 1), ("I;16B", 1, 16, 1)
+        ) and (tags.get(274, 1), tags.get(284, 1), tags.get(254, 0) & 1, 338 in tags) == (1, 1, 0, False)
+    if not is_read:
+        raise NotRead(f"{path}: {image.format} of this form is not read; save it as PNG of 8 bits")
+    return ImageOps.exif_transpose(image)
+'''
 _STRETCHED = [
-    '    if image.mode[0] in "FI":  # more than 8 bits',
+    '    if image.mode[0] == "I":  # 16 bits',
     "        values = np.asarray(image, float)",
     "        cut = (values.size - 1) // 1000",
     "        low, dark, bright, high = np.sort(values, None)[[0, cut, -1 - cut, -1]]",
@@ -112,16 +142,15 @@ def python_lines(described: PlainDict) -> str:
             "@lru_cache(maxsize=1)",
             "def mirrored_pixels(path, page):",
             '    """The pixels of an image, mirrored at its borders; those of the last image are kept."""',
-            "    image = Image.open(path)",
-            "    image.seek(page)",
+            "    image = opened(path, page)",
         ]
     else:
         head = [
             "def network_input(path):",
             f'    """{described["dtype"]} [{height}, {width}, {channels}] of an image file."""',
-            "    image = ImageOps.exif_transpose(Image.open(path))",
+            "    image = opened(path)",
         ]
-    lines = [*imports, "", "", *head]
+    lines = [*imports, "", "", *_OPENED.split("\n"), "", *head]
     for _, of_step in _steps(described):
         lines += of_step
     return "\n".join(lines) + "\n"
@@ -148,15 +177,21 @@ def _steps(described: PlainDict) -> Iterator[Step]:
 
 def _pixels(described: PlainDict, more: str = "") -> str:
     colours = "grey" if described["decode"]["mode"] == "L" else "red, green, blue"
-    deep = "grey images of more than 8 bits are stretched, the darkest and brightest thousandth cut off"
-    return f"pixels of 0..255, {colours}{more}; {deep}"
+    deep = "grey images of 16 bits are stretched, the darkest and brightest thousandth cut off"
+    return f"pixels of 0..255, {colours}{more}; {deep}; {READS}"
 
 
 def _patch_steps(described: PlainDict) -> Iterator[Step]:
     (height, width, _), patch, mode = described["shape"][1:], described["patch"], described["decode"]["mode"]
     top, left = patch["margin"]
+    kinds = ("1", "L", "I", "I;16", "I;16B") if mode == "L" else ("RGB",)
+    kind = "grey" if mode == "L" else "RGB"
     array = f'np.asarray(image.convert("{mode}"), np.float32).reshape(image.height, image.width, -1)'
-    yield _pixels(described), [*_STRETCHED, f"    pixels = {array}"]
+    check = [
+        f'    if image.mode not in {kinds} or "transparency" in image.info:'.replace("'", '"'),
+        f'        raise NotRead(f"{{path}}: the network takes {kind} images without transparency")',
+    ]
+    yield _pixels(described, ", turned as EXIF says"), [*check, *_STRETCHED, f"    pixels = {array}"]
     yield (
         f"patches of {height}x{width}, of which the network predicts the centre, "
         f"{patch['output'][0]}x{patch['output'][1]} pixels: the margin is {top} above and below, and {left} left "
@@ -178,7 +213,8 @@ def _crop_steps(described: PlainDict) -> Iterator[Step]:
     mode, crop = described["decode"]["mode"], described["crop"]
     (height, width), margin = crop["size"], crop["margin"]
     transparent = [
-        '    if image.mode[-1] in "Aa" or image.mode == "P":  # transparent parts are white',
+        '    if image.mode[-1] == "A" or image.mode == "P" or "transparency" in image.info:',
+        "        # transparent parts are white",
         '        image = image.convert("RGBA")',
         '        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)',
         f'    image = image.convert("{mode}")',
@@ -275,6 +311,15 @@ def _running(record: PlainDict) -> str:
     return f"\n\n## Predict\n\n{words}\n\n```python\n{lines}```"
 
 
+def _files_of(verified: PlainDict) -> str:
+    """Returns the line about the image files with which the function of the page was verified."""
+    counts = verified.get("files")
+    if not counts or not sum(counts.values()):
+        return ""
+    refused = f"; it refuses {counts['not_read']:,} others" if counts["not_read"] else ""
+    return f"\n- `network_input` makes the session's input of {counts['read']:,} image files{refused}"
+
+
 def page(record: PlainDict) -> str:
     """Returns the page of an export, in Markdown.
 
@@ -327,7 +372,7 @@ In the run's own validation of these weights:
 {verified["samples"]:,} samples ({verified["of"]}) in {verified["runtime"]}, compared with {compared_with(verified)}:
 
 - largest difference: {difference}
-- the same class as the run's own session: {verified["agreement"]:.2%}
+- the same class as the run's own session: {verified["agreement"]:.2%}{_files_of(verified)}
 
 ## Where it comes from
 

@@ -181,6 +181,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
     """
     batch, is_half = record["input"]["shape"][0], record["half"] or record["input"]["dtype"] == "float16"
     findings: PlainDict = {}
+    files: Dict[str, int] = {}
     largest = LARGEST_LIMIT
     try:
         runtime = "the Poplar SDK's runtime"
@@ -190,7 +191,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
             _check_ports("input", process.inputs, record["input"])
             _check_ports("output", process.outputs, record["output"])
             with _failures_of_lines():
-                check_lines(python_lines(record["input"]), samples)
+                files = check_lines(python_lines(record["input"]), samples)
         outputs = outputs_of(run, samples.images, batch, samples.expected.shape[1:])
         findings = {"runtime": runtime, "samples": len(outputs)}
         findings.update(compare(outputs, samples.expected, samples.exact))
@@ -205,6 +206,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
     return {
         **findings,
         "of": samples.origin,
+        "files": files,
         "wanted_samples": LEAST_SAMPLES,
         "allowed_relative": largest,
         "least_agreement": least,
@@ -236,25 +238,29 @@ def _described(ports: Sequence[runtimes.Port]) -> str:
     return ", ".join(texts) or "none"
 
 
-def check_lines(lines: str, samples: Samples) -> None:
+def check_lines(lines: str, samples: Samples) -> Dict[str, int]:
     """Runs the Python lines of an export's page on the image files of samples.
+
+    Returns:
+        How many files are ``read``, and ``not_read`` because the lines refuse their form.
 
     Raises:
         RuntimeFailed: the lines produce other inputs than the session's.
     """
-    if not samples.files:
-        return
     names: Dict[str, Any] = {}
     exec(compile(lines, "README.md", "exec"), names)
-    inputs = []
+    inputs, numbers = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(samples.files):
             path = os.path.join(folder, f"{number}.image")
             write_text(Path(path), data)
-            inputs.append(names["network_input"](path))
-    reason = input_difference(np.stack(inputs), samples.images)
+            with contextlib.suppress(names["NotRead"]):
+                inputs.append(names["network_input"](path))
+                numbers.append(number)
+    reason = input_difference(np.stack(inputs), samples.images[numbers]) if inputs else ""
     if reason:
         raise RuntimeFailed(f"the lines of README.md make other inputs of image files: {reason}")
+    return {"read": len(inputs), "not_read": len(samples.files) - len(inputs)}
 
 
 def input_difference(made: np.ndarray, images: np.ndarray) -> str:
