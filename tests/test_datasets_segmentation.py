@@ -361,7 +361,7 @@ def test_invalid_pairs_are_refused(tmp_path, words, change):
 
 def test_object_numbers_are_not_classes(tmp_path):
     several_classes(tmp_path / "set", np.arange(30, dtype=np.uint8))
-    check_raises(DataError, "different values", "a number of its own", open_imagemasks, tmp_path / "set")
+    check_raises(DataError, "number single objects", "'* object'", open_imagemasks, tmp_path / "set")
 
 
 def test_pairs_and_volumes_are_for_segmentation(folder):
@@ -399,3 +399,22 @@ def test_the_real_volume():
     fifth = select_fold(source, 5, 5)
     assert fifth.held_out == tuple(range(24, 30))
     np.testing.assert_array_equal(fifth.eval.images, source.eval.images)
+
+
+def test_masks_that_number_objects_are_refused_unless_a_table_makes_them_a_class(tmp_path):
+    random = np.random.RandomState(5)
+    masks = [np.kron(random.randint(0, k + 2, (4, 4)), np.ones((5, 5), int)) for k in range(1, 5)]
+    for k, mask in enumerate(masks):
+        mask[0, : k + 3] = np.arange(k + 3)
+        for part, pixels in (("images", np.full(mask.shape, k, np.uint8)), ("masks", mask.astype(np.uint16))):
+            (tmp_path / part).mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / part / f"{k}.png")
+    check_raises(DataError, "masks that number single objects", "'* object'", open_imagemasks, tmp_path)
+    assert verified("imagemasks", tmp_path)[0] == {"mask-values"}
+    (tmp_path / "classes.txt").write_text("0 background\n* object\n")
+    source = open_imagemasks(tmp_path)
+    assert source.info.class_names == ("background", "object") and source.info.mask_values == ()
+    np.testing.assert_array_equal(
+        np.concatenate([source.train.labels, source.eval.labels]), np.stack(masks) > 0
+    )
+    assert not verified("imagemasks", tmp_path)[0]

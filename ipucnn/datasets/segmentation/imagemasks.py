@@ -19,10 +19,12 @@ from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.problems import Passed, Problem, guarded, problem_of, readable, unused_line
 from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
+    EVERY_OTHER,
     IGNORE,
     TABLE,
     MaskClasses,
     MaskSet,
+    check_no_objects,
     check_values,
     classes_of_values,
     codes,
@@ -87,11 +89,14 @@ def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, Mask]]) -> MaskCl
         DataError: the values cannot be classes.
     """
     values: Set[int] = set()
+    of_each = []
     for path, mask in masks:
         origin = f"mask {printable(str(path))}"
         present = mask_values(codes(mask.numbers, False, origin))
-        check_values(present, f"{origin} has")
+        of_each.append(present)
         values.update(present)
+    check_no_objects(of_each, f"the masks of {printable(str(folder))}")
+    check_values(sorted(values), f"the masks of {printable(str(folder))} have together")
     return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
 
 
@@ -110,7 +115,7 @@ def class_colours(classes: MaskClasses, mask: Mask) -> Tuple[Tuple[int, int, int
         colours = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
     else:
         values = (0, int(mask.numbers.max())) if classes.any_other else classes.values
-        if palette is None or max(values) >= len(palette):
+        if palette is None or max(values) >= len(palette) or EVERY_OTHER in values:
             return ()
         colours = [tuple(palette[value].tolist()) for value in values]
     return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
@@ -350,5 +355,5 @@ def open_imagemasks(
         patchwise=True,
         own_split=found.is_undivided,
         class_colours=class_colours(classes, stored[every[0][1]]),
-        mask_values=() if classes.colours else values,
+        mask_values=() if classes.colours or EVERY_OTHER in values else values,
     )

@@ -24,6 +24,8 @@ IGNORE = "ignore"
 MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
+EVERY_OTHER = -1
+"""The value of the class whose line in a table begins with ``*``: all values that no other line has."""
 TABLE_HINT = (
     f"say in DIR/{TABLE} which value is which class, one per line: '0 background', '128 nucleus', ..."
 )
@@ -66,7 +68,9 @@ class MaskClasses(NamedTuple):
         known = np.array(values, np.int64)[order]
         places = np.minimum(np.searchsorted(known, flat), len(known) - 1)
         wrong = known[places] != flat
-        if wrong.any():
+        if EVERY_OTHER in values:
+            places[wrong] = 0  # EVERY_OTHER is the smallest value
+        elif wrong.any():
             value = int(flat[wrong][0])
             shown = (
                 " ".join(map(str, (value >> 16, value >> 8 & 255, value & 255)))
@@ -173,8 +177,9 @@ def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
 def read_table(folder: Path) -> Optional[MaskClasses]:
     """Reads ``classes.txt`` of a folder; returns None if there is no such file.
 
-    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``; its position, from 0, is its class.  The line of the name
-    "ignore" is no class.  Blank lines and lines that begin with # are skipped.
+    Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``, and one may be ``* NAME`` for all other values.  Its
+    position, from 0, is its class.  The line of the name "ignore" is no class.  Blank lines and lines that begin with #
+    are skipped.
 
     Raises:
         DataError: the file cannot be read, or has another format.
@@ -186,6 +191,9 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     rows: List[Tuple[Tuple[int, ...], str]] = []
     for number, line in class_lines(path):
         words = line.split()
+        if words[0] == "*" and len(words) > 1:
+            rows.append(((), " ".join(words[1:])))
+            continue
         count = next((i for i, word in enumerate(words) if not _is_number(word)), len(words))
         name = " ".join(words[count:])
         value = tuple(int(word) for word in words[:count])
@@ -197,18 +205,48 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     num_classes = len(names) - names.count(IGNORE)
     if not 2 <= num_classes <= MOST_CLASSES:
         raise DataError(f"{origin} has {num_classes} classes; a mask has from 2 to {MOST_CLASSES}", hint)
-    if len({len(value) for value in values}) > 1:
+    lengths = {len(value) for value in values if value}
+    if len(lengths) > 1:
         raise DataError(f"{origin} has both grey values and colours", hint)
     for column, entries in (("value", values), ("name", names)):
         repeated = [one for i, one in enumerate(entries) if one in entries[:i]]
         if repeated:
-            shown = repeated[0] if isinstance(repeated[0], str) else " ".join(map(str, repeated[0]))
+            shown = repeated[0] if isinstance(repeated[0], str) else " ".join(map(str, repeated[0])) or "*"
             raise DataError(f"{origin} has the {column} {shown} twice", hint)
-    colours = len(values[0]) == 3
-    packed = [value[0] * 65536 + value[1] * 256 + value[2] if colours else value[0] for value in values]
+    colours = lengths == {3}
+    packed = [_packed(value) for value in values]
     ignored = packed.pop(names.index(IGNORE)) if IGNORE in names else None
     return MaskClasses(
         tuple(name for name in names if name != IGNORE), tuple(packed), colours, False, ignored
+    )
+
+
+def _packed(value: Sequence[int]) -> int:
+    """Returns the value of a line of a table as one number; no numbers stand for every other value."""
+    if not value:
+        return EVERY_OTHER
+    return value[0] * 65536 + value[1] * 256 + value[2] if len(value) == 3 else value[0]
+
+
+def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
+    """Rejects masks without a table that seem to number objects: some have other numbers of values than others.
+
+    Args:
+        masks: the distinct values of each mask.
+        subject: subject and verb of the message: "the masks of DIR".
+
+    Raises:
+        DataError: the numbers of values differ, and there are more than two values.
+    """
+    counts = [len(values) for values in masks]
+    if len({value for values in masks for value in values if value}) < 2 or len(set(counts)) == 1:
+        return
+    raise DataError(
+        f"{subject} have from {min(counts)} to {max(counts)} different values, as masks that number single objects "
+        "have (Cellpose, StarDist); the network tells classes apart, not objects",
+        f"to make all objects one class, write two lines into DIR/{TABLE}: '0 background' and '* object'; if the "
+        "values are classes, name each of them there",
+        "mask-values",
     )
 
 

@@ -311,8 +311,10 @@ def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
     stored = _stored_masks(survey, folder, files, table)
     if classes is None:
         classes = BINARY
-        with contextlib.suppress(DataError):  # values that are no classes are reported for each mask
+        try:
             classes = imagemasks.classes_of_masks(folder, stored.items())
+        except DataError as error:
+            survey.report(problem_of(error, None, "masks", folder))
     survey.class_names = tuple(map(printable, classes.names))
     for mask in list(stored.values())[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask)
