@@ -25,7 +25,7 @@ _LEAST = {
 }
 
 # Poplar's availableMemoryProportion if none is given.
-_DEFAULT_PROPORTION = 0.6
+DEFAULT_PROPORTION = 0.6
 POPLAR_OPTION = "availableMemoryProportion"
 
 
@@ -73,7 +73,7 @@ def largest(proportions: Sequence[StageProportions]) -> Proportions:
     return (StageProportions(*(max(column) for column in zip(*map(astuple, proportions)))),)
 
 
-_DEFAULT = uniform(_DEFAULT_PROPORTION)
+_DEFAULT = uniform(DEFAULT_PROPORTION)
 
 
 def _setting(default: object, name: str, *options: str, of_training: bool = False) -> Any:
@@ -394,7 +394,7 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     )
     if convolution is None and matmul is None:
         return None
-    pair = [_DEFAULT_PROPORTION if share is None else share for share in (convolution, matmul)]
+    pair = [DEFAULT_PROPORTION if share is None else share for share in (convolution, matmul)]
     return (StageProportions(*pair, *pair),)
 
 

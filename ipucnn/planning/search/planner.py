@@ -23,6 +23,7 @@ from ipucnn.planning.schedules import GROUPED, Ticks
 from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
 from ipucnn.planning.settings import (
+    DEFAULT_PROPORTION,
     PlanSettings,
     Proportions,
     StageProportions,
@@ -34,7 +35,7 @@ from ipucnn.planning.settings import (
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
 # availableMemoryProportion to try if none is given: Poplar's default, and values of public training configurations.
-PROPORTIONS = (0.6, 0.3, 0.15)
+PROPORTIONS = (DEFAULT_PROPORTION, 0.3, 0.15)
 
 # Throughputs that differ by a smaller fraction count as equal.  Then the simpler configuration is taken: fewer stages,
 # or one availableMemoryProportion for all of them.
