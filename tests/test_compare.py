@@ -401,6 +401,14 @@ def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, report
     assert "20 samples of digits, checkpoint r/checkpoints/last.npz" in text
     table = xml.dom.minidom.parseString(text.replace("<!DOCTYPE html>", "")).getElementsByTagName("table")
     shown = next(t for t in table if t.getAttribute("class") == "confusion")
+    shares = [
+        float(re.search("[0-9]+", cell.getAttribute("style")).group())
+        for cell in shown.getElementsByTagName("td")
+    ]
+    assert 0 < max(shares) <= 40  # text stays legible on the darkest cell
+    names = [row.firstChild.firstChild.data for row in table[-1].getElementsByTagName("tr")]
+    program = json.loads(Path("r/program.json").read_text())
+    assert names == [name.replace("_", " ") for name, value in sorted(program.items()) if value]
     cells = [int(cell.firstChild.data) for cell in shown.getElementsByTagName("td")]
     assert cells == [count for row in counts for count in row]
     command, error = (

@@ -106,11 +106,13 @@ def print_evaluation(result: PlainDict) -> None:
 
 def _facts(result: PlainDict) -> List[Tuple[str, str]]:
     measured = result["measured"]
+    # With five classes or fewer, every class is among the five most probable ones.
+    top5 = [("top-5 accuracy", f"{measured['top5']:.2%}")] if len(result["classes"]) > 5 else []
     return [
         ("samples seen", _samples_seen(result)),
         ("loss", f"{measured['loss']:.4f}"),
         ("top-1 accuracy", f"{measured['accuracy']:.2%}"),
-        ("top-5 accuracy", f"{measured['top5']:.2%}"),
+        *top5,
         (
             "calibration error",
             f"{measured['calibration_error']:.4f} (ECE, {len(result['calibration'])} bins)",

@@ -17,7 +17,7 @@ from ipucnn.filesystem import is_file, read_bytes, write_text
 from ipucnn.reports import units
 from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_table, text_table
 from ipucnn.reports.figures import label, new_figure, save_figure
-from ipucnn.runs.compare import FIGURES, RunRecord, read_run
+from ipucnn.runs.compare import FIGURES, RunRecord, data_label, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
 from ipucnn.text import counted, distinguishable, printable, shown_value
 
@@ -260,6 +260,7 @@ class Facts(NamedTuple):
     cards: List[Tuple[str, str, str]]
     curves: List[Tuple[str, Markup]]
     classes: Optional[Markup]
+    counted: str
     evaluated: str
     masks: str
     program: List[Tuple[str, str]]
@@ -300,7 +301,7 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
     report = run.report or {}
     measured, compiled = report.get("measured", {}), report.get("compilation", {})
     best, validations = run.best(), run.rows("validation")
-    dataset = report.get("dataset", {}).get("name", run.config.dataset)
+    dataset = data_label(run.config) or report.get("dataset", {}).get("name")
     cards = []
     if best is not None:
         cards.append(
@@ -326,9 +327,14 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
         cards=cards,
         curves=[(title, _svg(run, key, title)) for key, title in _figures_of([run]) if _curves(run, key)],
         classes=None if evaluation is None else _confusion(evaluation),
+        counted="" if evaluation is None else _counted(evaluation) + "s",
         evaluated="" if evaluation is None else _evaluated(evaluation),
         masks=_picture(run.path / PREDICTIONS),
-        program=[(name.replace("_", " "), _value(value)) for name, value in sorted(run.program.items())],
+        program=[
+            (name.replace("_", " "), _shown(value))
+            for name, value in sorted(run.program.items())
+            if value not in _NOT_USED
+        ],
         machine=[(name, _value(run.environment.get(name))) for name in names],
         commands=[printable(str(process["command"])) for process in run.processes if "command" in process],
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
@@ -379,8 +385,28 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
 
 
 def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
-    samples, data = evaluation["measured"]["samples"], evaluation["dataset"]["name"]
-    return printable(f"{counted(samples, 'sample')} of {data}, checkpoint {evaluation['checkpoint']}")
+    number, location = sum(map(sum, evaluation["confusion_matrix"])), evaluation["dataset"]["name"]
+    return printable(
+        f"{counted(number, _counted(evaluation))} of {location}, checkpoint {evaluation['checkpoint']}"
+    )
+
+
+def _counted(evaluation: Dict[str, PlainValue]) -> str:
+    return "pixel" if evaluation["task"] == "segmentation" else "sample"
+
+
+# Values of settings that the run does not use.
+_NOT_USED = (0, 0.0, None, "", [], {}, False)
+
+
+def _shown(value: PlainValue) -> str:
+    """Returns a value of the Program as text; counts have separators of thousands."""
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if is_count else _value(value)
+
+
+# Percentage of the colour of a cell that has all samples of its class; text on it has a contrast of 4.5 and more.
+_DARKEST = 40
 
 
 def _confusion(evaluation: Dict[str, PlainValue]) -> Optional[Markup]:
@@ -400,7 +426,8 @@ def _confusion(evaluation: Dict[str, PlainValue]) -> Optional[Markup]:
     for name, row in zip(names, counts):
         total = max(sum(row), 1)
         cells = [
-            cell("td", str(count), class_="n", style=f"--share: {100 * count / total:.0f}%") for count in row
+            cell("td", f"{count:,}", class_="n", style=f"--share: {_DARKEST * count / total:.0f}%")
+            for count in row
         ]
         rows.append(cell("tr", cell("th", name, scope="row"), *cells))
     return cell("table", cell("thead", head), cell("tbody", *rows), class_="confusion")

@@ -253,7 +253,7 @@ def summary(run: RunRecord) -> PlainDict:
     return {
         "run": str(run.path),
         "model": run.config.model_name,
-        "dataset": _data_label(run.config),
+        "dataset": data_label(run.config),
         "state": run.state,
         "figure": None if best is None else best[0],
         "value": None if best is None else best[1],
@@ -267,7 +267,7 @@ def summary(run: RunRecord) -> PlainDict:
     }
 
 
-def _data_label(config: RunConfig) -> Optional[str]:
+def data_label(config: RunConfig) -> Optional[str]:
     """Returns the data set's name; for a folder or a file, the last part of its path."""
     name = config.dataset
     if name in ("imagefolder", "imagemasks"):
