@@ -333,7 +333,7 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
         program=[
             (name.replace("_", " "), _shown(value))
             for name, value in sorted(run.program.items())
-            if value not in _NOT_USED
+            if value  # 0 and empty: the run does not use the setting
         ],
         machine=[(name, _value(run.environment.get(name))) for name in names],
         commands=[printable(str(process["command"])) for process in run.processes if "command" in process],
@@ -393,10 +393,6 @@ def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
 
 def _counted(evaluation: Dict[str, PlainValue]) -> str:
     return "pixel" if evaluation["task"] == "segmentation" else "sample"
-
-
-# Values of settings that the run does not use.
-_NOT_USED = (0, 0.0, None, "", [], {}, False)
 
 
 def _shown(value: PlainValue) -> str:
