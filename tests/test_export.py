@@ -437,7 +437,7 @@ def with_other_variances(*arguments, **options):
 
 def with_other_preprocessing(*arguments, pixels, **options):
     """Normalises pixels with an offset that is wrong by an eighth of a grey level."""
-    offsets = (pixels.offsets[0] + pixels.scale / 8, *pixels.offsets[1:])
+    offsets = (pixels.offsets[0] + 1 / pixels.divisor / 8, *pixels.offsets[1:])
     return stock_model(*arguments, pixels=replace(pixels, offsets=offsets), **options)
 
 
