@@ -113,7 +113,7 @@ def make_schedule(
     schedule = _base_schedule(name, what, values, scale, weight_updates_per_epoch)
     _check_ends(what, schedule, num_epochs * weight_updates_per_epoch)
     if warmup_epochs:
-        schedule = _with_warmup(schedule, mode, int(warmup_epochs * weight_updates_per_epoch))
+        schedule = _with_warmup(schedule, mode, float(np.floor(warmup_epochs * weight_updates_per_epoch)))
 
     def rates(updates: np.ndarray) -> np.ndarray:
         steps = np.asarray(updates, dtype=np.float64)
@@ -186,7 +186,7 @@ def _base_schedule(
     return lambda steps: end + (initial - end) * (1 - np.minimum(steps, length) / length) ** power
 
 
-def _with_warmup(schedule: Schedule, mode: str, warmup_updates: int) -> Schedule:
+def _with_warmup(schedule: Schedule, mode: str, warmup_updates: float) -> Schedule:
     """Returns the schedule with a linear ramp over n warm-up updates; its first rate is 1/(n+1) of the target."""
 
     def shifted(steps: np.ndarray) -> np.ndarray:
