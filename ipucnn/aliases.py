@@ -40,6 +40,7 @@ HdfItem = Any
 """A file, group or HDF5 data set of h5py."""
 NumbaType = Any
 OnnxGraph = Any
+OnnxNode = Any
 PillowImage = Any
 TfdsBuilder = Any
 TiffPage = Any

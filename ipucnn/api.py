@@ -233,7 +233,9 @@ class Run:
         if self._session is not None:
             return
         session = self._trained.session(verbose=False)
-        self._model = self._trained.build()
+        self._model, notes = self._trained.build()
+        for note in notes:
+            warnings.warn(note, stacklevel=4)
         session.prepare_evaluation(self._model, None)
         self._session = session
 

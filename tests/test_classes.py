@@ -237,7 +237,7 @@ def test_other_classes_get_a_new_last_layer_even_if_they_are_equally_many(run_fo
     pair = (IMAGES, LABELS)
     context = context_of(run_folder / run, (pair, pair, list(names)) if names else (pair, pair))
     model = build_model(get_model("toy_model"), BuildOptions(context.input_shape, 3, seed=3))
-    fresh = load_starting_weights(model, run_folder / run, context.source.info.class_names)
+    fresh, _ = load_starting_weights(model, run_folder / run, context.source.info.class_names)
     assert len(fresh) == (2 if is_new else 0)
     assert any("keeps its weights by number" in line for line in context.warnings) == (
         (run, names) in (("run", ()), ("nameless", ("x", "y", "z")))

@@ -234,7 +234,7 @@ REFUSED = {
     "too small": ("x = layers.Conv2D(2, 9)(x)", "raised|cannot be built"),
     "loaded": (
         "d = layers.Conv2D(2, 3); x = d(x); d.set_weights([d.get_weights()[0], d.get_weights()[1] + 1])",
-        "weights were loaded",
+        "sets weights itself .bias of layer 'conv2d'.",
     ),
     "type of all": (
         "keras.mixed_precision.set_global_policy('mixed_float16')",
@@ -244,6 +244,12 @@ REFUSED = {
 }
 REFUSED_FILES = {
     "assigns": (mine("self.seen.assign_add(1.0); return x"), DRAWS),
+    "assigns a slice": (
+        mine("self.several[:1].assign([1.0]); return x").replace(
+            "    def call", "        self.several = tf.Variable([1.0, 2.0], trainable=False)\n\n    def call"
+        ),
+        DRAWS,
+    ),
     "draws": (mine("return x + tf.random.normal(tf.shape(x))"), DRAWS),
     "loss": (mine("self.add_loss(tf.reduce_mean(x)); return x"), "add 1 loss"),
     # The inner layer gets the training argument even if the outer layer does not.
@@ -431,7 +437,9 @@ def test_keras_file_is_trained_like_its_function(run, succeeds):
     function((8, 8, 1), 10).save("net.h5")
     check_refused(
         run,
-        Refusal("train net.keras --dataset digits --image-size 9", "takes images of 8x8x1"),
+        Refusal(
+            "train net.keras --weights net.keras --dataset digits --image-size 9", "takes images of 8x8x1"
+        ),
         Refusal("train net.h5", "net.h5"),
     )
     out, _ = succeeds("models", "net.keras", "--summary")

@@ -63,7 +63,7 @@ def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run,
     folder = trained[0]
     model = build_model(get_model("mnist_cnn"), BuildOptions((10, 10, 1), 4, norm="none", seed=3))
     fresh = {k: v.numpy() for k, v in named_weights(model).items()}
-    skipped = load_starting_weights(model, folder, tuple("abcde"[: model.output_shape[-1]]))
+    skipped, _ = load_starting_weights(model, folder, tuple("abcde"[: model.output_shape[-1]]))
     checkpoint = load_checkpoint(folder / "checkpoints" / "best.npz")
     assert {name.split("/")[-1] for name in skipped} == {"kernel", "bias"} and len(skipped) == 2
     for name, value in named_weights(model).items():

@@ -135,9 +135,10 @@ class DataOptions:
     )
     normalise: str = option(
         "network",
-        "How pixels are brought to the network's range: network (as the network was published), or image (from each "
-        "image its mean is subtracted, and the rest is divided by its standard deviation).",
-        choices=("network", "image"),
+        "How pixels are brought to the network's range: network (as the network was published), standard (minus the "
+        "data set's mean, over its standard deviation), or image (from each image its mean is subtracted, and the rest "
+        "is divided by its standard deviation).",
+        choices=("network", "standard", "image"),
         wishes="normalize mean std",
     )
     limit_train: Optional[str] = option(

@@ -16,11 +16,33 @@ import inspect
 import json
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import numpy as np
 
 from ipucnn.aliases import KerasLayer, KerasModel, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, text_of
 from ipucnn.models.blueprint import Blueprint, Step, assemble
+from ipucnn.models.formulas import (
+    ACTIVATIONS,
+    STORED_ACTIVATIONS,
+    formulas,
+    spelt_settings,
+    stored_activation,
+    stored_settings,
+)
 from ipucnn.models.keras_config import (
     FUNCTIONAL_HINT,
     INPUT_NAME,
@@ -43,20 +65,46 @@ PER_SAMPLE = (
 """Stock layers that compute each sample separately and have no state, and layers that are replaced by such ones."""
 # Keras layers that augment images, in addition to those whose names begin with Random.
 _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
-_OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
-_ACTIVATIONS = (
-    "elu", "exponential", "gelu", "hard_sigmoid", "leaky_relu", "linear", "relu", "relu6", "selu", "sigmoid", "silu",
-    "softmax", "softplus", "softsign", "swish", "tanh",
+# Layers without weights that pixels pass before they are scaled.
+_MOVES_PIXELS = (
+    "AveragePooling2D", "Cropping2D", "Dropout", "Flatten", "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity",
+    "MaxPooling2D", "Permute", "Reshape", "SpatialDropout2D", "UpSampling2D", "ZeroPadding2D",
 )  # fmt: skip
+_OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
 _INITIALIZERS = (
     "Constant", "GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "Identity", "LecunNormal", "LecunUniform",
     "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "VarianceScaling", "Zeros",
 )  # fmt: skip
+_ACTIVATION_SETTINGS = ("activation", "recurrent_activation", "final_activation")
 # Entries of a layer's configuration that are not settings: its name, its type, and the shapes that it was built for.
 _NOT_SETTINGS = ("name", "dtype", "batch_input_shape", "batch_shape", "build_config", "quantization_config")
 _NOT_OF_INITIALIZERS = ("seed", "dtype", "input_axes", "output_axes")
 # Settings of Conv2D that Keras 2.6 or 3 also writes for depthwise and separable convolutions: 1, or overridden.
 _WITHOUT_EFFECT = ("groups", "kernel_initializer", "bias_initializer", "filters")
+
+
+class Scaling(NamedTuple):
+    """The numbers with which a network begins: pixels x factor + offset, one for all channels or one per channel."""
+
+    factor: np.ndarray
+    offset: np.ndarray
+
+    def equals(self, other: Scaling) -> bool:
+        """Whether two scalings of pixels of 0..255 differ by rounding only."""
+        ends = [np.float64(end) * one.factor + one.offset for end in (0, 255) for one in (self, other)]
+        return all(
+            np.allclose(mine, theirs, rtol=1e-5, atol=1e-5) for mine, theirs in zip(ends[::2], ends[1::2])
+        )
+
+
+def scaling_of(layers: Iterable[Step]) -> Scaling:
+    """The scaling of the Rescaling layers that follow each other from the input on; 1 and 0 without any."""
+    factor, offset, source = np.float64(1), np.float64(0), INPUT_NAME
+    for layer in layers:
+        if layer.inputs == [source] and layer.kind == "Rescaling":
+            scale, shift = (np.asarray(layer.config.get(key, 0.0), np.float64) for key in ("scale", "offset"))
+            factor, offset, source = factor * scale, offset * scale + shift, layer.name
+    return Scaling(np.asarray(factor), np.asarray(offset))
 
 
 class Architecture(NamedTuple):
@@ -83,6 +131,37 @@ class Architecture(NamedTuple):
         """Number of logits, from the last layer's ``units``; None if it has none."""
         units = self.layers[-1].config.get("units")
         return units if isinstance(units, int) else None
+
+    @property
+    def first_rescaling(self) -> Optional[str]:
+        """Name of the layer that scales the images before any layer with weights; None if there is none.
+
+        A network with such a layer takes pixels of 0..255.
+        """
+        unscaled = {INPUT_NAME}
+        for layer in self.layers:
+            if unscaled.isdisjoint(layer.inputs):
+                continue
+            if layer.kind == "Rescaling":
+                return layer.name
+            if layer.kind in _MOVES_PIXELS:
+                unscaled.add(layer.name)
+        return None
+
+    @property
+    def frozen_layers(self) -> Tuple[str, ...]:
+        """Names of the frozen layers that have weights."""
+        return tuple(
+            layer.name
+            for layer in self.layers
+            if layer.config.get("trainable") is False
+            and (layer.is_own or any(key.endswith("_initializer") for key in layer.config))
+        )
+
+    @property
+    def scaling(self) -> Scaling:
+        """The scaling at the beginning of the network."""
+        return scaling_of(self.layers)
 
     def to_data(self) -> Dict[str, Any]:
         """The architecture as plain values, for a checkpoint."""
@@ -115,7 +194,7 @@ def from_data(data: PlainValue, what: str) -> Architecture:
             if settings is not None:
                 if kind not in PER_SAMPLE:
                     raise ValueError(f"layer {name!r} is of the class {kind!r}")
-                settings = _plain_settings(f"layer '{shown_value(name)}'", settings)
+                settings = _plain_settings(f"layer '{shown_value(name)}'", kind, settings)
             layers.append(Step(name, kind, None, settings or {}, list(inputs), is_own=settings is None))
             known.add(name)
         return Architecture(tuple(layers), shape)
@@ -129,8 +208,17 @@ def from_data(data: PlainValue, what: str) -> Architecture:
 # --- from a Keras model
 
 
+Statistics = Callable[[LayerCall], Optional[Tuple[np.ndarray, np.ndarray]]]
+"""A function that returns mean and variance of a Normalization layer, which were measured; None if they are absent."""
+
+
 def _layer_of(
-    network: str, call: LayerCall, num_calls: int, inputs: List[str], model: Optional[KerasModel]
+    network: str,
+    call: LayerCall,
+    num_calls: int,
+    inputs: List[str],
+    model: Optional[KerasModel],
+    statistics: Statistics,
 ) -> Step:
     """The layer of a call, checked.
 
@@ -139,6 +227,7 @@ def _layer_of(
         num_calls: number of calls of the layer.
         inputs: names of the layers that it reads.
         model: the network itself; None for one in a file.
+        statistics: see :data:`Statistics`.
 
     Raises:
         ConfigurationError: training would not compute the layer as Keras does.
@@ -187,11 +276,11 @@ def _layer_of(
             "batch to the next",
             "use another layer, or a class of your own, whose micro-batches are computed one by one",
         )
-    settings: Dict[str, Any] = {}
-    if kind != "Normalization":
-        settings = _plain_settings(f"{where} ({kind})", call.settings)
-        if live is not None:
-            _check_untrained(network, live, settings)
+    if kind == "Normalization":
+        return _rescaling(where, call, inputs, live, statistics)
+    settings = _plain_settings(f"{where} ({kind})", kind, call.settings, _keras_of(live))
+    if live is not None:
+        _check_activations(where, live, settings)
     if not call.is_trained:
         settings["trainable"] = False
     return Step(name, kind, None, settings, inputs)
@@ -214,21 +303,66 @@ def _layer_for(network: str, call: LayerCall, num_inputs: int, others: Sequence[
     return kind
 
 
-def _check_untrained(network: str, live: KerasLayer, settings: Mapping[str, PlainValue]) -> None:
-    """Refuses a layer whose weights were loaded, which shows in weights that no longer equal their initial 0 or 1.
+def _keras_of(live: Optional[KerasLayer]) -> int:
+    """The major version of the Keras that spelt a layer's settings: .keras files are of Keras 3."""
+    if live is None:
+        return 3
+    from ipucnn.compat import KERAS_3
+
+    return 3 if KERAS_3 else 2
+
+
+def _check_activations(where: str, live: KerasLayer, settings: Mapping[str, PlainValue]) -> None:
+    """Refuses a function of the user's own that has the name of one of Keras' activations; Keras 2.6 saves only names.
 
     Raises:
-        ConfigurationError: the weights were loaded; the message names the layer.
+        ConfigurationError: an activation is such a function.
     """
-    for weight in live.weights:
-        base = weight.name.split("/")[-1].split(":")[0]
-        kind = (settings.get(f"{base}_initializer") or {}).get("class_name")
-        if kind in ("Zeros", "Ones") and (weight.numpy() != (kind == "Ones")).any():
+    import tensorflow as tf
+    from tensorflow import keras
+
+    known = formulas()
+    for key in _ACTIVATION_SETTINGS:
+        name, function = settings.get(key), getattr(live, key, None)
+        if name is None or function is None:
+            continue
+        name = known.get(str(name), str(name))
+        if function not in (keras.activations.get(name), getattr(tf.nn, name, None)):
             raise ConfigurationError(
-                f"{network} returned a network whose weights were loaded (layer '{shown_value(live.name)}'), and "
-                "training draws its own with the seed",
-                "return it untrained (weights=None); --weights begins with weights that were trained",
+                f"{where} has an activation of your own, {shown_value(name)}, which has the name of one of Keras",
+                "write it as a class of layers: class Mine(keras.layers.Layer)",
             )
+
+
+def _rescaling(
+    where: str, call: LayerCall, inputs: List[str], live: Optional[KerasLayer], statistics: Statistics
+) -> Step:
+    """A Normalization layer as a Rescaling layer with the same numbers: (x - mean) / max(deviation, 1e-7).
+
+    Raises:
+        ConfigurationError: its numbers are not known, or there is not one number per channel or for all.
+    """
+    given = call.settings.get("mean"), call.settings.get("variance")
+    measured = statistics(call) if live is None else (live.mean, live.variance)
+    if given[0] is not None and live is None:
+        measured = tuple(np.asarray(_plain(value, where, "mean")) for value in given)  # type: ignore[assignment]
+    if measured is None or measured[0] is None:
+        raise ConfigurationError(
+            f"{where} (Normalization) has no mean and variance",
+            "call its adapt() before the network is saved",
+        )
+    mean, variance = (np.squeeze(np.asarray(value, np.float64)) for value in measured)
+    axis = call.settings.get("axis")
+    axes = list(axis) if isinstance(axis, (list, tuple)) else [] if axis is None else [axis]
+    if axes not in ([], [-1], [3]) or mean.ndim > 1 or not np.isfinite([*mean.flat, *variance.flat]).all():
+        raise ConfigurationError(
+            f"{where} (Normalization) has other numbers than one per channel", "use axis=-1 or axis=None"
+        )
+    deviation = np.maximum(np.sqrt(variance), 1e-7)
+    factor, offset = 1 / deviation, -mean / deviation
+    if call.settings.get("invert"):
+        factor, offset = deviation, mean
+    return Step(call.name, "Rescaling", None, {"scale": factor.tolist(), "offset": offset.tolist()}, inputs)
 
 
 def _is_stock(layer: KerasLayer) -> bool:
@@ -247,14 +381,22 @@ def own_layers(model: KerasModel) -> Tuple[str, ...]:
     )
 
 
-def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
-    """The settings of a stock layer as plain values, checked.
+def _plain_settings(
+    where: str, layer_kind: str, config: PlainValue, keras: Optional[int] = None
+) -> Dict[str, Any]:
+    """The settings of a stock layer as plain values, checked, with the spellings of ``formulas.py``.
+
+    Args:
+        where: the layer, for messages.
+        layer_kind: its class.
+        config: its settings.
+        keras: the major version of the Keras that spelt them; None for the settings of an architecture.
 
     Raises:
         ConfigurationError: a setting is not a plain value, or training does not support it.
     """
     settings: Dict[str, Any] = {}
-    for key, value in dict(config).items():
+    for key, value in stored_settings(layer_kind, dict(config)).items():
         if key in _NOT_SETTINGS:
             if key == "dtype" and _type_name(value) != "float32":
                 raise ConfigurationError(
@@ -278,12 +420,14 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
             options = {} if value is None else dict(value.get("config") or {})
             options = {k: _plain(v, where, key) for k, v in options.items() if k not in _NOT_OF_INITIALIZERS}
             settings[key] = None if value is None else {"class_name": kind, "config": options}
-        elif key in ("activation", "recurrent_activation", "final_activation"):
+        elif key in _ACTIVATION_SETTINGS:
             name = "linear" if value is None else value
-            if name not in _ACTIVATIONS:
+            if keras is not None and name in ACTIVATIONS:
+                name = stored_activation(name, keras)
+            if name not in STORED_ACTIVATIONS:
                 raise ConfigurationError(
                     f"{where} has an activation of your own, {shown_value(str(name))[:60]}",
-                    f"use one of {', '.join(_ACTIVATIONS)}, or a class of layers",
+                    f"use one of {', '.join(ACTIVATIONS)}, or a class of layers",
                 )
             settings[key] = name
         else:
@@ -300,12 +444,13 @@ def _plain_settings(where: str, config: PlainValue) -> Dict[str, Any]:
 def _plain(value: object, where: str, key: str) -> Any:
     """Converts a setting to a number, word, truth value, or a list of them; raises ConfigurationError for others."""
 
-    def of_numpy(number: object) -> Any:
-        if getattr(number, "shape", None) == () and hasattr(number, "item"):
-            return number.item()
-        raise TypeError
+    if isinstance(value, dict) and value.get("class_name") in ("__numpy__", "__tensor__"):  # of Keras 3
+        value = (value.get("config") or {}).get("value")
 
-    def refuse(_: object) -> None:
+    def of_numpy(number: object) -> Any:
+        return np.asarray(number).tolist() if hasattr(number, "__array__") else refuse(number)
+
+    def refuse(_: object) -> NoReturn:
         # In some settings, such as Constant's value, Keras would take a mapping for an object to import.
         raise TypeError
 
@@ -327,7 +472,10 @@ def _type_name(value: PlainValue) -> str:
 
 
 def architecture_of(
-    name: str, calls: Sequence[LayerCall], model: Optional[KerasModel] = None
+    name: str,
+    calls: Sequence[LayerCall],
+    model: Optional[KerasModel] = None,
+    statistics: Statistics = lambda call: None,
 ) -> Architecture:
     """The architecture of a functional or sequential model.
 
@@ -335,6 +483,7 @@ def architecture_of(
         name: name of the network, for messages.
         calls: calls of its layers.
         model: the model itself, which provides layers of the user's own classes; None for one in a file.
+        statistics: see :data:`Statistics`; only for a file.
 
     Raises:
         ConfigurationError: training would not compute a layer as Keras does; the message names it.
@@ -349,7 +498,7 @@ def architecture_of(
                 f"{name}: a layer is called '{INPUT_NAME}', as the images are", "rename it"
             )
         inputs = [names[read] for read in call.reads]
-        layers.append(_layer_of(name, call, num_calls[call.name], inputs, model))
+        layers.append(_layer_of(name, call, num_calls[call.name], inputs, model, statistics))
     shape = calls[0].settings.get("batch_shape", calls[0].settings.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
     if isinstance(shape, (list, tuple)):
@@ -359,28 +508,47 @@ def architecture_of(
                 f"{name}: takes {shown_value(str(sizes))} instead of images (height, width and channels)",
                 FUNCTIONAL_HINT,
             )
-    layers, notes = _between_images_and_logits(name, layers, names[calls[-1].call])
-    return Architecture(tuple(layers), sizes, tuple(notes))
+    layers, notes = _up_to_logits(name, layers, names[calls[-1].call])
+    architecture = Architecture(tuple(layers), sizes)
+    if architecture.first_rescaling is not None:
+        notes.append(f"it takes pixels of 0..255, which its layer {architecture.first_rescaling} scales")
+    return architecture._replace(notes=tuple(notes))
 
 
-def _between_images_and_logits(network: str, layers: List[Step], output: str) -> Tuple[List[Step], List[str]]:
-    """The layers, output layer last, without preprocessing at the beginning and softmax at the end; and notes."""
-    notes: List[str] = []
-    for first in [layer for layer in layers if layer.kind in PREPROCESSING]:
-        # The preprocessing layers before this one have been removed.
-        if next(layer.inputs for layer in layers if layer.name == first.name) != [INPUT_NAME]:
+def preprocessing_of(name: str, calls: Sequence[LayerCall], statistics: Statistics) -> Optional[Scaling]:
+    """The scaling at the beginning of a whole model; None if it has no Rescaling and no Normalization.
+
+    Args:
+        name: name of the model, for messages.
+        calls: calls of its layers; the first is the input.
+        statistics: see :data:`Statistics`.
+
+    Raises:
+        ConfigurationError: such a layer does not follow the input, or its numbers are not known.
+    """
+    names = {calls[0].call: INPUT_NAME}
+    steps: List[Step] = []
+    for call in calls[1:]:
+        names[call.call] = call.name
+        if call.kind not in PREPROCESSING:
             continue
-        layers = _without(layers, first.name)
-        output = INPUT_NAME if output == first.name else output
-        notes.append(
-            f"its layer {first.name} ({first.kind}) is left out: images come normalised (--normalise)"
-        )
-    for layer in layers:
-        if layer.kind == "Normalization":
+        inputs, where = [names[read] for read in call.reads], f"{name}: layer '{shown_value(call.name)}'"
+        if inputs != [steps[-1].name if steps else INPUT_NAME]:
             raise ConfigurationError(
-                f"{network}: layer '{shown_value(layer.name)}' (Normalization) does not read the images themselves",
-                "put it first, where it is left out, for images come normalised",
+                f"{where} ({call.kind}) does not follow the images, so its numbers cannot be those of the images",
+                "use the network of the file itself: save it as .keras",
             )
+        if call.kind == "Normalization":
+            steps.append(_rescaling(where, call, inputs, None, statistics))
+        else:
+            settings = _plain_settings(where, call.kind, call.settings, 3)
+            steps.append(Step(call.name, call.kind, None, settings, inputs))
+    return scaling_of(steps) if steps else None
+
+
+def _up_to_logits(network: str, layers: List[Step], output: str) -> Tuple[List[Step], List[str]]:
+    """The layers, output layer last, without softmax at the end; and notes."""
+    notes: List[str] = []
     by_name = {layer.name: layer for layer in layers}
     last = by_name.get(output)
     if last is not None and (last.kind == "Softmax" or _activation(last) == "softmax"):
@@ -445,7 +613,9 @@ def blueprint_of(architecture: Architecture, images: Tensor, what: str) -> Tuple
                     f"{what}: layer '{shown_value(layer.name)}' is a {layer.kind}, which this Keras lacks",
                     "use a newer TensorFlow",
                 )
-            config = {**_accepted(kind, layer.config, layer.name, what), "name": layer.name}
+            where = f"{what}: layer '{shown_value(layer.name)}'"
+            settings = spelt_settings(where, layer.kind, layer.config)
+            config = {**_accepted(kind, settings, layer.name, what), "name": layer.name}
         steps.append(replace(layer, layer_class=kind, config=config, inputs=list(layer.inputs)))
     blueprint = Blueprint(steps, architecture.layers[-1].name)
     try:

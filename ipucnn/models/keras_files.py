@@ -32,8 +32,9 @@ from ipucnn.datasets.limits import check_memory
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import file_size, open_regular, shown
-from ipucnn.models.keras_config import snake_case
+from ipucnn.models.keras_config import LayerCall, counted_from_zero, read_calls, snake_case
 from ipucnn.models.names import named_weights
+from ipucnn.text import counted
 
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
 _MODEL_HINT = f"name the network and options it was written with: {_OPTIONS}"
@@ -46,8 +47,8 @@ _MOST_NAMES, _MOST_TEXTS = 100_000, 4096
 """Most names in an attribute, and most of them if their length is variable."""
 _SMALL_CHUNK = 2**16
 """Numbers in a chunk that any tensor may have."""
-# Layers of preprocessing and random numbers; their values are not weights of the network.
-_NO_WEIGHTS = re.compile(r"(normalization|rescaling|seed_generator)(_\d+)?")
+_NO_WEIGHTS = ("rescaling", "seed_generator")
+"""Kinds of layers whose values are not weights of the network."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class LayerWeights:
         tensors: HDF5 data sets, not read yet, or variables, in the order of the layer's weights.
         weights: canonical names of the weights; only for a model.
         position: the layer's number among those of its kind; only for a file.
+        is_statistics: whether it is a Normalization layer, whose mean and variance prepare the images.
     """
 
     name: str
@@ -67,6 +69,7 @@ class LayerWeights:
     tensors: Tuple[Any, ...]
     weights: Tuple[str, ...] = ()
     position: int = 0
+    is_statistics: bool = False
 
     @property
     def shapes(self) -> List[Tuple[int, ...]]:
@@ -80,8 +83,11 @@ def is_keras_file(path: Path) -> bool:
 
 
 @contextmanager
-def _open_layers(path: Path) -> Iterator[Tuple[List[LayerWeights], bool]]:
+def _open_layers(path: Path, statistics: bool = False) -> Iterator[Tuple[List[LayerWeights], bool]]:
     """Opens a weight file, whose tensors can be read inside the ``with`` block.
+
+    Args:
+        statistics: whether to yield the Normalization layers, with mean and variance, in place of the others.
 
     Yields:
         Its layers with weights, and whether they are in the network's order.
@@ -98,7 +104,7 @@ def _open_layers(path: Path) -> Iterator[Tuple[List[LayerWeights], bool]]:
         ) from None
     try:
         with h5py.File(_hdf5_of(path), "r") as file:
-            yield _read_layout(file, path)
+            yield _read_layout(file, path, statistics)
     except UserError:
         raise
     except Exception as error:
@@ -158,16 +164,63 @@ def read_configuration(path: Path, hint: str) -> Any:
         raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
 
 
-def _read_layout(file: HdfItem, path: Path) -> Tuple[List[LayerWeights], bool]:
+def read_model_calls(path: Path) -> Optional[List[LayerCall]]:
+    """The calls of the layers of a whole model in a file, with canonical names; None for weights alone.
+
+    A model with several inputs or outputs, or a configuration that cannot be read, counts as weights alone.
+    """
+    with open_regular(path, hint=HINT) as handle:
+        is_hdf5 = handle.read(len(_HDF5)) == _HDF5
+    try:
+        config = _hdf5_configuration(path) if is_hdf5 else read_configuration(path, HINT)
+        if config is None:
+            return None
+        return read_calls(path.name, str(config["class_name"]), config["config"], renumbers=True)
+    except (UserError, ImportError, OSError, RuntimeError, KeyError, TypeError, ValueError):
+        return None  # reading the weights reports what is wrong with a damaged file
+
+
+def has_statistics(path: Path) -> bool:
+    """Whether a weight file has the mean and variance of a Normalization layer."""
+    with _open_layers(path, statistics=True) as (layers, _):
+        return bool(layers)
+
+
+def _hdf5_configuration(path: Path) -> Any:
+    """The configuration of the model in an HDF5 file that ``model.save`` wrote; None for weights alone."""
+    import h5py
+
+    with h5py.File(str(path), "r") as file:
+        if "model_config" not in file.attrs:
+            return None
+        attribute = file.attrs.get_id("model_config")
+        if attribute.shape != () or attribute.dtype.itemsize > MAX_RECORD_BYTES:
+            return None
+        text = file.attrs["model_config"]
+    return load_record(text.decode("utf-8") if isinstance(text, bytes) else str(text))
+
+
+def read_statistics(path: Path, call: LayerCall) -> Optional[Tuple[np.ndarray, np.ndarray]]:
+    """Mean and variance of a Normalization layer that were measured before the file was saved; None without them."""
+    name = "_".join(call.place).replace("/", "_")
+    with _open_layers(path, statistics=True) as (layers, _):
+        for layer in layers:
+            if name in (layer.name, layer.name.replace("/", "_")) and len(layer.tensors) == 2:
+                mean, variance = (np.asarray(tensor[()], np.float64) for tensor in layer.tensors)
+                return mean, variance
+    return None
+
+
+def _read_layout(file: HdfItem, path: Path, statistics: bool) -> Tuple[List[LayerWeights], bool]:
     root = _child(file, "model_weights", path) if "model_weights" in file else file
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         listed, in_order = _legacy_layers(root, path), True
     elif "layers" in file:
-        listed, in_order = _counted_layers(_child(file, "layers", path), path, set()), False
+        listed, in_order = _counted_layers(_child(file, "layers", path), path, set(), ""), False
     else:
         raise DataError(f"{path} is HDF5, but holds no layers of a Keras model", HINT)
-    layers = [layer for layer in listed if layer.tensors]
-    if not layers:
+    layers = [layer for layer in listed if layer.tensors and layer.is_statistics == statistics]
+    if not layers and not statistics:
         raise DataError(f"{path} holds no weights", HINT)
     return layers, in_order
 
@@ -175,12 +228,20 @@ def _read_layout(file: HdfItem, path: Path) -> Tuple[List[LayerWeights], bool]:
 def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
     layers = []
     for name in _names(root, "layer_names"):
-        if _NO_WEIGHTS.fullmatch(name):
-            continue
         group = _child(root, name, path)
-        tensors = tuple(_tensor(group, weight, path) for weight in _names(group, "weight_names"))
-        layers.append(LayerWeights(name, "", tensors))
+        weights = _names(group, "weight_names")
+        # The third one counts the images.
+        is_statistics = [_base(weight) for weight in weights] == ["mean", "variance", "count"]
+        tensors = tuple(
+            _tensor(group, weight, path) for weight in (weights[:2] if is_statistics else weights)
+        )
+        layers.append(LayerWeights(name, "", tensors, is_statistics=is_statistics))
     return layers
+
+
+def _base(weight: str) -> str:
+    """The last part of a weight's name: ``conv2d/kernel:0`` -> ``kernel``."""
+    return weight.split("/")[-1].split(":")[0]
 
 
 def _names(group: HdfItem, attribute: str) -> List[str]:
@@ -209,13 +270,18 @@ def _attribute(group: HdfItem, name: str) -> List[Any]:
     return list(group.attrs[name])
 
 
-def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[LayerWeights]:
-    """The layers below a ``layers`` group of Keras 3, with nested models flattened."""
+def _counted_layers(container: HdfItem, path: Path, seen: Set[int], prefix: str) -> List[LayerWeights]:
+    """The layers below a ``layers`` group of Keras 3, with nested models flattened.
+
+    Args:
+        prefix: prefix for the names of the layers, from the names of the models around them.
+    """
     import h5py
 
     layers: List[LayerWeights] = []
     for key in sorted(container, key=_count_of):
-        if _NO_WEIGHTS.fullmatch(key):
+        kind, position = _count_of(key)
+        if kind in _NO_WEIGHTS:
             continue
         group = _child(container, key, path)
         place = h5py.h5o.get_info(group.id).addr
@@ -224,15 +290,17 @@ def _counted_layers(container: HdfItem, path: Path, seen: Set[int]) -> List[Laye
                 f"{path} is no weight file of Keras: {group.name} is not a layer of its own", HINT
             )
         seen.add(place)
+        variables = _child(group, "vars", path) if "vars" in group else {}
+        name = str(getattr(variables, "attrs", {}).get("name", ""))
         if "layers" in group:
-            layers += _counted_layers(_child(group, "layers", path), path, seen)
+            inner = f"{prefix}{name}_" if name else ""
+            layers += _counted_layers(_child(group, "layers", path), path, seen, inner)
             continue
-        kind, position = _count_of(key)
-        if "vars" in group:
-            variables = _child(group, "vars", path)
-            name = variables.attrs.get("name", "")
-            tensors = tuple(_tensor(variables, number, path) for number in sorted(variables, key=int))
-            layers.append(LayerWeights(str(name), kind, tensors, position=position))
+        is_statistics = kind == "normalization"
+        numbers = sorted(variables, key=int)[: 2 if is_statistics else None]
+        tensors = tuple(_tensor(variables, number, path) for number in numbers)
+        name = f"{prefix}{name}" if name else ""
+        layers.append(LayerWeights(name, kind, tensors, position=position, is_statistics=is_statistics))
     return layers
 
 
@@ -274,29 +342,37 @@ def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
 _STOCK_KINDS = {"grouped_conv2d": "conv2d"}
 
 
-def load_keras_weights(model: KerasModel, path: Path) -> None:
+def load_keras_weights(model: KerasModel, path: Path) -> List[str]:
     """Copies all weights of a file into a model from ``build_model``.
+
+    Returns:
+        Notes for the user, see :func:`read_keras_weights`.
 
     Raises:
         DataError: the file is absent, damaged, or of another model; the model is then unchanged.
     """
-    values = read_keras_weights(model, path)
+    values, notes = read_keras_weights(model, path)
     for name, variable in named_weights(model).items():
         variable.assign(values[name])
+    return notes
 
 
-def read_keras_weights(model: KerasModel, path: Path) -> Dict[str, np.ndarray]:
+def read_keras_weights(model: KerasModel, path: Path) -> Tuple[Dict[str, np.ndarray], List[str]]:
     """Reads the weights of a file, by the canonical names of a model from ``build_model``.
 
-    Layers are matched by their canonical names if all names and shapes agree.  Otherwise they are matched by position:
-    in the network's order if the file has it, else by number among the layers of one class.
+    Layers are matched by their names if all names and shapes agree: canonical ones, from the configuration of a whole
+    model, or those in the file, also numbered from zero.  Otherwise they are matched by position: in the network's
+    order if the file has it, else by number among the layers of one class.
+
+    Returns:
+        The weights, and a note for the user if they were matched by position.
 
     Raises:
-        DataError: the file is absent, damaged, or of another model.
+        DataError: the file is absent, damaged, or of another model, or positions do not tell its layers apart.
     """
     targets = _targets(model)
     with _open_layers(path) as (layers, in_order):
-        pairs = _match(layers, in_order, targets, path, model.name)
+        pairs, notes = _match(layers, in_order, targets, path, model)
         values = [[np.asarray(tensor[()], np.float32) for tensor in layer.tensors] for layer, _ in pairs]
     for (_, target), arrays in zip(pairs, values):
         if not all(np.isfinite(array).all() for array in arrays):
@@ -308,7 +384,7 @@ def read_keras_weights(model: KerasModel, path: Path) -> Dict[str, np.ndarray]:
         name: array
         for (_, target), arrays in zip(pairs, values)
         for name, array in zip(target.weights, arrays)
-    }
+    }, notes
 
 
 def _targets(model: KerasModel) -> List[LayerWeights]:
@@ -323,22 +399,27 @@ def _targets(model: KerasModel) -> List[LayerWeights]:
 
 
 def _match(
-    layers: List[LayerWeights], in_order: bool, targets: Sequence[LayerWeights], path: Path, model: str
-) -> List[Tuple[LayerWeights, LayerWeights]]:
-    """Pairs of layers of the file and of the model, with equal shapes.
+    layers: List[LayerWeights],
+    in_order: bool,
+    targets: Sequence[LayerWeights],
+    path: Path,
+    built: KerasModel,
+) -> Tuple[List[Tuple[LayerWeights, LayerWeights]], List[str]]:
+    """Pairs of layers of the file and of the model, with equal shapes; and notes for the user.
 
     Raises:
         DataError: the layers cannot be paired.
     """
+    model = built.name
     if len(layers) != len(targets):
         raise DataError(
             f"{path} is of another model: it has {len(layers)} layers with weights, "
             f"{model} has {len(targets)}",
             _MODEL_HINT,
         )
-    named = {layer.name.replace("/", "_"): layer for layer in layers}
-    if all(target.name in named and named[target.name].shapes == target.shapes for target in targets):
-        return [(named[target.name], target) for target in targets]
+    for named in _named(layers, path):
+        if all(target.name in named and named[target.name].shapes == target.shapes for target in targets):
+            return [(named[target.name], target) for target in targets], []
     ordered = layers if in_order else _by_class(layers, targets)
     if ordered is None:
         raise DataError(
@@ -354,7 +435,53 @@ def _match(
                 if target is not targets[-1]
                 else "use a data set with as many classes, or other weights",
             )
-    return list(zip(ordered, targets))
+    confusable = _confusable(built, targets, in_order)
+    if confusable is not None:
+        raise DataError(
+            f"{path} does not name its layers as {model} does, and {' and '.join(confusable)} have weights of equal "
+            "shapes and no order, so it does not tell which are whose",
+            f"save the whole model as .keras, whose layers have the names of {model}'s",
+        )
+    count = counted(len(targets), "layer")
+    return list(zip(ordered, targets)), [
+        f"the weights of {count} in {shown(path)} are matched by position, because their names are not {model}'s"
+    ]
+
+
+def _named(layers: Sequence[LayerWeights], path: Path) -> Iterator[Dict[str, LayerWeights]]:
+    """Yields the layers of a file by name: by canonical names, by the names in the file, and by those from zero."""
+    own = {layer.name.replace("/", "_"): layer for layer in layers}
+    if len(own) < len(layers):
+        return  # names are absent, or do not tell layers apart
+    calls = read_model_calls(path)
+    if calls is not None:
+        canonical = {"_".join(call.place).replace("/", "_"): call.name for call in calls}
+        yield {canonical.get(name, name): layer for name, layer in own.items()}
+    yield own
+    bases = {name: re.sub(r"_\d+$", "", name) for name in own}
+    from_zero = counted_from_zero((name, name, base, (base,)) for name, base in bases.items())
+    yield {from_zero[name]: layer for name, layer in own.items()}
+
+
+def _confusable(
+    model: KerasModel, targets: Sequence[LayerWeights], in_order: bool
+) -> Optional[Tuple[str, str]]:
+    """Names of two layers with equal shapes of which neither reads the other's output; None if there are none.
+
+    Args:
+        in_order: whether layers of different classes may be mistaken for each other, too.
+    """
+    calls = read_calls("", "Functional", model.get_config())
+    reads = {call.name: [source for source, _ in call.reads] for call in calls}
+    before: Dict[str, Set[str]] = {}
+    for name, sources in reads.items():
+        before[name] = set(sources).union(*(before[source] for source in sources))
+    for i, first in enumerate(targets):
+        for second in targets[i + 1 :]:
+            is_alike = first.shapes == second.shapes and (in_order or first.kind == second.kind)
+            if is_alike and first.name not in before[second.name] and second.name not in before[first.name]:
+                return first.name, second.name
+    return None
 
 
 def _by_class(layers: List[LayerWeights], targets: Sequence[LayerWeights]) -> Optional[List[LayerWeights]]:

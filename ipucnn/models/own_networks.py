@@ -14,10 +14,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,18 +25,28 @@ from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import file_size, read_bytes
 from ipucnn.models.architecture import Architecture, architecture_of, blueprint_of, from_data
 from ipucnn.models.blueprint import Blueprint
-from ipucnn.models.keras_config import read_calls
-from ipucnn.models.keras_files import read_configuration
+from ipucnn.models.formulas import formulas_of
+from ipucnn.models.keras_config import INPUT_LAYER, LayerCall, read_calls
+from ipucnn.models.keras_files import read_configuration, read_statistics
 from ipucnn.python_files import label_of, own_code_failed
 from ipucnn.text import counted, shown_value
 
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
-# Operations that change state for the next call, draw random numbers from hidden state, or run Python code.
-_REMEMBERS = re.compile(
-    "(Assign|EagerPyFunc|Multinomial|ParameterizedTruncatedNormal|PyFunc|Random|Resource(Apply|Scatter)|Rng|"
-    "Stateful(?!PartitionedCall)|TruncatedNormal)"
-)
+# Stateful operations that only read variables, call functions, or check.  All others change state for the next call,
+# draw random numbers from hidden state, or run Python code.
+_READS = (
+    "Assert", "Case", "If", "PartitionedCall", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
+    "StatefulPartitionedCall", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "While",
+)  # fmt: skip
 Make = Callable[..., Any]
+
+
+class _Made(NamedTuple):
+    """A network that the user's function returned, and the calls of its layers."""
+
+    architecture: Architecture
+    calls: List[LayerCall]
+    model: KerasModel
 
 
 @dataclass(eq=False)
@@ -52,6 +61,7 @@ class OwnNetwork:
         needs: the hint to name its file, for a network that is known only from a run folder or checkpoint and needs
             the user's code; otherwise None.
         notes: remarks for the user about the built network, a sentence each.
+        trained_as: the network in the checkpoint whose weights a function's network gets; None without a checkpoint.
     """
 
     name: str
@@ -60,6 +70,8 @@ class OwnNetwork:
     architecture: Optional[Architecture] = None
     needs: Optional[str] = None
     notes: List[str] = field(default_factory=list)
+    trained_as: Optional[Architecture] = None
+    _called: Optional[Tuple[Tuple[Tuple[int, ...], int, int], List[_Made]]] = None
 
     @property
     def label(self) -> str:
@@ -82,6 +94,24 @@ class OwnNetwork:
         """Its number of logits; None if the data determine it."""
         known = self.architecture if self.make is None else None
         return None if known is None else known.num_outputs
+
+    @property
+    def first_rescaling(self) -> Optional[str]:
+        """See :attr:`Architecture.first_rescaling`; None for a function of no checkpoint that was not called yet."""
+        known = self.architecture or self.trained_as
+        return None if known is None else known.first_rescaling
+
+    def call(self, shape: Sequence[int], num_classes: int, seed: int) -> None:
+        """Calls the function that makes the network, if there is one, for the next call of :meth:`blueprint`.
+
+        Raises:
+            ConfigurationError: as :meth:`blueprint`.
+        """
+        if self.make is not None:
+            self.check_buildable()
+            key = tuple(map(int, shape)), num_classes, seed
+            self._called = key, self._made(*key)
+            self.architecture = self._called[1][0].architecture
 
     def to_data(self) -> Dict[str, Any]:
         """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
@@ -114,8 +144,15 @@ class OwnNetwork:
 
         shape = tuple(int(n) for n in images.shape[1:])
         self.check_buildable()
+        made: List[_Made] = []
         if self.make is not None:
-            self.architecture = self._made(shape, num_classes, seed)
+            key = shape, num_classes, seed
+            made = (
+                self._called[1] if self._called is not None and self._called[0] == key else self._made(*key)
+            )
+            self._called = None
+            self.architecture = made[0].architecture
+            _check_formulas(shown_value(self.name), self.architecture, self.trained_as)
         assert self.architecture is not None
         self.check_input(shape)
         self.notes = [f"{shown_value(self.name)}: {note}" for note in self.architecture.notes]
@@ -137,21 +174,35 @@ class OwnNetwork:
                 f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
                 "drop them; --weight-decay and --l2-regularization hold for the whole network",
             )
+        if made:
+            _check_initial_weights(name, made, model)
         _exchange(blueprint, model, name)
         use_grouped_convolutions(blueprint)
         return blueprint
 
-    def _made(self, shape: Tuple[int, ...], num_classes: int, seed: int) -> Architecture:
-        """Calls the user's function, and converts its model to an architecture.
+    def _made(self, shape: Tuple[int, ...], num_classes: int, seed: int) -> List[_Made]:
+        """Calls the user's function under two seeds, and converts its models to architectures.
 
         Raises:
-            ConfigurationError: it does not return a functional or sequential float32 model that training supports.
+            ConfigurationError: it does not return a functional or sequential float32 model that training supports, or
+                another network each time.
         """
+        made = [self._made_with(shape, num_classes, seed, key) for key in ("own", "own, with another seed")]
+        kinds = [[(layer.name, layer.kind) for layer in one.architecture.layers] for one in made]
+        if kinds[0] != kinds[1]:
+            raise ConfigurationError(
+                f"{shown_value(self.name)} returns another network each time it is called",
+                "decide its layers by its arguments alone",
+            )
+        return made
+
+    def _made_with(self, shape: Tuple[int, ...], num_classes: int, seed: int, key: str) -> _Made:
+        """Calls the user's function under the seed of a key."""
         from tensorflow import keras
 
         assert self.make is not None
         name, old_policy = shown_value(self.name), keras.mixed_precision.global_policy()
-        with seeded(seed, "own"):
+        with seeded(seed, key):
             model = self.make(shape, num_classes)
         policy = keras.mixed_precision.global_policy().name
         if policy != "float32":
@@ -182,7 +233,8 @@ class OwnNetwork:
         except Exception as error:
             failed = own_code_failed(error, f"get_config of a layer of {name}")
             raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
-        return architecture_of(name, read_calls(name, kind, config, renumbers=True), model)
+        calls = read_calls(name, kind, config, renumbers=True)
+        return _Made(architecture_of(name, calls, model), calls, model)
 
     def check_input(self, shape: Sequence[int]) -> None:
         """Refuses images of a shape that does not fit the known sizes of the network's input.
@@ -222,6 +274,92 @@ class OwnNetwork:
         )
 
 
+def _check_formulas(name: str, architecture: Architecture, trained_as: Optional[Architecture]) -> None:
+    """Refuses a network whose activations have other formulas in this Keras than they had where it was trained.
+
+    Raises:
+        ConfigurationError: a formula differs; the message names the layer and both.
+    """
+    trained = {} if trained_as is None else {layer.name: layer for layer in trained_as.layers}
+    for layer in architecture.layers:
+        former = trained.get(layer.name)
+        if former is None or layer.is_own:
+            continue
+        now, then = formulas_of(layer.config), formulas_of(former.config)
+        for key in sorted({*now, *then}):
+            if now.get(key) != then.get(key):
+                former_one, present = (one.get(key, "another activation") for one in (then, now))
+                raise ConfigurationError(
+                    f"{name}: layer '{shown_value(layer.name)}' was trained with {former_one}, and this Keras computes "
+                    f"{present}",
+                    "use the TensorFlow that the run was trained with (environment.json has its version)",
+                )
+
+
+def _check_initial_weights(name: str, made: Sequence[_Made], model: KerasModel) -> None:
+    """Refuses weights that the function set: they are equal under two seeds, and the rebuilt layer begins with others.
+
+    Args:
+        name: name of the network, for messages.
+        made: the function's networks under two seeds.
+        model: the network rebuilt from its architecture.
+
+    Raises:
+        ConfigurationError: a layer has such weights; the message names it.
+    """
+    for call, other in zip(made[0].calls, made[1].calls):
+        if call.is_operation or call.kind in (INPUT_LAYER, "Normalization", "Softmax"):
+            continue
+        layer, layer_2 = call.layer_in(made[0].model), other.layer_in(made[1].model)
+        names = [step.name for step in made[0].architecture.layers]
+        if layer is None or layer_2 is None or call.name not in names:
+            continue
+        rebuilt = model.get_layer(call.name)
+        for weight, second, third in zip(layer.weights, layer_2.weights, rebuilt.weights):
+            values, repeated, begins = (np.asarray(tf_value.numpy()) for tf_value in (weight, second, third))
+            if not _is_set(values, repeated, begins) or _is_drawn_with_a_seed(layer, values):
+                continue
+            base = weight.name.split("/")[-1].split(":")[0]
+            hint = "return it untrained (weights=None); --weights begins with weights that were trained"
+            if f"{base}_initializer" in call.settings and call.kind != "BatchNormalization":
+                constant = f"{base}_initializer=keras.initializers.Constant(values)"
+                hint = f"give the layer {constant} to keep them, or {hint}"
+            raise ConfigurationError(
+                f"{name} sets weights itself ({base} of layer '{shown_value(call.name)}'), and training draws its own "
+                "with the seed",
+                hint,
+            )
+
+
+def _is_set(values: np.ndarray, repeated: np.ndarray, begins: np.ndarray) -> bool:
+    """Whether weights, or some of them, are equal in two builds, and other than the initial ones.
+
+    Two draws of 23 bits are equal by chance for about 1e-7 of the weights.
+    """
+    if values.shape != repeated.shape:
+        return True
+    equal = (values == repeated) & (values != begins)
+    return bool(equal.size) and (bool(equal.all()) or int(equal.sum()) >= 3 + 1e-5 * equal.size)
+
+
+def _is_drawn_with_a_seed(layer: KerasLayer, values: np.ndarray) -> bool:
+    """Whether weights are what an initialiser with a seed of the user's own draws."""
+    initializers = [
+        value
+        for value in vars(layer).values()
+        if isinstance(getattr(value, "seed", None), int) and callable(value)
+    ]
+    return any(np.array_equal(np.asarray(draw(values.shape)), values) for draw in initializers)
+
+
+def _is_stateful(operation: str) -> bool:
+    """Whether an operation of TensorFlow changes or hides state, by its definition."""
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(operation)
+    return definition is not None and definition.is_stateful and operation not in _READS
+
+
 def _check_own_layer(name: str, layer: KerasLayer) -> None:
     """Refuses a layer of the user's own that has state, draws random numbers, or does not compute in float32.
 
@@ -254,7 +392,7 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
     except Exception as error:
         raise own_code_failed(error, what) from error
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    operation = next((node.op for node in nodes if _REMEMBERS.match(node.op)), None)
+    operation = next((node.op for node in nodes if _is_stateful(node.op)), None)
     if operation is not None:
         raise ConfigurationError(
             f"{what} draws random numbers, or remembers something from batch to batch (operation {operation}), which a "
@@ -339,8 +477,11 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
     if not isinstance(config, dict):
         raise DataError(f"{shown_value(name)} holds no model", hint)
     try:
-        calls = read_calls(shown_value(name), str(config.get("class_name")), config.get("config"))
-        architecture = architecture_of(shown_value(name), calls)
+        kind, settings = str(config.get("class_name")), config.get("config")
+        calls = read_calls(shown_value(name), kind, settings, renumbers=True)
+        architecture = architecture_of(
+            shown_value(name), calls, statistics=lambda call: read_statistics(path, call)
+        )
     except ConfigurationError as error:
         raise DataError(error.message, error.hint) from None  # an error of the file, not of the command line
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

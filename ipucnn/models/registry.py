@@ -398,7 +398,11 @@ def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what
         ConfigurationError: the digests differ.
     """
     network = meta.get("network") if record.own is not None else None
-    if not isinstance(network, dict) or record.own is None or network.get("sha256") == record.own.sha256:
+    if not isinstance(network, dict) or record.own is None:
+        return
+    if network.get("sha256") == record.own.sha256:
+        former = saved_network(record.name, network, what, "").own
+        record.own.trained_as = None if former is None else former.architecture
         return
     raise ConfigurationError(
         f"{shown_value(record.name)} has changed since {what} was written",
@@ -418,7 +422,7 @@ def _own_record(own: "OwnNetwork") -> ModelRecord:
         input_shape=(height or 224, width or 224, channels or 3),
         min_size=1,
         num_classes=own.num_classes or 1000,
-        input_range="standard",
+        input_range="standard" if own.first_rescaling is None else "raw",
         own=own,
     )
 

@@ -201,7 +201,7 @@ def load_for_validation(path: Path, state: TrainState, model: KerasModel, update
     if is_keras_file(path):
         from ipucnn.models.keras_files import read_keras_weights
 
-        checkpoint = Checkpoint(read_keras_weights(model, path), {})
+        checkpoint = Checkpoint(read_keras_weights(model, path)[0], {})
         checkpoint.meta["weight_updates"] = round(_epoch_of(path) * updates_per_epoch)
     else:
         checkpoint = load_checkpoint(path)
@@ -273,8 +273,8 @@ class TrainedRun:
         """The facts of the checkpoint."""
         return self.checkpoint.meta
 
-    def fill(self, model: "KerasModel") -> None:
-        """Copies all weights of the checkpoint into a built network.
+    def fill(self, model: "KerasModel") -> List[str]:
+        """Copies all weights of the checkpoint into a built network; returns notes for the user.
 
         Raises:
             DataError: the weights are another network's.
@@ -282,6 +282,7 @@ class TrainedRun:
         from ipucnn.models.names import named_weights
 
         assign_weights(named_weights(model), self.checkpoint, what=str(self.path))
+        return []
 
 
 def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate") -> TrainedRun:
@@ -380,14 +381,17 @@ def as_started(source: DataSource, facts: PlainDict) -> DataSource:
     return replace(source, info=replace(info, mean=mean, std=std, warnings=(*info.warnings, note)))
 
 
-def load_starting_weights(model: "KerasModel", path: Path, class_names: Sequence[str]) -> Tuple[str, ...]:
+def load_starting_weights(
+    model: "KerasModel", path: Path, class_names: Sequence[str]
+) -> Tuple[Tuple[str, ...], List[str]]:
     """Loads starting weights from a checkpoint, a run folder or a Keras file.
 
     From a checkpoint or run it loads the backbone, and the head if that has the same shapes and classes; from a Keras
     file, all weights.  ``class_names`` are the classes of the network.
 
     Returns:
-        The names of the weights left at their initial values (a new head), in the model's order.
+        The names of the weights left at their initial values (a new head), in the model's order; and notes for the
+        user.
 
     Raises:
         DataError: the weights of the backbone do not fit.
@@ -396,13 +400,12 @@ def load_starting_weights(model: "KerasModel", path: Path, class_names: Sequence
     from ipucnn.models.names import named_weights
 
     if is_keras_file(path):
-        load_keras_weights(model, path)
-        return ()
+        return (), load_keras_weights(model, path)
     checkpoint = open_run(path).checkpoint if is_folder(path) else load_checkpoint(path)
     weights = named_weights(model)
     skip = _new_head(weights, checkpoint, class_names)
     assign_weights(weights, checkpoint, what=str(path), skip=skip)
-    return skip
+    return skip, []
 
 
 def _new_head(

@@ -26,6 +26,7 @@ from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.start import Start, check_same_run, find_start
 from ipucnn.runs.trackers import import_wandb
+from ipucnn.runs.weight_files import check_frozen_weights
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
 from ipucnn.sessions.session import recomputes_statistics
 from ipucnn.text import counted
@@ -127,6 +128,8 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     check_device(config.device)
     rules.check_rules(rules.Facts(resolved, layout))
     _check_files(config.weights if start.checkpoint is None else None, resolved)
+    if config.weights is None and start.checkpoint is None and config.training:
+        check_frozen_weights(resolved.record)
     if config.wandb and group.is_writer:
         import_wandb()
     if config.pipeline_splits:

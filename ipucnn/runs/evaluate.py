@@ -145,7 +145,8 @@ def _evaluate_classes(
 
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
     with too_large, data_errors():
-        trained.load(session, "evaluate")
+        for note in trained.load(session, "evaluate"):
+            progress.line(f"note: {note}")
         started = time.perf_counter()
         batches = session.logits(run_setup.evaluation_batches(trained, batch, session))
         seen = measure(batches, totals, on_samples)

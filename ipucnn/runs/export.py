@@ -12,12 +12,12 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Optional, Tuple
+from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
 
-from ipucnn.aliases import KerasModel, OnnxGraph, PlainDict, PlainValue, Tensor, TfFunction
+from ipucnn.aliases import KerasModel, OnnxGraph, OnnxNode, PlainDict, PlainValue, Tensor, TfFunction
 from ipucnn.documents import misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.filesystem import (
@@ -35,6 +35,7 @@ from ipucnn.filesystem import (
 from ipucnn.models.architecture import own_layers
 from ipucnn.models.names import INPUT_NAME as NETWORK_INPUT
 from ipucnn.runs import runtimes
+from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.folder import CONFIG, RunFolder
@@ -132,7 +133,10 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
         progress.line(f"warning: {warning}")
     trained = _for_comparison(trained, request, progress)
     session = create_session(trained.config.device, verbose=request.verbose, config=trained.config)
-    model = trained.build()
+    trained = run_setup.with_network_range(trained)
+    model, notes = trained.build()
+    for note in notes:
+        progress.line(f"note: {note}")
     custom = own_layers(model) if request.form == KERAS else ()
     if custom:
         raise ConfigurationError(
@@ -353,7 +357,12 @@ def _write_onnx(request: ExportRequest, stock: KerasModel, folder: Path) -> Path
     import tf2onnx
 
     serve, opset = _function(request, stock), request.opset or DEFAULT_OPSET
-    model, _ = tf2onnx.convert.from_function(serve, input_signature=serve.input_signature, opset=opset)
+    model, _ = tf2onnx.convert.from_function(
+        serve,
+        input_signature=serve.input_signature,
+        opset=opset,
+        custom_op_handlers={"Erfc": (_one_minus_erf, [])},
+    )
     written = [port.version for port in model.opset_import if port.domain in ("", "ai.onnx")]
     if set(written) != {opset}:
         raise ValueError(f"tf2onnx wrote operations of opset {written}, not {opset}")
@@ -365,6 +374,17 @@ def _write_onnx(request: ExportRequest, stock: KerasModel, folder: Path) -> Path
     onnx.checker.check_model(model)
     onnx.save(model, str(folder / "model.onnx"))
     return folder / "model.onnx"
+
+
+def _one_minus_erf(ctx: OnnxGraph, node: OnnxNode, name: str, args: Sequence[object]) -> None:
+    """Replaces the operation Erfc of TensorFlow's GELU, which ONNX does not have, by 1 - Erf."""
+    (value,), (output,), shape, kind = node.input, node.output, node.output_shapes, node.output_dtypes
+    ctx.remove_node(name)
+    erf = ctx.make_node("Erf", [value], shapes=shape, dtypes=kind)
+    one = ctx.make_const(f"{name}_one", np.ones((), np.float32))
+    ctx.make_node(
+        "Sub", [one.output[0], erf.output[0]], outputs=[output], name=name, shapes=shape, dtypes=kind
+    )
 
 
 def _rename(graph: OnnxGraph, old: str, new: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from ipucnn.aliases import Annotated, KerasModel, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.pixels import in_8_bits
+from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
 from ipucnn.documents import Above0, Finite, Natural, Positive, misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
@@ -66,6 +66,11 @@ class _Input(msgspec.Struct):
 
     shape: Tuple[Optional[Positive], Positive, Positive, Literal[1, 3]]
     dtype: Literal["uint8", "float32"]
+    name_of_range: str = msgspec.field(name="range")
+
+    def __post_init__(self) -> None:
+        if self.name_of_range not in INPUT_RANGES:
+            raise ValueError(f"the range {self.name_of_range} is unknown")
 
 
 class _Output(msgspec.Struct):

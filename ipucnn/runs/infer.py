@@ -199,7 +199,8 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
     names = tuple(map(printable, trained.names()))
     progress.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, progress)
-    trained.load(session, "infer")
+    for note in trained.load(session, "infer"):
+        progress.line(f"note: {note}")
     for _, logits in session.logits(batches.read()):
         images, done = batches.waiting.popleft()
         for (position, image, pixels), row in zip(images, np.asarray(logits)):

@@ -20,7 +20,7 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
 from ipucnn.sessions.session import Session
-from ipucnn.text import counted, size_text
+from ipucnn.text import counted, shown_value, size_text
 from ipucnn.training.program import Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -81,10 +81,26 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
     Raises:
         ConfigurationError: the network's range cannot be made in one operation, as the configuration requires.
     """
+    setup = with_network_range(setup)
     taken = session.take_preprocessing(
         InputRange.of(setup.input_range, setup.source.info, setup.input_shape[2])
     )
     return replace(setup, input_range="raw") if taken else setup
+
+
+def with_network_range(setup: SomeSetup) -> SomeSetup:
+    """Returns the setup with the range that a function's network needs, after calling the function.
+
+    Call it after the session was created, because it may import TensorFlow.
+
+    Raises:
+        ConfigurationError: the network scales its images itself, and ``--normalise`` names another range.
+    """
+    own = setup.record.own
+    if own is None or own.make is None:
+        return setup
+    own.call(setup.input_shape, setup.source.info.num_classes, setup.seed)
+    return replace(setup, input_range=input_range(setup.config.normalise, setup.record))
 
 
 def draw_seed() -> int:
@@ -99,13 +115,20 @@ def input_range(normalise: str, record: ModelRecord) -> str:
         ConfigurationError: each image of a segmentation network is to be normalised by itself, but the network sees
             patches of images.
     """
-    if normalise == "network":
-        return record.input_range
-    if record.task == "segmentation":
+    is_typed = normalise != "network"
+    rescaling = None if record.own is None else record.own.first_rescaling
+    name = normalise if is_typed else record.input_range if rescaling is None else "raw"
+    if rescaling is not None and name != "raw":
         raise ConfigurationError(
-            f"--normalise {normalise}: {record.name} sees patches, not whole images", "drop it"
+            f"{shown_value(record.name)} scales pixels of 0..255 itself, in its layer {shown_value(rescaling)}, and "
+            f"--normalise {name} would scale them before",
+            "drop --normalise",
         )
-    return normalise
+    if is_typed and record.task == "segmentation":
+        raise ConfigurationError(
+            f"--normalise {name}: {record.name} sees patches, not whole images", "drop it"
+        )
+    return name
 
 
 def _largest_patch(record: ModelRecord, side: int) -> int:
@@ -286,7 +309,9 @@ def build(setup: Setup) -> "KerasModel":
     """Builds the model of a run (imports TensorFlow)."""
     from ipucnn.models.build import build_model
 
-    return build_model(setup.record, build_options(setup))
+    model = build_model(setup.record, build_options(setup))
+    input_range(setup.config.normalise, setup.record)  # only now the layers of a function's network are known
+    return model
 
 
 def loss_name(config: RunConfig, task: str) -> str:

@@ -3,6 +3,7 @@
 :class:`TrainingRun` builds, compiles and trains; the :class:`Recorder` handles each event of the session.
 """
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -17,6 +18,7 @@ from ipucnn.filesystem import expand, free_bytes
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
+from ipucnn.models.keras_files import is_keras_file
 from ipucnn.planning.network import network_options
 from ipucnn.planning.search.advice import training_advice
 from ipucnn.planning.splits import with_run_splits
@@ -27,12 +29,13 @@ from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.start import resume_command
+from ipucnn.runs.weight_files import check_scaling, file_with_weights, scaling_of_file
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
 from ipucnn.sessions.session import CompilationReport, Session, TrainState, ValidationDue
-from ipucnn.text import counted
+from ipucnn.text import counted, shown_value
 from ipucnn.training.schedules import largest_rate
 
 
@@ -58,6 +61,7 @@ class TrainingRun:
         self.state = RunState([])
         self._former_rows = 0
         self.fresh_weights = 0
+        self._weight_notes: List[str] = []
         self.final_report: Dict[str, Any] = {}
         self._verbose = verbose
         # The differences between processes that can change the last digits of a result.
@@ -289,6 +293,7 @@ class TrainingRun:
         notes += [f"warning: {note}; skipped" for note in skipped]
         if context.record.own is not None:
             notes += [f"note: {note}" for note in context.record.own.notes]
+        notes += [f"note: {note}" for note in (*self._weight_notes, *_notes_of_unused_weights(context))]
         notes += _notes_of_room(context, session.state)
         if notes:
             yield Notes(notes)
@@ -370,9 +375,12 @@ class TrainingRun:
 
             self.fresh_weights = load_imagenet_weights(model, self.context.record)
         else:
-            self.fresh_weights = len(
-                checkpoints.load_starting_weights(model, expand(weights), self.context.info.class_names)
-            )
+            path = expand(weights)
+            if is_keras_file(path):
+                check_scaling(self.context, path, scaling_of_file(path))
+            names = self.context.info.class_names
+            fresh, self._weight_notes = checkpoints.load_starting_weights(model, path, names)
+            self.fresh_weights = len(fresh)
 
 
 def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> Dict[str, Any]:
@@ -408,6 +416,18 @@ def _notes_of_sharing(
     notes = notes_of_sharing(context.num_workers, context.config, context.program, begins, num_devices)
     different = "the result may differ in bytes from one process's"
     return [*notes, *(f"warning: {line}; {different}" for line in differences)]
+
+
+def _notes_of_unused_weights(context: RunContext) -> List[str]:
+    """Returns a note if a run on a file of Keras begins without the weights in it."""
+    file = file_with_weights(context.record)
+    if file is None or context.config.weights is not None or context.start.checkpoint is not None:
+        return []
+    name = context.record.name
+    return [
+        f"the weights in {shown_value(name)} are not used: training draws its own; --weights {shlex.quote(name)} "
+        "begins with them"
+    ]
 
 
 def _notes_of_room(context: RunContext, state: TrainState) -> List[str]:

@@ -26,6 +26,7 @@ from ipucnn.datasets.base import (
 from ipucnn.datasets.classes import Matched, match, relabelled
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
+from ipucnn.models.architecture import Scaling
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
@@ -47,6 +48,7 @@ from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
+from ipucnn.runs.weight_files import check_scaling, note_of_range, scaling_of_file, take_over
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import shown_value
@@ -85,7 +87,8 @@ class TrainedSetup(Setup):
 
     Attributes:
         summary: ``model``, ``checkpoint`` and ``weight_updates`` (None if that is not known), for reports.
-        fill: a function that copies the weights into the built network; None for an exported file.
+        fill: a function that copies the weights into the built network, and returns notes for the user; None for an
+            exported file.
         names: a function that returns the names of the classes.  It may access the network, and import TensorFlow.
         runtime: a function that makes the session of an exported file, which has its own weights; None: the session
             of the device is used.
@@ -94,10 +97,11 @@ class TrainedSetup(Setup):
         by_number: whether the data set's classes are the network's by number alone, without names.
         folder: the run folder that the weights come from; None for other weights.
         exported_threshold: the threshold of an exported file for two classes of pixels; None for other weights.
+        weight_file: the Keras file that the weights come from; None for other weights.
     """
 
     summary: Dict[str, Any]
-    fill: Optional[Callable[["KerasModel"], None]]
+    fill: Optional[Callable[["KerasModel"], List[str]]]
     names: Callable[[], Tuple[str, ...]]
     num_stored: int
     notes: Tuple[str, ...] = ()
@@ -105,6 +109,7 @@ class TrainedSetup(Setup):
     runtime: Optional[Callable[[], Session]] = None
     folder: Optional[RunFolder] = None
     exported_threshold: Optional[float] = None
+    weight_file: Optional[Path] = None
 
     @property
     def threshold(self) -> float:
@@ -135,19 +140,33 @@ class TrainedSetup(Setup):
 
         return [*device_warnings(self.config.device), *self.source.info.warnings]
 
-    def load(self, session: Session, command: str) -> None:
-        """Builds the network, and makes a session ready to predict with it, for a command."""
-        model = self.build()
+    def load(self, session: Session, command: str) -> List[str]:
+        """Builds the network, and makes a session ready to predict with it, for a command.
+
+        Returns:
+            Notes for the user.
+        """
+        model, notes = self.build()
         session.would_fit = prediction_advice(model, self.record.name, self.config, command)
         session.prepare_evaluation(model, None)
+        return notes
 
-    def build(self) -> Optional["KerasModel"]:
-        """Builds the network with its weights (imports TensorFlow); None for an exported file."""
+    def build(self) -> Tuple[Optional["KerasModel"], List[str]]:
+        """Builds the network with its weights (imports TensorFlow).
+
+        Returns:
+            The network, None for an exported file; and notes for the user.
+        """
         if self.fill is None:
-            return None  # an exported file runs without Keras's network
+            return None, []  # an exported file runs without Keras's network
         model = run_setup.build(self)
-        self.fill(model)
-        return model
+        if self.weight_file is not None:
+            scaling = scaling_of_file(self.weight_file)
+            check_scaling(self, self.weight_file, scaling)
+        notes = [] if self.record.own is None else list(self.record.own.notes)
+        if self.weight_file is not None and scaling is None:
+            notes.append(note_of_range(self, self.weight_file))
+        return model, [*notes, *self.fill(model)]
 
 
 def facts_only(info: DatasetInfo) -> DataSource:
@@ -188,12 +207,14 @@ class _Weights:
         seed: the seed of the run.
         input_shape: the input shape of the trained network; None if the data set or an option determines it.
         names: see :class:`TrainedSetup`; None for the names of the data set.
-        takes_pixels: whether an exported file takes pixels of 0..255 and normalises them itself.
+        exported_range: the range of the images that an exported file takes; None for other weights.
+        weight_file: see :class:`TrainedSetup`.
+        scaling: the scaling of pixels with which the model in that file begins; None if it has none.
     """
 
     resolved: Resolved
     summary: Dict[str, Any]
-    fill: Optional[Callable[["KerasModel"], None]]
+    fill: Optional[Callable[["KerasModel"], List[str]]]
     facts: Optional[DatasetInfo] = None
     what: str = ""
     hint: str = ""
@@ -202,8 +223,10 @@ class _Weights:
     names: Optional[Callable[[], Tuple[str, ...]]] = None
     folder: Optional[RunFolder] = None
     runtime: Optional[Callable[[], Session]] = None
-    takes_pixels: bool = False
+    exported_range: Optional[str] = None
     exported_threshold: Optional[float] = None
+    weight_file: Optional[Path] = None
+    scaling: Optional[Scaling] = None
 
 
 def _open(named: Named, reads_data: bool) -> TrainedSetup:
@@ -227,10 +250,12 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
             source, matched = _as_trained(source, facts, weights)
         source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
         setup = replace(setup, resolved=resolved, source=source)
+    if weights.weight_file is not None and weights.scaling is not None and setup.record.own is None:
+        setup = take_over(setup, weights.weight_file, weights.scaling)
     if weights.runtime is None:
         run_setup.build_options(setup)
-    elif weights.takes_pixels:
-        setup = replace(setup, input_range="raw")
+    elif weights.exported_range is not None:
+        setup = replace(setup, input_range=weights.exported_range)
     return TrainedSetup(
         **vars(setup),
         summary=weights.summary,
@@ -242,6 +267,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         runtime=weights.runtime,
         folder=weights.folder,
         exported_threshold=weights.exported_threshold,
+        weight_file=weights.weight_file,
     )
 
 
@@ -417,7 +443,7 @@ def _of_run(named: Named, reads_data: bool) -> _Weights:
         names=lambda: facts.class_names,
         folder=None if isinstance(run, ExportedNetwork) else run.folder,
         runtime=run.session if isinstance(run, ExportedNetwork) else None,
-        takes_pixels=isinstance(run, ExportedNetwork) and run.takes_pixels,
+        exported_range=run.record.input.name_of_range if isinstance(run, ExportedNetwork) else None,
         exported_threshold=run.record.threshold if isinstance(run, ExportedNetwork) else None,
     )
 
@@ -505,6 +531,8 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> _Weights:
         resolved,
         summary={"checkpoint": str(path), "model": resolved.record.name, "weight_updates": None},
         fill=lambda built: load_keras_weights(built, path),
+        weight_file=path,
+        scaling=scaling_of_file(path),
     )
 
 
@@ -525,11 +553,12 @@ def _of_imagenet(named: Named, reads_data: bool) -> _Weights:
         norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
 
-    def fill(built: "KerasModel") -> None:
+    def fill(built: "KerasModel") -> List[str]:
         from ipucnn.models.imagenet import load_imagenet_weights
 
         with quiet_download():
             load_imagenet_weights(built, record)
+        return []
 
     summary = {"checkpoint": "imagenet, of Keras Applications", "model": record.name, "weight_updates": None}
     return _Weights(

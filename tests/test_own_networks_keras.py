@@ -1,0 +1,493 @@
+"""Users' own networks and Keras' files compute what Keras computes, with both versions of Keras, or are refused."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support.own_networks import HEAD, RESIDUAL, TRAIN, last, write
+from support.refusals import Refusal, check_raises, check_refused
+from tensorflow import keras
+
+from ipucnn.compat import KERAS_3
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.architecture import from_data
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.formulas import ACTIVATIONS
+from ipucnn.models.keras_files import read_keras_weights
+from ipucnn.models.names import named_weights
+from ipucnn.models.registry import find_network, saved_network
+from ipucnn.python_files import find_function
+
+layers = keras.layers
+pytestmark = pytest.mark.usefixtures("here")
+needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 writes no .keras files")
+END = "\n    return keras.Model(images, layers.Dense(num_classes, name='head')(layers.Flatten()(x)))\n"
+
+
+def network(*lines, imports=""):
+    """Returns the code of a network with these lines between the images and the last layer."""
+    return "import numpy as np\n" + imports + HEAD + "".join(f"    {line}\n" for line in lines) + END
+
+
+def built(text, shape=(6, 6, 2), classes=3, name="net.py"):
+    record = find_network(write(text, name))
+    return record, build_model(record, BuildOptions(shape, classes))
+
+
+# --- weights that the function sets
+
+KERNEL = "KERNEL = np.arange(36, dtype=np.float32).reshape(3, 3, 2, 2) / 36"
+MINE = """
+from tensorflow import keras
+class Table(keras.layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=(shape[-1],), initializer="glorot_uniform")
+    def call(self, x):
+        return x * self.table
+"""
+SET = {
+    "frozen": ["c = layers.Conv2D(2, 3, use_bias=False, trainable=False, name='a')", "x = c(images)", KERNEL,
+               "c.set_weights([KERNEL])"],
+    "beside a zero bias": ["c = layers.Conv2D(2, 3, name='a')", "x = c(images)", KERNEL,
+                           "c.set_weights([KERNEL, np.zeros(2)])"],
+    "one filter of two": ["c = layers.Conv2D(2, 3, use_bias=False, name='a')", "x = c(images)", KERNEL,
+                          "w = c.get_weights()[0]", "w[..., 0] = KERNEL[..., 0]", "c.set_weights([w])"],
+    "from a generator of its own": ["c = layers.Conv2D(2, 3, name='a')", "x = c(images)",
+                                    "c.set_weights([np.random.RandomState(0).normal(size=(3, 3, 2, 2)), np.zeros(2)])"],
+    "depthwise": ["c = layers.DepthwiseConv2D(3, use_bias=False, name='a')", "x = c(images)",
+                  "c.set_weights([np.full((3, 3, 2, 1), 1 / 9)])"],
+    "norm": ["c = layers.BatchNormalization(name='a')", "x = c(images)",
+             "c.set_weights([np.ones(2), np.zeros(2), np.full(2, 0.5), np.ones(2)])"],
+    "slopes": ["c = layers.PReLU(name='a', shared_axes=[1, 2])", "x = c(images)",
+               "c.set_weights([np.full((1, 1, 2), 0.25)])"],
+    "a class of its own": ["c = Table(name='a')", "x = c(images)", "c.set_weights([np.ones(2)])"],
+    "inner": ["c = layers.Conv2D(2, 3, use_bias=False, name='a')",
+              "b = keras.Sequential([keras.Input((6, 6, 2)), c], name='base')", KERNEL, "c.set_weights([KERNEL])",
+              "b.trainable = False", "x = b(images)"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SET)
+def test_weights_that_the_function_sets_are_refused_by_name(case):
+    text = network(*SET[case], imports=MINE)
+    error = check_raises(ConfigurationError, "sets weights itself", "", built, text)
+    assert f"'{'base_' if case == 'inner' else ''}a'" in error.message and error.hint
+
+
+def test_constants_and_drawn_weights_are_no_set_weights():
+    constant = "kernel_initializer=keras.initializers.Constant(KERNEL), use_bias=False, trainable=False, name='edges'"
+    _, model = built(
+        network(
+            KERNEL,
+            f"x = layers.Conv2D(2, 3, {constant})(images)",
+            "x = layers.Conv2D(2, 3, kernel_initializer=keras.initializers.HeNormal(seed=1), name='seeded')(x)",
+            "x = layers.Conv2D(2, 1, trainable=False, name='frozen', bias_initializer='ones')(x)",
+            "x = layers.BatchNormalization()(layers.PReLU(alpha_initializer='ones')(x))",
+        )
+    )
+    kernel = np.arange(36, dtype=np.float32).reshape(3, 3, 2, 2) / 36
+    np.testing.assert_array_equal(named_weights(model)["edges/kernel"].numpy(), kernel)
+
+
+def test_a_network_that_differs_from_call_to_call_is_refused():
+    lines = (
+        "x = images",
+        "for n in range(CALLS.append(0) or len(CALLS)):",
+        "    x = layers.ReLU(name=f'r{n}')(x)",
+    )
+    check_raises(ConfigurationError, "another network", "", built, network(*lines, imports="CALLS = []\n"))
+
+
+# --- formulas
+
+NUMPY = {
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "exponential": np.exp,
+    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.2 * x),
+    "linear": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "selu": lambda x: (
+        1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
+    ),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "softmax": lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(),
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "swish": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "hard_sigmoid": (lambda x: np.clip(x + 3, 0, 6) / 6)
+    if KERAS_3
+    else (lambda x: np.clip(0.2 * x + 0.5, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_have_one_formula_in_both_versions_or_two_names(name):
+    x = np.linspace(-7, 7, 57)
+    values = np.asarray(keras.activations.get(name)(tf.constant(x[np.newaxis], tf.float32)))[0]
+    np.testing.assert_allclose(values, NUMPY[name](x), rtol=2e-6, atol=2e-6)
+
+
+def dense(**settings):
+    return {"input_shape": [6, 6, 2], "layers": [["f", "Flatten", {}, ["input"]], ["d", "Dense", settings, ["f"]],
+                                                 ["h", "Dense", {"units": 3}, ["d"]]]}  # fmt: skip
+
+
+def test_a_checkpoint_s_activation_of_the_other_keras_is_refused():
+    record, _ = built(network("x = layers.Dense(4, activation='hard_sigmoid', name='d')(images)"))
+    data = json.loads(json.dumps(record.own.to_data()))
+    mine = next(settings["activation"] for name, _, settings, _ in data["layers"] if name == "d")
+    assert mine == (
+        "hard_sigmoid(relu6(x + 3) / 6)" if KERAS_3 else "hard_sigmoid(min(max(0.2x + 0.5, 0), 1))"
+    )
+    other = "hard_sigmoid(min(max(0.2x + 0.5, 0), 1))" if KERAS_3 else "hard_sigmoid(relu6(x + 3) / 6)"
+    build_model(saved_network("net.py:build", data, "x", ""), BuildOptions((6, 6, 2), 3))
+    text = json.dumps(data).replace(mine, other)
+    moved = saved_network("net.py:build", json.loads(text), "x", "")
+    check_raises(
+        ConfigurationError,
+        "computes hard_sigmoid",
+        "TensorFlow",
+        build_model,
+        moved,
+        BuildOptions((6, 6, 2), 3),
+    )
+    # The same through the function's file, whose digest is that of the run.
+    again = find_network("net.py:build")
+    again.own.trained_as = from_data(json.loads(text), "x")
+    check_raises(
+        ConfigurationError, "was trained with", "TensorFlow", build_model, again, BuildOptions((6, 6, 2), 3)
+    )
+    check_raises(DataError, "", "", from_data, dense(units=4, activation="hard_sigmoid"), "x")
+
+
+@pytest.mark.parametrize("key", ["alpha", "negative_slope"])
+def test_slopes_of_either_keras_are_built(key):
+    data = dense(units=4)
+    data["layers"].insert(2, ["s", "LeakyReLU", {key: 0.25}, ["d"]])
+    data["layers"][3][3] = ["s"]
+    model = build_model(saved_network("a.keras", data, "x", ""), BuildOptions((6, 6, 2), 3))
+    assert model.get_layer("s")(np.float32([[-4]])).numpy().tolist() == [[-1]]
+
+
+def test_settings_that_only_a_newer_keras_writes_are_read():
+    data = dense(units=4)
+    newer = {"renorm": False, "renorm_clipping": None, "renorm_momentum": 0.99, "synchronized": False}
+    usual = {"epsilon": 0.1, "center": True, "scale": True}
+    data["layers"].insert(2, ["s", "BatchNormalization", {**newer, **usual}, ["d"]])
+    data["layers"][3][3] = ["s"]
+    build_model(saved_network("a.keras", data, "x", ""), BuildOptions((6, 6, 2), 3))
+
+
+def test_a_function_with_the_name_of_an_activation_is_refused():
+    text = network("x = layers.Dense(4, activation=relu)(images)", imports="def relu(x):\n    return 2 * x\n")
+    check_raises(ConfigurationError, "activation of your own", "", built, text)
+
+
+# --- the same values as Keras
+
+ZOO = {
+    "rescaling": ["x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(4, 3, activation='gelu')(x)"],
+    "per channel": ["x = layers.Rescaling([0.1, 0.2], offset=[1.0, -3.0])(images)", "x = layers.Conv2D(4, 3)(x)"],
+    "both": ["x = layers.Rescaling(1 / 255)(images)",
+             "x = layers.Normalization(mean=[0.4, 0.5], variance=[0.04, 0.09])(x)", "x = layers.Conv2D(4, 3)(x)"],
+    "one number": ["x = layers.Normalization(axis=None, mean=20.0, variance=400.0)(images)",
+                   "x = layers.Conv2D(4, 3)(x)"],
+    "adapted": ["n = layers.Normalization()", "n.adapt(np.arange(144, dtype=np.float32).reshape(2, 6, 6, 2))",
+                "x = layers.Conv2D(4, 3)(n(images))"],
+    "after flatten": ["x = layers.Rescaling(1 / 255)(layers.Flatten()(images))"],
+    "slopes": ["x = layers.LeakyReLU()(layers.Conv2D(4, 3)(images))", "x = layers.ELU(0.5)(x)",
+               "x = layers.PReLU(alpha_initializer='ones')(x)", "x = layers.ReLU(6.0, 0.1, 0.2)(x)"],
+    "norms": ["x = layers.LayerNormalization()(layers.Conv2D(4, 3)(images))", "x = layers.BatchNormalization()(x)",
+              "x = layers.LayerNormalization(axis=[1, 2, 3], epsilon=1e-5)(x)"],
+    "shapes": ["x = layers.ZeroPadding2D(((1, 2), (0, 3)))(images)",
+               "x = layers.Conv2DTranspose(3, 4, strides=2, padding='same')(x)",
+               "x = layers.UpSampling2D((2, 1), interpolation='bilinear')(x)",
+               "x = layers.AveragePooling2D(3, 2, padding='same')(x)",
+               "x = layers.SeparableConv2D(4, 3, dilation_rate=2, padding='same')(x)",
+               "x = layers.DepthwiseConv2D(3, dilation_rate=2)(x)"],
+    "activations": [f"x = layers.Dense(5, activation='{name}')({'x' if n else 'images'})" for n, name in
+                    enumerate(ACTIVATIONS) if name not in ("exponential", "softmax")],
+}  # fmt: skip
+
+
+def pixels(shape=(5, 6, 6, 2)):
+    return np.random.default_rng(3).integers(0, 256, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", ZOO)
+def test_own_networks_have_keras_values(case):
+    """The function's own model in Keras against the network that is trained, evaluated and exported."""
+    record, model = built(network(*ZOO[case]))
+    theirs = record.own.make((6, 6, 2), 3)
+    weights = [
+        w for layer in theirs.layers if layer.name[:13] != "normalization" for w in layer.get_weights()
+    ]
+    rng = np.random.default_rng(5)
+    weights = [np.float32(rng.uniform(0.1, 0.9, w.shape)) for w in weights]
+    position = 0
+    for layer in theirs.layers:
+        if layer.name[:13] != "normalization" and layer.weights:
+            layer.set_weights(weights[position : position + len(layer.weights)])
+            position += len(layer.weights)
+    model.set_weights(weights)
+    expected = np.asarray(theirs(pixels()))
+    np.testing.assert_allclose(
+        np.asarray(model(pixels())), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
+    )
+    assert (record.own.first_rescaling is not None) == (case in list(ZOO)[:6])
+
+
+# --- files of Keras
+
+DATA = """
+import numpy as np
+from sklearn.datasets import load_digits
+
+
+def load():
+    found = load_digits()
+    small = np.uint8(np.minimum(found.images * 16, 255))
+    images = np.pad(np.kron(small, np.ones((1, 3, 3), np.uint8)), ((0, 0), (2, 2), (2, 2)))
+    return (images[360:], found.target[360:]), (images[:360], found.target[:360])
+"""
+FIRST = {
+    "rescaling": [lambda: layers.Rescaling(1 / 255)],
+    "signed": [lambda: layers.Rescaling(1 / 127.5, offset=-1.0)],
+    "normalization": [lambda: layers.Normalization(axis=None, mean=20.0, variance=400.0)],
+    "both": [lambda: layers.Rescaling(1 / 255), lambda: layers.Normalization(axis=None, mean=0.2, variance=0.1)],
+    "none": [],
+}  # fmt: skip
+
+
+def mnist_cnn(first):
+    """Returns the layers of the registered mnist_cnn behind others, trained for an epoch by Keras."""
+    keras.backend.clear_session()
+    tf.random.set_seed(0)
+    (x, y), (u, v) = find_function(write(DATA, "data.py").replace("build", "load"), "load")()
+    x, u = np.float32(x)[..., None], np.float32(u)[..., None]
+    model = keras.Sequential([
+        keras.Input((28, 28, 1)), *(make() for make in FIRST[first]),
+        layers.Conv2D(32, 3, activation="relu", name="conv2d"), layers.MaxPooling2D(2),
+        layers.Conv2D(64, 3, activation="relu", name="conv2d_1"), layers.MaxPooling2D(2),
+        layers.Flatten(), layers.Dropout(0.5), layers.Dense(10, name="dense"),
+    ])  # fmt: skip
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.fit(x[:640], y[:640], batch_size=32, epochs=1, verbose=0)
+    return model, model.evaluate(u, v, verbose=0)
+
+
+@pytest.mark.parametrize("first", ["rescaling", "signed", "normalization", "both"])
+def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, report):
+    model, (loss, accuracy) = mnist_cnn(first)
+    model.save("m.h5")
+    words = ("evaluate", "m.h5", "--model-name", "mnist_cnn", "--dataset", "data.py:load")
+    measured = report(*words)["measured"]
+    assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+    assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
+    if first == "signed":
+        training = [
+            "train",
+            "mnist_cnn",
+            "--weights",
+            "m.h5",
+            "--dataset",
+            "data.py:load",
+            "--limit-train",
+            32,
+        ]
+        check_refused(run, Refusal(training, "scales its images to", "as .keras"))
+
+
+@needs_keras_3
+@pytest.mark.parametrize("first", ["rescaling", "normalization", "both"])
+def test_a_file_s_own_network_scales_its_pixels(first, run, succeeds, report):
+    model, (loss, accuracy) = mnist_cnn(first)
+    model.save("m.keras")
+    own = ("--model-name", "m.keras", "--dataset", "data.py:load")
+    measured = report("evaluate", "m.keras", *own)["measured"]
+    assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+    assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
+    training = ["train", "m.keras", *own[2:], "--normalise", "image"]
+    check_refused(run, Refusal(training, "scales pixels of 0..255 itself", "drop --normalise"))
+    words = ("train", "m.keras", *own[2:], *TRAIN, "--num-epochs", 1, "--learning-rate", 1e-30)
+    _, err = succeeds(*words, "--run-dir", "drawn", columns=400)
+    assert "the weights in m.keras are not used" in err and "--weights m.keras begins with them" in err
+    _, err = succeeds(*words, "--weights", "m.keras", "--run-dir", "kept", columns=400)
+    assert "are not used" not in err and "takes pixels of 0..255" in err
+    measured = report("evaluate", "kept", "--dataset", "data.py:load", "--limit-eval", "100%")["measured"]
+    assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
+    name = write(network("x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(2, 3, name='c')(x)"))
+    model = find_function(name, "build")((8, 8, 1), 10)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.save("net.h5")
+    source = open_dataset(choose_dataset("digits", Path("."), home="none", task="classification"))
+    loss = model.evaluate(np.float32(source.eval.images), source.eval.labels, verbose=0)
+    measured = report("evaluate", "net.h5", "--model-name", name, "--dataset", "digits")["measured"]
+    assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+    words = ("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1)
+    check_refused(
+        run, Refusal([*words, "--normalise", "image"], "scales pixels of 0..255 itself", "drop --normalise")
+    )
+    _, err = succeeds(*words, "--weights", "net.h5", "--learning-rate", 1e-30, "--run-dir", "a", columns=400)
+    assert "takes pixels of 0..255, which its layer rescaling scales" in err
+    for more in ((), ("--model-name", name)):
+        measured = report("evaluate", "a", *more, "--limit-eval", "100%")["measured"]
+        assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+    # A network without the layer gets other images.
+    plain = write(network("x = layers.Conv2D(2, 3, name='c')(images)"), "plain.py")
+    words = ["evaluate", "net.h5", "--model-name", plain, "--dataset", "digits"]
+    check_refused(
+        run,
+        Refusal(words, "scales its images to pixels x 0.00392157", "begin the network with the same layer"),
+    )
+
+
+def test_an_exported_network_gets_pixels(succeeds, report):
+    pytest.importorskip("onnxruntime")
+    name = write(network("x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(2, 3, name='c')(x)"))
+    succeeds("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1, "--run-dir", "a")
+    losses = {report("evaluate", "a", "--limit-eval", "100%")["measured"]["loss"]}
+    for number, more in enumerate(((), ("--raw-uint8",))):
+        succeeds("export", "a", "--format", "onnx", *more, "--output", f"e{number}")
+        losses.add(report("evaluate", f"e{number}/model.onnx", "--limit-eval", "100%")["measured"]["loss"])
+    assert max(losses) - min(losses) < 1e-4
+
+
+def test_statistics_without_a_model_are_refused(run):
+    model = keras.Sequential([keras.Input((28, 28, 1)), layers.Normalization(), *mnist_cnn("none")[0].layers])
+    model.layers[0].adapt(np.float32([[[[3.0]]], [[[5.0]]]]))
+    model.save_weights("w.weights.h5")
+    words = ["evaluate", "w.weights.h5", "--model-name", "mnist_cnn", "--dataset", "data.py:load"]
+    check_refused(run, Refusal(words, "weights of a Normalization layer", "save the whole model", 3))
+
+
+@needs_keras_3
+def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds, report):
+    name = write(RESIDUAL)
+    function = find_function(name, "build")
+    function((8, 8, 1), 10), function((8, 8, 1), 10).save("net.keras")  # Keras counts on from the first one
+    of_file, of_function = (
+        {
+            key: w.numpy()
+            for key, w in named_weights(build_model(find_network(n), BuildOptions((8, 8, 1), 10))).items()
+        }
+        for n in ("net.keras", name)
+    )
+    assert list(of_file) == list(of_function)
+    assert all(np.array_equal(of_file[key], of_function[key]) for key in of_file)
+    train = ("--dataset", "digits", *TRAIN, "--num-epochs", 1)
+    for one, other in ((name, "net.keras"), ("net.keras", name)):
+        folder = f"of-{one[-5:]}"
+        succeeds("train", one, *train, "--run-dir", folder)
+        succeeds(
+            "train",
+            other,
+            *train,
+            "--weights",
+            folder,
+            "--learning-rate",
+            1e-30,
+            "--run-dir",
+            f"then-{folder}",
+        )
+        first, second = last(folder), last(f"then-{folder}")
+        for key in first.weights:
+            if "moving" not in key:
+                np.testing.assert_array_equal(first.weights[key], second.weights[key])
+
+
+@needs_keras_3
+def test_frozen_layers_of_a_file_need_its_weights(run, succeeds):
+    text = network("x = layers.Conv2D(2, 3, name='edges', trainable=False)(images)")
+    find_function(write(text), "build")((8, 8, 1), 10).save("my net.keras")
+    train = ("train", "my net.keras", "--dataset", "digits", *TRAIN, "--num-epochs", 1)
+    check_refused(run, Refusal(train, "'edges' is frozen", "--weights 'my net.keras'"))
+    succeeds(*train, "--weights", "my net.keras", "--run-dir", "a")
+    kernel = keras.models.load_model("my net.keras").get_layer("edges").get_weights()[0]
+    np.testing.assert_array_equal(last("a").weights["edges/kernel"], kernel)
+
+
+# --- which weights are whose
+
+BRANCHES = ("{0} = layers.Conv2D(2, 3{2})", "{1} = layers.Conv2D(2, 3{3})", "y = p(images)",
+            "x = layers.Concatenate()([y, layers.ReLU()(q(images))])")  # fmt: skip
+
+
+def branches(first, second, names=("", "")):
+    return network(*(line.format(first, second, *names) for line in BRANCHES))
+
+
+def values(model):
+    return {name: weight.numpy() for name, weight in named_weights(model).items()}
+
+
+def test_branches_are_matched_by_name_or_refused(run):
+    """Two layers of equal shapes, of which either may come first in a file."""
+
+    def saved(text, file):
+        model = find_function(write(text, f"{file[0]}.py"), "build")((6, 6, 2), 3)
+        (model.save if "weights" not in file else model.save_weights)(file)
+        return model
+
+    mine = branches("p", "q", (", name='p'", ", name='q'"))
+    _, model = built(mine)
+    # By name, in either order of creation.
+    theirs = saved(branches("q", "p", (", name='q'", ", name='p'")), "a.weights.h5")
+    found, notes = read_keras_weights(model, Path("a.weights.h5"))
+    np.testing.assert_array_equal(found["p/kernel"], theirs.get_layer("p").get_weights()[0])
+    assert not notes
+    # By the names that Keras would count from zero.
+    _, counted = built(branches("p", "q"), name="c.py")
+    for file in ("b.weights.h5", "b.h5"):
+        saved(branches("p", "q"), file)
+        theirs = saved(branches("p", "q"), file)
+        found, notes = read_keras_weights(counted, Path(file))
+        convolutions = [layer for layer in theirs.layers if "conv" in layer.name]
+        for layer in convolutions:
+            number = sorted(convolutions, key=lambda one: int(one.name.rpartition("_")[2])).index(layer)
+            np.testing.assert_array_equal(found[f"conv2d{'_1' * number}/kernel"], layer.get_weights()[0])
+        assert not notes
+    # Other names tell nothing.
+    saved(branches("p", "q", (", name='one'", ", name='two'")), "d.weights.h5")
+    error = check_raises(DataError, "no order", "", read_keras_weights, model, Path("d.weights.h5"))
+    assert "q and p" in error.message or "p and q" in error.message
+
+
+def test_a_chain_is_matched_by_position_and_says_so(succeeds):
+    def chain(*names):
+        lines = [
+            f"x = layers.Dense(4, name='{name}')({'x' if n else 'layers.Flatten()(images)'})"
+            for n, name in enumerate(names)
+        ]
+        return network(*lines).replace("'head'", f"'{names[0]}_head'")
+
+    theirs = find_function(write(chain("p", "q", "r"), "theirs.py"), "build")((8, 8, 1), 10)
+    theirs.save_weights("w.weights.h5")
+    name = write(chain("a", "b", "c"))
+    model = build_model(find_network(name), BuildOptions((8, 8, 1), 10))
+    found, (note,) = read_keras_weights(model, Path("w.weights.h5"))
+    np.testing.assert_array_equal(found["b/kernel"], theirs.get_layer("q").get_weights()[0])
+    assert "4 layers in w.weights.h5 are matched by position" in note
+    _, err = succeeds("evaluate", "w.weights.h5", "--model-name", name, "--dataset", "digits", columns=400)
+    assert "note: " + note in err
+
+
+def test_a_network_with_gelu_is_exported_to_onnx(succeeds):
+    pytest.importorskip("tf2onnx")
+    pytest.importorskip("onnxruntime")
+    name = write(network("x = layers.Dense(4, activation='gelu', name='g')(images)"))
+    succeeds("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1, "--run-dir", "a")
+    for opset in (13, 17):  # the file is kept only if it computes what the run computes
+        succeeds("export", "a", "--format", "onnx", "--opset", opset, "--output", f"e{opset}")
+        assert json.loads(Path(f"e{opset}/export.json").read_text())["verification"]
