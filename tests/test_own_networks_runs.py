@@ -75,7 +75,7 @@ def test_keras_file_works_wherever_a_function_does(lightly, succeeds, report):
     if int(keras.__version__.split(".")[0]) < 3:
         pytest.skip("Keras 2.6 writes no .keras files")
     find_function(write(NESTED), "build")((8, 8, 1), 10).save("net.keras")
-    succeeds("train", "net.keras", *SHORT, "--kfold", 2, "--run-dir", "folds")
+    succeeds("train", "net.keras", *SHORT, "--weights", "net.keras", "--kfold", 2, "--run-dir", "folds")
     assert last("folds/fold-2").meta["network"]["name"] == "net.keras"
     assert ipucnn.load("folds/fold-1").predict(np.zeros((8, 8), np.uint8)).shape == (1, 10)
     fine = ("--weights", "folds/fold-1", "--freeze", "base*", "--num-epochs", 1)
