@@ -303,3 +303,17 @@ def test_build_records_refuses_a_class_that_the_list_of_classes_cannot_hold(tmp_
     )
     code, _, err = run("build-records", folder, tmp_path / "records", "--shards", 1, "--validation-shards", 1)
     assert code == 3 and "rename the folder" in err
+
+
+@pytest.mark.parametrize("task, home", [("classification", "mnist"), ("segmentation", "isbi2012")])
+def test_a_folder_that_nobody_named_is_not_walked(tmp_path, monkeypatch, task, home):
+    """It may be the root of a disk, for example when a command is tried in a new shell."""
+    for name in ("usr/lib/a", "home/user/b", "train/ant", "train/bee", "val/ant"):
+        (tmp_path / name).mkdir(parents=True)
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: listed.append(Path(folder)) or scandir(folder))
+    choice = choose_dataset(None, tmp_path, home=home, task=task, divides=True)
+    assert choice.location is None
+    assert {folder.relative_to(tmp_path).as_posix() for folder in listed} <= {".", "train", "val"} | {
+        "usr", "home"
+    }  # fmt: skip

@@ -264,22 +264,33 @@ def _serving(parts: Mapping[Path, Optional[str]]) -> Dict[str, Path]:
     return chosen
 
 
+def find_class_parts(folder: Path) -> Optional[Found]:
+    """Finds class folders in folders for training and evaluation, by the names of a few folders: no tree is walked.
+
+    Raises:
+        DataError: several folders may serve for one part.
+    """
+    named = {path: part_named(path.name) for path in subfolders(folder)}
+    parts = {path: part for path, part in named.items() if part in _SERVING and _has_classes(path)}
+    read = {subset: (path,) for subset, path in _serving(parts).items()}
+    return _in_parts("imagefolder", folder, read, parts) if read else None
+
+
 def find_classes(folder: Path) -> Optional[Found]:
     """Finds class folders: in folders for training and evaluation, or two or more of them alone.
 
     Raises:
         DataError: several folders may serve for one part, or a folder that is named like a part lies beside classes.
     """
+    in_parts = find_class_parts(folder)
+    if in_parts is not None and "train" in in_parts.parts:
+        return in_parts
     named = {path: part_named(path.name) for path in subfolders(folder)}
-    parts = {path: part for path, part in named.items() if part in _SERVING and _has_classes(path)}
-    serving = _serving(parts)
-    if "train" in serving:
-        return _in_parts("imagefolder", folder, {part: (path,) for part, path in serving.items()}, parts)
     classes = [path for path, part in named.items() if part is None and has_image(path)]
-    if "eval" in serving and classes:
-        raise _part_beside_classes(folder, serving["eval"])
-    if "eval" in serving:
-        return _in_parts("imagefolder", folder, {"eval": (serving["eval"],)}, parts)
+    if in_parts is not None and classes:
+        raise _part_beside_classes(folder, in_parts.parts["eval"][0])
+    if in_parts is not None:
+        return in_parts
     bare = [path for path, part in named.items() if part is not None and has_image(path)]
     if bare:
         raise _bare_part(bare[0], bool(classes))

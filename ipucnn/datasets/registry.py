@@ -19,7 +19,9 @@ from ipucnn.datasets.formats import (
     TFDS_PREFIX,
     Found,
     base_name,
+    find_class_parts,
     find_classes,
+    find_pairs,
     find_set,
     find_sets,
     has_shards,
@@ -512,8 +514,8 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     get = _how_to_get(home)
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
-    with suppress(DataError):  # nobody named this folder
-        found = FORMATS[layout].find(path)
+    with suppress(DataError):  # nobody named this folder, which may be the root of a disk: no tree is walked
+        found = find_pairs(path) if task == "segmentation" else find_class_parts(path)
         if found is not None and _is_complete(found, divides=False):
             why += f"; {path} has images {words}: add --dataset {layout} to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
