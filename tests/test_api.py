@@ -64,7 +64,7 @@ def test_predictions_equal_those_of_the_command(folder, report):
 
 def test_the_history_of_a_checkpoint_is_that_of_its_run(folder, tmp_path, monkeypatch):
     """A checkpoint may be copied into the run folder, or lie elsewhere, where nothing names its run."""
-    mine = folder / "runs" / "mine"
+    mine = Path(shutil.copytree(folder / "runs" / "mine", tmp_path / "mine"))
     history = ipucnn.read_history(mine)
     shutil.copy(mine / "checkpoints" / "best.npz", mine / "copy.npz")
     assert ipucnn.load(mine / "copy.npz").history == history
