@@ -1,5 +1,7 @@
 """Classes of which a part of a data set has nothing, and masks of two values, wherever the data come from."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,6 +11,7 @@ from support.refusals import Refusal, check_raises, check_refused
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import in_memory
 from ipucnn.errors import DataError
+from ipucnn.runs import setup
 
 RNG = np.random.RandomState(2)
 IMAGES = np.uint8(RNG.randint(0, 256, (8, 6, 6)))
@@ -63,6 +66,20 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
     assert [line.split(": ")[-1] for line in lines] == [
         "no images for training in c",
         "no images for evaluation in c",
+    ]
+
+
+def test_a_fold_names_the_classes_that_its_parts_lack():
+    """A class of one image is in one fold's evaluation, and in the training of the others."""
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 2])
+    source = opened(((IMAGES, labels), (IMAGES, labels), ["ant", "bee", "cat"]))
+    lines = []
+    for fold in (1, 2):
+        config = SimpleNamespace(kfold=2, fold=fold, limit_train=None, limit_eval=None)
+        lines.append(setup._fold(source, config, 0).info.warnings)
+    assert lines == [
+        ("fold 1: no images for evaluation in cat",),
+        ("fold 2: no images for training in cat",),
     ]
 
 

@@ -174,12 +174,12 @@ def absent(examples: Examples, names: Sequence[str]) -> List[str]:
     return [name for number, name in enumerate(names) if not (labels == number).any()]
 
 
-def with_absent_named(source: DataSource) -> DataSource:
-    """Returns the source with a warning for each part that lacks classes."""
+def with_absent_named(source: DataSource, location: str) -> DataSource:
+    """Returns the source with a warning for each part that lacks classes; ``location`` names it."""
     info, lines = source.info, []
     what = "pixels" if info.task == "segmentation" else "images"
     for examples, purpose in ((source.train, "training"), (source.eval, "evaluation")):
         names = absent(examples, info.class_names)
         if names:
-            lines.append(f"{printable(info.location)}: no {what} for {purpose} in {_listed(names)}")
+            lines.append(f"{printable(location)}: no {what} for {purpose} in {_listed(names)}")
     return replace(source, info=replace(info, warnings=(*info.warnings, *lines))) if lines else source

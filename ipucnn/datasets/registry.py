@@ -451,7 +451,7 @@ def open_dataset(
     if skip_damaged and isinstance(source.train, base.FileExamples):
         source = damaged.without_damaged(source)
     if choice.make is not None or needs_files(choice.name):
-        source = classes.with_absent_named(source)
+        source = classes.with_absent_named(source, source.info.location)
     return base.limit_source(source, limit_train, limit_eval, options.seed)
 
 

@@ -176,9 +176,10 @@ def _check_patch(
 def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
     """Selects a fold of a data set, then applies the limits to the examples of the fold."""
     from ipucnn.datasets.base import limit_source, select_fold
+    from ipucnn.datasets.classes import with_absent_named
 
     assert config.kfold is not None and config.fold is not None
-    fold = select_fold(source, config.kfold, config.fold)
+    fold = with_absent_named(select_fold(source, config.kfold, config.fold), f"fold {config.fold}")
     return limit_source(fold, config.limit_train, config.limit_eval, seed)
 
 
