@@ -505,6 +505,42 @@ def test_a_crop_of_a_jpeg_equals_a_crop_of_the_whole_image(
         check_raises(DataError, "truncated", "", crop_of, data[:-20], size, state)
 
 
+@pytest.mark.parametrize("share", [0.04, 0.4, 0.9])
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}], ids=str)
+@pytest.mark.parametrize("description", ["", "photograph"])
+def test_a_training_crop_never_shows_the_grey_of_missing_data(share, options, description):
+    """The file is cut and ends with the marker of the end; a crop above the missing part is as it was."""
+    exif = Image.Exif()
+    if description:
+        exif[0x010E] = description
+    data = encode(smooth(3, 200, 160), "JPEG", quality=90, exif=exif, **options)
+    begin = data.rindex(b"\xff\xda") if not options.get("progressive") else data.index(b"\xff\xda")
+    end = data.find(b"\xff\xc4", begin) if options.get("progressive") else len(data)
+    cut = data[: begin + 14 + int(share * (end - begin - 14))] + b"\xff\xd9"
+    missing = np.asarray(Image.open(io.BytesIO(cut))) != np.asarray(Image.open(io.BytesIO(data)))
+    assert missing.any()
+    refused = 0
+    for number in range(24):
+        state = draw(number, AUGMENT, 0, 0, 0)
+        try:
+            crop = crop_of(cut, (20, 20), state)
+        except DataError as error:
+            assert "ends early" in error.message or "truncated" in error.message
+            refused += 1
+        else:
+            assert np.array_equal(crop, crop_of(data, (20, 20), state))
+    assert refused
+
+
+def test_plain_corners_are_not_missing_data():
+    image = np.full((160, 200, 3), 255, np.uint8)
+    image[40:90, 60:120] = noise(1, 50, 60, 3)
+    for options in ({}, {"progressive": True}):
+        data = encode(image, "JPEG", **options)
+        for number in range(24):
+            assert crop_of(data, (20, 20), draw(number, AUGMENT, 0, 0, 0)).max() == 255
+
+
 def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
     """Images of a large batch are read in one call; with little memory, in calls of a few that are joined."""
     source, options = open_folder(folder), {"input_shape": (9, 8, 3), "input_range": "tf"}

@@ -208,10 +208,10 @@ _MODES: Dict[str, Tuple[int, str, str]] = {
     "F": (32, GREY, ""),
 }
 """Bits, colour and transparency of Pillow's modes in the formats that it reads here."""
-_FILLER = bytes((37 * k + 11) % 250 for k in range(64))
+FILLER = bytes((37 * k + 11) % 250 for k in range(64))
 """Bytes without a marker, put in place of the end of a JPEG to see whether its decoder needs them."""
-_FEW = 8
-"""The bytes of ``_FILLER`` that libjpeg reads ahead of a complete scan, at most."""
+FEW = 8
+"""The bytes of ``FILLER`` that libjpeg reads ahead of a complete scan, at most."""
 
 
 def _check_png(data: bytes, origin: str) -> None:
@@ -248,9 +248,9 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
                 raise DataError(text, "save it as PNG or TIFF of 16 bits", "wrong-mode")
         is_progressive, end = jpeg_coding(data) if strict else (False, None)
         if end is not None and is_progressive:
-            same = data[:end] + _FILLER + data[end : end + 2]
+            same = data[:end] + FILLER + data[end : end + 2]
         elif end is not None:
-            data = data[:end] + _FILLER[:_FEW]
+            data = data[:end] + FILLER[:FEW]
     return _PillowFile(pillow().open(io.BytesIO(data), formats=FORMATS), origin, data, same)
 
 

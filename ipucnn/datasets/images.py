@@ -6,16 +6,16 @@ meanwhile.
 
 import functools
 import math
-from typing import Callable, Dict, NamedTuple, Tuple, Type, Union
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 
 import numpy as np
 
 from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.forms import RGB, displayed, of_pillow, open_image, opened, pillow
+from ipucnn.datasets.forms import FEW, FILLER, RGB, of_pillow, open_image, opened, pillow
 from ipucnn.datasets.hashing import uniform
-from ipucnn.datasets.image_headers import plain_jpeg_size
+from ipucnn.datasets.image_headers import is_jpeg, plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 
 EVAL_MARGIN = 1.14
@@ -179,7 +179,8 @@ def decode_for_training(
     """Writes a random resized crop, mirrored half of the time, to ``out``: uint8 [h, w, channels].
 
     ``crops`` is the name for :func:`crops_of`.  The result is a pure function of the image and ``state``, the hash of
-    (seed, AUGMENT, epoch, round, index).  Raises DataError as :func:`ipucnn.datasets.forms.opened`.
+    (seed, AUGMENT, epoch, round, index).  Raises DataError as :func:`ipucnn.datasets.forms.opened`, and for a crop that
+    shows the grey with which libjpeg replaces missing data.
     """
     boxes = crops_of(crops)
     mirrored = uniform(state, boxes.flips) < 0.5
@@ -190,20 +191,19 @@ def decode_for_training(
         with decoding(*plain, origin):
             if _jpeg_crop(data, plain, boxes.box(*plain, size, state), mirrored, out):
                 return
-    with opened(data, origin, max_pixels) as file:
-        form = file.form
-        height, width = form.size
-        is_plain = channels == 3 and form.format == "JPEG" and form.colour == RGB and form.orientation == 1
-        if is_plain and _jpeg_crop(
-            data, (width, height), boxes.box(width, height, size, state), mirrored, out
-        ):
-            return
-        image = displayed(file.page(), origin, channels)
-        array = _resample(image, size, boxes.box(image.width, image.height, size, state))
-        out[:] = array[:, ::-1] if mirrored else array
+    if is_jpeg(data) and channels == 3:
+        with opened(data, origin, max_pixels) as file:
+            form, (height, width) = file.form, file.form.size
+            is_plain = form.format == "JPEG" and form.colour == RGB and form.orientation == 1
+            box = boxes.box(width, height, size, state)
+            if is_plain and _jpeg_crop(data, (width, height), box, mirrored, out):
+                return
+    image = open_image(data, origin, channels, max_pixels, strict=True)
+    array = _resample(image, size, boxes.box(image.width, image.height, size, state))
+    out[:] = array[:, ::-1] if mirrored else array
 
 
-_JPEG_END = b"\xff\xd9"
+_JPEG_END, _JPEG_SCAN, _JPEG_PROGRESSIVE = b"\xff\xd9", b"\xff\xda", b"\xff\xc2"
 _UPSAMPLED = 2
 """Extra columns: libjpeg computes colours stored at half the width from two neighbours; a part's edge lacks one."""
 
@@ -218,25 +218,54 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
         return False
     left, right = _with_margin(box[0], box[2], image_size[0], out.shape[1], _UPSAMPLED)
     top, bottom = _with_margin(box[1], box[3], image_size[1], out.shape[0], 0)
-    decode, refusal, resize = _tools()
+    resize = _tools()[2]
+    is_progressive = (
+        _JPEG_PROGRESSIVE in data[: data.find(_JPEG_SCAN)]
+    )  # the scans themselves are long to search
+    if is_progressive and data.count(_JPEG_SCAN) < 2:  # its first scan, of the whole image, may be incomplete
+        return False
+    # Without the end marker, the decoder fails at missing data; so it does at the last line, and if it joins scans.
+    needs_end = is_progressive or bottom == image_size[1]
+    window = (top, left, bottom - top, right - left)
+    pixels = _window(data if needs_end else _without_end(data), window)
+    if pixels is None:
+        return False
+    # Missing data and a plain background look alike.
+    is_suspect = needs_end and not is_progressive and image_size[1] > 1 and _is_constant(pixels[-4:, -4:])
+    if is_suspect and _window(_without_end(data), (image_size[1] - 2, left, 1, right - left)) is None:
+        return False
+    resize(pixels, (left, top, *image_size), box, mirrored, out)
+    return True
+
+
+def _without_end(data: bytes) -> bytes:
+    """Returns a JPEG with bytes that libjpeg reads ahead in place of its end marker."""
+    return data[: -len(_JPEG_END)] + FILLER[:FEW]
+
+
+def _is_constant(pixels: np.ndarray) -> bool:
+    return bool((pixels == pixels[-1, -1]).all())
+
+
+def _window(data: bytes, window: Tuple[int, int, int, int]) -> Optional[np.ndarray]:
+    """Decodes a window (top, left, height, width) of a JPEG: uint8 [h, w, 3]; None if that fails."""
+    decode, refusal, _ = _tools()
     # NumPy arrays and a float: TensorFlow converts anything else to tensors and attributes in Python code, which
     # takes a tenth of the decoding time.
     contents: np.ndarray = np.empty((), object)
     contents[()] = data
     try:
-        pixels = np.asarray(
+        return np.asarray(
             decode(
                 contents=contents,
-                crop_window=np.array((top, left, bottom - top, right - left), np.int32),
+                crop_window=np.array(window, np.int32),
                 channels=3,
                 acceptable_fraction=1.0,
                 dct_method="INTEGER_ACCURATE",
             )
         )
     except refusal:
-        return False
-    resize(pixels, (left, top, *image_size), box, mirrored, out)
-    return True
+        return None
 
 
 @functools.lru_cache(maxsize=None)
