@@ -418,6 +418,38 @@ def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, report
     check_refused(run, Refusal(command, error))
 
 
+@pytest.mark.parametrize(
+    ("classes", "scores"),
+    [
+        (["background", "cell"], "Dice of cell 0.8123, IoU 0.6839"),
+        (["road", "sky", "tree"], "mean Dice 0.8123 and IoU 0.6839, without road"),
+    ],
+)
+def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
+    from ipucnn.reports.runs import run_page
+
+    evaluation = {
+        "task": "segmentation",
+        "dataset": {"name": "masks"},
+        "checkpoint": "last.npz",
+        "classes": [{"name": name} for name in classes],
+        "confusion_matrix": [[9] * len(classes)] * len(classes),
+        "measured": {"dice": 0.81234, "iou": 0.68391},
+    }
+    assert f"pixels of masks, checkpoint last.npz; {scores}." in run_page(
+        read_run(folder / "first"), evaluation
+    )
+
+
+@pytest.mark.parametrize(("num_classes", "shown"), [(4, False), (5, False), (6, True)])
+def test_top5_accuracy_of_folds_is_shown_where_it_says_something(num_classes, shown):
+    from ipucnn.reports.train import fold_line
+
+    row = {"fold": 1, "validation": {"loss": 0.5, "accuracy": 0.75, "top5": 0.9}}
+    line = fold_line(row, 3, [f"class{k}" for k in range(num_classes)])
+    assert line == "fold 1 of 3: loss 0.5000, accuracy 75.00%" + (", top 5 90.00%" if shown else "")
+
+
 def test_hostile_names_are_escaped(folder, tmp_path):
     from ipucnn.reports.runs import run_page
 

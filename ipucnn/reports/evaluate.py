@@ -32,6 +32,7 @@ from ipucnn.reports.sheets import PanelSheet, compared, legend_of_errors
 from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
 from ipucnn.text import counted, printable
+from ipucnn.training.evaluation import shows_top5
 from ipucnn.training.segment_scores import SCORES
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def print_evaluation(result: PlainDict) -> None:
 
 def _facts(result: PlainDict) -> List[Tuple[str, str]]:
     measured = result["measured"]
-    # With five classes or fewer, every class is among the five most probable ones.
-    top5 = [("top-5 accuracy", f"{measured['top5']:.2%}")] if len(result["classes"]) > 5 else []
+    shown = shows_top5(len(result["classes"]))
+    top5 = [("top-5 accuracy", f"{measured['top5']:.2%}")] if shown else []
     return [
         ("samples seen", _samples_seen(result)),
         ("loss", f"{measured['loss']:.4f}"),

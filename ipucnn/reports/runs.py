@@ -386,9 +386,15 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
 
 def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
     number, location = sum(map(sum, evaluation["confusion_matrix"])), evaluation["dataset"]["name"]
-    return printable(
-        f"{counted(number, _counted(evaluation))} of {location}, checkpoint {evaluation['checkpoint']}"
-    )
+    text = f"{counted(number, _counted(evaluation))} of {location}, checkpoint {evaluation['checkpoint']}"
+    if evaluation["task"] == "segmentation":
+        dice, iou = (f"{evaluation['measured'][key]:.4f}" for key in ("dice", "iou"))
+        background, *foreground = [row["name"] for row in evaluation["classes"]]
+        if len(foreground) == 1:
+            text += f"; Dice of {foreground[0]} {dice}, IoU {iou}"
+        else:
+            text += f"; mean Dice {dice} and IoU {iou}, without {background}"
+    return printable(text)
 
 
 def _counted(evaluation: Dict[str, PlainValue]) -> str:

@@ -467,11 +467,13 @@ def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
 
 
 def _metrics(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
-    """Returns (key, title, format) of the metrics of a validation."""
+    """Returns (key, title, format) of the metrics of a validation that are shown."""
+    from ipucnn.training.evaluation import shows_top5
+
     return [
         ("loss", "loss", "{:.4f}"),
         ("accuracy", "accuracy", "{:.2%}"),
-        ("top5", "top 5", "{:.2%}"),
+        *([("top5", "top 5", "{:.2%}")] if shows_top5(len(class_names)) else []),
         *((key, title, "{:.4f}") for key, title in _dice_titles(class_names).items()),
         ("iou", "mean IoU" if len(class_names) > 2 else "IoU", "{:.4f}"),
     ]

@@ -46,6 +46,11 @@ def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(((2.0 * overlap + 1e-6) / (total + 1e-6)).mean())
 
 
+def shows_top5(num_classes: int) -> bool:
+    """Returns whether top-5 accuracy says anything: of five classes or fewer, all are the five most probable ones."""
+    return num_classes > 5
+
+
 def in_top5(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns bool (n,): whether fewer than five classes rank before the label in logits (n, classes).
 
