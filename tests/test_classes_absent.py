@@ -69,6 +69,20 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
     ]
 
 
+@pytest.mark.parametrize(
+    "images, hint",
+    [
+        (IMAGES / 255, "np.uint8(255 * images)"),
+        (np.uint16(IMAGES) * 257, "np.uint8(images // 256) of 16 bits"),
+        (np.zeros((8, 6, 6, 4), np.uint8), "red, green and blue as the last axis"),
+    ],
+    ids=["float", "16 bits", "4 channels"],
+)
+def test_images_of_another_type_get_the_conversion_that_fits(images, hint):
+    part = images, np.arange(8) % 2
+    check_raises(DataError, "wanted uint8 of 0 to 255", hint, opened, (part, part))
+
+
 def test_a_fold_names_the_classes_that_its_parts_lack():
     """A class of one image is in one fold's evaluation, and in the training of the others."""
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 2])

@@ -195,6 +195,15 @@ def _classes_of_masks(
     return (*parts, classes.names)  # type: ignore[return-value]
 
 
+def _conversion(dtype: np.dtype) -> str:
+    """Returns a hint for images of a type, or of a shape, that are not read."""
+    if dtype == np.uint8:
+        return "give grey images, or red, green and blue as the last axis"
+    if dtype.kind == "f":
+        return "convert them: np.uint8(255 * images) of numbers from 0 to 1"
+    return "convert them: np.uint8(images) of numbers from 0 to 255, np.uint8(images // 256) of 16 bits"
+
+
 def _examples(part: object, what: str, location: str) -> ArrayExamples:
     """Converts one pair of arrays to examples.  Raises DataError if they are not images and labels."""
     try:
@@ -206,7 +215,7 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         raise DataError(
             f"{location}: images of {what} are {images.dtype} {images.shape}, wanted uint8 of 0 to 255 "
             "[n, height, width, 1 or 3]",
-            "convert them: np.uint8(255 * images) of numbers from 0 to 1",
+            _conversion(images.dtype),
         )
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
