@@ -180,6 +180,7 @@ def _is_reported_by_another(error: Optional[UserError] = None) -> bool:
 
 def _report(error: Exception, args: List[str]) -> int:
     """Prints an error and returns the exit code; a bug, and with -v any error of Python, comes with a traceback."""
+    global _last_error
     verbose = "-v" in args or "--verbose" in args
     user_error: Optional[UserError] = error if isinstance(error, UserError) else None
     if user_error is None:
@@ -191,7 +192,9 @@ def _report(error: Exception, args: List[str]) -> int:
 
             traceback.print_exception(type(error), error, error.__traceback__)
         if user_error is None:
-            _print_error(UserError("this is a bug in ipucnn; the lines above say where"), verbose=False)
+            _last_error = ("this is a bug in ipucnn; the lines above say where", None)
+            if not _is_reported_by_another():
+                _print_line(f"error: {_last_error[0]}")
             return EXIT_BUG
         user_error.__cause__ = error
     _print_error(user_error, verbose)
