@@ -40,7 +40,9 @@ def _network(record: PlainDict) -> List[str]:
             "try:",
             "    from ai_edge_litert.interpreter import Interpreter",
             "except ImportError:",
-            "    from tensorflow.lite import Interpreter",
+            "    import tensorflow as tf",
+            "",
+            "    Interpreter = tf.lite.Interpreter",
             "",
             f'runner = Interpreter("{file}").get_signature_runner("{SIGNATURE}")',
         ]
