@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, place: Path) -> int:
 
 
 def efficiency(
-    update_s: float, gradient_bytes: float, workers: int, link_gbit_s: float, is_ring: bool
+    update_s: float, gradient_bytes: float, workers: int, link_gbit_s: float, is_allreduce: bool
 ) -> float:
     """Returns the speed of W machines over W times the speed of one; each computes one part of a weight update.
 
@@ -124,11 +124,11 @@ def efficiency(
         gradient_bytes: bytes of one gradient, float32.
         workers: W.
         link_gbit_s: speed of each machine's link, in each direction.
-        is_ring: all-reduce in place of gathering and adding in order.
+        is_allreduce: all-reduce in place of gathering and adding in order.
     """
-    times = 2 * (workers - 1) / workers if is_ring else workers - 1
+    times = 2 * (workers - 1) / workers if is_allreduce else workers - 1
     sent_s = times * gradient_bytes * 8 / (link_gbit_s * 1e9)
-    added_s = (2 if is_ring else workers) * 3 * gradient_bytes / ADDED_BYTES_PER_S
+    added_s = (2 if is_allreduce else workers) * 3 * gradient_bytes / ADDED_BYTES_PER_S
     return update_s / workers / (update_s / workers + sent_s + added_s)
 
 

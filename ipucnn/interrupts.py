@@ -20,7 +20,7 @@ from ipucnn.errors import EXIT_SIGHUP, EXIT_SIGINT, EXIT_SIGTERM, UserError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
-    from typing import Any, Dict, Iterator, NoReturn, Optional, Type
+    from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Type
 
 _EXIT_CODES = {
     getattr(signal, name): code
@@ -65,6 +65,8 @@ class _State:
     at_once = False
     # File descriptor for last messages, which bypass Python's streams.
     stderr = 2
+    # Ends the process at once: (exit code) -> None.
+    end: "Callable[[int], object]" = staticmethod(os._exit)
 
 
 _state = _State()
@@ -122,7 +124,13 @@ def _handle(number: int, frame: "Optional[FrameType]") -> None:
 
 def _end_at_once(code: int) -> "NoReturn":
     write_to_stderr("interrupted\n")
+    _state.end(code)
     os._exit(code)
+
+
+def end_with(end: "Callable[[int], object]") -> None:
+    """Ends the process at once by this function of the exit code, in place of ``os._exit``."""
+    _state.end = end
 
 
 def write_to_stderr(text: str) -> None:

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,7 +48,17 @@ from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.start import resume_command
 from ipucnn.runs.train import TrainingRun
-from ipucnn.sessions.group import Alone, Launched, Mpi, Popdist, find_instances, find_launched
+from ipucnn.sessions import group as group_module
+from ipucnn.sessions import mpi
+from ipucnn.sessions.group import (
+    Alone,
+    Launched,
+    Mpi,
+    Popdist,
+    find_instances,
+    find_launched,
+    resume_words,
+)
 from ipucnn.sessions.host import agreement, division, gpus
 from ipucnn.sessions.host.agreement import agree, require_same_weights
 from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
@@ -99,12 +111,21 @@ def test_variables_that_are_no_numbers_are_refused():
 
 @pytest.mark.parametrize(
     ("variables", "command"),
-    [({}, "ipucnn train"), (HYDRA, "mpiexec -n 4 ipucnn train"), (STEP, "srun ipucnn train")],
+    [({}, "ipucnn train"), (HYDRA, "mpiexec -n 4 ipucnn train"), (STEP, "srun -n 4 ipucnn train")],
 )
 def test_the_command_that_continues_a_run_starts_as_many_processes(monkeypatch, tmp_path, variables, command):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert resume_command(tmp_path, []) == f"{command} --resume --run-dir {tmp_path}"
+
+
+def test_the_process_of_a_launcher_that_gives_no_size_continues_as_it_was_connected(monkeypatch):
+    """PMIX_RANK alone says that there is a launcher; MPI says how many processes there are."""
+    monkeypatch.setenv("PMIX_RANK", "0")
+    several = Mpi(3, 0, Launched("mpiexec", 0, 3, 0))
+    for connected, words in ((several, ["mpiexec", "-n", "3"]), (Alone(), [])):
+        monkeypatch.setattr(group_module, "_connected", connected)
+        assert resume_words() == words
 
 
 @pytest.mark.parametrize("variables", [HYDRA, STEP])
@@ -339,6 +360,27 @@ def test_an_error_before_training_is_printed_once(tmp_path, others, code, error)
     assert "Traceback" not in ended.stderr and not list(tmp_path.iterdir())
 
 
+def test_an_error_keeps_the_arrays_that_mpi_still_fills():
+    class Unfinished:
+        def Test(self):
+            return False
+
+    connection = mpi.Connection.__new__(mpi.Connection)
+    connection.size, connection.rank, connection.timeout_s = 2, 0, 600.0
+    connection._mpi, connection._lock = SimpleNamespace(Exception=ArithmeticError), threading.RLock()
+    connection._has_ended, connection._outcomes = False, {1: (3, "a reason", None)}
+    requests = []
+
+    def begin():
+        request = Unfinished()
+        requests.append(weakref.ref(request))
+        return request
+
+    with pytest.raises(mpi.RankFailed, match="rank 1: a reason"):
+        connection._wait(begin)
+    assert requests[0]() is not None
+
+
 END = """
 import os, signal, sys, time
 from ipucnn.sessions.group import find_group, leave
@@ -353,6 +395,15 @@ if last and case == "has ended":
     leave(0)
 if last and case == "is killed":
     os.kill(os.getpid(), signal.SIGKILL)
+if last and case == "third signal":
+    from ipucnn import interrupts
+    interrupts.listen()
+    interrupts.begin()
+    for _ in range(3):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except interrupts.Interruption:
+            pass
 if last and case == "fails":
     raise ValueError("a reason")
 if group.rank == 0 and case == "ends late":
@@ -378,6 +429,7 @@ sys.exit(leave(3 if case == "all fail" else 0, "a message", "a hint"))
         ("all fail", 3, ""),
         ("fails", 1, "rank 2: a reason"),
         ("is killed", 9, ""),
+        ("third signal", 143, "interrupted"),
     ],
 )
 def test_processes_end_together(tmp_path, case, code, expected):

@@ -113,7 +113,7 @@ class Launched:
     @property
     def words(self) -> List[str]:
         """Returns the words in front of a command that start as many processes again."""
-        return ["srun"] if self.launcher == "srun" else [self.launcher, "-n", str(self.size)]
+        return [self.launcher, "-n", str(self.size)]
 
     @property
     def text(self) -> str:
@@ -289,5 +289,6 @@ def leave(code: int, message: str = "", hint: Optional[str] = None) -> int:
 
 def resume_words() -> List[str]:
     """Returns the words in front of ``ipucnn`` that start as many processes of MPI again; none for other groups."""
-    launched = find_launched()
+    connected = _connected.launched if isinstance(_connected, Mpi) else None
+    launched = find_launched() if _connected is None else connected
     return [] if launched is None else launched.words

@@ -1,8 +1,9 @@
 """Connects the processes of one run through MPI: exchanges bytes and arrays, bounds every wait, and ends all together.
 
-Calls of MPI never block, and are made under one lock.  A wait tests its request and sleeps, so that processes that
-share cores do not take them from each other, and so that it sees signals, failures and silence.  A thread of each
-process answers the others that ask whether it is alive, also while it compiles or writes a checkpoint.
+Calls of MPI never block, and are made under one lock.  A wait tests its request, at first without a pause, because the
+others are often nearly there; then with pauses, so that processes that share cores do not take them from each other.
+Between tests it sees signals, failures and silence.  A thread of each process answers the others that ask whether it
+is alive, also while it compiles or writes a checkpoint.
 """
 
 import atexit
@@ -33,8 +34,10 @@ ANSWER_S = 30.0
 GRACE_S = 10.0
 # The longest wait for MPI to connect the processes.
 CONNECT_S = 600
-# Pauses between the tests of a request: a short one is for a process that is nearly there.
-_SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
+# The tests of a request before the first pause; MPI moves data only while a request is tested.
+_TESTS = 200
+# A pause is this share of the time waited so far, within limits, so a wait ends at most so much too late.
+_PAUSE, _SHORTEST_S, _LONGEST_S = 0.02, 2e-5, 1e-3
 _NOTICES_S = 0.1
 # Notices between processes, as tags: a question, its answer by a process that works or has ended, the end of a process,
 # and the exit code of all.
@@ -119,9 +122,13 @@ class Connection:
         self._answers: Dict[int, int] = {}
         self._outcomes: Dict[int, Outcome] = {}
         self._code: Optional[int] = None
+        # The last collective operation, with its arrays: after an error, MPI goes on to fill them.
+        self._request: Optional[_Request] = None
         self._has_ended = self._is_closed = False
         if self.size > 1:
             threading.Thread(target=self._answer, daemon=True).start()
+            # A process that ends at a third signal would leave the others waiting.
+            interrupts.end_with(self.abort)
             # Of a program that uses the Python interface; ``cli`` calls ``leave`` before.
             atexit.register(self._leave_at_exit)
 
@@ -166,8 +173,8 @@ class Connection:
         """
         try:
             with self._lock:
-                request = begin()
-            self._until(request.Test)
+                self._request = begin()
+            self._until(self._request.Test)
         except self._mpi.Exception as error:
             raise WorkersError(f"MPI lost another process: {printable(str(error))}", GO_ON) from None
 
@@ -175,7 +182,7 @@ class Connection:
         """Waits until ``is_done``, called under the lock, returns true; returns false after ``seconds``."""
         begun = answered = noticed = time.monotonic()
         asked: Optional[float] = None
-        pause = _SHORTEST_S
+        tests = 0
         while True:
             with self._lock:
                 if is_done():
@@ -194,8 +201,11 @@ class Connection:
             elif asked is not None and (len(self._answers) == self.size - 1 or now - asked > self._answer_s):
                 self._require_answers()
                 answered, asked = now, None
-            time.sleep(pause)
-            pause = min(pause * 1.2, _LONGEST_S)
+            tests += 1
+            if tests < _TESTS:
+                os.sched_yield()
+            else:
+                time.sleep(min(max(_SHORTEST_S, _PAUSE * (now - begun)), _LONGEST_S))
 
     def _check(self) -> None:
         """Ends a wait after a signal, and on rank 0 after an error of another process."""

@@ -57,7 +57,7 @@ class Collectives:
             values: float32 (n,), of the same length in all processes.
         """
         length = int(values.shape[0])
-        # In a ring, each part of the sum reaches every process but one twice.
+        # In a large sum, each process receives the others' parts of its share, and then the sums of their shares.
         return self._call(self._group.sum_array, values, 2 * length, [length])
 
     def _call(
