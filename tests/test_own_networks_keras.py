@@ -292,6 +292,10 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, repor
     measured = report(*words)["measured"]
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
     assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
+    _, err = run(*words, "--limit-eval", 8, columns=400)[1:]
+    notes = report(*words, "--limit-eval", 8)["notes"]
+    assert len(notes) == (first != "rescaling")  # which is the network's own range
+    assert all("as the model in m.h5 scales them: pixels x" in n and f"note: {n}" in err for n in notes)
     if first == "signed":
         training = [
             "train",
@@ -464,7 +468,7 @@ def test_branches_are_matched_by_name_or_refused(run):
     assert "q and p" in error.message or "p and q" in error.message
 
 
-def test_a_chain_is_matched_by_position_and_says_so(succeeds):
+def test_a_chain_is_matched_by_position_and_says_so(succeeds, report):
     def chain(*names):
         lines = [
             f"x = layers.Dense(4, name='{name}')({'x' if n else 'layers.Flatten()(images)'})"
@@ -479,8 +483,23 @@ def test_a_chain_is_matched_by_position_and_says_so(succeeds):
     found, (note,) = read_keras_weights(model, Path("w.weights.h5"))
     np.testing.assert_array_equal(found["b/kernel"], theirs.get_layer("q").get_weights()[0])
     assert "4 layers in w.weights.h5 are matched by position" in note
-    _, err = succeeds("evaluate", "w.weights.h5", "--model-name", name, "--dataset", "digits", columns=400)
+    words = ("evaluate", "w.weights.h5", "--model-name", name, "--dataset", "digits")
+    _, err = succeeds(*words, columns=400)
     assert "note: " + note in err
+    notes = report(*words)["notes"]
+    assert note in notes and any("does not say how its images were scaled" in line for line in notes)
+    # Training that begins with the weights, and validation of all files of a folder, say and store the same.
+    words = ("train", name, "--dataset", "digits", "--run-dir")
+    _, err = succeeds(*words, "a", *TRAIN, "--num-epochs", 1, "--weights", "w.weights.h5", columns=400)
+    assert all(f"note: {line}" in err for line in notes)
+    assert json.loads(Path("a/report.json").read_text())["notes"] == notes
+    Path("files").mkdir()
+    Path("w.weights.h5").rename("files/w-1.weights.h5")
+    _, err = succeeds(*words, "b", "--no-training", "--checkpoint-input-dir", "files", columns=400)
+    stored = json.loads(Path("b/report.json").read_text())["notes"]
+    assert (
+        len(stored) == 2 and "matched by position" in stored[0] and all(f"note: {s}" in err for s in stored)
+    )
 
 
 def test_a_network_with_gelu_is_exported_to_onnx(succeeds):
@@ -491,3 +510,13 @@ def test_a_network_with_gelu_is_exported_to_onnx(succeeds):
     for opset in (13, 17):  # the file is kept only if it computes what the run computes
         succeeds("export", "a", "--format", "onnx", "--opset", opset, "--output", f"e{opset}")
         assert json.loads(Path(f"e{opset}/export.json").read_text())["verification"]
+
+
+def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds, report):
+    model = build_model(find_network("unet"), BuildOptions((204, 204, 1), 2, base_filters=2))
+    model.save_weights("w.weights.h5")
+    data = ("--model-name", "unet", "--base-filters", 2, "--dataset", "membranes", "--limit-eval", 1)
+    stored = report("evaluate", "w.weights.h5", *data, "--patch-size", 204)["notes"]
+    _, err = succeeds("evaluate", "w.weights.h5", *data, "--patch-size", 204, columns=400)
+    (note,) = [line for line in stored if "does not say how its images were scaled" in line]
+    assert err.count(f"note: {note}") == 1

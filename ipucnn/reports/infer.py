@@ -101,7 +101,13 @@ def masks_json(done: Masks) -> str:
         "device": done.device,
         "patch_sizes": done.patch_sizes,
     }
-    result = {"results": rows, "share_of": done.shown_name, "threshold": done.threshold, "measured": measured}
+    result = {
+        "results": rows,
+        "share_of": done.shown_name,
+        "threshold": done.threshold,
+        "notes": done.notes,
+        "measured": measured,
+    }
     return json.dumps(result, indent=2)
 
 

@@ -157,8 +157,10 @@ def _epoch_of(path: Path) -> float:
     return float(epoch.group(1)) if epoch else 0.0
 
 
-def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tuple[List[Path], List[str]]:
-    """Returns the readable checkpoints of a folder, and the error of each of the others.
+def list_checkpoints(
+    folder: Path, state: TrainState, model: KerasModel
+) -> Tuple[List[Path], List[str], List[str]]:
+    """Returns the readable checkpoints of a folder, the error of each of the others, and notes for the user.
 
     These are the numbered checkpoints, in the order of training.  Without numbered ones it is the last or else the best
     checkpoint, or the weight files of Keras.
@@ -175,9 +177,9 @@ def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tupl
     names = [path for path in names if path.name not in (LAST, BEST)] or [
         path for name in (LAST, BEST) for path in names if path.name == name
     ][:1]
-    good, bad = keras_checkpoints(folder), []
+    good, bad, notes = keras_checkpoints(folder), [], []
     for path in good:
-        load_for_validation(path, state, model, 0)
+        notes += load_for_validation(path, state, model, 0)[1]
     for path in names:
         try:
             checkpoint = load_checkpoint(path)
@@ -186,14 +188,16 @@ def list_checkpoints(folder: Path, state: TrainState, model: KerasModel) -> Tupl
             continue
         assign_weights(state.weights, checkpoint, what=str(path))
         good.append(path)
-    return good, bad
+    return good, bad, notes
 
 
-def load_for_validation(path: Path, state: TrainState, model: KerasModel, updates_per_epoch: int) -> int:
+def load_for_validation(
+    path: Path, state: TrainState, model: KerasModel, updates_per_epoch: int
+) -> Tuple[int, List[str]]:
     """Loads only the weights of a checkpoint.
 
     Returns:
-        The weight updates of the checkpoint; for a weight file, those of the epoch in its name.
+        The weight updates of the checkpoint, for a weight file those of the epoch in its name; and notes for the user.
 
     Raises:
         DataError: the checkpoint is of another model.
@@ -201,12 +205,13 @@ def load_for_validation(path: Path, state: TrainState, model: KerasModel, update
     if is_keras_file(path):
         from ipucnn.models.keras_files import read_keras_weights
 
-        checkpoint = Checkpoint(read_keras_weights(model, path)[0], {})
+        weights, notes = read_keras_weights(model, path)
+        checkpoint = Checkpoint(weights, {})
         checkpoint.meta["weight_updates"] = round(_epoch_of(path) * updates_per_epoch)
     else:
-        checkpoint = load_checkpoint(path)
+        checkpoint, notes = load_checkpoint(path), []
     assign_weights(state.weights, checkpoint, what=str(path))
-    return int(checkpoint.meta["weight_updates"])
+    return int(checkpoint.meta["weight_updates"]), notes
 
 
 def checkpoint_name(weight_updates: int) -> str:

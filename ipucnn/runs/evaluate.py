@@ -85,7 +85,12 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Plain
     check_task(segments, trained.record.name, options)
     if segments:
         network = PatchwiseNetwork(
-            trained, request.patch_size, request.verbose, request.test_time_augmentation, command="evaluate"
+            trained,
+            request.patch_size,
+            request.verbose,
+            request.test_time_augmentation,
+            command="evaluate",
+            say=progress.line,
         )
     loss = run_setup.loss_name(trained.config, trained.record.task)
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
@@ -96,10 +101,11 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Plain
     for warning in trained.warnings:
         progress.line(f"warning: {warning}")
     if network is None:
-        device, wall_s = _evaluate_classes(trained, totals, request, progress)
-        return _report(trained, device, totals, wall_s)
+        device, wall_s, notes = _evaluate_classes(trained, totals, request, progress)
+        return _report(trained, device, totals, wall_s, notes)
     segmentation, wall_s = _evaluate_masks(trained, totals, network, progress)
-    return {**_report(trained, network.device, totals, wall_s), "segmentation": segmentation}
+    report = _report(trained, network.device, totals, wall_s, network.notes)
+    return {**report, "segmentation": segmentation}
 
 
 def measure(
@@ -126,8 +132,12 @@ def measure(
 
 def _evaluate_classes(
     trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest, progress: Progress
-) -> Tuple[str, float]:
-    """Adds all samples to the totals and writes a row for each; returns the kind of device and the seconds taken."""
+) -> Tuple[str, float, List[str]]:
+    """Adds all samples to the totals and writes a row for each.
+
+    Returns:
+        The kind of device, the seconds taken, and the notes on the network.
+    """
     config, size = trained.config, len(trained.source.eval)
     session = trained.session(request.verbose)
     trained = run_setup.move_preprocessing(trained, session)
@@ -145,7 +155,8 @@ def _evaluate_classes(
 
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
     with too_large, data_errors():
-        for note in trained.load(session, "evaluate"):
+        notes = trained.load(session, "evaluate")
+        for note in notes:
             progress.line(f"note: {note}")
         started = time.perf_counter()
         batches = session.logits(run_setup.evaluation_batches(trained, batch, session))
@@ -155,7 +166,7 @@ def _evaluate_classes(
         raise RuntimeError(f"{counted(seen, 'sample')} were evaluated, and the data set has {size}")
     if request.predictions is not None:
         _write_predictions(request.predictions, rows, trained.source.eval, _class_names(trained))
-    return session.device.kind, wall_s
+    return session.device.kind, wall_s, notes
 
 
 def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple[str, ...]) -> None:
@@ -174,7 +185,9 @@ def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
     return tuple(map(printable, trained.source.info.class_names))
 
 
-def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float) -> PlainDict:
+def _report(
+    trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float, notes: Sequence[str]
+) -> PlainDict:
     info = trained.source.info
     return {
         **trained.summary,
@@ -186,7 +199,7 @@ def _report(trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s
             "size": info.num_eval,
             "stored": trained.num_stored,
         },
-        "notes": list(trained.notes),
+        "notes": [*trained.notes, *notes],
         "device": device,
         "measured": {**totals.result(), "wall_s": wall_s},
         "classes": totals.classes(_class_names(trained)),

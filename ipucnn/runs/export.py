@@ -129,6 +129,8 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
         )
     trained = open_trained(request.named)
     output = _output(request, trained)
+    for note in trained.notes:
+        progress.line(f"note: {note}")
     for warning in trained.warnings:
         progress.line(f"warning: {warning}")
     trained = _for_comparison(trained, request, progress)
@@ -147,7 +149,7 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
     samples = take_samples(
         trained, session, exact_network(model, progress), request.raw_uint8, request.probabilities
     )
-    record: PlainDict = {"folder": str(output)}
+    record: PlainDict = {"folder": str(output), "notes": [*trained.notes, *notes]}
 
     def write(folder: Path) -> None:
         progress.now("writing the network")

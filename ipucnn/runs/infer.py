@@ -289,6 +289,7 @@ class Masks:
         num_failed: inputs that could not be read.
         num_pages, wall_s: segmented pages, and the seconds taken without building the network and writing files.
         patch_sizes: (height, width) of the patches used.
+        notes: remarks on the network, its weights and the classes.
         threshold: for two classes the probability of class 1 above which a pixel is class 1; None for more.
     """
 
@@ -300,6 +301,7 @@ class Masks:
     wall_s: float = 0.0
     patch_sizes: List[Tuple[int, int]] = field(default_factory=list)
     device: str = ""
+    notes: List[str] = field(default_factory=list)
 
     @property
     def images_per_s(self) -> float:
@@ -320,7 +322,9 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
         request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),)
     )
     _check_no_training_folder(trained.config, folder)
-    network = PatchwiseNetwork(trained, request.patch_size, request.verbose, request.test_time_augmentation)
+    network = PatchwiseNetwork(
+        trained, request.patch_size, request.verbose, request.test_time_augmentation, say=progress.line
+    )
     num_classes = trained.source.info.num_classes
     if request.threshold is not None and num_classes > 2:
         raise ConfigurationError(
@@ -370,6 +374,7 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
             masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
     masks.patch_sizes, masks.device = network.patch_sizes, network.device
+    masks.notes = [*trained.notes, *network.notes]
     return masks
 
 

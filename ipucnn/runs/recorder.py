@@ -151,6 +151,7 @@ class Recorder:
         state: history and validations so far; changed in place.
         guard: the guard that knows whether a signal asked the run to end.
         timer: the timer of this process's part of the run.
+        remarks: notes on the network and the weights that it begins with, for the report.
 
     Attributes:
         report: the end report; empty before :meth:`save_last`.
@@ -164,8 +165,10 @@ class Recorder:
         state: RunState,
         guard: InterruptGuard,
         timer: Timer,
+        remarks: Sequence[str],
     ) -> None:
         self._context, self._session, self._batches = context, session, batches
+        self._remarks = remarks
         self._state, self._guard, self._timer = state, guard, timer
         self._config, self._folder, self._program = context.config, context.folder, context.program
         self._saved = context.saved_config(session.num_devices[0])
@@ -371,7 +374,7 @@ class Recorder:
         """Validates checkpoints, in the order given."""
         for path in paths:
             per_epoch = self._program.weight_updates_per_epoch
-            updates = checkpoints.load_for_validation(path, self._session.state, model, per_epoch)
+            updates, _ = checkpoints.load_for_validation(path, self._session.state, model, per_epoch)
             yield Notes([f"checkpoint {path}"])
             yield from self.handle(ValidationDue(updates))
 
@@ -553,6 +556,7 @@ class Recorder:
                 "unused": [asdict(one) for one in info.unused],
                 "validated_pixels": _validated_pixels(context),
             },
+            "notes": list(self._remarks),
             "program": program.to_dict(),
             "compilation": compilation.to_dict(),
             "measured": {

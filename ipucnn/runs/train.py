@@ -29,7 +29,7 @@ from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.start import resume_command
-from ipucnn.runs.weight_files import check_scaling, file_with_weights, scaling_of_file
+from ipucnn.runs.weight_files import check_scaling, file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
@@ -278,22 +278,25 @@ class TrainingRun:
             return
         validated: List[Path] = []
         skipped: List[str] = []
+        matched: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made, so that a checkpoint of another model leaves no folder behind.
             folder = expand(config.checkpoint_input_dir)
-            validated, skipped = checkpoints.list_checkpoints(folder, session.state, model)
+            validated, skipped, matched = checkpoints.list_checkpoints(folder, session.state, model)
+            for path in filter(is_keras_file, validated):
+                matched += check_scaling(context, path)
         check()
         # From here on there is something to save, or a half-made folder: signals wait for the end of a slice or batch.
         guard.defer()
         self._open_folder(session)
         context = self.context
-        recorder = Recorder(context, session, self.dataset, self.state, guard, timer)
+        remarks = [] if context.record.own is None else list(context.record.own.notes)
+        remarks += [*self._weight_notes, *matched, *_notes_of_unused_weights(context)]
+        recorder = Recorder(context, session, self.dataset, self.state, guard, timer, remarks)
         notes = _notes_of_sharing(context, self._differences, session.num_devices)
         notes += recorder.note_process(is_continued=context.start.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]
-        if context.record.own is not None:
-            notes += [f"note: {note}" for note in context.record.own.notes]
-        notes += [f"note: {note}" for note in (*self._weight_notes, *_notes_of_unused_weights(context))]
+        notes += [f"note: {note}" for note in remarks]
         notes += _notes_of_room(context, session.state)
         if notes:
             yield Notes(notes)
@@ -376,10 +379,10 @@ class TrainingRun:
             self.fresh_weights = load_imagenet_weights(model, self.context.record)
         else:
             path = expand(weights)
-            if is_keras_file(path):
-                check_scaling(self.context, path, scaling_of_file(path))
+            scaling_notes = check_scaling(self.context, path) if is_keras_file(path) else []
             names = self.context.info.class_names
-            fresh, self._weight_notes = checkpoints.load_starting_weights(model, path, names)
+            fresh, notes = checkpoints.load_starting_weights(model, path, names)
+            self._weight_notes = [*scaling_notes, *notes]
             self.fresh_weights = len(fresh)
 
 

@@ -48,7 +48,7 @@ from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.weight_files import check_scaling, note_of_range, scaling_of_file, take_over
+from ipucnn.runs.weight_files import check_scaling, scaling_of_file, take_over
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Session
 from ipucnn.text import shown_value
@@ -93,7 +93,7 @@ class TrainedSetup(Setup):
         runtime: a function that makes the session of an exported file, which has its own weights; None: the session
             of the device is used.
         num_stored: evaluation samples of the data set before ``--limit-eval``; 0 if no data set is read.
-        notes: what was assumed about the data set's classes, one line each.
+        notes: what was assumed about the data set's classes, or taken over for its images, one line each.
         by_number: whether the data set's classes are the network's by number alone, without names.
         folder: the run folder that the weights come from; None for other weights.
         exported_threshold: the threshold of an exported file for two classes of pixels; None for other weights.
@@ -160,12 +160,9 @@ class TrainedSetup(Setup):
         if self.fill is None:
             return None, []  # an exported file runs without Keras's network
         model = run_setup.build(self)
-        if self.weight_file is not None:
-            scaling = scaling_of_file(self.weight_file)
-            check_scaling(self, self.weight_file, scaling)
         notes = [] if self.record.own is None else list(self.record.own.notes)
-        if self.weight_file is not None and scaling is None:
-            notes.append(note_of_range(self, self.weight_file))
+        if self.weight_file is not None:
+            notes += check_scaling(self, self.weight_file)
         return model, [*notes, *self.fill(model)]
 
 
@@ -234,7 +231,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
     weights = _find_weights(named, reads_data)
     resolved = _here(named.command, weights.resolved)
     config, facts, num_stored = resolved.config, weights.facts, 0
-    matched = Matched(())
+    matched, notes = Matched(()), []  # type: Tuple[Matched, List[str]]
     if facts is not None and not reads_data:
         source = facts_only(replace(facts, max_image_pixels=config.max_image_pixels))
         shape, size = weights.input_shape, config.image_size
@@ -251,7 +248,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
         setup = replace(setup, resolved=resolved, source=source)
     if weights.weight_file is not None and weights.scaling is not None and setup.record.own is None:
-        setup = take_over(setup, weights.weight_file, weights.scaling)
+        setup, notes = take_over(setup, weights.weight_file, weights.scaling)
     if weights.runtime is None:
         run_setup.build_options(setup)
     elif weights.exported_range is not None:
@@ -262,7 +259,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         fill=weights.fill,
         names=weights.names or (lambda: setup.source.info.class_names),
         num_stored=num_stored,
-        notes=tuple(filter(None, [matched.note])),
+        notes=tuple(filter(None, [matched.note, *notes])),
         by_number=matched.by_number,
         runtime=weights.runtime,
         folder=weights.folder,

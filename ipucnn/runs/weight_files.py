@@ -8,7 +8,7 @@ layers, which have to be those of the file.
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, TypeVar
+from typing import List, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -84,15 +84,15 @@ def _text(scaling: Scaling) -> str:
     return f"pixels x {factor} + {offset}" if any(np.atleast_1d(scaling.offset)) else f"pixels x {factor}"
 
 
-def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> SomeSetup:
-    """Returns the setup of a registered network with the range of the images in a Keras file.
+def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> Tuple[SomeSetup, List[str]]:
+    """Returns the setup of a registered network with the range of the images in a Keras file, and notes for the user.
 
     Raises:
         DataError: the range cannot be that of normalised images.
     """
     present = _range_of(setup, setup.input_range)
     if present is not None and present.equals(scaling):
-        return setup
+        return setup, []
     name = setup.record.name
     channels = setup.input_shape[2]
     factor, offset = (np.broadcast_to(part, (channels,)) for part in scaling)
@@ -106,28 +106,34 @@ def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> SomeSetup:
         setup.source.info, mean=tuple((-offset / factor).tolist()), std=tuple((1 / factor).tolist())
     )
     config = replace(setup.config, normalise="standard")
-    return replace(
+    scaled = replace(
         setup,
         source=replace(setup.source, info=info),
         resolved=replace(setup.resolved, config=config),
         input_range="standard",
     )
+    return scaled, [f"{name} gets its images as the model in {shown(path)} scales them: {_text(scaling)}"]
 
 
-def check_scaling(setup: Setup, path: Path, scaling: Optional[Scaling]) -> None:
+def check_scaling(setup: Setup, path: Path) -> List[str]:
     """Refuses weights of a Keras file whose images were scaled otherwise than those of a built network.
+
+    Returns:
+        A note for the user if the file does not say how its images were scaled.
 
     Raises:
         ConfigurationError: the scalings differ.
     """
-    own = setup.record.own
+    own, scaling = setup.record.own, scaling_of_file(path)
     name = input_range(setup.config.normalise, setup.record)
+    if scaling is None:
+        return [f"{shown(path)} does not say how its images were scaled; here they are in the range {name}"]
     if own is not None and own.architecture is not None and own.first_rescaling is not None:
         present: Optional[Scaling] = own.architecture.scaling
     else:
         present = _range_of(setup, name)
-    if scaling is None or (present is not None and present.equals(scaling)):
-        return
+    if present is not None and present.equals(scaling):
+        return []
     hint = "begin the network with the same layer"
     if own is None:
         hint = "save the network with Keras 3 as .keras, which trains with its own layers: ipucnn train my_net.keras"
@@ -137,9 +143,3 @@ def check_scaling(setup: Setup, path: Path, scaling: Optional[Scaling]) -> None:
         f"gets {given}",
         hint,
     )
-
-
-def note_of_range(setup: Setup, path: Path) -> str:
-    """Returns the note for the user that a file does not say how its images were scaled."""
-    name = input_range(setup.config.normalise, setup.record)
-    return f"{shown(path)} does not say how its images were scaled; here they are in the range {name}"

@@ -30,7 +30,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
 from ipucnn.runs.network_input import COST_OF_PATCHES
-from ipucnn.runs.predicting import check_finite, memory_errors
+from ipucnn.runs.predicting import SILENT, check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Session
@@ -121,8 +121,10 @@ class PatchwiseNetwork:
         test_time_augmentation: one of ``TEST_TIME_AUGMENTATIONS``; the paper averages the probabilities of 7 rotated
             versions of its input (section 4).
         command: the command that predicts.
+        say: a function that prints a line for the user.
 
     Attributes:
+        notes: remarks on the network and its weights, known after the first image.
         device: kind of the device it runs on, known after the first image.
         patch_sizes: (height, width) of the inputs used so far.
         busy_s: seconds that :meth:`each` took for logits, without building the network.
@@ -135,9 +137,11 @@ class PatchwiseNetwork:
         verbose: bool = False,
         test_time_augmentation: int = 1,
         command: str = "infer",
+        say: Callable[[str], None] = SILENT.line,
     ) -> None:
         check_test_time_augmentation(test_time_augmentation)
-        self._command = command
+        self._command, self._say = command, say
+        self.notes: List[str] = []
         self.test_time_augmentation = test_time_augmentation
         self._trained, self._verbose = trained, verbose
         record = trained.record
@@ -296,7 +300,10 @@ class PatchwiseNetwork:
             record, shape = self._trained.record, (*self._input(output), self._trained.input_shape[2])
             session = self._trained.session(self._verbose)
             setup = replace(self._trained, input_shape=shape, output_shape=output_shape(record, shape))
-            setup.load(session, self._command)
+            for note in setup.load(session, self._command):
+                if note not in self.notes:
+                    self.notes.append(note)
+                    self._say(f"note: {note}")
             self._sessions[output] = session
             self.device = session.device.kind
         return self._sessions[output]
