@@ -286,7 +286,7 @@ def test_unsupported_options_of_ipu_programs_are_refused(trained, run):
 def samples(trained):
     """Returns the samples that an export of the run is verified with."""
     opened = open_trained(Named("export", str(trained), {}))
-    session, model = opened.session(False), opened.build()
+    session, (model, _) = opened.session(False), opened.build()
     session.prepare_evaluation(model, None)
     double = verification.exact_network(model, Progress())
     return verification.take_samples(opened, session, double, as_pixels=False, probabilities=False)

@@ -152,7 +152,7 @@ def test_pictures_are_predicted_from_images_that_are_normalised_once(option, pat
     network.set_weights([np.float32([-1, 1]).reshape(1, 1, 1, 2)])
     config = RunConfig(**({} if option is None else {option: True}))
     session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), config)
-    record = SimpleNamespace(input_range="standard", size_step=4)
+    record = SimpleNamespace(input_range="standard", size_step=4, own=None)
     resolved = SimpleNamespace(record=record, config=config)
     setup = Setup(resolved, DataSource(info, examples, examples), (12, 12, 1), (12, 12), 0, "standard")
     setup = move_preprocessing(setup, session)

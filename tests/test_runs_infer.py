@@ -410,7 +410,8 @@ def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images)
     from ipucnn.sessions.host.environment import import_tensorflow
 
     import_tensorflow()
-    open_trained(Named("evaluate", str(trained), {})).build().save_weights("w.weights.h5")
+    model, _ = open_trained(Named("evaluate", str(trained), {})).build()
+    model.save_weights("w.weights.h5")
     code, out, err = run(
         "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
     )

@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -330,7 +331,7 @@ def test_masks_are_not_written_into_training_data(trained, run, tmp_path):
 
 def test_refusals_come_before_any_work(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    (tmp_path / "w.h5").write_bytes(b"")
+    h5py.File(tmp_path / "w.h5", "w").close()
     check_refused(
         run,
         Refusal("x.png", "no folder for the masks"),

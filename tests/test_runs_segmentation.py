@@ -35,6 +35,7 @@ def make_trained(norm="none"):
                 weight.assign(np.abs(values) + 0.5)
             elif "kernel" not in weight.name:
                 weight.assign(values)
+        return []
 
     return TrainedSetup(
         resolved,
@@ -148,7 +149,12 @@ def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
 
 
 def test_non_finite_outputs_are_refused(trained):
-    broken = replace(trained, fill=lambda model: [w.assign(np.full(w.shape, np.nan)) for w in model.weights])
+    def fill(model):
+        for weight in model.weights:
+            weight.assign(np.full(weight.shape, np.nan))
+        return []
+
+    broken = replace(trained, fill=fill)
     check_raises(DataError, "not finite", "", PatchwiseNetwork(broken, 204).logits, draw(5, 5))
 
 
