@@ -331,7 +331,8 @@ def test_masks_are_not_written_into_training_data(trained, run, tmp_path):
 
 def test_refusals_come_before_any_work(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    h5py.File(tmp_path / "w.h5", "w").close()
+    with h5py.File(tmp_path / "w.h5", "w") as weights:
+        weights.create_group("layers")  # as Keras names it
     check_refused(
         run,
         Refusal("x.png", "no folder for the masks"),
