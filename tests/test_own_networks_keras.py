@@ -507,7 +507,7 @@ def test_a_network_with_gelu_is_exported_to_onnx(succeeds):
     pytest.importorskip("onnxruntime")
     name = write(network("x = layers.Dense(4, activation='gelu', name='g')(images)"))
     succeeds("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1, "--run-dir", "a")
-    for opset in (13, 17):  # the file is kept only if it computes what the run computes
+    for opset in (13, 15):  # the file is kept only if it computes what the run computes
         succeeds("export", "a", "--format", "onnx", "--opset", opset, "--output", f"e{opset}")
         assert json.loads(Path(f"e{opset}/export.json").read_text())["verification"]
 
