@@ -125,4 +125,4 @@ def test_an_input_that_is_not_square_works_in_infer_and_evaluate(runs, run, tmp_
         assert of_file["measured"][name] == pytest.approx(of_run["measured"][name], abs=2e-4), name
     code, _, err = run("infer", f"group/model.{form}", runs / "image.png", "--output", "p")
     assert code == 0
-    assert "of each patch of 284x300 pixels instead of the whole image: scores may fall far (in two" in err
+    assert "of each patch of 284x300 pixels instead of the whole image: scores may fall far; compare" in err

@@ -16,9 +16,7 @@ from ipucnn.runs.setup import Setup
 from ipucnn.text import printable
 
 INPUT = "input.json"
-COST_OF_PATCHES = (
-    "scores may fall far (in two trials of 220 pixels, Dice from 0.985 to 0.803 and from 0.955 to 0.251)"
-)
+COST_OF_PATCHES = "scores may fall far; compare both with `ipucnn evaluate`, which has --patch-size"
 """What patches may cost networks with group norm."""
 
 
