@@ -1,11 +1,13 @@
 """Each rule of the test double names its source in the SDK, and each refusal in the sources has a rule or a reason."""
 
+import csv
 import json
 import re
 from pathlib import Path
 
 import pytest
 from poplar_double import sources
+from poplar_double.facts import FACTS
 from poplar_double.refusals import Refusal
 from poplar_double.sources import Provenance, parse, read_functions, read_table
 
@@ -109,3 +111,42 @@ def test_driver_files_that_were_read_are_recorded():
     text = " ".join(PAGE.split())
     assert f"{counts['ops']} of its {listed['ops']} files in `ops`" in text
     assert f"{counts['tools']} of {listed['tools']} in `tools`" in text
+
+
+def quoted_form(parameters):
+    """Returns recorded parameters as Python writes them."""
+    words, is_keyword_only = [], False
+    for one in parameters:
+        kind = one.get("kind", "")
+        if kind == "keyword" and not is_keyword_only:
+            words.append("*")
+        is_keyword_only = is_keyword_only or kind != ""
+        default = f"={one['default']}" if "default" in one else ""
+        words.append(f"{kind if kind != 'keyword' else ''}{one['name']}{default}")
+    return ", ".join(words)
+
+
+def recorded_facts():
+    """Returns what the double knows of the public API, in the words of ``quoted.csv``."""
+    for name, leaf in FACTS["leaves"].items():
+        yield f"setting {name}", f"{leaf['type'].replace('typing.', '')} = {leaf['default']!r}"
+    for name, members in FACTS["enums"].items():
+        yield f"enum {name}", ", ".join(f"{member} = {number}" for member, number in members.items())
+    for name, one in FACTS["callables"].items():
+        if not name.startswith("popdist.") and not name.endswith(" 3.0"):  # closed source; another release
+            yield f"call {name}", quoted_form(one["params"])
+    for name, parameters in FACTS["model_methods"].items():
+        yield f"method {name}", quoted_form(parameters)
+    for name, kind in FACTS["flags"].items():
+        yield f"flag {name}", kind
+
+
+def test_facts_are_those_quoted_from_the_public_sources():
+    """``quoted.csv`` was extracted from the sources by another program: a wrong fact of the double differs from it."""
+    with open(DOUBLE / "quoted.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert dict(recorded_facts()) == {row["fact"]: row["value"] for row in rows}
+    for row in rows:
+        repository, _, file_and_line = row["place"].partition(" ")
+        assert repository in ("tensorflow", "keras", "ipu_tensorflow_addons"), row
+        assert re.fullmatch(r"[\w/]+\.(py|cc)(:\d+)?", file_and_line), row
