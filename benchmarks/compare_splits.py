@@ -28,10 +28,10 @@ from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search.exact import fastest_split
 from ipucnn.planning.search.planner import Candidate, Planner
 from ipucnn.planning.search.tables import StageTables
-from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_parameters
 
 PUBLISHED_FITS = results.ROOT / "results" / "published_fits.csv"
@@ -61,7 +61,7 @@ def best_for(planner: Planner, judged: Candidate) -> Candidate:
     return best
 
 
-def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> float:
+def bottleneck_s(planner: Planner, splits: Sequence[str], settings: PlannedProgram) -> float:
     """Returns the tick without transfers and fixed time: longest forward and longest backward pass of a stage."""
     tables = planner.tables(settings, 1.0)
     bounds = [*planner.items(splits), tables.num_items]
@@ -96,7 +96,7 @@ def compare_seed() -> int:
     planner = Planner(home_graph("resnet50"), get_system("pod16"))
     rows = []
     for num_stages in (2, 4, 8, 16):
-        settings = PlanSettings(
+        settings = PlannedProgram(
             micro_batch_size=4, gradient_accumulation_count=128, num_stages=num_stages, recomputation=True
         )
         splits = equal_parameters(planner.graph, num_stages)
@@ -148,7 +148,7 @@ def compare_unet() -> int:
         planner = Planner(graph, get_system("bow-2000"))
         hand = tuple(graph.layers[graph.index(last) + 1].name for last in UNET_ENDS)
         for schedule in ("Grouped", "Interleaved"):
-            settings = PlanSettings(
+            settings = PlannedProgram(
                 gradient_accumulation_count=24,
                 num_stages=4,
                 schedule=schedule,

@@ -15,7 +15,7 @@ from ipucnn.planning.cost.products import CostConstants
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.settings import PlanSettings, Proportions, StageProportions, uniform
+from ipucnn.planning.program import PlannedProgram, Proportions, StageProportions, uniform
 from ipucnn.training.program import stage_proportions
 
 # Segments of the public one-IPU ResNet-50 configurations, and the checkpoints of the PyTorch one with 35 of them:
@@ -36,7 +36,7 @@ class Program:
     label: str
     graph: LayerGraph
     splits: Tuple[str, ...]
-    settings: PlanSettings
+    settings: PlannedProgram
     system: System
 
     def times(self, constants: CostConstants) -> LayerTimes:
@@ -80,7 +80,7 @@ def throughput_program(row: Dict[str, str]) -> Program:
     splits: Tuple[str, ...] = ()
     label = f"{name} {row['task']} {row['ipu']} x{num_ipus} mb {row['micro_batch']} {row['precision']}"
     if not training:
-        return Program(label, graph, (), PlanSettings(**settings), get_system(row["ipu"]))
+        return Program(label, graph, (), PlannedProgram(**settings), get_system(row["ipu"]))
     if name == "resnet50":
         manual = row["recomputation"] == "10 checkpoints"
         splits = TEN_CHECKPOINTS if manual else SEVEN_SEGMENTS
@@ -113,7 +113,7 @@ def throughput_program(row: Dict[str, str]) -> Program:
     prefix = {"mk2": "", "bow": "bow-"}[row["ipu"]]
     small = {"mk2": "m2000", "bow": "bow-2000"}[row["ipu"]]
     system = get_system(small if num_ipus <= 4 else f"{prefix}pod{num_ipus}")
-    return Program(label, graph, splits, PlanSettings(**settings), system)
+    return Program(label, graph, splits, PlannedProgram(**settings), system)
 
 
 def by_stage(shares: Sequence[float], num_stages: int) -> Proportions:
@@ -131,7 +131,7 @@ def memory_program(row: Dict[str, str]) -> Program:
     graph = layer_graph(record, BuildOptions(shape, int(row["classes"]), norm=row["norm"] or None))
     splits = tuple(row["splits"].split())
     shares = [float(share) for share in row["available_memory_proportion"].split()]
-    settings = PlanSettings(
+    settings = PlannedProgram(
         micro_batch_size=int(row["micro_batch"]),
         gradient_accumulation_count=int(row["gradient_accumulation"]),
         num_stages=len(splits) + 1,

@@ -113,7 +113,7 @@ ANY_PARAMETERS = {
     "config.spec.specs_of(panel)",
     "datasets.base.data_source(facts)",
     "datasets.sources.tfds.refuse_foreign_features(connector)",
-    "planning.settings.restaged(changes)",
+    "planning.program.restaged(changes)",
 }
 
 

@@ -20,7 +20,7 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import published_at
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
-from ipucnn.planning.settings import uniform
+from ipucnn.planning.program import uniform
 from ipucnn.planning.splits import choose_splits
 from ipucnn.reports import units
 from ipucnn.reports.console import plain_table, print_table

@@ -11,9 +11,9 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search import advice
 from ipucnn.planning.search.planner import PROPORTIONS, Planner
-from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
 
@@ -24,7 +24,7 @@ TRAINING_FLAGS = {flag for spec in specs_for("train") for flag in (spec.flag, f"
 
 def program(kib_per_tile, **changes):
     """Returns settings, their fastest splits whatever memory they need, and the machine."""
-    program_settings = PlanSettings(
+    program_settings = PlannedProgram(
         **{"micro_batch_size": 16, "gradient_accumulation_count": 16, "half_partials": False, **changes}
     )
     machine = system(kib_per_tile)
@@ -168,7 +168,7 @@ def test_optimizer_state_is_offloaded_only_where_the_sdk_allows_it():
     """Without a pipeline it does if micro-batches are accumulated; state that is already outside frees nothing."""
     graph, machine = network([256, 256, 256, 256], size=4), system(40)
     only = ("--optimizer-state-offloading",)
-    kept = PlanSettings(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
+    kept = PlannedProgram(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
     assert advice.smallest_change(Planner(graph, machine), kept, (), only=only).flags == only
     without_accumulation = replace(kept, gradient_accumulation_count=1)
     assert advice.smallest_change(Planner(graph, machine), without_accumulation, (), only=only) is None

@@ -31,7 +31,7 @@ from ipucnn.planning.calibration import (
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.cost.products import BAND_FACTOR, throughput_band
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.training.program import make_program
 
 POD16 = get_system("pod16")
@@ -53,7 +53,7 @@ UNUSED = [
 
 def true_images_per_s(name, batch, truth):
     """Returns the throughput of a system on which all times of a kind are longer by a factor."""
-    settings = PlanSettings(*batch)
+    settings = PlannedProgram(*batch)
     return predict(home_graph(name), (), settings, POD16.calibrated(truth)).images_per_s
 
 
@@ -66,7 +66,7 @@ def simulated(truth, seed):
             f"run{i}",
             home_graph(name),
             (),
-            PlanSettings(*batch),
+            PlannedProgram(*batch),
             true_images_per_s(name, batch, truth) * math.exp(noise.normal(0, 0.03)),
         )
         for i, (name, batch) in enumerate(runs)
@@ -81,7 +81,7 @@ def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
         assert profile.error_after < 1.05 < profile.error_before
         system = calibrated_system(profile, POD16)
         for name, batch in UNUSED:
-            predicted = predict(home_graph(name), (), PlanSettings(*batch), system).images_per_s
+            predicted = predict(home_graph(name), (), PlannedProgram(*batch), system).images_per_s
             assert predicted == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
 
 
@@ -121,7 +121,7 @@ def test_constants_without_measurements_stay_as_shipped():
 
 
 def test_factors_scale_the_times_of_their_kind():
-    graph, settings = home_graph("lenet"), PlanSettings(4, 2, 8)
+    graph, settings = home_graph("lenet"), PlannedProgram(4, 2, 8)
     base = predict(graph, (), settings, POD16)
     same = predict(graph, (), settings, POD16.calibrated(Calibration()))
     assert same == base
@@ -157,7 +157,7 @@ def test_implausible_factor_warns_and_widens_the_band():
 def test_measured_stages_distinguish_computing_from_feeds():
     """A single throughput cannot say whether computing or feeds are slower than predicted."""
     truth, graph = Calibration(1.5, 1.5), home_graph("cifar_resnet8")
-    splits, settings = ("conv2_block1_add",), PlanSettings(8, 8, num_stages=2)
+    splits, settings = ("conv2_block1_add",), PlannedProgram(8, 8, num_stages=2)
     real = predict(graph, splits, settings, POD16.calibrated(truth))
     stage_s = tuple(stage.forward_s + stage.backward_s for stage in real.stages)
     alone = Measurement("p.yml", graph, splits, settings, real.images_per_s)

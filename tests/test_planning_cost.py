@@ -25,7 +25,7 @@ from ipucnn.planning.cost.products import (
 )
 from ipucnn.planning.cost.schedule import bottleneck_of, predict, schedule_s, update_s
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
-from ipucnn.planning.settings import PlanSettings, uniform
+from ipucnn.planning.program import PlannedProgram, uniform
 
 MK2 = get_ipu("mk2")
 
@@ -200,7 +200,7 @@ def test_products_of_few_channels_gain_from_slic() -> None:
     ]
     graph = LayerGraph("units", (56, 56, 64), 64, tuple(layers))
     fast, slow = (
-        layer_times(graph, PlanSettings(micro_batch_size=4), ipu).forward_s
+        layer_times(graph, PlannedProgram(micro_batch_size=4), ipu).forward_s
         for ipu in (MK2, replace(MK2, slic_macs_per_channel=0))
     )
     assert [graph.layers[i].name for i in np.flatnonzero(fast < slow)] == ["depthwise"]
@@ -216,14 +216,14 @@ def test_every_pass_of_a_convolution_takes_the_cycles_of_its_macs(kernel, stride
     graph = LayerGraph(
         "passes", (size, size, 3), 64, (Layer("input", "input", (), (size, size, 3)), first, layer)
     )
-    times = layer_times(graph, PlanSettings(micro_batch_size=batch), MK2)
+    times = layer_times(graph, PlannedProgram(micro_batch_size=batch), MK2)
     unit = times.work[2, :, FEATURES.index("unit_cycles")]
     ideal = layer.macs * batch / (MK2.num_tiles * MK2.amp["half_half"].macs_per_cycle)
     assert (unit >= ideal * 0.999).all()
 
 
 def test_no_gradient_flows_to_the_image() -> None:
-    times = layer_times(chain(), PlanSettings(), MK2)
+    times = layer_times(chain(), PlannedProgram(), MK2)
     unit_cycles = times.work[..., FEATURES.index("unit_cycles")]
     assert unit_cycles[1, 1] == 0  # data gradient of the first convolution
     assert unit_cycles[1, 2] > 0 and unit_cycles[4, 1] > 0
@@ -231,20 +231,20 @@ def test_no_gradient_flows_to_the_image() -> None:
 
 def test_inference_has_no_backward_pass_and_folds_norms() -> None:
     graph = chain()
-    times = layer_times(graph, PlanSettings(training=False), MK2)
+    times = layer_times(graph, PlannedProgram(training=False), MK2)
     assert not times.backward_s.any()
     assert times.forward_s[graph.index("norm1")] == 0
-    assert layer_times(graph, PlanSettings(), MK2).forward_s[graph.index("norm1")] > 0
+    assert layer_times(graph, PlannedProgram(), MK2).forward_s[graph.index("norm1")] > 0
 
 
 def test_shared_statistics_cost_time_in_norms_alone() -> None:
     graph = chain()
-    alone = layer_times(graph, PlanSettings(), MK2)
-    shared = layer_times(graph, PlanSettings(dbn_replica_group_size=2), MK2)
+    alone = layer_times(graph, PlannedProgram(), MK2)
+    shared = layer_times(graph, PlannedProgram(dbn_replica_group_size=2), MK2)
     slower = np.flatnonzero(shared.forward_s > alone.forward_s)
     assert [graph.layers[i].op_class for i in slower] == ["norm"] * 4
     # 3 us for two replicas, a ring of two steps; the number of steps grows with the ring.
-    four = layer_times(graph, PlanSettings(dbn_replica_group_size=4), MK2)
+    four = layer_times(graph, PlannedProgram(dbn_replica_group_size=4), MK2)
     np.testing.assert_allclose((shared.forward_s - alone.forward_s)[slower], 3e-6)
     np.testing.assert_allclose((four.backward_s - alone.backward_s)[slower], 9e-6)
 
@@ -254,14 +254,14 @@ def test_less_memory_for_temporaries_is_never_faster() -> None:
     seconds = []
     for proportion in (0.6, 0.1, 0.02):
         times = layer_times(
-            graph, PlanSettings(micro_batch_size=8, available_memory_proportion=uniform(proportion)), MK2
+            graph, PlannedProgram(micro_batch_size=8, available_memory_proportion=uniform(proportion)), MK2
         )
         seconds.append(times.forward_s.sum() + times.backward_s.sum())
     assert seconds == sorted(seconds)
 
 
 def test_with_constants_keeps_the_partitions() -> None:
-    graph, settings = chain(), PlanSettings(micro_batch_size=4)
+    graph, settings = chain(), PlannedProgram(micro_batch_size=4)
     times = layer_times(graph, settings, MK2)
     doubled = CostConstants(**{name: 2 * value for name, value in vars(DEFAULT_CONSTANTS).items()})
     other = times.with_constants(doubled)
@@ -288,7 +288,7 @@ def test_schedules_equal_a_tick_level_simulation(times, count, schedule, trainin
     if not training:
         backward = 0 * backward
     receive[0] = 0
-    settings = PlanSettings(
+    settings = PlannedProgram(
         num_stages=len(forward), gradient_accumulation_count=count, schedule=schedule, training=training
     )
     total, _ = schedule_s(forward, backward, receive, settings, fixed)
@@ -298,7 +298,7 @@ def test_schedules_equal_a_tick_level_simulation(times, count, schedule, trainin
 
 @given(st.lists(seconds_, min_size=4, max_size=4), st.integers(1, 12))
 def test_stages_that_share_an_ipu_add_up(times, count) -> None:
-    settings = PlanSettings(num_stages=4, gradient_accumulation_count=count, device_mapping=(0, 1, 1, 0))
+    settings = PlannedProgram(num_stages=4, gradient_accumulation_count=count, device_mapping=(0, 1, 1, 0))
     forward, ipus = np.array(times), ((0, 3), (1, 2))
     total, tick = schedule_s(forward, 2 * forward, np.zeros(4), settings, 0.0)
 
@@ -317,7 +317,7 @@ def test_stages_that_share_an_ipu_add_up(times, count) -> None:
 
 def test_prediction_is_the_sum_of_its_parts() -> None:
     graph, system = chain(), get_system("pod16")
-    settings = PlanSettings(
+    settings = PlannedProgram(
         micro_batch_size=4,
         gradient_accumulation_count=8,
         num_replicas=2,
@@ -348,7 +348,7 @@ def test_prediction_is_the_sum_of_its_parts() -> None:
 
 
 def test_cut_transfers_the_skips_across_it() -> None:
-    graph, settings = chain(), PlanSettings(micro_batch_size=3)
+    graph, settings = chain(), PlannedProgram(micro_batch_size=3)
     one = 28 * 28 * 64 * 2 * 3
     idle = 2 * MK2.link_idle_cycles / MK2.clock_hz
     inside = transfers_s(graph, [graph.index("conv2")], settings, MK2)[0]  # relu1, and relu0 for the add
@@ -359,7 +359,7 @@ def test_cut_transfers_the_skips_across_it() -> None:
 
 def test_weight_update() -> None:
     system = get_system("pod16")
-    one = PlanSettings(num_stages=2)
+    one = PlannedProgram(num_stages=2)
     assert update_s([1e6, 2e6], replace(one, training=False), system) == 0
     alone = update_s([1e6, 2e6], one, system)
     assert alone == update_s([0, 2e6], one, system)  # IPUs work side by side
@@ -393,13 +393,13 @@ def test_bottleneck_is_what_takes_most_of_a_tick(
     schedule: str, forward: Tuple[int, ...], backward: Tuple[int, ...], transfer: float, name: str
 ) -> None:
     count = len(forward)
-    settings = PlanSettings(num_stages=count, schedule=schedule, device_mapping=tuple(range(count)))
+    settings = PlannedProgram(num_stages=count, schedule=schedule, device_mapping=tuple(range(count)))
     receive = np.array([0.0, *[transfer] * (count - 1)])
     assert _bottleneck(np.array(forward, float), np.array(backward, float), receive, settings) == name
 
 
 def _bottleneck(
-    forward: np.ndarray, backward: np.ndarray, receive: np.ndarray, settings: PlanSettings
+    forward: np.ndarray, backward: np.ndarray, receive: np.ndarray, settings: PlannedProgram
 ) -> str:
     tick, still = (
         settings.order.tick_s(forward, backward, c, settings.mapping) for c in (receive, 0 * receive)
@@ -415,7 +415,7 @@ def _bottleneck(
 def test_a_shorter_bottleneck_makes_a_shorter_tick(schedule: str, passes: List[int]) -> None:
     """A full tick becomes shorter if a pass that is named takes less time, and if no other one does."""
     count = len(passes) // 2
-    settings = PlanSettings(num_stages=count, schedule=schedule)
+    settings = PlannedProgram(num_stages=count, schedule=schedule)
     seconds = np.array(passes[: 2 * count], float).reshape(2, count)
     named = _bottleneck(*seconds, np.zeros(count), settings)
     for stage in range(count):
@@ -430,7 +430,7 @@ def test_a_shorter_bottleneck_makes_a_shorter_tick(schedule: str, passes: List[i
 
 def test_host_link_limits_the_feed_of_the_ipus() -> None:
     tiny = chain(num=1, size=64, channels=4)
-    settings = PlanSettings(micro_batch_size=512, num_replicas=16, training=False)
+    settings = PlannedProgram(micro_batch_size=512, num_replicas=16, training=False)
     prediction = predict(tiny, [], settings, get_system("pod16"))
     assert prediction.bottleneck == "host"
     sample = 64 * 64 * 3 * 2 + 4
@@ -440,7 +440,7 @@ def test_host_link_limits_the_feed_of_the_ipus() -> None:
     # A replica of three stages occupies four IPUs.
     three, four = (
         predict(
-            chain(), splits, PlanSettings(num_replicas=4, num_stages=len(splits) + 1), get_system("pod16")
+            chain(), splits, PlannedProgram(num_replicas=4, num_stages=len(splits) + 1), get_system("pod16")
         )
         for splits in (["conv1", "conv2"], ["conv1", "conv2", "conv3"])
     )
@@ -449,7 +449,7 @@ def test_host_link_limits_the_feed_of_the_ipus() -> None:
 
 def test_faster_chips_and_larger_batches_are_faster() -> None:
     graph = chain()
-    settings = PlanSettings(micro_batch_size=2)
+    settings = PlannedProgram(micro_batch_size=2)
     rates = [
         predict(graph, [], settings, get_system("m2000")).images_per_s,
         predict(graph, [], settings, get_system("bow-2000")).images_per_s,
@@ -462,4 +462,4 @@ def test_splits_must_match_the_stages() -> None:
     graph, system = chain(), get_system("pod16")
     for splits in (["conv2"], ["conv2", "conv1"], ["conv1", "conv1"]):
         with pytest.raises(ValueError, match="do not open 2 stages"):
-            predict(graph, splits, PlanSettings(num_stages=3), system)
+            predict(graph, splits, PlannedProgram(num_stages=3), system)

@@ -17,9 +17,9 @@ from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search.configurations import SearchSpace, search
 from ipucnn.planning.search.planner import Planner
-from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.training.program import make_program
 
 MODEL = "cifar_resnet8"
@@ -39,7 +39,7 @@ def planner():
 )
 def test_throughput_and_latency_are_those_of_a_simulation(planner, places, steps, micro_batch, replicas):
     splits = planner.names((0, *sorted(places)))
-    plan_options = PlanSettings(micro_batch, steps, replicas, len(splits) + 1, training=False)
+    plan_options = PlannedProgram(micro_batch, steps, replicas, len(splits) + 1, training=False)
     prediction = predict(planner.graph, splits, plan_options, SYSTEM)
     cuts = [planner.graph.index(name) for name in splits]
     receive = [0.0, *transfers_s(planner.graph, cuts, plan_options, SYSTEM.ipu)]
@@ -59,10 +59,10 @@ def test_throughput_and_latency_are_those_of_a_simulation(planner, places, steps
 def test_inference_memory_excludes_training_data(planner):
     splits = planner.names((0, 5, 9))
     many, one = (
-        program_memory(planner.graph, splits, PlanSettings(8, count, 1, 3, training=False), SYSTEM.ipu)
+        program_memory(planner.graph, splits, PlannedProgram(8, count, 1, 3, training=False), SYSTEM.ipu)
         for count in (64, 1)
     )
-    trained = program_memory(planner.graph, splits, PlanSettings(8, 12, 1, 3), SYSTEM.ipu)
+    trained = program_memory(planner.graph, splits, PlannedProgram(8, 12, 1, 3), SYSTEM.ipu)
     assert many == one  # independent of the number of micro-batches in flight
     for inference, other in zip(many, trained):
         assert inference.stash_bytes == inference.accumulators_bytes == inference.optimizer_state_bytes == 0
@@ -71,7 +71,7 @@ def test_inference_memory_excludes_training_data(planner):
 
 def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
     """Compares it with every configuration of the grid, each planned by itself."""
-    base = PlanSettings(training=False)
+    base = PlannedProgram(training=False)
     space = SearchSpace(base, 4, (1, 4, 32), ("Grouped",), proportions=uniform(0.6))
     best, rows = search(planner, space)
     tried = []
@@ -79,7 +79,7 @@ def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
         for stages, counts in ((1, (1, 2, 4)), (2, (1, 2)), (4, (1,))):
             for replicas in counts:
                 steps = 16 * stages
-                plan_options = PlanSettings(size, steps, replicas, stages, training=False)
+                plan_options = PlannedProgram(size, steps, replicas, stages, training=False)
                 tried.append(planner.best(plan_options, 0.8))
     assert all(candidate is not None for candidate in tried)
     fastest = max(candidate.prediction.images_per_s for candidate in tried)

@@ -27,8 +27,8 @@ from ipucnn.planning.cost.memory import (
 from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.search.tables import item_starts, stage_tables, tick_s
-from ipucnn.planning.settings import PlanSettings
 
 MK2 = get_ipu("mk2")
 SHARED = ROOT.parent / "shared" / "ipu"
@@ -63,8 +63,8 @@ def graphs(draw, max_layers: int = 9) -> LayerGraph:
 
 
 @st.composite
-def settings_(draw) -> PlanSettings:
-    return PlanSettings(
+def settings_(draw) -> PlannedProgram:
+    return PlannedProgram(
         micro_batch_size=draw(st.sampled_from([1, 4])),
         gradient_accumulation_count=draw(st.sampled_from([1, 8])),
         num_stages=draw(st.integers(1, 4)),
@@ -78,7 +78,7 @@ def settings_(draw) -> PlanSettings:
 
 
 def naive_memory(
-    graph: LayerGraph, first: int, last: int, stage: int, settings: PlanSettings
+    graph: LayerGraph, first: int, last: int, stage: int, settings: PlannedProgram
 ) -> Dict[str, float]:
     """Counts bytes by category, live activations and temporaries together, with sets."""
     layers = graph.layers
@@ -166,7 +166,9 @@ def naive_memory(
     return {name: 1.04 * value for name, value in values.items()}
 
 
-def stage_memory(graph: LayerGraph, first: int, last: int, stage: int, settings: PlanSettings) -> StageMemory:
+def stage_memory(
+    graph: LayerGraph, first: int, last: int, stage: int, settings: PlannedProgram
+) -> StageMemory:
     """Returns the memory of layers ``first .. last - 1`` as a stage, by a model with only these two cuts."""
     starts = sorted({0, first, last} - {len(graph.layers)})
     a = starts.index(first)
@@ -206,7 +208,7 @@ def test_table_equals_stage_memory(graph, settings) -> None:
 @tries(30, slow=100)
 @given(graphs(), settings_(), st.data())
 def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, data) -> None:
-    settings = PlanSettings(**{**vars(settings), "schedule": "Sequential"})
+    settings = PlannedProgram(**{**vars(settings), "schedule": "Sequential"})
     starts = item_starts(graph)
     if len(starts) < settings.num_stages:
         return
@@ -249,7 +251,7 @@ def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
         *(conv(f"l{i}", f"l{i - 1}", 8, 8, 8) for i in range(1, 5)),
     ]
     graph = LayerGraph("four", (8, 8, 8), 8, tuple(layers))
-    settings = PlanSettings(num_stages=4, gradient_accumulation_count=8, device_mapping=(0, 1, 1, 0))
+    settings = PlannedProgram(num_stages=4, gradient_accumulation_count=8, device_mapping=(0, 1, 1, 0))
     first, second = program_memory(graph, ["l2", "l3", "l4"], settings, MK2)
     alone = [stage_memory(graph, a, b, s, settings) for s, (a, b) in enumerate([(0, 2), (2, 3)])]
     assert first.weights_bytes == pytest.approx(2 * alone[0].weights_bytes)

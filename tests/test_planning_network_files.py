@@ -17,7 +17,7 @@ from ipucnn.models.registry import find_network
 from ipucnn.planning.cost.layer_times import layer_times
 from ipucnn.planning.graphs.extract import build_graph, read_layer_graph
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.program import PlannedProgram
 
 needs_keras_3 = pytest.mark.skipif(KERAS_VERSION < (3,), reason="only Keras 3 writes .keras files")
 
@@ -98,7 +98,7 @@ def test_layer_of_unknown_class_costs_its_bytes_and_macs():
             Layer("x", op_class, ("in",), (16, 16, channels), (1, 1), (1, 1), 1, 32, macs, 0, 0, ("in",)),
         )
         graph = LayerGraph("net", (16, 16, 32), channels, layers)
-        return layer_times(graph, PlanSettings(training=False), get_ipu("mk2"))
+        return layer_times(graph, PlannedProgram(training=False), get_ipu("mk2"))
 
     product = times("matmul", 16 * 16 * 32 * 64, 64)
     other = times("other", 16 * 16 * 32 * 64, 64)
@@ -251,7 +251,7 @@ def test_changed_files_give_a_graph_or_a_refusal(tmp_path):
             except UserError as error:
                 assert error.hint and path.name in error.message, error.message
                 continue
-            times = layer_times(graph, PlanSettings(), get_ipu("mk2"))
+            times = layer_times(graph, PlannedProgram(), get_ipu("mk2"))
             assert np.isfinite(times.forward_s).all()
 
 

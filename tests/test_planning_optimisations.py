@@ -13,12 +13,12 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
+from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search.advice import optimisations
 from ipucnn.planning.search.planner import Planner
-from ipucnn.planning.settings import PlanSettings, uniform
 
 SYSTEM = get_system("pod16")
-SETTINGS = PlanSettings(
+SETTINGS = PlannedProgram(
     gradient_accumulation_count=24,
     num_stages=4,
     schedule="Interleaved",

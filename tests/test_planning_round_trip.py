@@ -25,9 +25,9 @@ from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.plan import assemble
+from ipucnn.planning.program import PlannedProgram, differences, planned_program, uniform
 from ipucnn.planning.request import make_request
 from ipucnn.planning.search.planner import Planner
-from ipucnn.planning.settings import PlanSettings, differences, plan_settings, uniform
 from ipucnn.planning.splits import plan_differences
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizer_settings import OPTIMIZERS
@@ -184,7 +184,7 @@ def check_trained(planner, candidate, request, preset):
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     resolved = resolved_with(plan, preset=preset)
     program = make_program(resolved.config, TRAIN_IMAGES, seed=1)
-    settings_of_run = plan_settings(resolved.config, program)
+    settings_of_run = planned_program(resolved.config, program)
     assert settings_of_run == candidate.settings
     assert program.pipeline_splits == plan.splits == candidate.splits
     check_predictions(planner, candidate, program, settings_of_run)
@@ -252,7 +252,7 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
         resolved.config, gradient_accumulation_count=None, global_batch_size=None, steps_per_execution=None
     )
     program = make_program(config, TRAIN_IMAGES, seed=1)
-    settings_of_run = replace(plan_settings(config, program, False), gradient_accumulation_count=steps)
+    settings_of_run = replace(planned_program(config, program, False), gradient_accumulation_count=steps)
     check_predictions(planner, candidate, program, settings_of_run)
 
 
@@ -337,16 +337,16 @@ def _planned(name, flags, inference):
 
 def test_every_setting_lists_the_options_that_decide_it():
     names = {spec.name for spec in SPECS}
-    for setting in fields(PlanSettings):
+    for setting in fields(PlannedProgram):
         options = setting.metadata["options"]
         assert set(options) <= names, setting.name
         # Only `training` is decided by the command itself.
         assert options or setting.name == "training"
 
 
-@pytest.mark.parametrize("name", [setting.name for setting in fields(PlanSettings)])
+@pytest.mark.parametrize("name", [setting.name for setting in fields(PlannedProgram)])
 def test_run_reports_a_setting_that_differs_from_its_plan(name):
-    settings_of_plan = PlanSettings(gradient_accumulation_count=4, num_stages=2)
+    settings_of_plan = PlannedProgram(gradient_accumulation_count=4, num_stages=2)
     texts = {"schedule": "Interleaved", "precision": "32.32", "device_mapping": (1, 0)}
     value = getattr(settings_of_plan, name)
     if name == "available_memory_proportion":
@@ -403,7 +403,7 @@ def test_typed_data_set_is_saved_in_the_plan(run, report):
 
 
 def test_run_with_another_optimizer_differs_from_the_plan(planner):
-    candidate = planner.judge(planner.names((0, 5)), PlanSettings(num_stages=2), 1.0)
+    candidate = planner.judge(planner.names((0, 5)), PlannedProgram(num_stages=2), 1.0)
     plan = assemble(
         planner, candidate, planned=False, build={}, options={"optimizer": "sgd", "optimizer_params": {}}
     )
@@ -415,7 +415,7 @@ def test_run_with_another_optimizer_differs_from_the_plan(planner):
 
 
 def test_one_stage_plan_replaces_the_pipeline_of_a_preset(planner):
-    candidate = planner.judge((), PlanSettings(), 1.0)
+    candidate = planner.judge((), PlannedProgram(), 1.0)
     plan = assemble(planner, candidate, planned=False, build={})
     preset = {
         "pipeline_splits": ("conv2_block1_add",),
@@ -427,7 +427,7 @@ def test_one_stage_plan_replaces_the_pipeline_of_a_preset(planner):
 
 
 def test_options_that_no_plan_has_are_refused(planner):
-    plan = assemble(planner, planner.judge((), PlanSettings(), 1.0), planned=False, build={})
+    plan = assemble(planner, planner.judge((), PlannedProgram(), 1.0), planned=False, build={})
     data = {**plan.to_dict(), "options": {"optimiser": "sgd"}}
     check_raises(DataError, "unknown key 'optimiser'", "optimizer", PipelinePlan.from_dict, data, "q.yml")
 

@@ -17,17 +17,17 @@ from ipucnn.hardware import Calibration
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan, SystemFacts
 from ipucnn.planning.plan import assemble, compare
+from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search import configurations as search_module
 from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches, search
 from ipucnn.planning.search.no_fit import infeasible, untried_stages, why_no_fit
 from ipucnn.planning.search.planner import LIMITS, Planner, candidates
-from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters
 from ipucnn.training.batching import overlap_length
 
 GRAPH = network([16, 16, 16, 32, 32, 32])
 SMALL = network([16, 16, 16, 32], size=48)
-BASE = PlanSettings(micro_batch_size=64, gradient_accumulation_count=48, half_partials=False)
+BASE = PlannedProgram(micro_batch_size=64, gradient_accumulation_count=48, half_partials=False)
 # Fields of a plan that may be absent: those that have a default.
 OPTIONAL = {
     field.name

@@ -36,19 +36,19 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.program import (
+    PlannedProgram,
+    StageProportions,
+    given_proportions,
+    percentages,
+    planned_program,
+    uniform,
+)
 from ipucnn.planning.request import make_request
 from ipucnn.planning.search import advice
 from ipucnn.planning.search import planner as planner_module
 from ipucnn.planning.search.advice import training_advice
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner, candidates
-from ipucnn.planning.settings import (
-    PlanSettings,
-    StageProportions,
-    given_proportions,
-    percentages,
-    plan_settings,
-    uniform,
-)
 from ipucnn.planning.splits import choose_splits
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizer_settings import OPTIMIZERS, settings_of_run
@@ -105,7 +105,7 @@ def asked(patch, question):
     with pytest.raises(Asked) as caught:
         question()
     settings_asked = caught.value.args[0][1]
-    return settings_asked if isinstance(settings_asked, PlanSettings) else settings_asked[0][0]
+    return settings_asked if isinstance(settings_asked, PlannedProgram) else settings_asked[0][0]
 
 
 @tries(20, slow=60)
@@ -133,7 +133,7 @@ def test_every_command_plans_the_same_program(graph, typed):
     settings_by_command["plan-splits"] = candidates(
         request.settings, request.recomputation, request.proportions
     )[0][0]
-    expected = plan_settings(config, program)
+    expected = planned_program(config, program)
     assert expected.global_batch_size == program.global_batch_size
     assert expected.mapping == (program.device_mapping if program.num_stages > 1 else (0,))
     assert {name: value for name, value in settings_by_command.items() if value != expected} == {}
@@ -151,7 +151,7 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
     program = make_program(config, 64, seed=0)
     weight = tf.Variable(tf.zeros([3, 2]))
     optimizer = Optimizer(settings_of_run(config, program.global_batch_size), {"weight": weight})
-    assert plan_settings(config, program).optimizer_slots == len(optimizer.slots)
+    assert planned_program(config, program).optimizer_slots == len(optimizer.slots)
 
 
 def test_planner_refuses_wrong_optimizer_parameters():
@@ -209,18 +209,18 @@ def test_two_values_per_stage_are_for_convolutions_and_matrix_products():
 
 
 def test_proportions_of_another_number_of_stages():
-    program_settings = PlanSettings(
+    program_settings = PlannedProgram(
         num_stages=2, available_memory_proportion=(uniform(0.2)[0], uniform(0.4)[0])
     )
     assert program_settings.proportions_differ
     assert program_settings.restaged(4).available_memory_proportion == uniform(0.2)
     assert program_settings.proportions_of(1, 3) == uniform(0.2)[0]
     assert program_settings.proportions_of(1, 2) == uniform(0.4)[0]
-    alike = PlanSettings(num_stages=2, available_memory_proportion=2 * uniform(0.2))
-    assert alike == PlanSettings(num_stages=2, available_memory_proportion=uniform(0.2))
+    alike = PlannedProgram(num_stages=2, available_memory_proportion=2 * uniform(0.2))
+    assert alike == PlannedProgram(num_stages=2, available_memory_proportion=uniform(0.2))
     two = program_settings.available_memory_proportion
     details = {"num_stages": 3, "available_memory_proportion": two}
-    check_raises(ConfigurationError, "2 entries for 3 stages", "", PlanSettings, **details)
+    check_raises(ConfigurationError, "2 entries for 3 stages", "", PlannedProgram, **details)
     check_raises(ConfigurationError, "available_memory_proportion is 2", "", uniform, 2)
 
 
@@ -230,7 +230,7 @@ SHARES = (0.6, 0.05, 0.2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
     mapping = (0, 1, 2) if schedule == "Sequential" else None
-    base = PlanSettings(16, 12, num_stages=3, schedule=schedule, device_mapping=mapping)
+    base = PlannedProgram(16, 12, num_stages=3, schedule=schedule, device_mapping=mapping)
     program_settings = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     alike = [replace(base, available_memory_proportion=uniform(share)) for share in SHARES]
     splits = Planner(graph, SYSTEM).names((0, 5, 9))
@@ -253,7 +253,7 @@ def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
 
 def test_matrix_products_and_backward_passes_have_their_own_proportions(graph):
     def times(proportions):
-        return layer_times(graph, PlanSettings(64), SYSTEM.ipu, proportions=proportions)
+        return layer_times(graph, PlannedProgram(64), SYSTEM.ipu, proportions=proportions)
 
     base, small = times(uniform(0.6)[0]), times(StageProportions(0.6, 0.01, 0.6, 0.01))
     dense = [i for i, layer in enumerate(graph.layers) if layer.op_class == "matmul"]
@@ -261,7 +261,7 @@ def test_matrix_products_and_backward_passes_have_their_own_proportions(graph):
     assert dense and (small.temporary_bytes[others] == base.temporary_bytes[others]).all()
     back = times(StageProportions(0.6, 0.6, 0.01, 0.01))
     assert (back.forward_s == base.forward_s).all() and (back.backward_s > base.backward_s).any()
-    settings_ = PlanSettings(num_stages=2, available_memory_proportion=(uniform(0.6)[0], uniform(0.01)[0]))
+    settings_ = PlannedProgram(num_stages=2, available_memory_proportion=(uniform(0.6)[0], uniform(0.01)[0]))
     splits = Planner(graph, SYSTEM).names((0, 6))
     joined = program_times(graph, stage_starts(graph, splits), settings_, SYSTEM.ipu)
     first = graph.index(splits[0])
@@ -288,7 +288,7 @@ def with_matmul(graph, place):
 
 def test_segments_on_one_ipu_have_one_proportion(graph):
     planner = Planner(graph, SYSTEM)
-    segments = PlanSettings(16, 12, num_stages=3, schedule="Sequential", recomputation=True)
+    segments = PlannedProgram(16, 12, num_stages=3, schedule="Sequential", recomputation=True)
     separate = replace(segments, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     error, hint = "one value for segments on one IPU", "--available-memory-proportion 5"
     check_raises(ConfigurationError, error, hint, planner.best_of, [[separate]])
@@ -355,7 +355,7 @@ def test_proportions_of_a_preset_for_other_stages_are_ignored(run):
 
 def test_hint_keeps_the_proportions_of_stages(graph):
     """Hints lower values stage by stage; for another number of stages the smallest applies, and the hint says so."""
-    program_settings = PlanSettings(
+    program_settings = PlannedProgram(
         64,
         8,
         num_stages=2,

@@ -11,7 +11,7 @@ from poplar_double import installed
 from support.refusals import Refusal, check_refused
 
 from ipucnn import cli
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.sessions.session import NotFiniteError
 from ipucnn.training.checkpoints import load_checkpoint
 
@@ -180,7 +180,7 @@ def test_optimizer_state_is_offloaded_if_the_planner_says_so(report, folder, cou
         report("train", "toy_model", *args)
     calls = machine.calls("set_gradient_accumulation_options")
     offloaded = [call["keywords"]["offload_weight_update_variables"] for call in calls]
-    planned = PlanSettings(gradient_accumulation_count=count, optimizer_state_offloading=True)
+    planned = PlannedProgram(gradient_accumulation_count=count, optimizer_state_offloading=True)
     assert any(offloaded) == planned.offloads_optimizer_state == (count > 1)
 
 

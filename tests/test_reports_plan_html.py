@@ -17,8 +17,8 @@ from ipucnn.planning.cost.memory import CATEGORIES
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import NoFit, ParetoRow, PipelinePlan
 from ipucnn.planning.plan import assemble, compare
+from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search.planner import Planner
-from ipucnn.planning.settings import PlanSettings, uniform
 from ipucnn.planning.splits import equal_layers
 from ipucnn.reports.plan_figures import Markup, element, nice_ticks
 from ipucnn.reports.plan_html import render
@@ -50,7 +50,7 @@ def make_plan(
     **more,
 ) -> PipelinePlan:
     planner = Planner(graph, get_system("pod16"))
-    program_settings = PlanSettings(4, num_micro_batches, num_stages=num_stages, schedule=schedule, **more)
+    program_settings = PlannedProgram(4, num_micro_batches, num_stages=num_stages, schedule=schedule, **more)
     candidate = planner.best(program_settings, 1.15)
     others = {"equal-layers": equal_layers(graph, num_stages)} if num_stages > 1 else {}
     rows = compare(planner, candidate, others)
@@ -83,7 +83,7 @@ def judged_plan() -> PipelinePlan:
     """Returns a plan of bad splits that don't fit, with every field set."""
     graph = network(size=224)
     planner = Planner(graph, get_system("pod16"))
-    settings = PlanSettings(
+    settings = PlannedProgram(
         micro_batch_size=32, gradient_accumulation_count=8, num_stages=3, recomputation=True
     )
     splits = ("conv_22", "conv_23")
@@ -191,7 +191,7 @@ def test_timeline_leaves_out_only_full_ticks(schedule):
 def test_stages_that_share_an_ipu_work_one_after_the_other():
     graph = network(8)
     planner = Planner(graph, get_system("pod16"))
-    settings = PlanSettings(4, 12, num_stages=4, device_mapping=(0, 1, 1, 0))
+    settings = PlannedProgram(4, 12, num_stages=4, device_mapping=(0, 1, 1, 0))
     candidate = planner.judge(("conv_2", "conv_4", "conv_6"), settings, 1.15)
     plan = assemble(planner, candidate, planned=False, build={})
     drawn = whole_timeline(plan)

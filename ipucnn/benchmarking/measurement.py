@@ -20,7 +20,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Measurement
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.network import network_options
-from ipucnn.planning.settings import plan_settings
+from ipucnn.planning.program import planned_program
 from ipucnn.planning.splits import check_cuts
 from ipucnn.runs.folder import REPORT, RunFolder
 from ipucnn.text import shown_value
@@ -95,7 +95,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
         raise DataError(f"{name}: its program is damaged: {problem}", "make it again")
     try:
         program = Program.from_dict(report.program)
-        settings = plan_settings(report.config, program, report.training)
+        settings = planned_program(report.config, program, report.training)
         check_cuts(program.pipeline_splits, graph)
     except (TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{name}: its program is damaged: {shown_value(error)}", "make it again") from None

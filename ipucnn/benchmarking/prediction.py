@@ -13,8 +13,8 @@ from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.planning.cost.products import throughput_band
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
+from ipucnn.planning.program import PlannedProgram, given_proportions, planned_program
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
-from ipucnn.planning.settings import PlanSettings, given_proportions, plan_settings
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program
 
@@ -128,9 +128,13 @@ def _system(request: PredictionRequest, num_ipus: int, notes: List[str]) -> Syst
     return system
 
 
-def _settings(request: PredictionRequest, precision: str, num_stages: int, notes: List[str]) -> PlanSettings:
+def _settings(
+    request: PredictionRequest, precision: str, num_stages: int, notes: List[str]
+) -> PlannedProgram:
     """Returns the measured program, or the same in more than one stage, in another precision."""
-    settings = plan_settings(replace(request.config, precision=precision), request.program, request.training)
+    settings = planned_program(
+        replace(request.config, precision=precision), request.program, request.training
+    )
     if not request.training:
         settings = replace(settings, gradient_accumulation_count=request.steps or INFERENCE_STEPS)
     if num_stages == settings.num_stages:

@@ -30,7 +30,7 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, frozen_graph
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.splits import check_cuts, frozen_layers
 from ipucnn.text import counted
 
@@ -65,7 +65,7 @@ class Measurement:
     source: str
     graph: LayerGraph
     splits: Tuple[str, ...]
-    settings: PlanSettings
+    settings: PlannedProgram
     images_per_s: float
     stage_s: Tuple[float, ...] = ()
 

@@ -11,7 +11,7 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.memory import StageMemory, program_memory
 from ipucnn.planning.cost.schedule import Prediction, predict
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.settings import PlanSettings
+from ipucnn.planning.program import PlannedProgram
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Forecast:
         return self.times.images_per_s
 
 
-def forecast(graph: LayerGraph, splits: Sequence[str], settings: PlanSettings, system: System) -> Forecast:
+def forecast(graph: LayerGraph, splits: Sequence[str], settings: PlannedProgram, system: System) -> Forecast:
     """Returns the forecast of a program.
 
     Args:

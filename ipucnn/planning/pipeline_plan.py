@@ -18,7 +18,7 @@ from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.hardware import Calibration
 from ipucnn.models.registry import is_layer_graph
-from ipucnn.planning.settings import PlanSettings, Proportions, run_values
+from ipucnn.planning.program import PlannedProgram, Proportions, run_values
 from ipucnn.text import shown_value
 
 SCHEMA_VERSION = 2
@@ -284,7 +284,7 @@ class PipelinePlan:
             including the comparison and the Pareto front.
         published_fits: the public configurations whose fullest IPU has a similar predicted fill: the number known to
             fit, and the total.
-        not_searched: settings that were neither typed nor varied, by the names of ``PlanSettings``.
+        not_searched: settings that were neither typed nor varied, by the names of ``PlannedProgram``.
         next_changes: the changes of one setting each that make the program faster, the fastest first.
         remedy: the smallest change that makes it smaller, in case it does not fit.
         options: the values of ``KEPT`` with which the plan was made, by name, as in YAML.
@@ -296,7 +296,7 @@ class PipelinePlan:
     input_shape: Tuple[int, ...]
     num_classes: int
     build: Dict[str, Any]
-    settings: PlanSettings
+    settings: PlannedProgram
     system: SystemFacts
     splits: Tuple[str, ...]
     planned: bool
@@ -395,7 +395,7 @@ class PipelinePlan:
         except ConfigurationError as error:
             # No program has these settings.  The error is in the file, not in the typed options.
             raise DataError(f"{where}: {error.message}", hint) from None
-        missing = [field.name for field in fields(PlanSettings) if field.name not in whole["settings"]]
+        missing = [field.name for field in fields(PlannedProgram) if field.name not in whole["settings"]]
         if missing:
             raise DataError(
                 f"{where} lacks settings.{missing[0]}, without which its run would be another one's", hint

@@ -31,6 +31,7 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.advice import Optimisation, next_changes, optimisations
 from ipucnn.planning.search.configurations import search, trial_settings
@@ -40,7 +41,6 @@ from ipucnn.planning.search.planner import (
     Candidate,
     Planner,
 )
-from ipucnn.planning.settings import PlanSettings
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
 from ipucnn.text import counted, percent, shown_value
 
@@ -236,7 +236,7 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
 
 
 def _best_of(
-    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlanSettings]]
+    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlannedProgram]]
 ) -> Optional[Candidate]:
     """Returns the best of several settings for the given splits, else with the best splits; None if none fit."""
     if request.splits is not None:
@@ -245,7 +245,7 @@ def _best_of(
 
 
 def _why_no_fit(
-    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlanSettings]], limit: float
+    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlannedProgram]], limit: float
 ) -> NoFit:
     """Calls ``why_no_fit`` with as many stages as the system has IPUs for; replicas occupy powers of two."""
     settings = choices[0][0]
@@ -284,7 +284,7 @@ def _comparison_row(name: str, candidate: Candidate, tick_s: float, best_s: floa
 def _best_judged(
     planner: Planner,
     splits: Sequence[str],
-    choices: Sequence[Sequence[PlanSettings]],
+    choices: Sequence[Sequence[PlannedProgram]],
     stage_proportions: bool,
 ) -> Candidate:
     """Returns the splits with the best of several settings: settings that fit come first, then the fastest."""

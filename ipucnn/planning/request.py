@@ -14,6 +14,16 @@ from ipucnn.planning.graphs.extract import read_layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
+from ipucnn.planning.program import (
+    PlannedProgram,
+    Proportions,
+    given_proportions,
+    one_stage_program,
+    percentages,
+    planned_program,
+    smallest,
+    uniform,
+)
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search.configurations import (
     FREE,
@@ -23,16 +33,6 @@ from ipucnn.planning.search.configurations import (
     micro_batches,
 )
 from ipucnn.planning.search.planner import candidates
-from ipucnn.planning.settings import (
-    PlanSettings,
-    Proportions,
-    given_proportions,
-    one_stage_settings,
-    percentages,
-    plan_settings,
-    smallest,
-    uniform,
-)
 from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
     check_distributed_batch_norm,
@@ -75,7 +75,7 @@ class PlanRequest:
     config: RunConfig
     options: BuildOptions
     kept: Dict[str, Any]
-    settings: PlanSettings
+    settings: PlannedProgram
     system: System
     recomputation: Optional[bool]
     proportions: Optional[Proportions]
@@ -86,7 +86,7 @@ class PlanRequest:
     assumed: Tuple[str, ...] = ()
     assumed_input: Optional[str] = None
     warnings: Tuple[str, ...] = ()
-    other_schedules: Tuple[PlanSettings, ...] = ()
+    other_schedules: Tuple[PlannedProgram, ...] = ()
     graph: Optional[LayerGraph] = None
     planned: Optional[LayerGraph] = None
 
@@ -136,11 +136,11 @@ class PlanRequest:
             words.append(f"--available-memory-proportion {value:g}")
         return " ".join(words) + (" without --device-mapping" if self.is_flag("device_mapping") else "")
 
-    def choices(self, settings: PlanSettings) -> List[List[PlanSettings]]:
+    def choices(self, settings: PlannedProgram) -> List[List[PlannedProgram]]:
         """Returns the settings to choose from: ``settings`` with the request's open values, see ``candidates``."""
         return candidates(settings, self.recomputation, self.proportions)
 
-    def all_choices(self) -> List[List[PlanSettings]]:
+    def all_choices(self) -> List[List[PlannedProgram]]:
         """Returns the settings to choose from, under all schedules to try."""
         schedules = [self.settings, *self.other_schedules]
         schedules.sort(key=lambda settings: SCHEDULES.index(settings.schedule))
@@ -198,7 +198,7 @@ def make_request(
         config=config,
         options=options,
         kept=kept_options(_with_network(resolved, config, options, classes)),
-        settings=one_stage_settings(config, config.micro_batch_size, training=config.training),
+        settings=one_stage_program(config, config.micro_batch_size, training=config.training),
         system=named_system or smallest_system(1),
         recomputation=False if inference else _recomputation(resolved, recomputation),
         proportions=given_proportions(config, count or 1),
@@ -456,8 +456,8 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
     if total is not None and "global_batch_size" in typed:
         _check_batch(total, layout, base)
         warnings += changed
-    settings = plan_settings(config, layout, config.training)
-    others: Tuple[PlanSettings, ...] = ()
+    settings = planned_program(config, layout, config.training)
+    others: Tuple[PlannedProgram, ...] = ()
     if not request.is_flag("pipeline_schedule") and not request.is_flag("device_mapping"):
         others = _other_schedules(settings, total is not None or "gradient_accumulation_count" in typed)
     if request.splits is None and 1 < ipus < count:
@@ -496,7 +496,7 @@ def _check_batch(total: int, layout: Program, base: int) -> None:
         )
 
 
-def _other_schedules(settings: PlanSettings, is_fixed: bool) -> Tuple[PlanSettings, ...]:
+def _other_schedules(settings: PlannedProgram, is_fixed: bool) -> Tuple[PlannedProgram, ...]:
     """Returns the program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
 
     Args:

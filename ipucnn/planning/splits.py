@@ -270,13 +270,13 @@ def choose_splits(
     """
     from ipucnn.hardware import smallest_system
     from ipucnn.planning.graphs.keras_graph import graph_of
+    from ipucnn.planning.program import planned_program
     from ipucnn.planning.search.planner import Planner
-    from ipucnn.planning.settings import plan_settings
 
     # The machine of the run is unknown, so the splits are for the smallest system with enough IPUs.
     graph, system = graph_of(model, name), smallest_system(program.num_ipus)
     check_stages(program.num_stages, graph)
-    settings = plan_settings(config, program)
+    settings = planned_program(config, program)
     planner = Planner(graph, system)
     candidate = planner.best_of([[settings]])
     origin = f"planned for {system.title}"
@@ -294,7 +294,7 @@ def plan_differences(
     plan = resolved.plan
     if not isinstance(plan, PipelinePlan):
         return []
-    from ipucnn.planning.settings import differences, plan_settings
+    from ipucnn.planning.program import differences, planned_program
 
     config = resolved.config
     pairs = [
@@ -306,7 +306,7 @@ def plan_differences(
         pairs += [(key, planned.get(key), of_run.get(key)) for key in sorted({*planned, *of_run})]
         pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
     differing = [f"{name} {of_plan} (here {of_run})" for name, of_plan, of_run in pairs if of_plan != of_run]
-    differing += differences(plan.settings, plan_settings(config, program))
+    differing += differences(plan.settings, planned_program(config, program))
     if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:
         differing.append(f"splits {' '.join(plan.splits)} (here {' '.join(program.pipeline_splits)})")
     lines = []

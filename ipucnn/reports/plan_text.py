@@ -11,9 +11,9 @@ from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import FITS_BELOW, LAST_BIN, published_bin
 from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
+from ipucnn.planning.program import Proportions, percentages
 from ipucnn.planning.schedules import SEQUENTIAL
 from ipucnn.planning.search.no_fit import untried_stages
-from ipucnn.planning.settings import Proportions, percentages
 from ipucnn.reports import units
 from ipucnn.text import counted
 

@@ -28,7 +28,7 @@ from ipucnn.planning.graphs.layer_graph import (
     is_frozen,
     needs_gradient,
 )
-from ipucnn.planning.settings import PlanSettings, StageProportions
+from ipucnn.planning.program import PlannedProgram, StageProportions
 
 PASSES = ("forward", "backward_data", "backward_weights")
 
@@ -80,7 +80,7 @@ def _seconds(
     return seconds[:, 0], seconds[:, 1:].sum(axis=1)
 
 
-def output_bytes(graph: LayerGraph, settings: PlanSettings) -> np.ndarray:
+def output_bytes(graph: LayerGraph, settings: PlannedProgram) -> np.ndarray:
     """Returns (n,) bytes of each layer's output for one micro-batch."""
     elements = np.array([layer.output_elements for layer in graph.layers], dtype=float)
     return elements * (settings.micro_batch_size * settings.element_bytes)
@@ -259,7 +259,7 @@ def _proportion(proportions: StageProportions, layer: Layer, pass_: int) -> floa
 
 def layer_times(
     graph: LayerGraph,
-    settings: PlanSettings,
+    settings: PlannedProgram,
     ipu: IPU,
     constants: CostConstants = DEFAULT_CONSTANTS,
     proportions: Optional[StageProportions] = None,
@@ -297,7 +297,7 @@ def stage_starts(graph: LayerGraph, splits: Sequence[str]) -> List[int]:
 def program_times(
     graph: LayerGraph,
     starts: Sequence[int],
-    settings: PlanSettings,
+    settings: PlannedProgram,
     ipu: IPU,
     constants: CostConstants = DEFAULT_CONSTANTS,
 ) -> LayerTimes:
@@ -318,7 +318,7 @@ def program_times(
     return joined
 
 
-def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) -> np.ndarray:
+def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlannedProgram) -> np.ndarray:
     """Returns the bytes of one micro-batch that cross each cut: every tensor made before it and used at or after it."""
     outputs = output_bytes(graph, settings)
     change = np.zeros(len(outputs) + 2)
@@ -328,7 +328,7 @@ def cut_bytes(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings) ->
     return crossing
 
 
-def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlanSettings, ipu: IPU) -> np.ndarray:
+def transfers_s(graph: LayerGraph, cuts: Sequence[int], settings: PlannedProgram, ipu: IPU) -> np.ndarray:
     """Returns (cuts,) seconds in which a micro-batch crosses each cut between IPUs in one direction, with skips.
 
     An IPU in the middle of a pipeline receives from one neighbour and sends as much to the other, one after the other,

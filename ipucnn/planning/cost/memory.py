@@ -33,7 +33,7 @@ from ipucnn.planning.graphs.layer_graph import (
     goes_back,
     kept_outputs,
 )
-from ipucnn.planning.settings import PlanSettings, StageProportions
+from ipucnn.planning.program import PlannedProgram, StageProportions
 
 # The ratio of the fullest tile to the mean one.
 _IMBALANCE = 1.04
@@ -303,7 +303,7 @@ class MemoryModel:
     def __init__(
         self,
         graph: LayerGraph,
-        settings: PlanSettings,
+        settings: PlannedProgram,
         ipu: IPU,
         item_starts: Sequence[int],
         counts: Optional[RangeCounts] = None,
@@ -472,7 +472,7 @@ class MemoryModel:
 def program_memory(
     graph: LayerGraph,
     splits: Sequence[str],
-    settings: PlanSettings,
+    settings: PlannedProgram,
     ipu: IPU,
 ) -> List[StageMemory]:
     """Returns the memory of each IPU of a replica.

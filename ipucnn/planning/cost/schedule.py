@@ -15,8 +15,8 @@ from ipucnn.hardware import IPU, System
 from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts, transfers_s
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, CostConstants
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.schedules import Ticks
-from ipucnn.planning.settings import PlanSettings
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Prediction:
 
 def update_s(
     stage_parameters: Sequence[float],
-    settings: PlanSettings,
+    settings: PlannedProgram,
     system: System,
     constants: CostConstants = DEFAULT_CONSTANTS,
 ) -> float:
@@ -104,7 +104,7 @@ def schedule_s(
     forward: np.ndarray,
     backward: np.ndarray,
     receive: np.ndarray,
-    settings: PlanSettings,
+    settings: PlannedProgram,
     micro_batch_s: float,
 ) -> Tuple[float, float]:
     """Returns (seconds of all micro-batches of a weight update, seconds of a tick of the full pipeline).
@@ -129,7 +129,7 @@ def schedule_s(
 
 
 def _stage_times(
-    graph: LayerGraph, starts: Sequence[int], times: LayerTimes, settings: PlanSettings, ipu: IPU
+    graph: LayerGraph, starts: Sequence[int], times: LayerTimes, settings: PlannedProgram, ipu: IPU
 ) -> List[StageTime]:
     ends = [*starts[1:], len(graph.layers)]
     mapping = settings.mapping
@@ -145,7 +145,7 @@ def _stage_times(
     return stages
 
 
-def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tuple[float, float]:
+def host_limit(graph: LayerGraph, settings: PlannedProgram, system: System) -> Tuple[float, float]:
     """Returns (bytes of one sample, samples per second that the host can feed to the IPUs of the program)."""
     element = 1 if settings.eight_bit_transfer else settings.element_bytes
     sample = float(np.prod(graph.input_shape)) * element + 4  # the label takes 4 bytes
@@ -158,7 +158,11 @@ def host_limit(graph: LayerGraph, settings: PlanSettings, system: System) -> Tup
 
 
 def bottleneck_of(
-    forward: np.ndarray, backward: np.ndarray, receive: np.ndarray, settings: PlanSettings, transfer_s: float
+    forward: np.ndarray,
+    backward: np.ndarray,
+    receive: np.ndarray,
+    settings: PlannedProgram,
+    transfer_s: float,
 ) -> str:
     """Returns the name of what takes most of a tick: the passes of stages, or a transfer.
 
@@ -190,7 +194,7 @@ def _stages(numbers: Iterable[int]) -> str:
 def predict(
     graph: LayerGraph,
     splits: Sequence[str],
-    settings: PlanSettings,
+    settings: PlannedProgram,
     system: System,
     constants: CostConstants = DEFAULT_CONSTANTS,
     times: Optional[LayerTimes] = None,

@@ -15,18 +15,18 @@ from ipucnn.planning.cost.memory import FITS_BELOW
 from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import unknown_layers
 from ipucnn.planning.pipeline_plan import Change
-from ipucnn.planning.schedules import GROUPED, INTERLEAVED
-from ipucnn.planning.search.planner import PROPORTIONS, Candidate, Planner
-from ipucnn.planning.settings import (
-    PlanSettings,
+from ipucnn.planning.program import (
+    PlannedProgram,
     Proportions,
     largest,
-    one_stage_settings,
+    one_stage_program,
     percentages,
-    plan_settings,
+    planned_program,
     smallest,
     uniform,
 )
+from ipucnn.planning.schedules import GROUPED, INTERLEAVED
+from ipucnn.planning.search.planner import PROPORTIONS, Candidate, Planner
 from ipucnn.text import percent
 from ipucnn.training.program import Program
 
@@ -38,7 +38,7 @@ _UNKNOWN_OVERUSE = 1.1
 # Shares of temporary memory to try beside ``PROPORTIONS``, and the least gain worth a line.
 _MORE_PROPORTIONS, _LEAST_GAIN, _MOST_GAINS = (0.4, 0.2), 1.01, 3
 
-_Trial = Tuple[PlanSettings, Optional[Tuple[str, ...]]]
+_Trial = Tuple[PlannedProgram, Optional[Tuple[str, ...]]]
 """A changed program: its settings, and the splits that it keeps; None for splits that the planner is to choose."""
 
 
@@ -50,7 +50,7 @@ _CHANGING = (
 
 
 def flags_between(
-    before: PlanSettings, after: PlanSettings, splits_before: Sequence[str], splits: Sequence[str]
+    before: PlannedProgram, after: PlannedProgram, splits_before: Sequence[str], splits: Sequence[str]
 ) -> Tuple[str, ...]:
     """Returns the options to add to the command of a program to get another one."""
     words: List[str] = []
@@ -82,7 +82,7 @@ class SmallerProgram:
     """
 
     flags: Tuple[str, ...]
-    settings: PlanSettings
+    settings: PlannedProgram
     splits: Tuple[str, ...]
     predicted_fill: float
     predicted_fill_before: float
@@ -98,7 +98,7 @@ class SmallerProgram:
 
 def smallest_change(
     planner: Planner,
-    settings: PlanSettings,
+    settings: PlannedProgram,
     splits: Sequence[str],
     *,
     overuse: Optional[float] = None,
@@ -138,14 +138,14 @@ def smallest_change(
     return None
 
 
-def _splits_within(planner: Planner, settings: PlanSettings, limit: float) -> Optional[Tuple[str, ...]]:
+def _splits_within(planner: Planner, settings: PlannedProgram, limit: float) -> Optional[Tuple[str, ...]]:
     if settings.num_stages > len(planner.starts):
         return None
     candidate = planner.best(settings, limit, _EVALUATIONS)
     return None if candidate is None else candidate.splits
 
 
-def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus: int) -> Iterator[_Trial]:
+def _smaller_programs(settings: PlannedProgram, splits: Tuple[str, ...], max_ipus: int) -> Iterator[_Trial]:
     """Yields the changes to try, the smallest first."""
     for smaller in (settings, *_smaller_micro_batches(settings)):
         if smaller != settings:
@@ -162,7 +162,7 @@ def _smaller_programs(settings: PlanSettings, splits: Tuple[str, ...], max_ipus:
             yield from _more_stages(smaller, stages)
 
 
-def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
+def _smaller_micro_batches(settings: PlannedProgram) -> List[PlannedProgram]:
     """Returns the same global batch in micro-batches of half the size, a quarter, ..."""
     smaller, size = [], settings.micro_batch_size // 2
     samples = settings.micro_batch_size * settings.gradient_accumulation_count
@@ -177,7 +177,7 @@ def _smaller_micro_batches(settings: PlanSettings) -> List[PlanSettings]:
     return smaller
 
 
-def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
+def _more_stages(settings: PlannedProgram, stages: int) -> Iterator[_Trial]:
     """Yields the same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
     schedule = GROUPED if settings.order.is_sequential else settings.schedule
     more = settings.with_stages(stages, schedule)
@@ -186,7 +186,7 @@ def _more_stages(settings: PlanSettings, stages: int) -> Iterator[_Trial]:
         yield changed, None
 
 
-def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) -> Iterator[_Trial]:
+def _without_effect_on_results(settings: PlannedProgram, splits: Tuple[str, ...]) -> Iterator[_Trial]:
     piped = settings.training and settings.num_stages > 1
     least = replace(settings, recomputation=piped or settings.recomputation)
     if least != settings:
@@ -214,7 +214,7 @@ def _without_effect_on_results(settings: PlanSettings, splits: Tuple[str, ...]) 
         yield replace(least, schedule=INTERLEAVED), None
 
 
-def _limited(settings: PlanSettings, share: float) -> Optional[Proportions]:
+def _limited(settings: PlannedProgram, share: float) -> Optional[Proportions]:
     """Returns availableMemoryProportion of at most ``share`` in each stage; None if that changes nothing.
 
     If the convolutions and the matrix products of all stages have their own proportions, the result is None, too: these
@@ -241,7 +241,7 @@ def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, 
         return (), None
     before = candidate.prediction.images_per_s
 
-    def change(name: str, changed: PlanSettings) -> Change:
+    def change(name: str, changed: PlannedProgram) -> Change:
         outcome = forecast(planner.graph, splits, changed, planner.system)
         ratio, flags = outcome.predicted_images_per_s / before, flags_between(settings, changed, (), ())
         return Change(name, flags, ratio, outcome.predicted_fill, outcome.verdict)
@@ -262,7 +262,7 @@ _KEEPING_SPLITS = (
 )
 
 
-def _single_changes(settings: PlanSettings) -> Dict[str, PlanSettings]:
+def _single_changes(settings: PlannedProgram) -> Dict[str, PlannedProgram]:
     """Returns programs with one thing changed, by the name of the change."""
     count, size, order = settings.gradient_accumulation_count, 2 * settings.micro_batch_size, settings.order
     changes: Dict[str, Dict[str, Any]] = {
@@ -311,7 +311,7 @@ class Optimisation:
 def optimisations(
     planner: Planner,
     splits: Sequence[str],
-    settings: PlanSettings,
+    settings: PlannedProgram,
     *,
     loss_scaling: float = 0.0,
     exchange_target: Optional[str] = None,
@@ -335,7 +335,7 @@ def optimisations(
         )
     rows: List[Optimisation] = []
 
-    def outcome(changed: PlanSettings) -> Forecast:
+    def outcome(changed: PlannedProgram) -> Forecast:
         return forecast(planner.graph, splits if changed.num_stages > 1 else (), changed, planner.system)
 
     def add(
@@ -344,7 +344,7 @@ def optimisations(
         option: str,
         present: object,
         instead: object,
-        changed: Optional[PlanSettings] = None,
+        changed: Optional[PlannedProgram] = None,
         note: str = "",
     ) -> None:
         """Adds a row; ``changed`` is the program with the other value, None if that is not modelled."""
@@ -397,13 +397,13 @@ def optimisations(
     return outcome(settings), rows
 
 
-def _another_for_all(settings: PlanSettings) -> Proportions:
+def _another_for_all(settings: PlannedProgram) -> Proportions:
     """Returns Poplar's default for all stages; for a program that has it, the smallest proportion that is tried."""
     (least,), default = smallest(settings.available_memory_proportion), uniform(PROPORTIONS[0])
     return uniform(PROPORTIONS[-1]) if least.limited(PROPORTIONS[0]) == default[0] else default
 
 
-def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSettings) -> Proportions:
+def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlannedProgram) -> Proportions:
     """Returns each stage's largest proportion with which its IPU surely fits; the largest if stages differ already."""
     if settings.proportions_differ:
         return largest(settings.available_memory_proportion)
@@ -416,7 +416,7 @@ def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlanSet
     return tuple(uniform(share)[0] for share in shares)
 
 
-def _without_pipelining(settings: PlanSettings) -> PlanSettings:
+def _without_pipelining(settings: PlannedProgram) -> PlannedProgram:
     """Returns the same IPUs with a whole network on each, with the largest proportions of any stage."""
     return settings.restaged(
         1,
@@ -427,7 +427,7 @@ def _without_pipelining(settings: PlanSettings) -> PlanSettings:
     )
 
 
-def _percent(settings: PlanSettings) -> str:
+def _percent(settings: PlannedProgram) -> str:
     return " ".join(f"{value:g}" for value in percentages(settings.available_memory_proportion)) + "%"
 
 
@@ -452,7 +452,9 @@ def training_advice(model: KerasModel, name: str, program: Program, config: RunC
         config: the configuration of the run.
     """
     advice = "try a smaller --micro-batch-size, --recomputation or more stages"
-    return _advice(model, name, lambda: plan_settings(config, program), program.pipeline_splits, None, advice)
+    return _advice(
+        model, name, lambda: planned_program(config, program), program.pipeline_splits, None, advice
+    )
 
 
 def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
@@ -472,8 +474,8 @@ def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: 
         f"try a smaller {size.flag}, or use --device cpu" if command in size.commands else "use --device cpu"
     )
 
-    def settings() -> PlanSettings:
-        return one_stage_settings(
+    def settings() -> PlannedProgram:
+        return one_stage_program(
             config,
             config.validation_micro_batch_size or config.micro_batch_size,
             config.validation_num_replicas or config.num_replicas,
@@ -487,7 +489,7 @@ def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: 
 def _advice(
     model: KerasModel,
     name: str,
-    make: Callable[[], PlanSettings],
+    make: Callable[[], PlannedProgram],
     splits: Sequence[str],
     renamed: Optional[Mapping[str, str]],
     advice: str,
@@ -526,7 +528,7 @@ def _advice(
     return advise
 
 
-def _held(planner: Planner, splits: Sequence[str], settings: PlanSettings, option: str) -> str:
+def _held(planner: Planner, splits: Sequence[str], settings: PlannedProgram, option: str) -> str:
     """Returns what the fullest IPU holds with an option off; the planner assumes that all else is on the IPU."""
     if option == "optimizer_state_offloading":
         settings = replace(settings, optimizer_state_offloading=False)

@@ -12,6 +12,7 @@ from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
+from ipucnn.planning.program import PlannedProgram, Proportions, uniform
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
 from ipucnn.planning.search.no_fit import hint_of_ways, infeasible_search, largest_that_fits
 from ipucnn.planning.search.planner import (
@@ -23,7 +24,6 @@ from ipucnn.planning.search.planner import (
     candidates,
     tried_of,
 )
-from ipucnn.planning.settings import PlanSettings, Proportions, uniform
 from ipucnn.text import counted
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
@@ -73,7 +73,7 @@ class SearchSpace:
             configuration uses ``default_count``.
     """
 
-    base: PlanSettings
+    base: PlannedProgram
     num_ipus: int
     micro_batch_sizes: Tuple[int, ...] = MICRO_BATCHES
     schedules: Tuple[str, ...] = SCHEDULES
@@ -87,7 +87,7 @@ class SearchSpace:
     global_batch_from: str = "--global-batch-size"
     gradient_accumulation_count: Optional[int] = None
 
-    def shapes(self, all_of_them: bool = False) -> Iterator[PlanSettings]:
+    def shapes(self, all_of_them: bool = False) -> Iterator[PlannedProgram]:
         """Yields one replica of every pipeline to try, largest micro-batches first.
 
         Args:
@@ -108,7 +108,7 @@ class SearchSpace:
                     segments = ALL_SEGMENTS if all_of_them else SEGMENTS
                     yield from (replace(each, num_stages=k, schedule=schedule) for k in segments)
 
-    def variants(self, settings: PlanSettings, names: Sequence[str]) -> List[PlanSettings]:
+    def variants(self, settings: PlannedProgram, names: Sequence[str]) -> List[PlannedProgram]:
         """Returns the settings with each free setting among ``names`` on and off, where it makes a difference."""
         variants = [settings]
         for name in trial_settings(settings):
@@ -118,7 +118,7 @@ class SearchSpace:
             variants = [replace(each, **change) for each in variants for change in changes]
         return variants
 
-    def counts(self, settings: PlanSettings) -> List[Tuple[int, int]]:
+    def counts(self, settings: PlannedProgram) -> List[Tuple[int, int]]:
         """Returns the legal (replicas, gradient accumulation) pairs to try for a pipeline."""
         counts, base = [], settings.order.multiple(settings.num_stages)
         for replicas in self.replicas(settings):
@@ -133,7 +133,7 @@ class SearchSpace:
 
     def programs(
         self, most_stages: int, names: Sequence[str], all_of_them: bool = False
-    ) -> Iterator[Tuple[List[PlanSettings], List[Tuple[int, int]]]]:
+    ) -> Iterator[Tuple[List[PlannedProgram], List[Tuple[int, int]]]]:
         """Yields every pipeline to try, as settings that differ only in availableMemoryProportion, and its ``counts``.
 
         Args:
@@ -163,7 +163,7 @@ class SearchSpace:
             more_micro_batch_sizes=sizes[1] if is_open else (),
         )
 
-    def replicas(self, settings: PlanSettings) -> List[int]:
+    def replicas(self, settings: PlannedProgram) -> List[int]:
         """Returns the numbers of replicas to try for a pipeline."""
         most = self.num_ipus // next_power_of_two(settings.num_ipus_per_replica)
         numbers = {most} | {1 << power for power in range(most.bit_length()) if 1 << power <= most}
@@ -196,7 +196,7 @@ def all_micro_batches(global_batch_size: Optional[int]) -> Tuple[int, ...]:
     return tuple(range(1, max(MICRO_BATCHES) + 1))
 
 
-def trial_settings(settings: PlanSettings) -> Tuple[str, ...]:
+def trial_settings(settings: PlannedProgram) -> Tuple[str, ...]:
     """Returns the settings of ``FREE`` that make a difference to a program with these settings."""
     matters = (
         settings.precision != "32.32",
@@ -255,7 +255,7 @@ def search(planner: Planner, space: SearchSpace, row: int = 1) -> Tuple[Candidat
 def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
     """Returns the error for a search without a fit: the obstacle in the smallest configuration, and what would fit."""
 
-    def options(searched: SearchSpace, all_of_them: bool = False) -> Iterator[PlanSettings]:
+    def options(searched: SearchSpace, all_of_them: bool = False) -> Iterator[PlannedProgram]:
         smallest = replace(searched, proportions=searched.proportions or uniform(min(PROPORTIONS)))
         for (settings,), counts in smallest.programs(len(planner.starts), (), all_of_them):
             yield replace(settings, gradient_accumulation_count=max(count for _, count in counts))
@@ -270,7 +270,7 @@ def _nothing_fits(planner: Planner, space: SearchSpace) -> InfeasibleError:
         words = (("--ipus", ipus), ("--micro-batch-size", size))
         return [f"{flag} {value}" for flag, value in words if value is not None]
 
-    def size_of(settings: PlanSettings) -> Tuple[bool, int]:
+    def size_of(settings: PlannedProgram) -> Tuple[bool, int]:
         # Segments on one IPU have no bound of their least memory, so they come last.
         return settings.segments_on_one_ipu, settings.micro_batch_size
 
@@ -320,7 +320,7 @@ def _fastest(planner: Planner, space: SearchSpace, limit: float, images_per_s: f
 
 def _is_dominated(
     planner: Planner,
-    settings: PlanSettings,
+    settings: PlannedProgram,
     counts: Sequence[Tuple[int, int]],
     compared: Sequence[Candidate],
 ) -> bool:

@@ -7,9 +7,9 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.registry import is_network_file
 from ipucnn.planning.pipeline_plan import NoFit
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.search.exact import blocking_ranges
 from ipucnn.planning.search.planner import LIMITS, Planner
-from ipucnn.planning.settings import PlanSettings
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
 
@@ -37,7 +37,7 @@ class NothingFits(InfeasibleError):
 
 def why_no_fit(
     planner: Planner,
-    choices: Sequence[Sequence[PlanSettings]],
+    choices: Sequence[Sequence[PlannedProgram]],
     limit: float,
     max_ipus: int,
     recomputation: Optional[bool] = None,
@@ -105,7 +105,7 @@ def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> Opti
 
 
 def _certificate(
-    planner: Planner, settings: PlanSettings, limit: float
+    planner: Planner, settings: PlannedProgram, limit: float
 ) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
     """Returns the layer that exceeds the memory in any stage, and the runs of layers that do not fit into one stage."""
     blocked = blocking_ranges(planner.tables(settings, limit), settings.num_stages)
@@ -123,7 +123,7 @@ def _certificate(
 
 def _fits(
     planner: Planner,
-    choices: Sequence[PlanSettings],
+    choices: Sequence[PlannedProgram],
     num_stages: int,
     limit: float,
     recomputation: Optional[bool],
@@ -146,7 +146,7 @@ def _fits(
 def infeasible(
     model: str,
     why: NoFit,
-    settings: PlanSettings,
+    settings: PlannedProgram,
     system_title: str,
     with_stages: Callable[[int], str] = "--stages {}".format,
     assumed_input: Optional[str] = None,
@@ -176,7 +176,7 @@ def infeasible(
     return NothingFits(message, hint, model, why)
 
 
-def untried_stages(why: NoFit, settings: PlanSettings) -> str:
+def untried_stages(why: NoFit, settings: PlannedProgram) -> str:
     """Returns a sentence about the numbers of stages that a certificate says nothing about; "" for a complete one."""
     if why.on_one_ipu:
         return "Pipelines over several IPUs were not tried."
@@ -216,7 +216,7 @@ def hint_of_ways(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]
 
 def infeasible_search(
     planner: Planner,
-    least: PlanSettings,
+    least: PlannedProgram,
     *,
     num_ipus: int,
     ways: Optional[str],
@@ -247,7 +247,7 @@ def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
     return f": layers '{first}' to '{last}' fit in no stage together{more}"
 
 
-def smaller(model: str, settings: PlanSettings) -> str:
+def smaller(model: str, settings: PlannedProgram) -> str:
     """Returns the advice for less memory when neither more IPUs nor smaller micro-batches help."""
     precision = "" if settings.precision == "16.16" else ", or --precision 16.16"
     if is_network_file(model):

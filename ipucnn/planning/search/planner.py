@@ -19,18 +19,18 @@ from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import Prediction, host_limit, update_s
 from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.schedules import GROUPED, Ticks
-from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
-from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
-from ipucnn.planning.settings import (
+from ipucnn.planning.program import (
     DEFAULT_PROPORTION,
-    PlanSettings,
+    PlannedProgram,
     Proportions,
     StageProportions,
     percentages,
     smallest,
     uniform,
 )
+from ipucnn.planning.schedules import GROUPED, Ticks
+from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
+from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
 
@@ -61,7 +61,7 @@ class Candidate:
         solution: the fastest splits within that limit; they equal ``splits``, unless ``splits`` were given.
     """
 
-    settings: PlanSettings
+    settings: PlannedProgram
     splits: Tuple[str, ...]
     memory_limit: float
     solution: Solution
@@ -83,8 +83,8 @@ class Candidate:
 
 
 def candidates(
-    settings: PlanSettings, recomputation: Optional[bool] = None, proportions: Optional[Proportions] = None
-) -> List[List[PlanSettings]]:
+    settings: PlannedProgram, recomputation: Optional[bool] = None, proportions: Optional[Proportions] = None
+) -> List[List[PlannedProgram]]:
     """Returns the settings to choose from; None leaves recomputation or availableMemoryProportion open.
 
     Returns:
@@ -100,7 +100,7 @@ def candidates(
     ]
 
 
-def tried_of(group: Sequence[PlanSettings], stage_proportions: bool) -> Sequence[PlanSettings]:
+def tried_of(group: Sequence[PlannedProgram], stage_proportions: bool) -> Sequence[PlannedProgram]:
     """Returns the settings of a group of ``candidates`` that ``Planner.fastest`` has to try.
 
     Args:
@@ -117,9 +117,9 @@ class Planner:
         self.graph, self.system = graph, system
         self.starts = item_starts(graph)
         self._counts: Dict[bool, RangeCounts] = {}
-        self._tables: Dict[Tuple[PlanSettings, bool], StageTables] = {}
-        self._solutions: Dict[Tuple[PlanSettings, float, Optional[int]], Solution] = {}
-        self._seconds: Dict[PlanSettings, Tuple[np.ndarray, np.ndarray]] = {}
+        self._tables: Dict[Tuple[PlannedProgram, bool], StageTables] = {}
+        self._solutions: Dict[Tuple[PlannedProgram, float, Optional[int]], Solution] = {}
+        self._seconds: Dict[PlannedProgram, Tuple[np.ndarray, np.ndarray]] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
         """Returns the splits for the items that open stages 0, 1, ..."""
@@ -130,7 +130,7 @@ class Planner:
         place = {start: item for item, start in enumerate(self.starts)}
         return (0, *(place[self.graph.index(name)] for name in splits))
 
-    def tables(self, settings: PlanSettings, memory_limit: float) -> StageTables:
+    def tables(self, settings: PlannedProgram, memory_limit: float) -> StageTables:
         """Returns ``stage_tables`` of settings; settings that differ only in the limit share everything else.
 
         If some, but not all, stages share an IPU, the tables treat each as if it had its own IPU, without transfers.
@@ -160,7 +160,7 @@ class Planner:
             del self._tables[next(iter(self._tables))]
         return replace(tables, capacity_bytes=limit_bytes(memory_limit, self.system.ipu) - tables.fixed_bytes)
 
-    def _make_tables(self, settings: PlanSettings, shared: bool) -> StageTables:
+    def _make_tables(self, settings: PlannedProgram, shared: bool) -> StageTables:
         counts = self._range_counts(settings.training)
         model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
         tables = stage_tables(self.graph, settings, self.system, max(LIMITS), model)
@@ -171,7 +171,7 @@ class Planner:
             self._counts[training] = RangeCounts(self.graph, self.starts, training)
         return self._counts[training]
 
-    def _may_fit(self, settings: PlanSettings, memory_limit: float) -> bool:
+    def _may_fit(self, settings: PlannedProgram, memory_limit: float) -> bool:
         """Tells whether the memory of all stages holds at least what all layers keep for their backward passes.
 
         Each segment on one IPU takes what it keeps while it is at work, beside the checkpoints of all.
@@ -181,7 +181,7 @@ class Planner:
         room = settings.num_stages * limit_bytes(memory_limit, self.system.ipu)
         return settings.num_stages <= len(self.starts) and needed <= room
 
-    def fits(self, settings: PlanSettings, memory_limit: float) -> bool:
+    def fits(self, settings: PlannedProgram, memory_limit: float) -> bool:
         """Tells whether any splits into the settings' number of stages fit."""
         if not self._may_fit(settings, memory_limit):
             return False
@@ -191,7 +191,7 @@ class Planner:
 
     def best(
         self,
-        settings: PlanSettings,
+        settings: PlannedProgram,
         memory_limit: float,
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
@@ -209,7 +209,7 @@ class Planner:
 
     def best_of(
         self,
-        choices: Sequence[Sequence[PlanSettings]],
+        choices: Sequence[Sequence[PlannedProgram]],
         limits: Sequence[float] = LIMITS,
         stage_proportions: bool = False,
     ) -> Optional[Candidate]:
@@ -225,7 +225,7 @@ class Planner:
 
     def fastest(
         self,
-        choices: Sequence[PlanSettings],
+        choices: Sequence[PlannedProgram],
         limit: float,
         stage_proportions: bool = False,
         images_per_s: float = 0.0,
@@ -261,7 +261,7 @@ class Planner:
         return self.fastest(alike, limit, images_per_s=images_per_s / (1 + SAME_SPEED)) or best
 
     def best_with_stage_proportions(
-        self, settings: PlanSettings, memory_limit: float, below_s: float
+        self, settings: PlannedProgram, memory_limit: float, below_s: float
     ) -> Optional[Candidate]:
         """Returns ``best`` if each stage may have any of ``PROPORTIONS`` for its convolutions and matrix products.
 
@@ -287,7 +287,7 @@ class Planner:
         return self._solved(varied, memory_limit, solution)
 
     def judge_with_stage_proportions(
-        self, splits: Sequence[str], settings: PlanSettings, best: Candidate
+        self, splits: Sequence[str], settings: PlannedProgram, best: Candidate
     ) -> Candidate:
         """Returns ``best``, or the splits with the largest proportions with which each stage surely fits, if faster.
 
@@ -307,16 +307,16 @@ class Planner:
             return self.judge(splits, varied, LIMITS[0])
         return best
 
-    def _open_tables(self, options: Sequence[PlanSettings], limit: float) -> StageTables:
+    def _open_tables(self, options: Sequence[PlannedProgram], limit: float) -> StageTables:
         tables = tuple(self.tables(option, limit) for option in options)
         return replace(tables[0], options=tables)
 
-    def _shares(self, settings: PlanSettings) -> List[PlanSettings]:
+    def _shares(self, settings: PlannedProgram) -> List[PlannedProgram]:
         """Returns settings for each availableMemoryProportion that matters, ordered as ``StageTables.options`` are.
 
         They are ordered by convolutions first, so the first with which a stage fits has the largest of either kind.
         """
-        options: List[PlanSettings] = []
+        options: List[PlannedProgram] = []
         for convolution in PROPORTIONS:
             for matmul in PROPORTIONS if self._matmuls_differ(settings) else (convolution,):
                 share = StageProportions(convolution, matmul, convolution, matmul)
@@ -325,7 +325,7 @@ class Planner:
                     options.append(option)
         return options
 
-    def _is_alike(self, one: PlanSettings, other: PlanSettings, of_class: str = "") -> bool:
+    def _is_alike(self, one: PlannedProgram, other: PlannedProgram, of_class: str = "") -> bool:
         """Tells whether the layers (of a class) take the same time and temporary bytes under both settings."""
         first, second = (layer_times(self.graph, each, self.system.ipu) for each in (one, other))
         layers = [not of_class or layer.op_class == of_class for layer in self.graph.layers]
@@ -334,7 +334,7 @@ class Planner:
             for name in ("forward_s", "backward_s", "temporary_bytes")
         )
 
-    def _matmuls_differ(self, settings: PlanSettings) -> bool:
+    def _matmuls_differ(self, settings: PlannedProgram) -> bool:
         most, least = (
             replace(settings, available_memory_proportion=uniform(share))
             for share in (PROPORTIONS[0], PROPORTIONS[-1])
@@ -342,8 +342,8 @@ class Planner:
         return not self._is_alike(most, least, of_class="matmul")
 
     def _with_chosen_proportions(
-        self, options: Sequence[PlanSettings], tables: StageTables, starts: Sequence[int]
-    ) -> PlanSettings:
+        self, options: Sequence[PlannedProgram], tables: StageTables, starts: Sequence[int]
+    ) -> PlannedProgram:
         """Returns the settings of splits whose stages each have the first option that fits."""
         bounds = [self.starts[item] for item in starts] + [len(self.graph.layers)]
         shares = []
@@ -355,7 +355,7 @@ class Planner:
             shares.append(share)
         return replace(options[0], available_memory_proportion=tuple(shares))
 
-    def least_fill(self, settings: PlanSettings) -> float:
+    def least_fill(self, settings: PlannedProgram) -> float:
         """Returns the share of an IPU's memory below which no splits fit; 0 (no bound) for segments on one IPU."""
         tables = self.tables(settings, max(LIMITS))
         n = tables.num_items
@@ -368,7 +368,7 @@ class Planner:
             least = reached[:n]
         return float(reached[n]) / self.system.ipu.sram_bytes
 
-    def least_seconds(self, settings: PlanSettings) -> Tuple[np.ndarray, np.ndarray]:
+    def least_seconds(self, settings: PlannedProgram) -> Tuple[np.ndarray, np.ndarray]:
         """Returns (items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
         if settings.proportions_differ:
             return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
@@ -382,7 +382,7 @@ class Planner:
             )
         return self._seconds[alone]
 
-    def fastest_images_per_s(self, settings: PlanSettings) -> float:
+    def fastest_images_per_s(self, settings: PlannedProgram) -> float:
         """Returns an upper bound of any splits' throughput: the lower of the pipeline's bound and the host's limit.
 
         The bound assumes work shared evenly and no transfers between IPUs.
@@ -393,7 +393,7 @@ class Planner:
         seconds = max(count * tick_s + rest_s for count, rest_s in self._least_update_s(settings))
         return min(settings.global_batch_size / seconds, host_limit(self.graph, settings, self.system)[1])
 
-    def tick_below_s(self, settings: PlanSettings, images_per_s: float) -> float:
+    def tick_below_s(self, settings: PlannedProgram, images_per_s: float) -> float:
         """Returns the tick, without its fixed part, above which no splits reach ``images_per_s``; may be negative."""
         if images_per_s <= 0:
             return float("inf")
@@ -401,7 +401,7 @@ class Planner:
         ticks = [(seconds - rest_s) / count for count, rest_s in self._least_update_s(settings)]
         return min(ticks) * (1 + 1e-9)  # a little more, for rounding
 
-    def _least_update_s(self, settings: PlanSettings) -> List[Tuple[int, float]]:
+    def _least_update_s(self, settings: PlannedProgram) -> List[Tuple[int, float]]:
         """Returns lower bounds of a weight update: (number of ticks without their fixed part, further seconds).
 
         A full tick lasts as long as its longest passes.  Each of these passes occurs once for every micro-batch, also
@@ -429,12 +429,12 @@ class Planner:
             bounds.append((others, rest_s + work_s))
         return bounds
 
-    def least_latency_s(self, settings: PlanSettings) -> float:
+    def least_latency_s(self, settings: PlannedProgram) -> float:
         """Returns a lower bound of the latency of any splits: all forward passes, no transfers."""
         return float(self.least_seconds(settings)[0].sum()) + DEFAULT_CONSTANTS.fixed_s(self.system)
 
     def judge(
-        self, splits: Sequence[str], settings: PlanSettings, memory_limit: float, quickly: bool = False
+        self, splits: Sequence[str], settings: PlannedProgram, memory_limit: float, quickly: bool = False
     ) -> Candidate:
         """Returns the given legal splits, beside the fastest ones that take no more memory.
 
@@ -455,13 +455,13 @@ class Planner:
             solution = self._solution(settings, limit)
         return Candidate(settings, tuple(splits), limit, solution, judged)
 
-    def tick_s(self, splits: Sequence[str], settings: PlanSettings) -> float:
+    def tick_s(self, splits: Sequence[str], settings: PlannedProgram) -> float:
         """Returns the planner's objective for splits, without the fixed time of a micro-batch."""
         return tick_s(self.tables(settings, max(LIMITS)), self.items(splits), settings.schedule)
 
     def _solution(
         self,
-        settings: PlanSettings,
+        settings: PlannedProgram,
         limit: float,
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
@@ -476,7 +476,7 @@ class Planner:
             self._solutions[key] = solution
         return solution
 
-    def _solved(self, settings: PlanSettings, limit: float, solution: Solution) -> Optional[Candidate]:
+    def _solved(self, settings: PlannedProgram, limit: float, solution: Solution) -> Optional[Candidate]:
         """Returns the splits of a solution; None if it has none."""
         if not solution.feasible:
             return None
@@ -485,7 +485,7 @@ class Planner:
         return Candidate(settings, splits, limit, solution, predicted)
 
 
-def _of_a_micro_batch(settings: PlanSettings) -> PlanSettings:
+def _of_a_micro_batch(settings: PlannedProgram) -> PlannedProgram:
     """Returns settings without the fields that affect neither the seconds nor the bytes of a stage.
 
     These fields are the replicas and the number of accumulated micro-batches; only whether any are accumulated matters.

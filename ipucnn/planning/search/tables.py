@@ -13,8 +13,8 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.memory import MemoryModel, limit_bytes
 from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.schedules import Schedule, is_recomputed
-from ipucnn.planning.settings import PlanSettings
 
 
 def item_starts(graph: LayerGraph) -> Tuple[int, ...]:
@@ -135,7 +135,7 @@ class StageTables:
 
 def stage_tables(
     graph: LayerGraph,
-    settings: PlanSettings,
+    settings: PlannedProgram,
     system: System,
     max_fill: float = 1.0,
     model: Optional[MemoryModel] = None,
@@ -144,7 +144,7 @@ def stage_tables(
 
     Args:
         settings: the settings.  The planner may request other numbers of stages than theirs; availableMemoryProportion
-            is then as in ``PlanSettings.proportions_of``.  Sequential stages without a device mapping, or with all on
+            is then as in ``PlannedProgram.proportions_of``.  Sequential stages without a device mapping, or with all on
             one IPU, are recomputation segments of that IPU; otherwise each stage has its own.
         max_fill: the share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
         model: the memory model of the graph's items under these settings, if there is one already.

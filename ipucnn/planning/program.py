@@ -1,6 +1,6 @@
-"""The settings of a plan: everything besides the network and the machine that cost and memory depend on.
+"""A program to be planned: everything besides the network and the machine that cost and memory depend on.
 
-:func:`plan_settings` is the only way from a run's configuration to these settings.  So plan-splits, training,
+:func:`planned_program` is the only way from a run's configuration to such a program.  So plan-splits, training,
 benchmarks and the hints of a run that ran out of memory describe the same program to the planner in the same way.
 """
 
@@ -77,7 +77,7 @@ _DEFAULT = uniform(DEFAULT_PROPORTION)
 
 
 def _setting(default: object, name: str, *options: str, of_training: bool = False) -> Any:
-    """Returns a field of :class:`PlanSettings`.
+    """Returns a field of :class:`PlannedProgram`.
 
     Args:
         name: the name in messages.
@@ -88,8 +88,8 @@ def _setting(default: object, name: str, *options: str, of_training: bool = Fals
 
 
 @dataclass(frozen=True)
-class PlanSettings:
-    """Settings of one pipelined (or single-stage) program.
+class PlannedProgram:
+    """The settings of one pipelined (or single-stage) program.
 
     Each field names the run options that determine it.  Saving, printing and comparing plans all use these names, so no
     setting that a prediction depends on can be lost.
@@ -184,7 +184,7 @@ class PlanSettings:
         """Tells whether stages differ in their availableMemoryProportion."""
         return len(self.available_memory_proportion) > 1
 
-    def restaged(self, num_stages: int, **changes: Any) -> "PlanSettings":
+    def restaged(self, num_stages: int, **changes: Any) -> "PlannedProgram":
         """Returns the same settings for another number of stages; see :meth:`proportions_of`.
 
         Args:
@@ -201,7 +201,7 @@ class PlanSettings:
         schedule: Optional[str] = None,
         recomputation: Optional[bool] = None,
         one_ipu_each: Optional[bool] = None,
-    ) -> "PlanSettings":
+    ) -> "PlannedProgram":
         """Returns the same program in another number of stages, with a legal number of accumulated micro-batches.
 
         Args:
@@ -313,7 +313,7 @@ def _percent(share: float) -> float:
     return float(f"{100 * share:.12g}")
 
 
-def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -> PlainDict:
+def run_values(settings: PlannedProgram, splits: Sequence[str], kept: PlainDict) -> PlainDict:
     """Returns the run options that produce a program with these settings, whatever a preset says.
 
     Args:
@@ -325,7 +325,7 @@ def run_values(settings: PlanSettings, splits: Sequence[str], kept: PlainDict) -
         determine, and options with their default, are left out if no lower layer of the configuration can set others.
     """
     values: PlainDict = {}
-    for setting in fields(PlanSettings):
+    for setting in fields(PlannedProgram):
         name, options = setting.name, setting.metadata["options"]  # type: str, Tuple[str, ...]
         if setting.metadata["of_training"] and not settings.training:
             kept = {option: value for option, value in kept.items() if option not in options}
@@ -359,10 +359,10 @@ def _proportion_values(proportions: Proportions, kept: PlainDict) -> PlainDict:
     return values
 
 
-def differences(planned: PlanSettings, run: PlanSettings) -> List[str]:
+def differences(planned: PlannedProgram, run: PlannedProgram) -> List[str]:
     """Returns the differences between a run's settings and its plan's, over all settings: a few words for each."""
     lines = []
-    for setting in fields(PlanSettings):
+    for setting in fields(PlannedProgram):
         name = "mapping" if setting.name == "device_mapping" else setting.name
         values = [getattr(planned, name), getattr(run, name)]
         if values[0] == values[1] or (name == "mapping" and planned.num_stages != run.num_stages):
@@ -398,7 +398,7 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     return (StageProportions(*pair, *pair),)
 
 
-def plan_settings(config: RunConfig, program: Program, training: bool = True) -> PlanSettings:
+def planned_program(config: RunConfig, program: Program, training: bool = True) -> PlannedProgram:
     """Returns the program of a configuration, as the planner sees it.
 
     Args:
@@ -422,8 +422,8 @@ def _settings_of(
     num_replicas: int,
     num_stages: int,
     training: bool,
-) -> PlanSettings:
-    return PlanSettings(
+) -> PlannedProgram:
+    return PlannedProgram(
         micro_batch_size=micro_batch_size,
         gradient_accumulation_count=accumulation,
         num_replicas=num_replicas,
@@ -438,13 +438,13 @@ def _settings_of(
     )
 
 
-def one_stage_settings(
+def one_stage_program(
     config: RunConfig, micro_batch_size: int, num_replicas: int = 1, training: bool = True
-) -> PlanSettings:
+) -> PlannedProgram:
     """Returns the program of a configuration in one stage, one micro-batch at a time, whatever pipeline it names.
 
     Raises:
-        ConfigurationError: as for ``plan_settings``.
+        ConfigurationError: as for ``planned_program``.
     """
     values = config.available_memory_proportion
     alone = replace(
