@@ -11,7 +11,7 @@ from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, 
 
 from ipucnn import __version__, interrupts
 from ipucnn.aliases import ClickError
-from ipucnn.command_table import COMMANDS, REMOVED, print_root_help
+from ipucnn.command_table import COMMANDS, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -308,9 +308,6 @@ def _as_user_error(error: ClickError) -> UserError:
         from ipucnn.config.help_page import suggest, word_to_look_for
 
         typed = shown_value(error.option_name)
-        replacement = REMOVED.get(f"{ctx.command.name} {error.option_name.replace('_', '-')}")
-        if replacement is not None:
-            return ConfigurationError(f"{path}: {typed} was removed", replacement)
         word = word_to_look_for(params, error.option_name)
         hint = f"`{path} --help-all` shows all options"
         if word is not None:

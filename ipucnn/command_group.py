@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from ipucnn.aliases import ClickCommand, ClickContext, ClickParameter
-from ipucnn.command_table import ABOUT, COMMANDS, REMOVED
+from ipucnn.command_table import ABOUT, COMMANDS
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
@@ -35,8 +35,6 @@ class LazyGroup(typer.core.TyperGroup):
         name = args[0]
         known = name.replace("_", "-")
         if known not in COMMANDS and not ctx.resilient_parsing:
-            if known in REMOVED:
-                raise ConfigurationError(f"ipucnn {known} was removed", REMOVED[known])
             raise ConfigurationError(
                 f"no command '{shown_value(name)}'",
                 did_you_mean(name, COMMANDS) or "the commands are " + ", ".join(COMMANDS),

@@ -42,22 +42,6 @@ class Command(NamedTuple):
         return list(zip(lines[::2], lines[1::2]))
 
 
-# Commands and options ("COMMAND --option") of the previous version, and their replacements.
-_NO_SAVED_MODEL = (
-    "drop it: SavedModels are not run any more; export the run as onnx or tflite, and name that file"
-)
-REMOVED = {
-    "profile": "the PopVision Graph Analyser shows a profile of Poplar; docs/ipu.md says how to make one",
-    "plan-splits --measured": "drop it: the PopVision Graph Analyser shows the memory of each IPU",
-    "benchmark --rows": "name networks in its place: ipucnn benchmark 'resnet*' --suite ulhpc",
-    "benchmark --trust": "drop it: exported files are not benchmarked any more",
-    "evaluate --trust": _NO_SAVED_MODEL,
-    "infer --trust": _NO_SAVED_MODEL,
-    "train --hosts": "start the processes with mpiexec or srun; docs/cluster.md has examples",
-    "train --rank": "start the processes with mpiexec or srun; docs/cluster.md has examples",
-    "plan-splits --orders": "drop it: plans keep the layers in the network's own order, as sessions run them",
-}
-
 _RUN, _PLAN = "Run", "Look up and plan"
 
 _ALL = (

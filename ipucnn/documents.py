@@ -1,19 +1,14 @@
 """Reader of YAML and JSON from users, in files and in flags; it limits their size and returns only plain values.
 
-A document is at most ``MAX_BYTES`` long and ``MAX_DEPTH`` deep, and has at most ``MAX_NODES`` values after aliases and
-merges are expanded.  Its values are text, numbers, true and false, null, lists, and mappings with text keys.  Tags are
-refused.  Dates stay text.
-
-Depth and values are counted on the events of PyYAML's parser before PyYAML's composer runs, because the composer
-recurses for each level, and 100,000 brackets would crash the process.  JSON is counted after it was read, because
-Python's own limit of recursion bounds its reader.  Files that ipucnn wrote may be longer and have more values.
+A document is at most ``MAX_BYTES`` long and ``MAX_DEPTH`` deep.  Its values are text, numbers, true and false, null,
+lists, and mappings with text keys.  Tags are refused.  Dates stay text.  Depth is checked on the events of PyYAML's
+parser before its composer runs, because 100,000 brackets would crash the process there.
 """
 
 import contextlib
 import functools
 import json
 import math
-import re
 import shlex
 import sys
 from collections import Counter
@@ -31,10 +26,6 @@ MAX_BYTES = 1_000_000
 """Largest document that a person writes."""
 MAX_DEPTH = 50
 """Most levels of nested lists and mappings."""
-MAX_NODES = 100_000
-"""Most keys and values of a document; the values of an alias count at each use."""
-MAX_TAGS = 1000
-"""Most ``%TAG`` directives of a document; LibYAML compares each with all earlier ones."""
 MAX_RECORD_BYTES = 64_000_000
 """Largest file that ipucnn wrote and reads again, such as the report of a long benchmark."""
 MAX_NUMBER_CHARACTERS = 308
@@ -52,7 +43,6 @@ Above0 = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 Figures = Dict[str, Optional[float]]
 """Measured values by name; None where there is nothing to measure."""
 
-_NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 UNREADABLE = "not readable as YAML"
 """Beginning of the reason if a text is not YAML at all."""
 _PLAIN_HINT = "remove the tag; write the value plainly, or in quotes if it is text"
@@ -85,6 +75,8 @@ def naming(source: str, error: Type[UserError] = ConfigurationError) -> Iterator
     """
     try:
         yield
+    except RecursionError:
+        raise error(f"{source}: {_too_deep().reason}", _too_deep().hint) from None
     except BadDocument as bad:
         where = source if bad.line is None else f"{source}, line {bad.line}"
         if bad.column is not None:
@@ -103,56 +95,27 @@ def compose(text: str) -> Optional[YamlNode]:
     """
     import yaml
 
-    _check_text(text)
+    if len(text) > MAX_BYTES:
+        raise BadDocument(f"it is longer than {MAX_BYTES:,} characters", _SPLIT_HINT)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader))
         return yaml.compose(text, Loader=loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise _unreadable(text, error) from None
 
 
 def _check_events(events: Iterator[YamlEvent]) -> None:
-    """Refuses tags, and documents that are too deep or have too many values, with aliases expanded.
-
-    Raises:
-        BadDocument: as said, or an alias inside of the value that it names.
-    """
+    """Refuses tags and deep documents."""
     import yaml
 
-    # Per open list or mapping: its line, its anchor, the number of its values so far, and their depth.
-    collections: List[List[Any]] = [[1, None, 0, 0]]
-    # Anchor -> the number of values and the depth of what it names; None while that is open.
-    extents: Dict[Optional[str], Optional[Tuple[int, int]]] = {}
+    depth = 0
     for event in events:
-        line, anchor, tag = (
-            event.start_mark.line + 1,
-            getattr(event, "anchor", None),
-            getattr(event, "tag", None),
-        )
+        line, tag = event.start_mark.line + 1, getattr(event, "tag", None)
         if tag is not None:
             raise BadDocument(f"the tag {shown_value(tag)} is not read", _PLAIN_HINT, line)
-        extent: Optional[Tuple[int, int]] = 1, 0
-        if isinstance(event, yaml.CollectionStartEvent):
-            collections.append([line, anchor, 1, 0])
-            extents[anchor] = extent = None
-        elif isinstance(event, yaml.CollectionEndEvent):
-            line, anchor, num_values, depth = collections.pop()
-            extents[anchor] = extent = num_values, depth + 1
-        elif isinstance(event, yaml.AliasEvent):
-            extent = extents.get(anchor, extent)  # the composer refuses an alias without its anchor
-            if extent is None:
-                raise BadDocument(
-                    "an alias stands inside of the value that it names", "use it after that value", line
-                )
-        elif not isinstance(event, yaml.ScalarEvent):
-            continue
-        if extent is not None:
-            collections[-1][2] += extent[0]
-            collections[-1][3] = max(collections[-1][3], extent[1])
-        if collections[-1][2] > MAX_NODES:
-            raise _too_many(collections[-1][0])
-        if len(collections) - 1 + collections[-1][3] > MAX_DEPTH:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
             raise _too_deep(line)
 
 
@@ -242,7 +205,10 @@ def load(text: str) -> Any:
         BadDocument: as :func:`compose` and :func:`plain`.
     """
     node = compose(text)
-    return None if node is None else plain(node)
+    try:
+        return None if node is None else plain(node)
+    except RecursionError:  # aliases inside of each other, or of themselves
+        raise _too_deep() from None
 
 
 def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
@@ -253,29 +219,15 @@ def _too_long(length: int, line: Optional[int] = None) -> BadDocument:
     )
 
 
-def _check_text(text: str) -> None:
-    """Refuses texts that are too long, contain characters that YAML forbids, or have many ``%TAG``."""
-    if len(text) > MAX_BYTES:
-        raise BadDocument(f"it is longer than {MAX_BYTES:,} characters", _SPLIT_HINT)
-    if text.count("%TAG") > MAX_TAGS:
-        raise BadDocument(f"it has more than {MAX_TAGS:,} times %TAG", "remove them: tags are not read")
-    match = _NOT_TEXT.search(text)
-    if match is not None:
-        raise BadDocument(
-            f"{UNREADABLE}: the character U+{ord(match.group()):04X} is no text",
-            "remove it, or write it in double quotes as an escape",
-            text.count("\n", 0, match.start()) + 1,
-        )
-
-
 def _unreadable(text: str, error: Exception) -> BadDocument:
     """Converts an error of LibYAML into a :class:`BadDocument` with its place in the text."""
     problem = shown_value(getattr(error, "problem", None) or str(error).split("\n")[0])
     mark = getattr(error, "problem_mark", None)
     if "nesting depth" in problem:  # LibYAML's own limit (0.2.6 and newer), reached while it looks ahead
         return _too_deep(None if mark is None else mark.line + 1)
-    if mark is None:
-        return BadDocument(f"{UNREADABLE}: {problem}", "check the indentation and quotes")
+    if mark is None:  # a character, which has no place in the parsed text
+        hint = "remove the character, or write it in double quotes as an escape"
+        return BadDocument(f"{UNREADABLE}: {problem}", hint)
     if type(error).__name__ == "ComposerError":
         problem = shown_value(getattr(error, "context", None) or problem)
         hint = "define an anchor (&name) once, above its aliases (*name); keep one document, without `---`"
@@ -292,10 +244,6 @@ def _unreadable(text: str, error: Exception) -> BadDocument:
 
 class NotJson(ValueError):
     """A text that is not JSON; texts that this reader refuses for other reasons raise :class:`BadDocument`."""
-
-
-def _too_many(line: Optional[int] = None) -> BadDocument:
-    return BadDocument(f"more than {MAX_NODES:,} values, counting what aliases repeat", _SPLIT_HINT, line)
 
 
 def _too_deep(line: Optional[int] = None) -> BadDocument:
@@ -319,32 +267,6 @@ def _json_object(items: List[Tuple[str, PlainValue]]) -> Dict[str, Any]:
     return mapping
 
 
-def load_json(text: str) -> Any:
-    """Reads the value of a JSON text that a person wrote.
-
-    Raises:
-        NotJson, BadDocument: as :func:`load_record`; or it has too many values.
-    """
-    value, num_values = _load_json(text, MAX_BYTES)
-    if num_values > MAX_NODES:
-        raise _too_many()
-    return value
-
-
-def _num_values(value: PlainValue) -> int:
-    """The number of keys and values of a JSON value.  Raises BadDocument if it is too deep."""
-    count, level = 0, [value]
-    for _ in range(MAX_DEPTH + 1):
-        count += len(level)
-        mappings = [item for item in level if isinstance(item, dict)]
-        count += sum(map(len, mappings))
-        level = [part for item in level if isinstance(item, list) for part in item]
-        level += [part for item in mappings for part in item.values()]
-    if level:
-        raise _too_deep()
-    return count
-
-
 def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
     """Reads the value of a JSON text; ``NaN`` and ``Infinity`` are numbers, as in Python's ``json``.
 
@@ -355,16 +277,10 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
         NotJson: it is not JSON.
         BadDocument: it is too long or too deep, repeats a key, or has a number that is too long.
     """
-    return _load_json(text, at_most)[0]
-
-
-def _load_json(text: str, at_most: int) -> Tuple[Any, int]:
-    """Returns the value of a JSON text, and its number of keys and values."""
     if len(text) > at_most:
         raise BadDocument(f"it is longer than {at_most:,} characters", _SPLIT_HINT)
     try:
-        value = json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
-        return value, _num_values(value)
+        return json.loads(text, parse_int=_json_int, object_pairs_hook=_json_object)
     except BadDocument:
         raise
     except RecursionError:

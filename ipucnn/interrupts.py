@@ -1,10 +1,9 @@
 """Handles SIGINT, SIGTERM and SIGHUP: each ends the program cleanly, with the signal's exit code, at any moment.
 
 A signal is noted and, unless something has to be saved first, raised as :class:`Interruption`.  That is a
-``KeyboardInterrupt``, which most libraries do not catch.  Some do: NumPy's C code converts it into an ImportError, and
-Python prints and drops exceptions in finalizers.  So nothing relies on the exception alone.  While a signal is noted,
-any exception from importing, building or tracing counts as the interruption (:class:`InterruptGuard`, ``ipucnn.cli``),
-and :func:`check` ends work that continued after a signal.
+``KeyboardInterrupt``, which most libraries do not catch.  NumPy's C code converts it into an ImportError, so while a
+signal is noted, any exception from importing, building or tracing counts as the interruption (:class:`InterruptGuard`,
+``ipucnn.cli``).  Python drops exceptions in finalizers: :func:`check` or a second signal ends the work after that.
 
 Signals that were ignored when this process started (``nohup``, background jobs of a script) stay ignored.
 """
@@ -27,8 +26,6 @@ _EXIT_CODES = {
     for name, code in (("SIGINT", EXIT_SIGINT), ("SIGTERM", EXIT_SIGTERM), ("SIGHUP", EXIT_SIGHUP))
     if hasattr(signal, name)
 }
-# Delay after which a dropped interruption is raised again; the code that dropped it has returned by then.
-_DELAY_S = 0.05
 # The first signal is noted, the second is raised even if something is to be saved, the third ends the process.
 _SIGNALS_TO_DIE = 3
 
@@ -205,39 +202,23 @@ def finish() -> None:
 
     Python removes its handlers before it ends, and TensorFlow takes a while to end.
     """
-    for number in (*_EXIT_CODES, getattr(signal, "SIGALRM", None)):
-        if number is not None and signal.getsignal(number) in (_handle, _handle_alarm):
+    for number in _EXIT_CODES:
+        if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _excepthook(
     kind: "Type[BaseException]", error: BaseException, traceback: "Optional[TracebackType]"
 ) -> None:
-    """Raises an interruption again after C code printed it (``PyErr_Print``) and replaced it by its own exception."""
-    if isinstance(error, Interruption):
-        _raise_later()
-    else:
+    """Prints no interruption that C code dropped (``PyErr_Print``), because it is noted."""
+    if not isinstance(error, Interruption):
         sys.__excepthook__(kind, error, traceback)
 
 
 def _unraisablehook(unraisable: "Any") -> None:
-    """Raises an interruption again that Python dropped in a finalizer or a callback of the garbage collector."""
-    if isinstance(unraisable.exc_value, Interruption):
-        _raise_later()
-    else:
+    """Prints no interruption that Python dropped in a finalizer or a callback, because it is noted."""
+    if not isinstance(unraisable.exc_value, Interruption):
         sys.__unraisablehook__(unraisable)
-
-
-def _handle_alarm(number: int, frame: "Optional[FrameType]") -> None:
-    check()
-
-
-def _raise_later() -> None:
-    try:
-        signal.signal(signal.SIGALRM, _handle_alarm)
-        signal.setitimer(signal.ITIMER_REAL, _DELAY_S)
-    except (AttributeError, ValueError):
-        pass  # the system has no such timer, or this is not the main thread: ``check`` is called later
 
 
 _NOTHING_DONE = "interrupted before the first weight update; nothing was trained"

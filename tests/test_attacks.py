@@ -38,7 +38,7 @@ from ipucnn.config import bounds, presets, values
 from ipucnn.config.bounds import Range
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.spec import FRACTION, KINDS, OptionSpec
-from ipucnn.documents import MAX_DEPTH, MAX_NODES, BadDocument
+from ipucnn.documents import MAX_DEPTH, BadDocument
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.text import shown_value
 from ipucnn.training.program import make_layout, make_program
@@ -530,36 +530,18 @@ def test_weights_beyond_memory_are_refused_before_the_network_is_built(run, monk
 # -- YAML and JSON ----------------------------------------------------------------------------------------------
 
 
-def bomb(levels=9, width=10):
-    """Each level repeats the one before ``width`` times: 430 bytes stand for 10**9 values."""
-    lines = ["a0: &a0 [x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, levels)]
-    return "\n".join(lines) + "\n"
-
-
-def merge_bomb(levels=9, width=10):
-    lines = ["a0: &a0 {seed: 1}"]
-    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * width)}]}}" for n in range(1, levels)]
-    return "\n".join(lines) + "\n"
-
-
 # Text -> a part of the error.
 REFUSED = {
     "brackets": ("[" * 100_000, "line 1: more than 50"),
     "dashes": ("- " * 100_000, "inside of each other"),
     "closed brackets": ("a: " + "[" * 60 + "]" * 60, "line 1: more than 50"),
     "indentation": ("".join(" " * n + "a:\n" for n in range(60)), "line 51: more than 50"),
-    "deep aliases": ("\n".join(["a0: &a0 [1]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 60)]), "inside"),
-    "recursion": ("a: &a [*a]", "an alias stands inside"),
-    "recursion of a key": ("a: &a {b: &b {c: *a}}", "an alias stands inside"),
-    "alias bomb": (bomb(), "counting what aliases repeat"),
-    "merge bomb": (merge_bomb(), "counting what aliases repeat"),
-    "many values": ("[" + "1," * MAX_NODES + "1]", "more than 100,000 values"),
+    "recursion": ("a: &a [*a]", "inside of each other"),
+    "recursion of a key": ("a: &a {b: &b {c: *a}}", "inside of each other"),
     "an absent anchor": ("a: *b", "line 1: not readable as YAML: found undefined alias"),
     "an anchor twice": ("a: &a 1\nb: &a 2", "line 2: not readable as YAML: found duplicate anchor"),
     "a merge of text": ("a:\n  <<: 3", "line 2: '<<' must merge"),
     "a merge of a list of text": ("a:\n  <<: [3, 4]", "'<<' must merge"),
-    "tag directives": ("".join(f"%TAG !a{n}! tag:x\n" for n in range(45_000)) + "--- a", "%TAG"),
     "a key twice": ("a:\n  b:\n    c: 1\n    c: 2", "line 4: 'c' is given twice, first on line 3"),
     "a list as key": ("? [1, 2]\n: 3", "a key is a list"),
     "a mapping as key": ("{{a: 1}: 2}", "a key is a mapping"),
@@ -572,12 +554,12 @@ REFUSED = {
     "digits": ("a: " + "9" * 5000, "line 1: a number of 5,000 characters"),
     "binary digits": ("a: 0b" + "1" * 500_000, "a number of"),
     "decimals": ("a: 0." + "3" * 500_000, "a number of"),
-    "NUL": ("a: b\0c", "U+0000"),
-    "an escape character": ("a: 1\nb: \x1b[31m", "line 2: not readable as YAML: the character U+001B"),
-    "a surrogate": ("a: \udcff", "U+DCFF"),
+    "NUL": ("a: b\0c", "not readable as YAML"),
+    "an escape character": ("a: 1\nb: \x1b[31m", "not readable as YAML"),
+    "a surrogate": ("a: \udcff", "not readable as YAML"),
     "an escaped surrogate": ('a: "\\ud800"', "not readable as YAML"),
     "a tab": ("a:\n\tb: 1", "line 2"),
-    "UTF-16 read as Latin-1": ("\xff\xfea\0", "U+0000"),
+    "UTF-16 read as Latin-1": ("\xff\xfea\0", "not readable as YAML"),
     "a quote": ("a: 'b", "not readable as YAML"),
     "a long text": ("a: " + "x" * 1_000_000, "longer than 1,000,000"),
     "a long anchor": ("a: *" + "b" * 900_000, "undefined alias"),
@@ -645,33 +627,8 @@ def test_numbers_have_at_most_308_characters(number):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "[1, [2, 3], {a: 4}]",
-        "a: &x 1\nb: *x\nc: [*x, *x]\n",
-        "a: &x [1, 2]\nb: [*x, *x, &y {c: *x}]\nd: *y\n",
-        "a: &x {b: &y [1, &z 2], c: *z}\nd: [*y, *z, *x]\n",
-    ],
-)
-def test_values_repeated_by_aliases_are_counted_exactly(text, monkeypatch):
-    def count(value):
-        if isinstance(value, dict):
-            return 1 + sum(1 + count(item) for item in value.values())
-        return 1 + sum(map(count, value)) if isinstance(value, list) else 1
-
-    value = yaml.load(text, Loader=_Oracle)
-    monkeypatch.setattr(documents, "MAX_NODES", count(value))
-    assert documents.load(text) == value
-    monkeypatch.setattr(documents, "MAX_NODES", count(value) - 1)
-    with pytest.raises(BadDocument, match="counting what aliases repeat"):
-        documents.load(text)
-
-
-@pytest.mark.parametrize(
     "text, line, column",
     [
-        ("\x1b", 1, None),
-        ("\n\na\x1b", 3, None),
         ("a: ]", 1, 4),
         ("a: 1\nb: [1, }\n", 2, 8),
         ("a: 1\n b: 2\n", 2, 3),
@@ -693,12 +650,11 @@ HOSTILE = {
     "latin.yml": (b"a: 1\nb: \xe9\n", "line 2"),
     "large.yml": (b"a: " + b"x" * 10_000_000, "larger than"),
     "brackets.yml": (b"[" * 100_000, "inside of each other"),
-    "bomb.yml": (bomb().encode(), "counting what aliases repeat"),
-    "nul.yml": (b"a: \0\n", "U+0000"),
+    "nul.yml": (b"a: \0\n", "not readable"),
 }
 # What else may have such a name.
 OTHERS = {"fifo.yml": "FIFO", "folder.yml": "folder.yml", "/dev/zero": "a device", "absent.yml": "absent.yml"}
-NOT_JSON = dict.fromkeys(("nul.yml", "bomb.yml", "large.yml"), "is not JSON")
+NOT_JSON = dict.fromkeys(("nul.yml", "large.yml"), "is not JSON")
 
 
 @pytest.mark.parametrize(

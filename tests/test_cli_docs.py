@@ -4,11 +4,9 @@ import re
 import shlex
 
 import pytest
-from support.refusals import Refusal, check_refused
 from support.scripts import ROOT, load_script
 
 from ipucnn.command_table import COMMANDS
-from ipucnn.config.help_page import FORMER_OPTIONS
 
 
 def test_generated_parts_of_the_documentation_are_current():
@@ -19,16 +17,6 @@ def test_generated_parts_of_the_documentation_are_current():
     text = pages["commands.md"]
     for command in COMMANDS:
         assert f"| `ipucnn {command}` |" in text
-
-
-@pytest.mark.parametrize(
-    "former, name", [("--tile-size", "--patch-size"), ("--views", "--test-time-augmentation")]
-)
-def test_a_former_name_of_an_option_works_and_is_not_shown(former, name, run, succeeds):
-    assert former in FORMER_OPTIONS
-    check_refused(run, Refusal(f"evaluate RUN {former} x", f"error: {name} x: "))
-    page, _ = succeeds("evaluate", "--help-all")
-    assert name in page and former not in page
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

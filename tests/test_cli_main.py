@@ -157,8 +157,6 @@ def test_names_of_other_programs_are_not_options():
         ("trian", 2, "no command 'trian'", "did you mean 'train'?"),
         ("--versoin", 2, "no option --versoin", "did you mean '--version'"),
         ("launch -n 2 -- train lenet", 2, "no command 'launch'", "the commands are train"),
-        ("train lenet --hosts 10.0.0.1:1,10.0.0.2:1", 2, "--hosts was removed", "mpiexec"),
-        ("plan-splits lenet --stages 2 --orders", 2, "--orders was removed", "drop it"),
         ("train --micro-bach-size 3", 2, "no option --micro-bach-size", "did you mean '--micro-batch-size'"),
         ("train --num-epochs 0", 2, "--num-epochs 0: must be at least 1", "--num-epochs 1"),
         ("train --num-epochs", 2, "requires an argument", "`ipucnn train --help num-epochs`"),

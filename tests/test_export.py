@@ -540,7 +540,6 @@ def test_a_saved_model_is_refused(trained, run, succeeds, in_this_process):
     check_refused(
         run,
         *(Refusal(f"{c} saved", "is a SavedModel, which is not run", "onnx or tflite") for c in PREDICTING),
-        *(Refusal(f"{c} saved --trust", "--trust was removed", "onnx or tflite") for c in PREDICTING),
         Refusal("export saved --format keras", "was exported already"),
     )
 
@@ -654,7 +653,6 @@ def test_exported_files_cannot_be_benchmarked(exported, run):
     file = exported / "model.onnx"
     check_refused(
         run,
-        Refusal(["benchmark", file], "`ipucnn benchmark FILE` was removed", "ipucnn evaluate"),
         Refusal(
             ["benchmark", "lenet", "--compare-with", file], "there is no such rival", "--compare-with keras"
         ),

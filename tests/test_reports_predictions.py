@@ -14,7 +14,7 @@ from ipucnn.reports.sheets import (
     FALSE_FOREGROUND,
     GREY,
     PanelSheet,
-    dice,
+    dice_of_classes,
     drawable,
     font_file,
     load_font,
@@ -38,7 +38,7 @@ def test_colours_mark_right_and_wrong_pixels(tmp_path):
     predicted = np.ones((40, 40), np.uint8)
     predicted[10:30, :5] = 0
     image = segmented(np.full((40, 40, 1), 100, np.uint8), truth, predicted)
-    assert dice(image, 0) == pytest.approx(0.5) and dice(image, 1) == pytest.approx(1450 / 1500)
+    assert dice_of_classes(image) == pytest.approx([0.5, 1450 / 1500])
     save_predictions([image], tmp_path / "p.png")
     pixels = np.asarray(Image.open(tmp_path / "p.png")).astype(int)
     scale = 7  # 40 pixels are shown 280 wide
@@ -159,7 +159,7 @@ def test_pictures_are_predicted_from_images_that_are_normalised_once(option, pat
     assert setup.input_range == ("standard" if option is None else "raw")
     session.prepare_evaluation(network, None)
     (picture,) = predicted_images(setup, session)
-    assert np.array_equal(picture.predicted, examples.labels[0]) and dice(picture, 1) == 1
+    assert np.array_equal(picture.predicted, examples.labels[0]) and dice_of_classes(picture)[1] == 1
     assert np.array_equal(picture.image, image[0])
 
 

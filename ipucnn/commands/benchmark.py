@@ -14,7 +14,7 @@ from ipucnn.commands.run_arguments import read_plan, value_option
 from ipucnn.config import spec
 from ipucnn.config.request import RunRequest
 from ipucnn.config.signature import with_run_options
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
@@ -171,25 +171,7 @@ def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
             raise ConfigurationError(f"{flag} {why}", hint)
 
 
-def _refuse_exported(model: Optional[str]) -> None:
-    """Refuses an exported file as MODEL, which an earlier version of this command accepted."""
-    from ipucnn.errors import ConfigurationError
-    from ipucnn.models.registry import list_models
-
-    if model is None or model in (record.name for record in list_models()):
-        return
-    from ipucnn.runs.exported import is_exported
-
-    if is_exported(Path(model)):
-        raise ConfigurationError(
-            f"{shown_value(model)} is an exported network: `ipucnn benchmark FILE` was removed",
-            "measure it with its runtime's own tool; `ipucnn evaluate` says how good it is: "
-            f"ipucnn evaluate {shown_value(model)}",
-        )
-
-
 def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, json_output: bool) -> None:
-    _refuse_exported(request.model)
     resolved = request.resolve()
     if request.print_config:
         from ipucnn.reports.configuration import print_config

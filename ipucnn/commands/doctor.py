@@ -11,7 +11,6 @@ from ipucnn.config.signature import with_run_options
 FULL = typer.Option(
     False,
     "--full",
-    "--deep",
     help="Also import TensorFlow in a separate process, to find errors that occur only then.",
 )
 

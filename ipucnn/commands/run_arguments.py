@@ -23,7 +23,6 @@ def value_option(
     panel: Optional[str] = None,
     number: Optional[spec.Number] = None,
     shown: Union[bool, str] = False,
-    former: Optional[str] = None,
 ) -> Any:
     """Returns an option of a command that takes a value; it is None if it was not typed.
 
@@ -34,11 +33,10 @@ def value_option(
         panel: the title of the panel in the help.
         number: the range of legal numbers; None for a text.
         shown: the default as the help shows it.
-        former: the option's name in an earlier version, one of ``help_page.FORMER_OPTIONS``.
     """
     return typer.Option(
         None,
-        *filter(None, (name, former)),
+        name,
         parser=None if number is None else number.flag(name),
         metavar=metavar,
         help=help,
@@ -88,7 +86,6 @@ PATCH_SIZE = value_option(
     "Segmentation: height and width of the patches that the network sees.",
     number=spec.PATCH_SIDE,
     shown="by the image's size",
-    former="--tile-size",
 )
 THRESHOLD = value_option(
     "--threshold",
@@ -101,7 +98,6 @@ THRESHOLD = value_option(
 TEST_TIME_AUGMENTATION = typer.Option(
     1,
     "--test-time-augmentation",
-    "--views",
     parser=spec.TEST_TIME_AUGMENTATION.flag("--test-time-augmentation"),
     metavar="1|2|4|8",
     help="Segmentation: average the probabilities over this many rotated and mirrored versions of each image.",

@@ -14,8 +14,6 @@ from ipucnn.text import shown_value
 
 MAX_WIDTH = 120
 LEAST_WIDTH, LEAST_HELP_WIDTH = 30, 40
-FORMER_OPTIONS = ("--deep", "--tile-size", "--views")
-"""Names of an earlier version: they work in this one, and no help page shows them."""
 _DEFAULT = re.compile(r"\[(default: .*|required)\]$", re.DOTALL)
 
 
@@ -264,8 +262,7 @@ def option_row(param: ClickParameter) -> Row:
             "[WORD]",
             "Show this page; with WORD only the options about it; with --help-all every option.",
         )
-    shown = [name for name in param.opts if name not in FORMER_OPTIONS]
-    names = ", ".join(sorted(shown, key=lambda name: not name.startswith("--")))
+    names = ", ".join(sorted(param.opts, key=lambda name: not name.startswith("--")))
     if param.secondary_opts:
         # The positive and the negative form come first, then the other spellings.
         negative = "--no-" if param.secondary_opts[0].startswith("--no-") else param.secondary_opts[0]

@@ -435,7 +435,7 @@ def _load_text(text: str) -> Any:
     try:
         # JSON comes first: it needs no YAML library, and {"a":1} without a space after the colon is not YAML.
         with contextlib.suppress(documents.NotJson):
-            return documents.load_json(text)
+            return documents.load_record(text, documents.MAX_BYTES)
         return documents.load(text)
     except documents.BadDocument as bad:
         if bad.reason.startswith(documents.UNREADABLE):

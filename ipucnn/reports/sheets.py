@@ -19,6 +19,7 @@ from ipucnn.aliases import PlainDict
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.runs.images.outputs import IGNORED_COLOUR, mask_picture
 from ipucnn.text import counted, printable
+from ipucnn.training.evaluation import class_figures, confusion_matrix
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -455,17 +456,17 @@ def save_predictions(images: Sequence[SegmentedImage], path: Path, heading: str 
     sheet.expect(len(images))
     sheet.legend = legend_of_errors(images)
     for image in images:
-        scores = ", ".join(f"Dice of {each} {dice(image, k):.3f}" for k, each in enumerate(classes.names))
-        sheet.add(f"{image.name}: {scores}", compared(image))
+        scores = zip(classes.names, dice_of_classes(image))
+        captions = ", ".join(f"Dice of {name} {score:.3f}" for name, score in scores)
+        sheet.add(f"{image.name}: {captions}", compared(image))
     write_atomically(path, sheet.save)
 
 
-def dice(image: SegmentedImage, which: int) -> float:
-    """Returns the Dice score of a class over the pixels of an image that count; 1 if neither mask has it."""
-    assert image.truth is not None
-    truth, predicted = image.truth == which, (image.predicted == which) & (image.truth != IGNORED)
-    both = int(np.sum(truth)) + int(predicted.sum())
-    return 2 * int((truth & predicted).sum()) / both if both else 1.0
+def dice_of_classes(image: SegmentedImage) -> List[float]:
+    """Returns the Dice score of each class over the pixels of an image that count; 1 if neither mask has it."""
+    truth, predicted = np.asarray(image.truth), np.asarray(image.predicted)
+    figures = class_figures(confusion_matrix(truth, predicted, len(image.classes.names)))
+    return [1.0 if score is None else score for score in figures["dice"]]
 
 
 def compared(image: SegmentedImage) -> List[np.ndarray]:

@@ -22,7 +22,7 @@ from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, fo
 from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
 from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
 from ipucnn.text import counted, printable
-from ipucnn.training.evaluation import EvaluationTotals, soft_dice
+from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
 from ipucnn.training.segment_scores import SCORES, SegmentScores
 
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
@@ -348,24 +348,6 @@ class MaskEvaluation:
             of = f"Dice, {printable(self._classes.names[1])}"
             value, score, at_half = CANDIDATES[best_index], float(dice[best_index]), float(dice[half])
         return {"value": value, "of": of, "score": score, "at_half": at_half}
-
-
-def class_figures(confusion: np.ndarray) -> PlainDict:
-    """Returns ``accuracy``, and ``dice`` and ``iou`` of each class, from counts [true, predicted].
-
-    Both are None for a class that occurs neither in the truth nor in the prediction.
-    """
-    right = np.diag(confusion).astype(float)
-    both = (confusion.sum(axis=0) + confusion.sum(axis=1)).astype(float)
-
-    def shares(numerator: np.ndarray, denominator: np.ndarray) -> List[Optional[float]]:
-        return [float(a / b) if b else None for a, b in zip(numerator, denominator)]
-
-    return {
-        "accuracy": float(right.sum() / confusion.sum()),
-        "dice": shares(2 * right, both),
-        "iou": shares(right, both - right),
-    }
 
 
 def mean_dice(dice: Sequence[Optional[float]]) -> float:

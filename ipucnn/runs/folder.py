@@ -9,7 +9,6 @@ import re
 import secrets
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
@@ -500,11 +499,7 @@ class RunFolder:
             raise DataError(
                 f"{path} is damaged: it names no model", "restore it, or train again with --overwrite"
             )
-        config = RunConfig.from_yaml(text, str(path))
-        if "keep-checkpoints:" not in text:
-            # An earlier version kept all checkpoints; a continued run does not delete them.
-            config = replace(config, keep_checkpoints=None)
-        return config
+        return RunConfig.from_yaml(text, str(path))
 
     def checkpoint_facts(self) -> PlainDict:
         """Returns the facts of the last checkpoint, else of the best; an empty dict if there is none.

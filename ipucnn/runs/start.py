@@ -6,7 +6,7 @@ All checks are made here before anything is computed or written; ``folder.py`` w
 import itertools
 import json
 import shlex
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -157,9 +157,7 @@ def differences(
         ]
 
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
-    # The Program of an earlier version lacks fields that were added later.
-    since = {f.name: f.default for f in fields(Program) if f.default is not MISSING}
-    before = {**since, **meta.get("program", {})}
+    before = meta.get("program", {})
     now = {name: value for name, value in json.loads(program.to_json()).items() if name not in _MAY_DIFFER}
     data = {
         "num_eval": info.num_eval,

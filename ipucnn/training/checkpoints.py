@@ -32,7 +32,6 @@ from ipucnn.text import shown_value, size_text
 
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
-_AGAIN = "train again; checkpoints of this kind were written before the checksum covered the run's position"
 _MORE_MEMORY = "end other programs, raise the limit (ulimit -v), or use a machine with more memory"
 META_BYTES = 2**28
 """The maximum length of the JSON text, which includes the lines of ``metrics.jsonl``."""
@@ -291,8 +290,7 @@ def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:
     if misfit(header, _Header):
         raise DataError(f"{name} is not an ipucnn checkpoint", _HINT)
     if header["format"] != FORMAT:
-        hint = _AGAIN if header["format"] == "ipucnn-checkpoint-1" else _HINT
-        raise DataError(f"{name} has the format '{shown_value(header['format'])}', not '{FORMAT}'", hint)
+        raise DataError(f"{name} has the format '{shown_value(header['format'])}', not '{FORMAT}'", _HINT)
     return header
 
 

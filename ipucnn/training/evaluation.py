@@ -209,6 +209,33 @@ def mean_scores(counts: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
     return sum(dice) / len(dice), sum(iou) / len(iou)
 
 
+def confusion_matrix(truth: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns the counts int64 [true, predicted] of labels and predictions of one shape; labels below 0 are ignored."""
+    known = truth >= 0
+    cells = np.bincount(
+        truth[known].astype(np.int64) * num_classes + predicted[known], minlength=num_classes**2
+    )
+    return cells.reshape(num_classes, num_classes)
+
+
+def class_figures(confusion: np.ndarray) -> Dict[str, Any]:
+    """Returns ``accuracy``, and ``dice`` and ``iou`` of each class, from counts [true, predicted].
+
+    Both are None for a class that occurs neither in the truth nor in the prediction.
+    """
+    right = np.diag(confusion).astype(float)
+    both = (confusion.sum(axis=0) + confusion.sum(axis=1)).astype(float)
+
+    def shares(numerator: np.ndarray, denominator: np.ndarray) -> List[Optional[float]]:
+        return [float(a / b) if b else None for a, b in zip(numerator, denominator)]
+
+    return {
+        "accuracy": float(right.sum() / confusion.sum()),
+        "dice": shares(2 * right, both),
+        "iou": shares(right, both - right),
+    }
+
+
 class EvaluationTotals:
     """The sums of ``ipucnn evaluate``, with a confusion matrix and a reliability diagram.
 
@@ -251,11 +278,9 @@ class EvaluationTotals:
         self._totals.add(predictions.sums(*self._loss))
         self.samples += len(labels)
         confidence = np.exp(predictions.logs.max(axis=-1))
+        self.confusion += confusion_matrix(predictions.labels, predictions.classes, self.num_classes)
         known = predictions.labels >= 0
-        truth, predicted = predictions.labels[known], predictions.classes[known]
-        cells = np.bincount(truth * self.num_classes + predicted, minlength=self.num_classes**2)
-        self.confusion += cells.reshape(self.num_classes, self.num_classes)
-        self._add_to_bins(confidence[known], predicted == truth)
+        self._add_to_bins(confidence[known], (predictions.labels == predictions.classes)[known])
         return predictions.classes, confidence
 
     def _add_to_bins(self, confidence: np.ndarray, is_right: np.ndarray) -> None:
