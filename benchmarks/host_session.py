@@ -151,7 +151,7 @@ class SessionSide:
 
     def facts(self) -> Tuple[float, float]:
         """Returns the share of the machine's peak at one image per second, and the process's peak memory in MiB."""
-        from ipucnn.benchmarking.machine import MatmulPeak
+        from ipucnn.benchmarking.peak import MatmulPeak
         from ipucnn.machine import peak_memory_bytes
         from ipucnn.models.counts import count_macs
 

@@ -21,17 +21,17 @@ def benchmark_briefly(patch):
     Args:
         patch: pytest's monkeypatch, which undoes it.
     """
-    from ipucnn.benchmarking import contenders, machine, settings
+    from ipucnn.benchmarking import contenders, job, peak
 
-    make = settings.Limits
+    make = job.Limits
 
     def brief(**values):
         return make(**{**values, "max_warmup_s": 0.0, "execution_s": 0.01})
 
-    patch.setattr(settings, "Limits", brief)
+    patch.setattr(job, "Limits", brief)
     # Twenty products of 1024x1024 take a second of processor time.
-    patch.setattr(machine, "_SMALLEST", 256)
-    patch.setattr(machine, "_LEAST_S", 0.0)
+    patch.setattr(peak, "_SMALLEST", 256)
+    patch.setattr(peak, "_LEAST_S", 0.0)
     patch.setattr(contenders, "_LEAST_S", 0.005)
 
 

@@ -14,17 +14,19 @@ from support.benchmark_reports import filled
 from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_raises, check_refused
 
-from ipucnn.benchmarking import contenders, input_pipeline, machine, records
+from ipucnn.benchmarking import contenders, input_pipeline, peak, records
 from ipucnn.benchmarking import run as running
 from ipucnn.benchmarking.baseline import read_report
-from ipucnn.benchmarking.benchmark import prepare
+from ipucnn.benchmarking.job import DEFAULTS, BenchmarkSettings, make_job, make_settings
 from ipucnn.benchmarking.records import BenchmarkReport, from_plain
-from ipucnn.benchmarking.report import first_results, report_of
-from ipucnn.benchmarking.settings import DEFAULTS, BenchmarkSettings, make_settings
+from ipucnn.benchmarking.report import first_report
+from ipucnn.benchmarking.rounds import Clocks
+from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import DeviceInfo
+from ipucnn.training.program import make_program
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("short_benchmarks", "run")
@@ -131,12 +133,12 @@ def test_a_preset_may_name_the_weights_of_its_network(tmp_path):
     file = tmp_path / "mine.yml"
     file.write_text("model-name: resnet50-keras\nweights: imagenet\n", encoding="utf-8")
     flags = {"host_generated_data": True, "image_size": "32", "seed": "1"}
-    prepare(resolve("benchmark", flags, config_path=str(file)), measured(mode="training"))
+    make_job(resolve("benchmark", flags, config_path=str(file)), measured(mode="training"))
 
 
 def test_the_session_computes_the_same_logits_as_keras():
     """Both sides of a comparison run the same network: their logits of the same images agree."""
-    work = prepare(resolved("cifar_resnet8", micro_batch_size="2"), measured())
+    work = make_job(resolved("cifar_resnet8", micro_batch_size="2"), measured())
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
 
@@ -144,7 +146,7 @@ def test_the_session_computes_the_same_logits_as_keras():
     session.compile_prediction(model, (2, *work.setup.input_shape))
     from ipucnn.benchmarking.work import dataset, keras_contender
 
-    rival = keras_contender(work, model)
+    rival = keras_contender(work, work.program, model)
     batches = input_pipeline.images_only(dataset(work, 2)).take(3)
     logits = np.concatenate(session.predict(batches))
     np.testing.assert_allclose(logits, rival._model.predict(batches, verbose=0), rtol=1e-4, atol=1e-5)
@@ -159,7 +161,7 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
 
     record = get_model("resnet50-keras")
     graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
-    work = prepare(resolved(), measured())
+    work = make_job(resolved(), measured())
     program = dataclasses.replace(
         work.program,
         micro_batch_size=24,
@@ -216,7 +218,7 @@ def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void,
         raise ValueError(text) if error == "ValueError" else getattr(tf.errors, error)(None, None, text)
 
     monkeypatch.setattr(HostSession, "predict", broken)
-    report, code = running.run(prepare(resolved(), measured()))
+    report, code = running.run(make_job(resolved(), measured()))
     assert (report.void, code, report.hint) == (void, exit_code, hint)
     if exit_code == 1:
         assert "def broken" not in report.traceback and error in report.traceback
@@ -231,7 +233,7 @@ def test_images_beyond_memory_are_refused_before_they_are_drawn(monkeypatch):
 
     monkeypatch.setattr(random_data, "open_random", drawn)
     work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
-    check_raises(InfeasibleError, "60000x60000x3 take ", "--image-size", prepare, work, measured())
+    check_raises(InfeasibleError, "60000x60000x3 take ", "--image-size", make_job, work, measured())
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,9 @@ def test_an_execution_without_results_is_refused(monkeypatch):
         def predict(self, batches):
             return [np.full((4, 10), self.logit) for _ in list(batches)[:2]]
 
-    side = contenders.SessionInference(Lazy(), itertools.repeat(0), micro_batch_size=2, fused=2)
+    side = contenders.SessionInference(
+        Lazy(), itertools.repeat(0), make_program(RunConfig(micro_batch_size=2), 8, seed=0).with_fused(2)
+    )
     side.execute(4)
     side.check()
     for units in (1, 6):
@@ -289,7 +293,7 @@ def test_an_execution_without_results_is_refused(monkeypatch):
 
 def baseline_of(work):
     """Returns a complete benchmark report with made-up figures."""
-    report = report_of(first_results(work, DeviceInfo("cpu", "CPU", 1, 1), {})).to_dict()
+    report = first_report(work, DeviceInfo("cpu", "CPU", 1, 1), {}).to_dict()
     speed = records.Interval(100.0, None, None)
     row = records.Execution(16, 0.1, 0.1, 0.02, 0.02)
     facts = {"micro_batches": 4, "samples": 16, "fused_micro_batches": 2, "reference_repetitions": 1}
@@ -303,14 +307,14 @@ def baseline_of(work):
 
 @pytest.fixture(scope="module")
 def whole_baseline():
-    return json.dumps(baseline_of(prepare(resolved(micro_batch_size="4"), measured())))
+    return json.dumps(baseline_of(make_job(resolved(micro_batch_size="4"), measured())))
 
 
 def against(report, settings=None, **flags):
     Path("b.json").write_text(json.dumps(report) if isinstance(report, dict) else report)
     flags = {"micro_batch_size": "4", **flags}
     settings = settings or measured()
-    return prepare(resolved(**flags), dataclasses.replace(settings, baseline=Path("b.json")))
+    return make_job(resolved(**flags), dataclasses.replace(settings, baseline=Path("b.json")))
 
 
 def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
@@ -318,7 +322,7 @@ def test_executions_are_as_long_as_those_of_the_baseline(whole_baseline):
     work = against(whole_baseline)
     from ipucnn.benchmarking.work import fused_in_inference
 
-    assert fused_in_inference(work, None, None) == 2
+    assert fused_in_inference(work, work.program, None, None) == 2
     report = json.loads(whole_baseline)
     report["execution"]["samples"] = 20
     check_raises(DataError, "20 samples are no multiple of 8", "", against, report)
@@ -376,8 +380,8 @@ class Clock:
         measure, execute = running.measure, contender.execute
         repeat, chance = contenders.ReferenceWorkload.__call__, random.Random(0)
 
-        def measure_by_this(*args, **values):
-            return measure(*args, **{**values, "clock": self.read, "cpu_clock": self.read, "started": 0.0})
+        def measure_by_this(contenders, limits, clocks, *others):
+            return measure(contenders, limits, Clocks(0.0, self.read, self.read), *others)
 
         def execute_by_this(work, num_units):
             execute(work, num_units)
@@ -390,7 +394,7 @@ class Clock:
         patch.setattr(running, "measure", measure_by_this)
         patch.setattr(contender, "execute", execute_by_this)
         patch.setattr(contenders.ReferenceWorkload, "__call__", reference_by_this)
-        patch.setattr(machine.Occupation, "others_share", lambda occupation: 0.0)
+        patch.setattr(peak.Occupation, "others_share", lambda occupation: 0.0)
 
     def read(self):
         return self._now_s
@@ -583,7 +587,7 @@ def test_a_slow_input_pipeline_is_reported(monkeypatch):
     monkeypatch.setattr(pipeline, "train_batches", slow)
     monkeypatch.setattr(pipeline, "buffered_elements", lambda *args: 4)
     settings = measured(mode="training", scope="end-to-end")
-    report = running.run(prepare(resolved(micro_batch_size="2"), settings))[0]
+    report = running.run(make_job(resolved(micro_batch_size="2"), settings))[0]
     assert report.void is None, report.traceback
     # An update computes two images in 0.02 s, and waits 0.1 s for them unless it repeats a constant batch.
     assert report.end_to_end.data_share.value == pytest.approx(0.1 / 0.12, rel=0.1)

@@ -473,7 +473,7 @@ def opens_files(source):
 
 OWN = ("config/presets", "models/counts", "planning/graphs/", "runs/provenance")
 SYSTEM = (
-    *("benchmarking/machine", "cli", "machine", "models/imagenet"),
+    *("benchmarking/peak", "cli", "machine", "models/imagenet"),
     "sessions/host/environment",
 )
 JUST_WRITTEN = ("commands/infer", "runs/images/outputs", "runs/runtimes")

@@ -21,7 +21,7 @@ from ipucnn.hardware import Calibration, get_system
 from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import (
     FACTORS,
-    Measurement,
+    Observation,
     calibrate,
     calibrated_system,
     describe,
@@ -62,7 +62,7 @@ def simulated(truth, seed):
     noise = np.random.default_rng(seed)
     runs = zip(NETWORKS, zip(*SETTINGS.values()))
     return [
-        Measurement(
+        Observation(
             f"run{i}",
             home_graph(name),
             (),
@@ -160,7 +160,7 @@ def test_measured_stages_distinguish_computing_from_feeds():
     splits, settings = ("conv2_block1_add",), PlannedProgram(8, 8, num_stages=2)
     real = predict(graph, splits, settings, POD16.calibrated(truth))
     stage_s = tuple(stage.forward_s + stage.backward_s for stage in real.stages)
-    alone = Measurement("p.yml", graph, splits, settings, real.images_per_s)
+    alone = Observation("p.yml", graph, splits, settings, real.images_per_s)
     errors = [
         abs(calibrate([measured], POD16).calibration.compute / 1.5 - 1)
         for measured in (alone, replace(alone, stage_s=stage_s))

@@ -18,8 +18,8 @@ from typing import Any, List, Optional, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.benchmarking.contenders import REFERENCE
+from ipucnn.benchmarking.intervals import CONFIDENCE, QUIET_SHARE, Ratio, unpaired_ratio
 from ipucnn.benchmarking.records import BenchmarkReport, Execution, Interval, Regression, Request, from_plain
-from ipucnn.benchmarking.statistics import CONFIDENCE, QUIET_SHARE, Ratio, unpaired_ratio
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import is_folder

@@ -15,10 +15,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfDataset
-from ipucnn.benchmarking.measure import Contender, Reference
+from ipucnn.benchmarking.rounds import Contender, Reference
 from ipucnn.errors import UserError
 from ipucnn.sessions.session import Session
 from ipucnn.training.optimizer_settings import OptimizerSettings
+from ipucnn.training.program import Program
 
 REFERENCE = (
     "a reference workload right before and after each execution: two forward passes and one with gradients of four 3x3 "
@@ -70,9 +71,8 @@ class SessionInference(Contender):
 
     Args:
         session: a session with ``compile_prediction`` called for elements of the data set.
-        images: an infinite data set of images, with ``fused`` micro-batches in each element.
-        micro_batch_size: the samples of a micro-batch.
-        fused: the number of fused micro-batches.
+        images: an infinite data set of images, with the program's fused micro-batches in each element.
+        program: the program, for the sizes of micro-batches and elements.
         fixed_micro_batches: the micro-batches of an execution over all replicas, None to choose by time.
         lead: the elements to compute before each execution, outside the timed part.
         num_instances: the number of ``poprun`` instances, each of which computes its part of an execution's units.
@@ -84,14 +84,14 @@ class SessionInference(Contender):
         self,
         session: Session,
         images: TfDataset,
-        micro_batch_size: int,
-        fused: int,
+        program: Program,
         fixed_micro_batches: Optional[int] = None,
         lead: int = 0,
         num_instances: int = 1,
     ) -> None:
         self._session, self._batches = session, iter(images)
-        self.samples_per_unit, self.granule = micro_batch_size, fused * num_instances
+        self.samples_per_unit = program.micro_batch_size
+        self.granule = program.fused_micro_batches * num_instances
         self._num_instances = num_instances
         self.fixed_units = fixed_micro_batches
         self._lead = lead

@@ -11,7 +11,7 @@ import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import Tensor, TfDataset, TfIterator
-from ipucnn.benchmarking.measure import Contender
+from ipucnn.benchmarking.intervals import paired_difference, paired_share, throughput, times_of
 from ipucnn.benchmarking.records import (
     EndToEnd,
     Execution,
@@ -22,7 +22,7 @@ from ipucnn.benchmarking.records import (
     Prediction,
     Throughput,
 )
-from ipucnn.benchmarking.statistics import paired_difference, paired_share, throughput
+from ipucnn.benchmarking.rounds import Contender
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DataSource
 from ipucnn.errors import InfeasibleError
@@ -183,19 +183,14 @@ def pipeline_figures(
     texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
     parts: List[PipelinePartFigures] = []
     for index, (name, rows) in enumerate(zip(names, executions)):
-        samples, seconds = [e.samples for e in rows], [e.wall_s for e in rows]
-        before = executions[index - 1] if index else None
-        cost = paired_difference(
-            (samples, [e.samples for e in before] if before else None),
-            (seconds, [e.wall_s for e in before] if before else None),
-            seed,
-        )
+        times = times_of(rows)
+        before = times_of(executions[index - 1]) if index else None
         parts.append(
             PipelinePartFigures(
                 name=name,
                 what=texts[name].format(batch=batch_size),
-                images_per_s=throughput(samples, seconds, seed),
-                own_s_per_image=cost,
+                images_per_s=throughput(times, seed),
+                own_s_per_image=paired_difference(times, before, seed),
                 executions=list(rows),
             )
         )
@@ -226,15 +221,14 @@ END_TO_END_METHOD = (
 
 def data_share(executions: Sequence[Sequence[Execution]], seed: int) -> EndToEnd:
     """Returns ``end_to_end`` of a report, from executions on data, on a constant batch, and of the pipeline alone."""
-    samples = [[float(e.samples) for e in rows] for rows in executions]
-    seconds = [[e.wall_s for e in rows] for rows in executions]
+    data, *others = map(times_of, executions)
     constant, pipeline = (
-        Throughput(images_per_s=throughput(samples[i], seconds[i], seed), executions=list(executions[i]))
-        for i in (1, 2)
+        Throughput(images_per_s=throughput(times, seed), executions=list(rows))
+        for times, rows in zip(others, executions[1:])
     )
     return EndToEnd(
         method=END_TO_END_METHOD,
-        data_share=paired_share((samples[0], samples[1]), (seconds[0], seconds[1]), seed),
+        data_share=paired_share(data, others[0], seed),
         constant_batch=constant,
         pipeline=pipeline,
     )

@@ -27,8 +27,8 @@ from msgspec import Meta, Struct
 
 from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
+from ipucnn.benchmarking.job import make_settings
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
-from ipucnn.benchmarking.settings import make_settings
 from ipucnn.config import spec
 from ipucnn.config.options import find_spec, specs_for
 from ipucnn.config.request import RunRequest, matching

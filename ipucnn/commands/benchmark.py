@@ -178,10 +178,9 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
         print_config(resolved, json_output)
         return
-    from ipucnn.benchmarking.benchmark import prepare
+    from ipucnn.benchmarking.job import make_job, make_settings
     from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.run import run
-    from ipucnn.benchmarking.settings import make_settings
     from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import indexing_progress, note
@@ -194,13 +193,13 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     with indexing_progress():
-        benchmark = prepare(resolved, settings)
-    _tell(resolved, benchmark.baseline, settings.baseline)
+        job = make_job(resolved, settings)
+    _tell(resolved, job.baseline, settings.baseline)
     with BenchmarkProgress() as progress:
-        report, exit_code = run(benchmark, progress.update, verbose)
+        report, exit_code = run(job, progress.update, verbose)
     path = folder
-    if benchmark.instances.is_writer:
-        path = write_folder(folder, benchmark.config, report)
+    if job.instances.is_writer:
+        path = write_folder(folder, job.config, report)
     if json_output:
         print(report.to_json(), end="")
     else:

@@ -272,7 +272,7 @@ def _calibrate(
     names: List[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
 ) -> None:
     """Fits a system profile to measurements, prints it, and writes it to the file of ``--system-profile``."""
-    from ipucnn.benchmarking.measurement import read_measurement
+    from ipucnn.benchmarking.observation import read_observation
     from ipucnn.hardware import get_system, smallest_system
     from ipucnn.planning.calibration import calibrate, plan_measurement, suspicious
     from ipucnn.planning.pipeline_plan import read_plan
@@ -286,7 +286,7 @@ def _calibrate(
     measurements = [
         plan_measurement(read_plan(path), shown(path), import_tensorflow)
         if path.suffix.lower() in (".yml", ".yaml")
-        else read_measurement(path, import_tensorflow)
+        else read_observation(path, import_tensorflow)
         for path in paths
     ]
     if measured_on is None:

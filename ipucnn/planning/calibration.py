@@ -53,7 +53,7 @@ _HINT = "make it again: ipucnn plan-splits --calibrate RUN... --system NAME --sy
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Observation:
     """A throughput measured on IPUs, and the program that reached it.
 
     Attributes:
@@ -133,7 +133,7 @@ class SystemProfile:
 class _Program:
     """A measured program; its partitions over tiles are searched only once."""
 
-    def __init__(self, measured: Measurement, system: System) -> None:
+    def __init__(self, measured: Observation, system: System) -> None:
         self.measured, self.system = measured, system
         starts = stage_starts(measured.graph, measured.splits)
         self._times = program_times(measured.graph, starts, measured.settings, system.ipu)
@@ -150,7 +150,7 @@ class _Program:
         return ratios
 
 
-def calibrate(measurements: Sequence[Measurement], system: System) -> SystemProfile:
+def calibrate(measurements: Sequence[Observation], system: System) -> SystemProfile:
     """Returns the profile fitted to measurements on a system.
 
     Args:
@@ -300,7 +300,7 @@ def suspicious(profile: SystemProfile) -> List[str]:
     ]
 
 
-def plan_measurement(plan: PipelinePlan, source: str, import_tensorflow: Callable[[], object]) -> Measurement:
+def plan_measurement(plan: PipelinePlan, source: str, import_tensorflow: Callable[[], object]) -> Observation:
     """Returns the measured figures that the user wrote into a plan.
 
     Raises:
@@ -331,4 +331,4 @@ def plan_measurement(plan: PipelinePlan, source: str, import_tensorflow: Callabl
     if "freeze" in plan.options:
         graph = frozen_graph(graph, frozen_layers(graph, str(plan.options["freeze"])))
     check_cuts(plan.splits, graph)
-    return Measurement(source, graph, plan.splits, plan.settings, images_per_s, stage_s)
+    return Observation(source, graph, plan.splits, plan.settings, images_per_s, stage_s)

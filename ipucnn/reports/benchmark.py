@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
-from ipucnn.benchmarking.statistics import INTERVAL_NEEDS, QUIET_SHARE, block_length
+from ipucnn.benchmarking.intervals import INTERVAL_NEEDS, QUIET_SHARE, block_length
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,

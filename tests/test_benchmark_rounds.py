@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from ipucnn.benchmarking.measure import Contender, Reference, measure, shortfall
-from ipucnn.benchmarking.settings import DEFAULTS
+from ipucnn.benchmarking.job import DEFAULTS
+from ipucnn.benchmarking.rounds import Clocks, Contender, Reference
+from ipucnn.benchmarking.rounds import measure as measure_rounds
 
 
 def limited(**limits):
@@ -40,6 +41,10 @@ class Fake(Contender):
         self.clock.now += 100.0  # not part of any measured time
 
 
+def measure(contenders, limits, clock, cpu_clock=None, **values):
+    return measure_rounds(contenders, limits, Clocks(0.0, clock, cpu_clock or clock), **values)
+
+
 def alone(cost, limits, **values):
     """Measures one contender of ``cost(call, units)`` seconds without checks; returns the result and the time."""
     clock = Clock()
@@ -55,33 +60,33 @@ def compiling(call, units):
 def test_compiling_and_warm_up_are_not_measured():
     clock = Clock()
     contender = Fake(clock, compiling)
-    result = measure(
-        [contender], limited(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock=clock
-    ).measurements[0]
-    assert result.first_s == pytest.approx(5.01)
-    assert result.steady and result.warmup_executions >= 6
-    assert len(result.executions) == 10
+    rounds = measure([contender], limited(min_time_s=0.0, max_warmup_s=1e9, max_time_s=1e9), clock)
+    (side,), executions = rounds.sides, rounds.executions()
+    assert side.first_s == pytest.approx(5.01)
+    assert side.warmup.steady and side.warmup.executions >= 6
+    assert len(executions) == 10
     # Executions are long enough to be timed, and count the samples that were computed.
-    assert all(e.wall_s == pytest.approx(0.01 * result.units) for e in result.executions)
-    assert result.executions[0].wall_s >= 0.05
-    assert all(e.samples == 4 * result.units for e in result.executions)
+    assert all(e.wall_s == pytest.approx(0.01 * side.units) for e in executions)
+    assert executions[0].wall_s >= 0.05
+    assert all(e.samples == 4 * side.units for e in executions)
     assert contender.checked == contender.calls
 
 
 def test_warm_up_continues_until_steady():
     limits = limited(min_time_s=0, max_warmup_s=1e9, max_time_s=1e9)
-    result = alone(lambda call, units: 1.0 * (1 + 8 * 0.7**call), limits)[0].measurements[0]
-    assert result.steady and result.warmup_executions > 8
-    times = [e.wall_s for e in result.executions]
+    rounds = alone(lambda call, units: 1.0 * (1 + 8 * 0.7**call), limits)[0]
+    warmup = rounds.sides[0].warmup
+    assert warmup.steady and warmup.executions > 8
+    times = [e.wall_s for e in rounds.executions()]
     assert max(times) / min(times) < 1.1
 
 
 @pytest.mark.parametrize("seconds, warm", [(30.0, 1), (4.0, None)])
 def test_warm_up_has_a_cap(seconds, warm):
     limits = limited(min_time_s=0, max_time_s=1e9, max_warmup_s=10.0, execution_s=0)
-    result = alone(lambda call, units: seconds * 0.8**call, limits)[0].measurements[0]
-    assert not result.steady and (warm is None or result.warmup_executions == warm)
-    assert result.warmup_s <= 10.0 or result.warmup_executions == 1
+    warmup = alone(lambda call, units: seconds * 0.8**call, limits)[0].sides[0].warmup
+    assert not warmup.steady and (warm is None or warmup.executions == warm)
+    assert warmup.seconds <= 10.0 or warmup.executions == 1
 
 
 def test_prescribed_executions_and_granules():
@@ -89,7 +94,7 @@ def test_prescribed_executions_and_granules():
     fixed = Fake(clock, compiling, fixed=7)
     grained = Fake(clock, compiling, granule=16)
     for contender in (fixed, grained):
-        measure([contender], limited(min_time_s=0, max_time_s=1e9), clock=clock)
+        measure([contender], limited(min_time_s=0, max_time_s=1e9), clock)
     assert {units for _, units in fixed.log} == {7}
     assert all(units % 16 == 0 for _, units in grained.log)
 
@@ -97,7 +102,7 @@ def test_prescribed_executions_and_granules():
 def test_an_execution_must_hold_whole_granules():
     contender = Fake(Clock(), compiling, granule=64, fixed=100)
     with pytest.raises(ValueError, match="100 units are no multiple of 64"):
-        measure([contender], limited(min_time_s=0))
+        measure([contender], limited(min_time_s=0), contender.clock)
     assert contender.calls == 0
 
 
@@ -113,7 +118,7 @@ def test_min_time_counts_the_first_contender_only():
     contenders = [Fake(clock, lambda c, u: 1.0, "a"), Fake(clock, lambda c, u: 9.0, "b")]
     limits = limited(min_executions=3, min_time_s=7.0, max_time_s=1e9)
     result = measure(contenders, limits, reference=Slow(), clock=clock)
-    assert [len(m.executions) for m in result.measurements] == [7, 7]
+    assert [len(turn) for turn in result.turns] == [2] * 7
 
 
 def test_contenders_take_turns_in_alternating_order():
@@ -121,38 +126,34 @@ def test_contenders_take_turns_in_alternating_order():
     contenders = [Fake(clock, lambda c, u: 1.0, "a", log=log), Fake(clock, lambda c, u: 2.0, "b", log=log)]
     result = measure(contenders, limited(min_executions=4, min_time_s=0, max_time_s=1e9), clock=clock)
     assert [name for name, _ in log][-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]
-    assert [[e.wall_s for e in m.executions] for m in result.measurements] == [[1.0] * 4, [2.0] * 4]
+    assert [[e.wall_s for e in turn] for turn in result.turns] == [[1.0, 2.0]] * 4
 
 
 @pytest.mark.parametrize(
-    ("cost", "limits", "counts", "out_of_time", "note"),
+    ("cost", "limits", "counts", "note"),
     [
-        (lambda c, u: 1.0, limited(min_executions=3, min_time_s=30.0), (30, 30), False, None),
+        (lambda c, u: 1.0, limited(min_executions=3, min_time_s=30.0), (30, 30), None),
         (
             lambda c, u: 20.0,
             limited(max_time_s=100.0),
             (3, 9),
-            True,
             " instead of 10, because --max-time 100 s was over",
         ),
         (
             lambda c, u: 2.0,
             limited(min_executions=3, min_time_s=60.0, max_time_s=30.0),
             (3, 15),
-            True,
             " s were measured instead of the 60 s of --min-time, because --max-time 30 s was over",
         ),
         # Compiling leaves the executions a third of the time; three are made however long they take.
-        (lambda c, u: 500.0 if c == 1 else 5.0, limited(max_time_s=90.0), (6, 6), True, ""),
-        (lambda c, u: 200.0, limited(max_time_s=100.0), (3, 3), True, ""),
+        (lambda c, u: 500.0 if c == 1 else 5.0, limited(max_time_s=90.0), (6, 6), ""),
+        (lambda c, u: 200.0, limited(max_time_s=100.0), (3, 3), ""),
     ],
 )
-def test_min_time_and_max_time(cost, limits, counts, out_of_time, note):
+def test_min_time_and_max_time(cost, limits, counts, note):
     result, now = alone(cost, limits)
-    assert counts[0] <= len(result.measurements[0].executions) <= counts[1]
-    assert result.out_of_time == out_of_time
-    note_of_shortfall = shortfall(result, limits)
-    assert note_of_shortfall is None if note is None else note_of_shortfall.endswith(note)
+    assert counts[0] <= len(result.turns) <= counts[1]
+    assert result.shortfall is None if note is None else result.shortfall.endswith(note)
     assert not note or now <= limits.max_time_s
 
 
@@ -176,7 +177,7 @@ def test_the_reference_is_timed_around_each_round():
     result = measure(
         [contender], limits, reference=reference, clock=clock, cpu_clock=lambda: 2 * clock.now
     )  # fmt: skip
-    rows = result.measurements[0].executions
+    rows = result.executions()
     assert [e.reference_s for e in rows] == [1.5, 2.5, 3.5]
     assert [e.reference_cpu_s for e in rows] == [15.0, 25.0, 35.0]
     assert [(e.wall_s, e.cpu_s) for e in rows] == [(1.0, 2.0)] * 3
@@ -194,30 +195,30 @@ def test_preparation_of_a_contender_is_not_timed():
 
     contender.prepare = prepare
     result = measure([contender], limited(min_time_s=0, max_time_s=1e9, max_warmup_s=1e9), clock=clock)
-    assert {e.wall_s for e in result.measurements[0].executions} == {1.0}
+    assert {e.wall_s for e in result.executions()} == {1.0}
     assert len(prepared) == contender.calls and prepared == [units for _, units in contender.log]
 
 
 def test_warm_up_leaves_time_for_the_executions():
     """Executions of 12 s within 150 s: one warms up and ten are measured, without six to test for steady times."""
     result, now = alone(lambda c, u: 16.0 if c == 1 else 12.0, limited(max_warmup_s=1e9))
-    first = result.measurements[0]
-    assert first.warmup_executions == 1 and len(first.executions) == 10 and now <= 150.0
-    assert not first.steady
+    warmup = result.sides[0].warmup
+    assert warmup.executions == 1 and len(result.turns) == 10 and now <= 150.0
+    assert not warmup.steady
 
 
 @pytest.mark.parametrize("decides_at, count", [(0, 10), (25, 25), (10**9, 80)])
 def test_measuring_continues_until_decided_or_out_of_time(decides_at, count):
     checked = []
 
-    def is_decided(measurements):
-        checked.append(len(measurements[0].executions))
+    def is_decided(rounds):
+        checked.append(len(rounds.turns))
         return checked[-1] >= decides_at
 
     limits = limited(min_time_s=0, max_time_s=90.0, max_warmup_s=8.0)
     result, now = alone(lambda c, u: 1.0, limits, is_decided=is_decided)
-    assert abs(len(result.measurements[0].executions) - count) <= 5 * (count == 80)
-    assert checked[0] == 10 and now <= 90.0 and not result.out_of_time
+    assert abs(len(result.turns) - count) <= 5 * (count == 80)
+    assert checked[0] == 10 and now <= 90.0 and result.shortfall is None
 
 
 @pytest.mark.parametrize("call, finished", [(1, 0), (3, 0), (12, 5)])
@@ -228,9 +229,11 @@ def test_an_interrupt_keeps_whole_rounds(call, finished):
     second.check = first.check = lambda: None
     result = measure([first, second], limited(min_time_s=0), clock=clock)
     assert result.interrupted
-    counts = [len(m.executions) for m in result.measurements]
-    assert counts[0] == counts[1]
-    assert finished == 0 or counts[0] == second.calls - 1 - 1 - result.measurements[1].warmup_executions
+    assert all(len(turn) == 2 for turn in result.turns)
+    if finished == 0:
+        assert not result.turns and len(result.sides) == 1
+    else:
+        assert len(result.turns) == second.calls - 1 - 1 - result.sides[1].warmup.executions
 
 
 def test_exceptions_of_a_contender_are_raised():
@@ -243,9 +246,8 @@ def test_exceptions_of_a_contender_are_raised():
 def test_progress_is_reported():
     clock, events = Clock(), []
     contender = Fake(clock, lambda c, u: 1.0)
-    measure(
-        [contender], limited(min_time_s=0, max_time_s=1e9), lambda *event: events.append(event), clock=clock
-    )
+    limits = limited(min_time_s=0, max_time_s=1e9)
+    measure([contender], limits, clock, progress=lambda *event: events.append(event))
     phases = [phase for phase, done, of, _ in events if done == of]
     assert phases == ["session: first execution", "session: warm-up", "measured"]
     assert [done for phase, done, _, _ in events if phase == "measured"] == list(range(1, 11))

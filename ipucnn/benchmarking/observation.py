@@ -17,7 +17,7 @@ from ipucnn.documents import Natural, misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import is_file, is_folder, shown
 from ipucnn.models.registry import get_model
-from ipucnn.planning.calibration import Measurement
+from ipucnn.planning.calibration import Observation
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.network import network_options
 from ipucnn.planning.program import planned_program
@@ -59,7 +59,7 @@ class _Report(NamedTuple):
     steps: Optional[int] = None
 
 
-def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Measurement:
+def read_observation(path: Path, import_tensorflow: Callable[[], object]) -> Observation:
     """Reads the throughput, and the program that reached it, from the report of a benchmark or of a training run.
 
     Args:
@@ -103,7 +103,7 @@ def read_measurement(path: Path, import_tensorflow: Callable[[], object]) -> Mea
         settings = replace(settings, gradient_accumulation_count=report.steps or INFERENCE_STEPS)
     if len(program.pipeline_splits) != settings.num_stages - 1:
         raise DataError(f"{name} does not say which splits ran", "run it again with --pipeline-splits")
-    return Measurement(shown(path), graph, tuple(program.pipeline_splits), settings, report.images_per_s)
+    return Observation(shown(path), graph, tuple(program.pipeline_splits), settings, report.images_per_s)
 
 
 def _of_benchmark(data: Dict[str, PlainValue], name: str) -> _Report:

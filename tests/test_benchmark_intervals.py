@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from scipy import stats
 
-from ipucnn.benchmarking import statistics
+from ipucnn.benchmarking import intervals
 from ipucnn.benchmarking.baseline import Gate
+from ipucnn.benchmarking.intervals import Times
 from ipucnn.benchmarking.records import Execution, Interval, Spread
 
 times = st.floats(1e-3, 10.0)
@@ -20,7 +21,7 @@ times = st.floats(1e-3, 10.0)
 
 @given(st.floats(1.0, 99.9), st.floats(0.5, 0.999))
 def test_the_number_of_samples_is_the_minimum_of_a_binomial(percent, confidence):
-    n = statistics.samples_for_percentile(percent, confidence)
+    n = intervals.samples_for_percentile(percent, confidence)
     p = percent / 100
     # P(X = n) of a binomial, that all n samples lie below the quantile; from n on it is at most 1 - confidence.
     assert stats.binom.pmf(n, n, p) <= (1 - confidence) * (1 + 1e-9)
@@ -30,22 +31,22 @@ def test_the_number_of_samples_is_the_minimum_of_a_binomial(percent, confidence)
 @tries(30, slow=100)
 @given(st.integers(1, 600), st.sampled_from([50.0, 90.0, 95.0, 99.0]))
 def test_the_bound_is_the_smallest_rank_with_the_confidence(n, percent):
-    rank = statistics.percentile_bound_rank(n, percent)
+    rank = intervals.percentile_bound_rank(n, percent)
     p = percent / 100
     at_least = math.ceil(n * p)
     sure = [r for r in range(max(1, at_least), n + 1) if stats.binom.cdf(r - 1, n, p) >= 0.99 - 1e-12]
     near_tie = any(abs(stats.binom.cdf(r - 1, n, p) - 0.99) < 1e-9 for r in range(1, n + 1))
     assert near_tie or rank == (sure[0] if sure else 0)
-    assert bool(rank) == (n >= statistics.samples_for_percentile(percent))
+    assert bool(rank) == (n >= intervals.samples_for_percentile(percent))
 
 
 def test_percentiles_are_blank_until_there_are_enough():
-    rows = statistics.percentiles([1.0] * 43)
+    rows = intervals.percentiles([1.0] * 43)
     assert [(r.percent, r.value_s is None, r.needs) for r in rows] == [
         (50.0, False, 7), (90.0, True, 44), (95.0, True, 90), (99.0, True, 459)
     ]  # fmt: skip
     values = list(np.random.RandomState(0).permutation(459) + 1.0)
-    rows = statistics.percentiles(values)
+    rows = intervals.percentiles(values)
     assert [r.value_s for r in rows] == [230.0, 414.0, 437.0, 455.0]  # nearest rank
     assert rows[3].at_most_s == 459.0 and rows[1].value_s < rows[1].at_most_s < 459
 
@@ -53,7 +54,7 @@ def test_percentiles_are_blank_until_there_are_enough():
 def test_the_upper_bound_covers_the_quantile_with_its_confidence():
     random = np.random.RandomState(1)
     covered = sum(
-        statistics.percentiles(random.exponential(size=60))[1].at_most_s >= -math.log(0.1) for _ in range(400)
+        intervals.percentiles(random.exponential(size=60))[1].at_most_s >= -math.log(0.1) for _ in range(400)
     )
     assert covered >= 0.97 * 400
 
@@ -61,14 +62,14 @@ def test_the_upper_bound_covers_the_quantile_with_its_confidence():
 @given(st.lists(st.tuples(st.integers(1, 100), times), min_size=1, max_size=20))
 def test_throughput_is_total_over_total_and_lies_in_its_interval(pairs):
     samples, seconds = zip(*pairs)
-    speed = statistics.throughput(samples, seconds)
+    speed = intervals.throughput(Times(samples, seconds))
     assert speed.value == pytest.approx(sum(samples) / sum(seconds))
-    if len(pairs) < statistics.INTERVAL_NEEDS:
+    if len(pairs) < intervals.INTERVAL_NEEDS:
         assert speed.lower is None and speed.upper is None
     else:
         rates = [n / t for n, t in pairs]
         assert min(rates) * (1 - 1e-9) <= speed.lower <= speed.upper <= max(rates) * (1 + 1e-9)
-    assert statistics.throughput(samples, seconds) == speed  # seeded
+    assert intervals.throughput(Times(samples, seconds)) == speed  # seeded
 
 
 @pytest.mark.parametrize("count", [10, 30])
@@ -77,16 +78,16 @@ def test_the_interval_covers_the_true_speed(count):
     covered = 0
     for trial in range(200):
         seconds = random.gamma(16.0, 1 / 16.0, size=count)
-        speed = statistics.throughput([5] * count, seconds, trial)
+        speed = intervals.throughput(Times([5] * count, seconds), trial)
         covered += speed.lower <= 5.0 <= speed.upper
     assert 183 <= covered <= 199
 
 
 @pytest.mark.parametrize("count", [6, 7, 8, 10, 12, 20, 40, 100, 400])
 def test_the_expansion_equals_students_t(count):
-    blocks = count / statistics.block_length(count)
+    blocks = count / intervals.block_length(count)
     exact = math.sqrt(blocks / (blocks - 1)) * stats.t.ppf(0.975, blocks - 1)
-    quantile = stats.norm.ppf((1 + statistics.expanded_confidence(count)) / 2)
+    quantile = stats.norm.ppf((1 + intervals.expanded_confidence(count)) / 2)
     assert quantile == pytest.approx(exact, rel=1e-6)
 
 
@@ -94,15 +95,14 @@ def test_the_expansion_equals_students_t(count):
 def test_intervals_are_blank_with_few_executions(count):
     """All intervals are blank: with two executions a bootstrap covers the truth half of the time, not 95 %."""
     a, b = np.random.RandomState(0).uniform(1, 2, (2, count))
-    counts = [3] * count
-    intervals = [
-        statistics.throughput(counts, a),
-        statistics.paired_ratio((counts, counts), (a, b)),
-        statistics.paired_share((counts, counts), (a, b)),
-        statistics.paired_difference((counts, counts), (a, b)),
-        statistics.unpaired_ratio([a], [b]).together,
-    ]
-    for interval in intervals:
+    first, second = Times([3] * count, a), Times([3] * count, b)
+    for interval in (
+        intervals.throughput(first),
+        intervals.paired_ratio(first, second),
+        intervals.paired_share(first, second),
+        intervals.paired_difference(first, second),
+        intervals.unpaired_ratio([a], [b]).together,
+    ):
         assert (interval.lower is None) is (interval.upper is None) is (count < 6)
 
 
@@ -112,8 +112,8 @@ def test_drifting_times_have_a_wider_interval():
     shuffled = np.random.RandomState(10).permutation(drifting)
     ones = [1.0] * len(drifting)
     for interval_of in (
-        lambda seconds: statistics.throughput(ones, seconds),
-        lambda seconds: statistics.unpaired_ratio([seconds], [seconds[::-1]]).together,
+        lambda seconds: intervals.throughput(Times(ones, seconds)),
+        lambda seconds: intervals.unpaired_ratio([seconds], [seconds[::-1]]).together,
     ):
         wide, narrow = map(interval_of, (drifting, shuffled))
         assert wide.upper - wide.lower > 1.3 * (narrow.upper - narrow.lower)
@@ -124,10 +124,10 @@ def test_a_slow_round_cancels_in_the_paired_ratio():
     weather = random.uniform(1, 3, size=20)
     ours, theirs = weather * random.normal(1, 0.01, 20), 2 * weather * random.normal(1, 0.01, 20)
     counts = [8] * 20
-    ratio = statistics.paired_ratio((counts, counts), (ours, theirs))
+    ratio = intervals.paired_ratio(Times(counts, ours), Times(counts, theirs))
     assert ratio.value == pytest.approx(theirs.sum() / ours.sum())
     assert 1.95 < ratio.lower < ratio.upper < 2.05
-    alone = statistics.throughput(counts, ours)
+    alone = intervals.throughput(Times(counts, ours))
     assert (alone.upper - alone.lower) / alone.value > 5 * (ratio.upper - ratio.lower) / ratio.value
 
 
@@ -143,13 +143,13 @@ def test_a_slow_round_cancels_in_the_paired_ratio():
     ],
 )
 def test_steadiness(costs, steady):
-    assert statistics.is_steady(costs) is steady
+    assert intervals.is_steady(costs) is steady
 
 
 def test_spread():
-    spread = statistics.spread([1.0, 2.0, 3.0])
+    spread = intervals.spread([1.0, 2.0, 3.0])
     assert spread == Spread(1.0, 2.0, 3.0, 0.5)
-    assert statistics.spread([2.0]).coefficient_of_variation is None
+    assert intervals.spread([2.0]).coefficient_of_variation is None
 
 
 def test_the_difference_of_two_costs_is_paired():
@@ -157,7 +157,7 @@ def test_the_difference_of_two_costs_is_paired():
     weather = random.uniform(1, 3, size=30)
     long, short = 1.2 * weather, 1.0 * weather
     counts = [4] * 30
-    difference = statistics.paired_difference((counts, counts), (long, short))
+    difference = intervals.paired_difference(Times(counts, long), Times(counts, short))
     assert difference.value == pytest.approx((long.sum() - short.sum()) / 120)
     assert difference.lower <= difference.value <= difference.upper
     # Circular bootstrap of ten blocks of three; the normal quantile is widened to the 2.5 % tail of Student's t
@@ -170,22 +170,22 @@ def test_the_difference_of_two_costs_is_paired():
     tail = stats.norm.sf(stats.t.ppf(0.975, 9) * math.sqrt(10 / 9))
     assert difference.lower == pytest.approx(np.quantile(naive, tail), rel=0.05)
     assert difference.upper == pytest.approx(np.quantile(naive, 1 - tail), rel=0.05)
-    alone = statistics.paired_difference((counts, None), (long, None))
+    alone = intervals.paired_difference(Times(counts, long), None)
     assert alone.value == pytest.approx(long.sum() / 120)
-    assert statistics.paired_difference(([4], [4]), ([2.0], [1.0])) == Interval(0.25, None, None)
+    assert intervals.paired_difference(Times([4], [2.0]), Times([4], [1.0])) == Interval(0.25, None, None)
 
 
 def test_a_share_of_time():
-    share = statistics.paired_share(([10] * 9, [20] * 9), ([4.0] * 9, [6.0] * 9))
+    share = intervals.paired_share(Times([10] * 9, [4.0] * 9), Times([20] * 9, [6.0] * 9))
     assert [share.value, share.lower, share.upper] == pytest.approx([0.25, 0.25, 0.25])
-    assert statistics.paired_share(([1], [1]), ([4.0], [3.0])) == Interval(0.25, None, None)
+    assert intervals.paired_share(Times([1], [4.0]), Times([1], [3.0])) == Interval(0.25, None, None)
 
 
 def test_measures_are_weighted_by_their_precision():
     random = np.random.RandomState(8)
     rough, fine = random.normal(0, 0.2, 60), random.normal(0, 0.02, 60)
     before = [np.exp(random.normal(0, 0.2, 60)), np.exp(random.normal(0, 0.02, 60))]
-    ratio = statistics.unpaired_ratio([np.exp(rough) * 1.25, np.exp(fine) * 1.25], before)
+    ratio = intervals.unpaired_ratio([np.exp(rough) * 1.25, np.exp(fine) * 1.25], before)
     assert ratio.weights[1] > 0.9 and sum(ratio.weights) == pytest.approx(1.0)
     expected = np.median(before[1]) / np.median(np.exp(fine) * 1.25)
     assert ratio.each[1].value == pytest.approx(expected, rel=1e-3)

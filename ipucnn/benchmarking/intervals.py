@@ -1,4 +1,4 @@
-"""Computes statistics of a few timed executions: intervals, percentiles, steadiness, regressions.
+"""Computes the statistics of a few timed executions: intervals, percentiles, steadiness, regressions.
 
 It uses NumPy, and SciPy's distributions.  Times are never clipped or averaged as rates: throughput is total samples
 over total time.
@@ -9,7 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.benchmarking.records import Interval, Percentile, Spread
+from ipucnn.benchmarking.records import Execution, Interval, Percentile, Spread
 
 CONFIDENCE = 0.95
 PERCENTILE_CONFIDENCE = 0.99
@@ -83,85 +83,65 @@ def expanded_confidence(num: int) -> float:
     return math.erf(math.sqrt(blocks / (blocks - 1.0)) * student / math.sqrt(2.0))
 
 
-def _interval(value: float, num: int, seed: int, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
-    """Returns an expanded percentile bootstrap over blocks of executions.
+class Times(NamedTuple):
+    """The samples and the seconds of each execution."""
+
+    samples: Sequence[float]
+    seconds: Sequence[float]
+
+
+def times_of(executions: Sequence[Execution], clock: str = "wall") -> Times:
+    """Returns the times of executions by the clock "wall" or "cpu"."""
+    seconds = [execution.wall_s if clock == "wall" else execution.cpu_s for execution in executions]
+    return Times([execution.samples for execution in executions], seconds)
+
+
+def _interval(statistic: Callable[..., Any], sides: Sequence[Times], seed: int) -> Interval:
+    """Returns a statistic of speeds with an expanded percentile bootstrap over blocks of rounds.
+
+    A resample draws rounds, each with the executions of all sides: a slowdown of a whole round cancels.
 
     Args:
-        value: the estimate.
-        num: the number of executions.
+        statistic: the speeds (total samples / total seconds) of the sides, as numbers or arrays -> the statistic.
+        sides: the times of each side, measured in turns.
         seed: the seed of the resamples.
-        statistic: int [resamples, num] (the executions of each resample) -> float [resamples].
     """
+    arrays: List[Any] = [(np.asarray(side.samples, float), np.asarray(side.seconds, float)) for side in sides]
+
+    def of(picks: np.ndarray) -> Any:
+        return statistic(*(n[picks].sum(axis=-1) / t[picks].sum(axis=-1) for n, t in arrays))
+
+    num = len(sides[0].seconds)
+    value = float(of(np.arange(num)))
     if num < INTERVAL_NEEDS:
         return Interval(value, None, None)
-    lower, upper = _bounds(statistic(_block_resamples(num, seed)), expanded_confidence(num))
-    return Interval(value, lower, upper)
+    return Interval(value, *_bounds(of(_block_resamples(num, seed)), expanded_confidence(num)))
 
 
-def throughput(samples: Sequence[float], seconds: Sequence[float], seed: int = 0) -> Interval:
-    """Returns total samples over total time, with a bootstrap over blocks of executions (see :func:`_interval`).
-
-    Args:
-        samples, seconds: the values of each execution.
-        seed: the seed of the resamples.
-    """
-    n: Any = np.asarray(samples, float)
-    t: Any = np.asarray(seconds, float)
-    value = float(n.sum() / t.sum())
-    return _interval(value, len(n), seed, lambda picks: n[picks].sum(axis=1) / t[picks].sum(axis=1))
+def throughput(times: Times, seed: int = 0) -> Interval:
+    """Returns total samples over total seconds."""
+    return _interval(lambda speed: speed, [times], seed)
 
 
-def paired_ratio(
-    samples: Tuple[Sequence[float], Sequence[float]],
-    seconds: Tuple[Sequence[float], Sequence[float]],
-    seed: int = 0,
-) -> Interval:
-    """Returns the throughput of the first side over that of the second, measured in turns.
-
-    The bootstrap draws rounds, each with both sides' executions: a slowdown of a whole round cancels.
-    """
-    n: List[Any] = [np.asarray(side, float) for side in samples]
-    t: List[Any] = [np.asarray(side, float) for side in seconds]
-    value = float(n[0].sum() / t[0].sum() / (n[1].sum() / t[1].sum()))
-
-    def ratio(picks: np.ndarray) -> np.ndarray:
-        first, second = (n[i][picks].sum(axis=1) / t[i][picks].sum(axis=1) for i in (0, 1))
-        return first / second
-
-    return _interval(value, len(n[0]), seed, ratio)
+def paired_ratio(first: Times, second: Times, seed: int = 0) -> Interval:
+    """Returns the throughput of the first side over that of the second, measured in turns."""
+    return _interval(lambda a, b: a / b, [first, second], seed)
 
 
-def paired_share(
-    samples: Tuple[Sequence[float], Sequence[float]],
-    seconds: Tuple[Sequence[float], Sequence[float]],
-    seed: int = 0,
-) -> Interval:
+def paired_share(first: Times, second: Times, seed: int = 0) -> Interval:
     """Returns the share of the first side's time that the second saves: 1 - cost of the second / cost of the first."""
-    ratio = paired_ratio(samples, seconds, seed)
-    if ratio.lower is None or ratio.upper is None:
-        return Interval(1.0 - ratio.value, None, None)
-    return Interval(1.0 - ratio.value, 1.0 - ratio.upper, 1.0 - ratio.lower)
+    return _interval(lambda a, b: 1.0 - a / b, [first, second], seed)
 
 
-def paired_difference(
-    samples: Tuple[Sequence[float], Optional[Sequence[float]]],
-    seconds: Tuple[Sequence[float], Optional[Sequence[float]]],
-    seed: int = 0,
-) -> Interval:
+def paired_difference(first: Times, second: Optional[Times], seed: int = 0) -> Interval:
     """Returns the seconds per sample of the first side minus those of the second, measured in turns.
 
-    If the second side is None, nothing is subtracted: the result is the first side's cost.  It is total over total,
-    with a bootstrap over rounds, as in :func:`paired_ratio`.  The difference may be negative by chance.
+    If the second side is None, nothing is subtracted: the result is the first side's cost.  The difference may be
+    negative by chance.
     """
-    n: List[Any] = [np.asarray(side, float) for side in samples if side is not None]
-    t: List[Any] = [np.asarray(side, float) for side in seconds if side is not None]
-    signs = (1.0, -1.0)
-    value = sum(sign * float(b.sum() / a.sum()) for sign, a, b in zip(signs, n, t))
-
-    def cost(picks: np.ndarray) -> np.ndarray:
-        return sum(sign * (b[picks].sum(axis=1) / a[picks].sum(axis=1)) for sign, a, b in zip(signs, n, t))
-
-    return _interval(value, len(n[0]), seed, cost)
+    if second is None:
+        return _interval(lambda a: 1.0 / a, [first], seed)
+    return _interval(lambda a, b: 1.0 / a - 1.0 / b, [first, second], seed)
 
 
 class Ratio(NamedTuple):
