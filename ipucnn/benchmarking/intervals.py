@@ -96,7 +96,7 @@ def times_of(executions: Sequence[Execution], clock: str = "wall") -> Times:
     return Times([execution.samples for execution in executions], seconds)
 
 
-def _interval(statistic: Callable[..., Any], sides: Sequence[Times], seed: int) -> Interval:
+def _interval(statistic: Callable[..., np.ndarray], sides: Sequence[Times], seed: int) -> Interval:
     """Returns a statistic of speeds with an expanded percentile bootstrap over blocks of rounds.
 
     A resample draws rounds, each with the executions of all sides: a slowdown of a whole round cancels.
