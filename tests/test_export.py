@@ -32,7 +32,7 @@ from ipucnn.models.editing import in_64_bits, stock_model
 from ipucnn.models.layers import micro_batches, per_sample
 from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
-from ipucnn.runs import export, network_input, runtimes, verification
+from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs import exported as exported_files
 from ipucnn.runs.predicting import Progress
 from ipucnn.runs.trained import Named, open_trained
@@ -144,7 +144,7 @@ def record_of(folder):
 
 def test_an_export_records_its_contents_and_verification(exported):
     record, labels = record_of(exported), [str(i) for i in range(10)]
-    files = ["README.md", "export.json", "input.json", "labels.json", "model.onnx"]
+    files = ["README.md", "export.json", "input.json", "labels.json", "model.onnx", "predict.py"]
     assert sorted(p.name for p in exported.iterdir()) == files
     assert json.loads((exported / "labels.json").read_text()) == labels == record["setup"]["class_names"]
     assert json.loads((exported / "input.json").read_text()) == record["input"]
@@ -167,14 +167,13 @@ def test_a_verification_on_few_samples_is_noted(exported, capsys, monkeypatch):
 
 
 def test_the_described_input_gives_the_classes_of_infer(exported, trained, report):
-    """Pixels prepared only by the lines on the page give the classes of `ipucnn infer`."""
+    """Pixels prepared only by the script give the classes of `ipucnn infer`."""
     rng = np.random.RandomState(2)
     paths = [f"{number}.png" for number in range(3)]
-    code, names = network_input.python_lines(record_of(exported)["input"]), {}
+    form = record_of(exported)["input"]
     for path in paths:
         Image.fromarray(rng.randint(0, 256, (8, 8, 3), np.uint8)).save(path)
-    exec(compile(code, "README.md", "exec"), names)
-    images = np.stack([names["network_input"](path) for path in paths])
+    images = np.stack([predict.network_input(path, form=form) for path in paths])
     logits = runtimes.load("onnx", exported / "model.onnx").run(images)
     predicted = [row["predictions"][0]["label"] for row in report("infer", trained, *paths, "--top", 1)]
     assert predicted == [str(i) for i in logits.argmax(-1)]

@@ -1,9 +1,9 @@
-"""Images become network inputs in one way for arrays, files and exports; printed lines of Python do the same."""
+"""Images become network inputs in one way for arrays, files and exports; the script of an export does the same."""
 
 import json
-import re
-import shutil
 import struct
+import subprocess
+import sys
 import zlib
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image
+from PIL import Image, ImageOps
 from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
@@ -22,10 +22,11 @@ from ipucnn.datasets.base import ArrayExamples, DatasetInfo
 from ipucnn.datasets.images import pixels_for_evaluation
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.models.registry import get_model
-from ipucnn.runs import export, runtimes, verification
+from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs.exported import RuntimeFailed
 from ipucnn.runs.infer import finisher
-from ipucnn.runs.network_input import describe_input, python_lines, sentences
+from ipucnn.runs.network_input import describe_input, sentences
+from ipucnn.runs.predict import NotRead, network_input
 from ipucnn.runs.trained import Named, open_trained
 
 
@@ -86,32 +87,29 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_printed_lines_of_an_export_make_the_session_input(case, tmp_path):
+def test_the_script_of_an_export_makes_the_session_input(case, tmp_path):
     setup = CASES[case]
     described = json.loads(json.dumps(describe_input(setup, "images", "float32", None, False)))
-    names = {}
-    exec(compile(python_lines(described), "README.md", "exec"), names)
     for path in odd_images(tmp_path):
         pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
         expected = finisher(setup)(pixels[np.newaxis]).numpy()[0]
-        inputs = names["network_input"](path)
+        inputs = network_input(path, form=described)
         assert inputs.shape == setup.input_shape and inputs.dtype == np.float32, path
         bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
         assert np.abs(inputs - expected).max() <= bound * np.ptp(expected), path
-    assert sentences(described)[-1]
+    assert list(sentences(described))[-1]
 
 
 def test_networks_of_raw_pixels_get_whole_numbers(tmp_path):
     setup = CASES["photographs"]
-    names = {}
-    exec(compile(python_lines(describe_input(setup, "images", "uint8", 1, True)), "README.md", "exec"), names)
+    described = describe_input(setup, "images", "uint8", 1, True)
     for path in odd_images(tmp_path):
         pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
-        inputs = names["network_input"](path)
+        inputs = network_input(path, form=described)
         assert inputs.dtype == np.uint8 and np.array_equal(inputs, pixels)
 
 
-def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
+def test_the_script_cuts_the_patches_of_evaluation(tmp_path):
     """Each patch of a grey volume has its mirrored border, at the places that evaluation uses."""
     pages = np.stack([scene(50, 61, 1, k) for k in range(2)])
     labels = np.zeros(pages.shape[:3], np.uint8)
@@ -119,8 +117,6 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
     setup.output_shape, setup.record = (20, 12), get_model("unet")
     described = describe_input(setup, "images", "float32", None, False)
     assert described["patch"]["margin"] == [12, 12] and described["patch"]["overlap"] == [24, 24]
-    names = {}
-    exec(compile(python_lines(described), "README.md", "exec"), names)
     first, *others = [Image.fromarray(page[..., 0]) for page in pages]
     first.save(tmp_path / "volume.tif", save_all=True, append_images=others)
     batches = eval_batches(
@@ -133,7 +129,7 @@ def test_printed_lines_cut_the_patches_of_evaluation(tmp_path):
     assert len(expected) == 2 * len(places)
     for number, patch in enumerate(expected):
         page, (row, column) = number // len(places), places[number % len(places)]
-        cut = names["network_input"](tmp_path / "volume.tif", row, column, page)
+        cut = network_input(tmp_path / "volume.tif", row, column, page, described)
         assert np.abs(cut - patch).max() <= 1e-6 * np.ptp(patch)
 
 
@@ -211,39 +207,36 @@ def png_of(array, depth, colour_type, *key):
 
 
 @pytest.mark.parametrize("case", ["photographs", "grey photographs"])
-def test_lines_of_a_page_read_the_forms_they_name_and_refuse_all_others(case, tmp_path):
+def test_the_script_reads_the_forms_that_a_page_names_and_refuses_all_others(case, tmp_path):
     """Compares with the session, which reads all of these files."""
     setup = CASES[case] if case in CASES else setup_of((None, None, 1), (28, 28, 1), "standard")
     described = describe_input(setup, "images", "float32", None, False)
-    names, reads = {}, forms(tmp_path)
-    exec(compile(python_lines(described), "README.md", "exec"), names)
-    for name, is_read in reads.items():
+    for name, is_read in forms(tmp_path).items():
         path = tmp_path / name
         if not is_read:
-            with pytest.raises(names["NotRead"], match="save it as PNG of 8 bits"):
-                names["network_input"](path)
+            with pytest.raises(NotRead, match="save it as PNG of 8 bits"):
+                network_input(path, form=described)
             continue
         pixels = pixels_for_evaluation(path.read_bytes(), name, setup.source.info, setup.input_shape)
         expected = finisher(setup)(pixels[np.newaxis]).numpy()[0]
-        assert np.abs(names["network_input"](path) - expected).max() <= 1e-6 * np.ptp(expected), name
-    assert "refuses all others" in sentences(described)[0]
+        assert np.abs(network_input(path, form=described) - expected).max() <= 1e-6 * np.ptp(expected), name
+    assert "refuses all others" in next(sentences(described))
 
 
-def test_files_that_the_lines_refuse_are_counted_and_misread_ones_end_an_export(tmp_path):
+def test_files_that_the_script_refuses_are_counted_and_misread_ones_end_an_export(tmp_path, monkeypatch):
     setup = setup_of((None, None, 3), (32, 32, 3), "unit")
     reads = forms(tmp_path)
     files = tuple((tmp_path / name).read_bytes() for name in reads)
     pixels = [pixels_for_evaluation(data, "x", setup.source.info, setup.input_shape) for data in files]
     inputs = finisher(setup)(np.stack(pixels)).numpy()
     samples = verification.Samples(inputs, inputs, None, "", files)
-    lines = python_lines(describe_input(setup, "images", "float32", None, False))
+    described = describe_input(setup, "images", "float32", None, False)
     expected = {"read": sum(reads.values()), "not_read": len(reads) - sum(reads.values())}
-    assert verification.check_lines(lines, samples) == expected
-    # Lines that take every form misread some of these files.
-    careless = lines.replace("if not is_read:", "if False:")
-    assert careless != lines
-    with pytest.raises(RuntimeFailed, match="make other inputs of image files"):
-        verification.check_lines(careless, samples)
+    assert verification.check_script(described, samples) == expected
+    # A script that takes every form misreads some of these files.
+    monkeypatch.setattr(predict, "opened", lambda path, page=0: ImageOps.exif_transpose(Image.open(path)))
+    with pytest.raises(RuntimeFailed, match="makes other inputs of image files"):
+        verification.check_script(described, samples)
 
 
 @pytest.fixture(scope="module")
@@ -269,34 +262,28 @@ def test_arrays_files_and_evaluation_give_the_same_input(photographs):
 
 
 @pytest.mark.parametrize("form", ["onnx", "tflite", "saved-model"])
-def test_lines_of_the_readme_feed_exported_networks(photographs, in_this_process, form, tmp_path):
+def test_the_script_of_an_export_feeds_its_network(photographs, in_this_process, form, tmp_path):
     if runtimes.missing_packages(form):
         pytest.skip(f"{form} needs packages: pip install 'ipucnn[export]'")
     folder = tmp_path / form
     assert cli.run(["export", str(photographs / "run"), "--format", form, "--output", str(folder)]) == 0
-    lines, running = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    names = {}
-    exec(compile(lines, "README.md", "exec"), names)
     record = json.loads((folder / "export.json").read_text())
     network = runtimes.load(form, folder / record["file"])
     paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
     opened = open_trained(Named("infer", str(photographs / "run"), {}))
-    inputs = np.stack([names["network_input"](path) for path in paths])
+    inputs = np.stack([network_input(path, form=record["input"]) for path in paths])
     expected = loaded.predict(paths)  # the session exists from here on
-    for path, network_input in zip(paths, inputs):
-        pixels = pixels_for_evaluation(path.read_bytes(), str(path), opened.source.info, network_input.shape)
+    for path, made in zip(paths, inputs):
+        pixels = pixels_for_evaluation(path.read_bytes(), str(path), opened.source.info, made.shape)
         session_input = finisher(opened)(pixels[np.newaxis]).numpy()[0]
         bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
-        assert np.abs(network_input - session_input).max() <= bound * np.ptp(session_input), path
+        assert np.abs(made - session_input).max() <= bound * np.ptp(session_input), path
     logits = network.run(inputs.astype(np.float32))
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), expected, atol=1e-3)
-    printed = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        shutil.copyfile(paths[0], "image.png")
-        exec(compile(lines + running, "README.md", "exec"), {"print": printed.append})
-    assert printed == [opened.source.info.class_names[expected[0].argmax()]]
+    script = [sys.executable, folder / "predict.py", paths[0]]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert printed.strip() == opened.source.info.class_names[expected[0].argmax()]
 
 
 def test_wrong_description_is_refused(photographs, in_this_process, monkeypatch, run):
@@ -308,4 +295,4 @@ def test_wrong_description_is_refused(photographs, in_this_process, monkeypatch,
 
     monkeypatch.setattr(export, "describe_input", squashed)
     command = ["export", photographs / "run", "--format", "saved-model", "--output", "wrong"]
-    check_refused(run, Refusal(command, "README.md make other inputs", code=5))
+    check_refused(run, Refusal(command, "predict.py makes other inputs", code=5))

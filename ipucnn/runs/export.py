@@ -34,12 +34,12 @@ from ipucnn.filesystem import (
 )
 from ipucnn.models.architecture import own_layers
 from ipucnn.models.names import INPUT_NAME as NETWORK_INPUT
-from ipucnn.runs import runtimes
+from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.folder import CONFIG, RunFolder
-from ipucnn.runs.network_input import INPUT, describe_input, page
+from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_mask, page
 from ipucnn.runs.predicting import SILENT, Progress
 from ipucnn.runs.rules import refuse_instances
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
@@ -161,6 +161,7 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
         _write_json(folder / LABELS, record["setup"]["class_names"])
         _write_json(folder / INPUT, record["input"])
         _write_json(folder / RECORD, record)
+        write_text(folder / SCRIPT, Path(predict.__file__).read_bytes())
         write_text(folder / CARD, page(record))
 
     write_folder(output, write)
@@ -248,7 +249,7 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
     problem = misfit(record, _Written)
     if problem:
         raise DataError(f"{output / RECORD} is damaged: {problem}", hint)
-    written = {LABELS, INPUT, CARD, RECORD, *record["files"]}
+    written = {LABELS, INPUT, SCRIPT, CARD, RECORD, *record["files"]}
     others = [
         name
         for name in (path.relative_to(output) for path in _files_below(output))
@@ -491,6 +492,7 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
             "shape": [request.batch, *(trained.output_shape or ()), len(labels)],
         },
         "threshold": trained.threshold if trained.output_shape and len(labels) == 2 else None,
+        "mask": describe_mask(trained.source.info) if trained.output_shape else None,
         "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
         "half": request.half,
         "weights": {**trained.summary, "checkpoint": printable(str(trained.summary["checkpoint"]))},

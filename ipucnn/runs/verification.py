@@ -2,8 +2,8 @@
 
 Rounding to 32 bits moves outputs away from the exact logits by an amount that depends on the network.  So the outputs
 of the file, and those of the session that ``ipucnn evaluate`` uses, are both compared with a 64-bit computation of the
-same weights. The file's difference may be a few times the session's.  The Python lines of the export's page are run on
-image files, too, and must produce the session's inputs.
+same weights. The file's difference may be a few times the session's.  ``predict.py`` must prepare image files as the
+session does.
 """
 
 import contextlib
@@ -22,10 +22,9 @@ from ipucnn.datasets.base import ArrayExamples, Examples
 from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ThresholdError, UserError
 from ipucnn.filesystem import write_text
-from ipucnn.runs import runtimes
+from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
-from ipucnn.runs.network_input import python_lines
 from ipucnn.runs.predicting import Progress, check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
@@ -45,7 +44,7 @@ In 28 short trainings of five networks the ratio was 2.4 at most (ONNX, TFLite a
 LEAST_LIMIT, LARGEST_LIMIT = 2e-6, 0.1
 """Bounds of the allowed relative difference: the last few digits of 32 bits, and the most that rounding can explain."""
 LARGEST_INPUT_DIFFERENCE = 1e-3
-"""Largest difference of the page's inputs from the session's, relative to the range of the session's inputs."""
+"""Largest difference of the script's inputs from the session's, relative to the range of the session's inputs."""
 _MOST_ROUNDED = 0.05
 """Largest share of pixels that may differ by one grey level, because resizing leaves halves."""
 _BATCH = 8
@@ -190,8 +189,8 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
             runtime, run = process.runtime, process.run
             _check_ports("input", process.inputs, record["input"])
             _check_ports("output", process.outputs, record["output"])
-            with _failures_of_lines():
-                files = check_lines(python_lines(record["input"]), samples)
+            with _failures_of_script():
+                files = check_script(record["input"], samples)
         outputs = outputs_of(run, samples.images, batch, samples.expected.shape[1:])
         findings = {"runtime": runtime, "samples": len(outputs)}
         findings.update(compare(outputs, samples.expected, samples.exact))
@@ -214,14 +213,14 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
 
 
 @contextlib.contextmanager
-def _failures_of_lines() -> Iterator[None]:
-    """Turns what the page's lines raise into :class:`RuntimeFailed`, but for errors of users, the system and memory."""
+def _failures_of_script() -> Iterator[None]:
+    """Turns what ``predict.py`` raises into :class:`RuntimeFailed`, but for errors of users, the system and memory."""
     try:
         yield
     except (UserError, RuntimeFailed, OSError, MemoryError):
         raise
     except Exception as error:
-        raise RuntimeFailed(f"the lines of its README.md raise {type(error).__name__}: {error}") from error
+        raise RuntimeFailed(f"its predict.py raises {type(error).__name__}: {error}") from error
 
 
 def _check_ports(kind: str, ports: Sequence[runtimes.Port], declared: PlainDict) -> None:
@@ -238,28 +237,29 @@ def _described(ports: Sequence[runtimes.Port]) -> str:
     return ", ".join(texts) or "none"
 
 
-def check_lines(lines: str, samples: Samples) -> Dict[str, int]:
-    """Runs the Python lines of an export's page on the image files of samples.
+def check_script(described: PlainDict, samples: Samples) -> Dict[str, int]:
+    """Prepares the image files of samples with ``predict.py``, as users of an export do.
+
+    Args:
+        described: the content of ``input.json``.
 
     Returns:
-        How many files are ``read``, and ``not_read`` because the lines refuse their form.
+        How many files are ``read``, and ``not_read`` because the script refuses their form.
 
     Raises:
-        RuntimeFailed: the lines produce other inputs than the session's.
+        RuntimeFailed: the script produces other inputs than the session's.
     """
-    names: Dict[str, Any] = {}
-    exec(compile(lines, "README.md", "exec"), names)
     inputs, numbers = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(samples.files):
             path = os.path.join(folder, f"{number}.image")
             write_text(Path(path), data)
-            with contextlib.suppress(names["NotRead"]):
-                inputs.append(names["network_input"](path))
+            with contextlib.suppress(predict.NotRead):
+                inputs.append(predict.network_input(path, form=described))
                 numbers.append(number)
     reason = input_difference(np.stack(inputs), samples.images[numbers]) if inputs else ""
     if reason:
-        raise RuntimeFailed(f"the lines of README.md make other inputs of image files: {reason}")
+        raise RuntimeFailed(f"predict.py makes other inputs of image files: {reason}")
     return {"read": len(inputs), "not_read": len(samples.files) - len(inputs)}
 
 

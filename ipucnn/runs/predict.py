@@ -1,0 +1,248 @@
+"""Predicts with the exported network beside this file: python predict.py IMAGE.
+
+For a network of classes it prints the class; for one of masks it writes the mask beside IMAGE, as IMAGE-mask.png.  It
+needs NumPy, Pillow and the network's runtime.  ``input.json`` says how an image becomes the network's input, and
+``export.json`` what the network's outputs are.  Other programs import ``network_input`` and ``network``.
+
+ipucnn writes this file into every export, and verifies an export with its ``network_input``.
+"""
+
+import json
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class NotRead(ValueError):
+    """The form of a file is none that this script reads."""
+
+
+def described(name: str) -> Any:
+    """Returns the content of a JSON file of the export."""
+    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def opened(path: str, page: int = 0) -> Any:
+    """Returns the upright Pillow image of a file or, for TIFF, of one of its pages."""
+    image: Any = Image.open(path)
+    is_read = image.format in ("JPEG", "MPO", "PNG", "BMP", "GIF", "WEBP")
+    if image.format == "PNG":
+        with open(path, "rb") as file:
+            depth, colour = file.read(26)[24:]
+        has_plain_key = "transparency" not in image.info or colour == 3 or depth == 8
+        is_read = has_plain_key and (depth <= 8 or colour == 0)
+    if image.format == "TIFF":
+        image.seek(page)
+        tags = image.tag_v2
+        form = image.mode, tags.get(262), max(tags.get(258, (1,))), max(tags.get(339, (1,)))
+        is_read = form in (
+            ("1", 1, 1, 1),
+            ("L", 1, 8, 1),
+            ("RGB", 2, 8, 1),
+            ("I;16", 1, 16, 1),
+            ("I;16B", 1, 16, 1),
+        ) and (tags.get(274, 1), tags.get(284, 1), tags.get(254, 0) & 1, 338 in tags) == (1, 1, 0, False)
+    if not is_read:
+        raise NotRead(f"{path}: {image.format} of this form is not read; save it as PNG of 8 bits")
+    return ImageOps.exif_transpose(image)
+
+
+def in_8_bits(image: Any) -> Any:
+    """Returns a grey image of 16 bits stretched to 8, the darkest and brightest thousandth cut off; others as is."""
+    if image.mode[0] != "I":
+        return image
+    values = np.asarray(image, float)
+    cut = (values.size - 1) // 1000
+    low, dark, bright, high = np.sort(values, None)[[0, cut, -1 - cut, -1]]
+    dark, bright = (low, high) if dark == bright else (dark, bright)
+    values = (np.clip(values, dark, bright) - dark) * 255 / max(bright - dark, 1e-300)
+    return Image.fromarray(np.uint8(values + 0.5))
+
+
+@lru_cache(maxsize=1)
+def mirrored_pixels(path: str, page: int, mode: str, size: Tuple[int, int], margin: Tuple[int, int]) -> Any:
+    """Returns the pixels of an image, mirrored at its borders; those of the last image are kept."""
+    image = opened(path, page)
+    kinds = ("1", "L", "I", "I;16", "I;16B") if mode == "L" else ("RGB",)
+    if image.mode not in kinds or "transparency" in image.info:
+        kind = "grey" if mode == "L" else "RGB"
+        raise NotRead(f"{path}: the network takes {kind} images without transparency")
+    image = in_8_bits(image)
+    pixels = np.asarray(image.convert(mode), np.float32).reshape(image.height, image.width, -1)
+    return np.pad(pixels, ((margin[0], size[0]), (margin[1], size[1]), (0, 0)), "reflect")
+
+
+def cropped_pixels(path: str, mode: str, crop: Dict[str, Any]) -> Any:
+    """Returns the centre of an image in the crop's size; transparent parts are white."""
+    image = in_8_bits(opened(path))
+    if image.mode[-1] == "A" or image.mode == "P" or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert(mode)
+    height, width = crop["size"]
+    scale = min(image.width / width, image.height / height) / crop["margin"]
+    x, y, dx, dy = image.width / 2, image.height / 2, width * scale / 2, height * scale / 2
+    image = image.resize((width, height), Image.BILINEAR, (x - dx, y - dy, x + dx, y + dy))
+    return np.asarray(image, np.float32).reshape(height, width, -1)
+
+
+def resized(pixels: Any, size: Tuple[int, int], antialias: bool) -> Any:
+    """Returns unrounded pixels in another size."""
+    if antialias:
+        planes = [Image.fromarray(pixels[..., k]) for k in range(pixels.shape[2])]
+        return np.stack([plane.resize((size[1], size[0]), Image.BILINEAR) for plane in planes], -1)
+    # positions in 32 bits, as in TensorFlow's ResizeBilinear (half_pixel_centers)
+    for axis in (0, 1):
+        old, half = pixels.shape[axis], np.float32(0.5)
+        place = (np.arange(size[axis], dtype=np.float32) + half) * np.float32(old / size[axis]) - half
+        low = np.floor(place)
+        below, above = (np.take(pixels, np.int64(k).clip(0, old - 1), axis) for k in (low, low + 1))
+        pixels = below + (above - below) * (place - low).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
+    return pixels
+
+
+def network_input(
+    path: str, row: int = 0, column: int = 0, page: int = 0, form: Optional[Dict[str, Any]] = None
+) -> np.ndarray:
+    """Returns the network's input of an image file: [height, width, channels].
+
+    Args:
+        row, column: the first pixel that is predicted, for a network that sees patches.
+        page: the page of a TIFF file.
+        form: the content of ``input.json``; None reads the file beside this script.
+    """
+    form = form or described("input.json")
+    (height, width), mode, patch = form["shape"][1:3], form["decode"]["mode"], form["patch"]
+    if patch is not None:
+        pixels = mirrored_pixels(path, page, mode, (height, width), tuple(patch["margin"]))
+        pixels = pixels[row : row + height, column : column + width]
+    else:
+        pixels = cropped_pixels(path, mode, form["crop"])
+    if form["resize"] is not None:
+        pixels = resized(pixels, (height, width), form["resize"]["antialias"])
+    if form["luma"] is not None:
+        pixels = (pixels * np.float32(form["luma"])).sum(-1, keepdims=True)
+    elif form["repeat_channels"] > 1:
+        pixels = np.repeat(pixels, form["repeat_channels"], -1)
+    if form["reverse_channels"]:
+        pixels = pixels[..., ::-1]
+    formula = form["formula"]
+    if formula is not None:
+        pixels = (pixels * formula["scale"] - np.array(formula["offsets"])) * np.array(formula["factors"])
+    elif form["per_image"]:
+        pixels = np.asarray(pixels, float) - np.mean(pixels, dtype=float)
+        pixels = pixels / (pixels.std() or 1)
+    elif form["dtype"] == "uint8":
+        pixels = np.rint(np.clip(pixels, 0, 255))
+    return np.asarray(pixels, form["dtype"])
+
+
+def network(record: Dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """Loads the network of ``export.json``; returns the function from images [batch, ...] to its outputs."""
+    file, name, output = str(FOLDER / record["file"]), record["input"]["name"], record["output"]["name"]
+    if record["format"] == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return _in_batches(record, lambda images: session.run([output], {name: images})[0])
+    if record["format"] == "keras":
+        from tensorflow import keras
+
+        model = keras.models.load_model(file, compile=False)
+        return _in_batches(record, lambda images: np.asarray(model(images, training=False)))
+    if record["format"] == "saved-model":
+        import tensorflow as tf
+
+        loaded = tf.saved_model.load(file)
+        signature = loaded.signatures["serving_default"]
+        return _in_batches(
+            record, lambda images: loaded and signature(**{name: tf.constant(images)})[output].numpy()
+        )
+    if record["format"] != "tflite":
+        raise ValueError(f"the format {record['format']} runs in the Poplar SDK alone")
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        from tensorflow import lite
+
+        Interpreter = lite.Interpreter
+    runner = Interpreter(file).get_signature_runner("serving_default")
+    return _in_batches(record, lambda images: runner(**{name: images})[output])
+
+
+def _in_batches(
+    record: Dict[str, Any], run: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that fills the last of the network's batches, if they have one size, with zeros."""
+    batch = record["input"]["shape"][0]
+
+    def outputs(images: np.ndarray) -> np.ndarray:
+        missing = 0 if batch is None else -len(images) % batch
+        filled = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
+        size = batch or len(filled)
+        parts = [run(filled[first : first + size]) for first in range(0, len(filled), size)]
+        return np.concatenate(parts)[: len(images)]
+
+    return outputs
+
+
+def predicted_mask(
+    path: str, run: Callable[[np.ndarray], np.ndarray], record: Dict[str, Any], page: int = 0
+) -> np.ndarray:
+    """Returns the mask of an image of any size: values [height, width], or colours [height, width, 3]."""
+    (height, width), step = (
+        record["input"]["patch"]["output"],
+        record["input"]["patch"]["first_at_multiples_of"],
+    )
+    stored = np.array(record["mask"]["values"], record["mask"]["dtype"])
+    image = Image.open(path)
+    image.seek(page)
+    mask = np.zeros((image.height, image.width, *stored.shape[1:]), stored.dtype)
+
+    def starts(size: int, patch: int) -> range:
+        stride = patch // step * step or patch
+        return range(0, max(size - patch, 0) + stride, stride)
+
+    for row in starts(image.height, height):
+        for column in starts(image.width, width):
+            scores = run(network_input(path, row, column, page, record["input"])[np.newaxis])[0]
+            part = mask[row : row + height, column : column + width]
+            part[:] = stored[_classes(scores, record)][: part.shape[0], : part.shape[1]]
+    return mask
+
+
+def _classes(scores: np.ndarray, record: Dict[str, Any]) -> np.ndarray:
+    """Returns the classes of a patch, as ``ipucnn infer`` chooses them."""
+    if record["threshold"] is None:
+        return np.asarray(scores.argmax(-1))
+    if record["output"]["name"] == "probabilities":
+        share = scores[..., 1]
+    else:
+        share = 1 / (1 + np.exp(scores[..., 0].astype(float) - scores[..., 1]))
+    return np.uint8(np.float32(share) > record["threshold"])
+
+
+def main(path: str) -> None:
+    """Prints the class of an image, or writes its mask."""
+    record = described("export.json")
+    run = network(record)
+    if record["input"]["patch"] is None:
+        scores = run(network_input(path, form=record["input"])[np.newaxis])[0]
+        print(described("labels.json")[scores.argmax()])
+        return
+    mask: Any = Image.fromarray(predicted_mask(path, run, record))
+    if record["mask"]["palette"] is not None:
+        mask.putpalette(record["mask"]["palette"])
+    target = Path(path).with_name(f"{Path(path).stem}-mask.png")
+    mask.save(target)
+    print(target)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
