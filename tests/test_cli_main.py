@@ -353,7 +353,7 @@ def test_a_command_gets_the_resolved_configuration(run, calls):
     (call,) = calls
     assert (call["verbose"], call["json_output"], call["extra"]) == (True, True, "x_y")
     resolved = call["resolved"]
-    assert (resolved.command, resolved.record.name, resolved.origins["num_replicas"]) == (
+    assert (resolved.command, resolved.record.name, str(resolved.origins["num_replicas"])) == (
         "train",
         "lenet",
         "flag",

@@ -109,4 +109,4 @@ def test_options_of_the_host_alone_are_declared_once():
     declared = {spec.name for spec in SPECS if not spec.ipu_effect}
     workers = {"max_workers", "reduction", "rank_timeout", "require_same_bytes"}
     assert declared == {"fused_micro_batches", "threads", "devices", "deterministic_operations"} | workers
-    assert declared <= {name for rule in RULES for name in rule.names}
+    assert declared <= {rule.option for rule in RULES}

@@ -300,4 +300,4 @@ def test_a_network_from_a_file_has_a_global_batch_of_32(flags, micro_batch, here
     (here / "net.py").write_text("def build(input_shape, num_classes):\n    return None\n")
     resolved = resolve("train", {"dataset": "digits", **flags}, model="net.py:build")
     assert resolved.config.micro_batch_size == micro_batch
-    assert (resolved.origins["micro_batch_size"] == "own network") == (micro_batch in (32, 8))
+    assert (str(resolved.origins["micro_batch_size"]) == "own network") == (micro_batch in (32, 8))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from support.refusals import check_raises
 
+from ipucnn.config.origin import RUN, TYPED, of_plan, of_preset
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs.rules import RULES, Facts, check_rules
@@ -112,9 +113,9 @@ def test_options_that_contradict_the_run_are_refused(name, value, others, text, 
     model = "unet" if "pixel" in text or "dice" in text else "cifar_resnet8"
     resolved = resolve("train", {**others, name: value}, model=model, reads_data=False)
     layout = make_layout(resolved.config)
-    for origin in ("flag", "preset x"):
+    for origin in (TYPED, of_preset("x")):
         facts = Facts(replace(resolved, origins={**resolved.origins, name: origin}), layout)
-        if origin != "flag" and not from_anywhere:
+        if origin != TYPED and not from_anywhere:
             check_rules(facts)
             continue
         check_raises(ConfigurationError, text, "", check_rules, facts)
@@ -127,6 +128,20 @@ def check(flags, **changes):
     check_rules(Facts(resolved, make_layout(resolved.config)))
 
 
+IPU_ONLY = {
+    *(
+        "fused_preprocessing",
+        "offload_activations",
+        "offload_gradient_accumulation_buffers",
+        "pipeline_schedule",
+    ),
+    *("recomputation_mode", "pipeline_validation_model", "optimizer_state_offloading"),
+    *("replicated_optimizer_state_sharding", "accelerator_side_reduction"),
+    *("fused_micro_batches", "threads", "devices", "deterministic_operations", "max_workers"),
+}
+"""Options that a host records without effect, or that only a host has."""
+
+
 @pytest.mark.parametrize(("name", "value", "lacking", "text", "having"), CASES)
 def test_options_without_effect_are_refused(name, value, lacking, text, having):
     flags = {**lacking, name: value, "device": "ipu"}
@@ -136,21 +151,21 @@ def test_options_without_effect_are_refused(name, value, lacking, text, having):
         "drop it"
     )
     # A preset, a plan or a saved configuration may have it, unless its effect would be lost silently.
-    for origin in ("preset toy", "plan p.yml", "run"):
+    for origin in (of_preset("toy"), of_plan("p.yml"), RUN):
         is_refused = lacking == {"micro_batch_size": "1"}
         with pytest.raises(ConfigurationError) if is_refused else contextlib.nullcontext():
             check(flags, **{name: origin})
     if having is not None:
         check({**having, name: value, "device": "ipu"})
     on_the_host = {**flags, "device": "cpu"}
-    if next(rule for rule in RULES if name in rule.names).ipu_only:
+    if name in IPU_ONLY:
         check(on_the_host)
     else:
         check_raises(ConfigurationError, "no effect", "", check, on_the_host)
 
 
 def test_every_rule_has_a_case():
-    assert {name for rule in RULES for name in rule.names} == {case[0] for case in [*CASES, *CLASHES]}
+    assert {rule.option for rule in RULES} == {case[0] for case in [*CASES, *CLASHES]}
 
 
 def test_options_may_be_typed_as_off():

@@ -18,6 +18,7 @@ from ipucnn.benchmarking.rounds import MIN_ROUNDS
 from ipucnn.config import values
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
+from ipucnn.config.spec import Effect
 from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import expand
@@ -52,8 +53,6 @@ DATA_KINDS = {
     DEVICE_GENERATED: "one constant batch in memory, without input pipeline",
     REAL: "images of the data set, through the input pipeline",
 }
-# Options that do not affect the figures: places of files, and random seeds.
-_NOT_COMPARED = ("run_dir", "overwrite", "model_name", "dataset_path", "download", "resume", "seed")
 
 
 @dataclass(frozen=True)
@@ -471,7 +470,7 @@ def _compared_options(config: RunConfig) -> PlainDict:
     options = {
         spec.key: spec.yaml_value(getattr(config, spec.name))
         for spec in SPECS
-        if spec.name not in _NOT_COMPARED
+        if spec.effect is not Effect.FILES and spec.name not in ("model_name", "seed")
     }
     plain: PlainDict = json.loads(json.dumps(options))
     return plain

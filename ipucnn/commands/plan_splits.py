@@ -11,7 +11,7 @@ from ipucnn.commands.run_arguments import value_option
 from ipucnn.config import spec
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest
-from ipucnn.config.resolve import FLAG, Resolved
+from ipucnn.config.resolve import Resolved
 from ipucnn.config.signature import with_run_options
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import (
@@ -143,7 +143,7 @@ def plan_splits(
     names = {"--save": save, "--html": html, "--save-graph": save_graph}
     planning = {**names, "--compare": compare, "--inference": inference, "--row": row}
     if calibrate:
-        typed = {BY_NAME[name].flag: resolved.origins[name] == FLAG for name in ("ipus", "pipeline_splits")}
+        typed = {BY_NAME[name].flag: resolved.is_typed(name) for name in ("ipus", "pipeline_splits")}
         _refuse({**planning, "--optimisations": optimisations, "--stages": stages, **typed}, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return

@@ -14,6 +14,7 @@ from ipucnn.config.spec import (
     POPLAR_OPTIONS,
     RUN,
     TRAIN,
+    Effect,
     ValueKind,
     int_or,
     option,
@@ -32,6 +33,7 @@ class PipelineOptions:
         "--save` wrote. Other options override them.",
         kind=FILE,
         in_yaml=False,
+        effect=Effect.START,
     )
     pipeline_splits: Tuple[str, ...] = option(
         (),
@@ -102,6 +104,7 @@ class IpuOptions:
     on_demand: bool = option(
         True,
         "Attach to IPUs only when they are needed.",
+        effect=Effect.DELIVERY,
     )
     select_ipu: Optional[int] = option(
         None,
@@ -109,6 +112,7 @@ class IpuOptions:
         within=Range(0, bounds.MAX_COUNT),
         commands=DEVICE,
         default_text="any free device with enough IPUs",
+        effect=Effect.DELIVERY,
     )
     optimizer_state_offloading: bool = option(
         True,
@@ -181,6 +185,7 @@ class IpuOptions:
         commands=DEVICE,
         default_text="the one that TF_POPLAR_FLAGS names, if any",
         wishes="cache compile-cache",
+        effect=Effect.FILES,
     )
     convolution_options: Dict[str, Any] = option(
         {},
@@ -264,6 +269,7 @@ class HostOptions:
         commands=TRAIN,
         default_text="as many GPUs as can share it evenly; 1 on a CPU",
         wishes="gpus num-gpus multi-gpu",
+        effect=Effect.DELIVERY,
     )
     deterministic_operations: bool = option(
         True,
@@ -286,6 +292,7 @@ class WorkerOptions:
         "Compute so few micro-batches as one that this many workers, or any divisor of it, can share a weight update. "
         "A run that is continued keeps what it began with.",
         within=Range(1, bounds.MAX_RANKS),
+        effect=Effect.START,
     )
     reduction: str = option(
         "ordered",
@@ -299,10 +306,12 @@ class WorkerOptions:
         "ends the run, with exit code 7.",
         within=Range(1, bounds.MAX_SECONDS),
         in_yaml=False,
+        effect=Effect.DELIVERY,
     )
     require_same_bytes: bool = option(
         False,
         "Refuse workers whose processor, versions or settings differ in a way that can change the last digits. "
         "Without this option they only cause a warning.",
         in_yaml=False,
+        effect=Effect.DELIVERY,
     )

@@ -18,6 +18,7 @@ from ipucnn.config.spec import (
     RUN,
     TRAIN,
     WEIGHTS,
+    Effect,
     ValueKind,
     int_or,
     option,
@@ -54,9 +55,13 @@ class GeneralOptions:
         kind=DIRECTORY,
         commands=(*DATA, "doctor"),
         wishes="data-dir dataset-dir data-path data-root data-folder root",
+        effect=Effect.FILES,
     )
     download: bool = option(
-        False, "Download the data set if it is not there; nothing is downloaded otherwise.", commands=DATA
+        False,
+        "Download the data set if it is not there; nothing is downloaded otherwise.",
+        commands=DATA,
+        effect=Effect.FILES,
     )
     seed: Optional[int] = option(
         None,
@@ -72,6 +77,7 @@ class GeneralOptions:
         choices=("auto", "ipu", "gpu", "cpu"),
         commands=(*DEVICE, "doctor"),
         wishes="gpu gpus cuda laptop rehearse rehearsal simulate emulate",
+        effect=Effect.DELIVERY,
     )
     run_dir: Optional[str] = option(
         None,
@@ -79,14 +85,18 @@ class GeneralOptions:
         kind=DIRECTORY,
         default_text="runs/MODEL-DATASET[-N]",
         wishes="output output-dir save-dir log-dir logdir outdir name run-name exp-name experiment tensorboard",
+        effect=Effect.FILES,
     )
-    overwrite: bool = option(False, "Replace an existing run folder.", in_yaml=False, wishes="force")
+    overwrite: bool = option(
+        False, "Replace an existing run folder.", in_yaml=False, wishes="force", effect=Effect.FILES
+    )
     dry_run: bool = option(
         False,
         "Check everything except the file of --weights, print what the run would do, and stop: nothing is trained, "
         "and no run folder is made. Without the files of ImageNet, CIFAR or MNIST it takes their published size.",
         in_yaml=False,
         commands=TRAIN,
+        effect=Effect.FILES,
     )
     plot_schedule: Optional[str] = option(
         None,
@@ -94,6 +104,7 @@ class GeneralOptions:
         kind=FILE,
         in_yaml=False,
         commands=TRAIN,
+        effect=Effect.FILES,
     )
     draw_samples: Optional[str] = option(
         None,
@@ -103,6 +114,7 @@ class GeneralOptions:
         in_yaml=False,
         commands=TRAIN,
         wishes="augmentation augmented preview samples show images masks picture",
+        effect=Effect.FILES,
     )
     resume: bool = option(
         False,
@@ -112,6 +124,7 @@ class GeneralOptions:
         in_yaml=False,
         commands=TRAIN,
         wishes="continue restart load-checkpoint crash crashed interrupted",
+        effect=Effect.FILES,
     )
 
 
@@ -205,12 +218,14 @@ class DataOptions:
         within=Range(1, bounds.MAX_WORKERS),
         commands=(*RUN, "evaluate", "infer"),
         wishes="num-workers workers loaders",
+        effect=Effect.DELIVERY,
     )
     max_image_pixels: int = option(
         100_000_000,
         "Largest number of pixels of an image, or of a page of a volume; larger ones are refused.",
         within=Range(1, 2**31 - 1),
         commands=DATA,
+        effect=Effect.DELIVERY,
     )
     skip_damaged: bool = option(
         False,
@@ -351,12 +366,14 @@ class EvaluationOptions:
         aliases=("checkpoint-output-dir",),
         kind=DIRECTORY,
         default_text="in the run folder",
+        effect=Effect.FILES,
     )
     checkpoint_input_dir: Optional[str] = option(
         None,
         "Folder of checkpoints. Training continues from the newest undamaged one, with its optimizer state and "
         "position in the data; with --no-training each of them is validated, and so are weight files of Keras (.h5).",
         kind=DIRECTORY,
+        effect=Effect.START,
     )
     ckpts_per_epoch: Optional[float] = option(
         None,
@@ -381,6 +398,7 @@ class EvaluationOptions:
         within=Range(1, bounds.MAX_COUNT),
         metavar="N|all",
         wishes="save-best save-best-only save-top-k save-total-limit max-to-keep checkpoint-hist keep-last",
+        effect=Effect.DELIVERY,
     )
     clean_dir: bool = option(
         False,
@@ -398,16 +416,19 @@ class EvaluationOptions:
         "report says how long that took.",
         within=Range(maximum=1, above=0),
         wishes="stop-at time-to-train",
+        effect=Effect.END,
     )
     early_stopping: Optional[int] = option(
         None,
         "Stop after this many validations in a row that are no better than the best one before them.",
         within=Range(1, bounds.MAX_COUNT),
         wishes="earlystop patience",
+        effect=Effect.END,
     )
     mlperf_logging: bool = option(
         False,
         "Write mlperf.log into the run folder, with the lines (:::MLLOG) that the training rules of MLPerf ask for.",
+        effect=Effect.DELIVERY,
     )
     sweep: bool = option(
         False,
@@ -419,6 +440,7 @@ class EvaluationOptions:
         "Log to Weights & Biases, too. It needs pip install 'ipucnn[wandb]'; without internet access set "
         "WANDB_MODE=offline.",
         wishes="log-wandb weights-and-biases tracker",
+        effect=Effect.DELIVERY,
     )
     wandb_run_name: Optional[str] = option(
         None,
@@ -426,11 +448,13 @@ class EvaluationOptions:
         metavar="NAME",
         default_text="the run folder's name",
         wishes="wandb-params",
+        effect=Effect.DELIVERY,
     )
     wandb_tags: Tuple[str, ...] = option(
         (),
         "Tags of the run in Weights & Biases.",
         metavar="TAG...",
+        effect=Effect.DELIVERY,
     )
 
 
@@ -448,6 +472,7 @@ class TrainingOptions:
         within=Range(1, bounds.MAX_EPOCHS),
         commands=TRAIN,
         wishes="max-epochs n-epochs",
+        effect=Effect.END,
     )
     optimizer: str = option(
         "sgd",

@@ -24,9 +24,20 @@ from typing import (
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
-from ipucnn.config.rules import DEFAULT, RUN_ORIGIN, check
-from ipucnn.config.rules import FLAG as FLAG
-from ipucnn.config.spec import convert_value
+from ipucnn.config.origin import (
+    DEFAULT,
+    OWN_NETWORK,
+    PUBLIC,
+    RUN,
+    TYPED,
+    Giver,
+    Origin,
+    implied,
+    of_plan,
+    of_preset,
+)
+from ipucnn.config.rules import check
+from ipucnn.config.spec import Effect, convert_value
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand
@@ -36,12 +47,8 @@ if TYPE_CHECKING:
     from ipucnn.datasets.registry import Choice
     from ipucnn.models.registry import ModelRecord
 
-PUBLIC_ORIGIN = "public default"
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that have no effect in 32 bits, on any device."""
-ORDER_ORIGIN = "deterministic"
-OWN_ORIGIN = "own network"
-"""Origin of a micro-batch that nobody chose for a user's own network; it is smaller for a smaller data set."""
 OWN_GLOBAL_BATCH = 32
 INITIAL_RATE = "initial_learning_rate"
 LEAST_VALIDATIONS = 5
@@ -91,7 +98,7 @@ class Plan(Protocol):
         """Returns YAML keys and values of the options that run the plan."""
 
 
-Layer = Tuple[str, Mapping[str, Any]]
+Layer = Tuple[Origin, Mapping[str, Any]]
 """(origin of the values, field name -> checked value)."""
 ReadPlan = Callable[[Path], Plan]
 """Function from a file to the plan in it; raises a DataError if it is no plan."""
@@ -104,7 +111,7 @@ class Resolved:
     Attributes:
         command: the command it is for, e.g. ``train``.
         config: every option, validated.
-        origins: field name -> "default", "preset NAME", "flag" (or "run": the run folder's config.yml).
+        origins: field name -> who gave its value.
         record: the model's registry record.
         data: the chosen data set; its ``message`` names it and explains how to choose another.  None for commands that
             read no data set (infer, plan-splits), and in a suite if the data set is absent.
@@ -117,7 +124,7 @@ class Resolved:
 
     command: str
     config: RunConfig
-    origins: Dict[str, str]
+    origins: Dict[str, Origin]
     record: "ModelRecord"
     data: "Optional[Choice]"
     preset: Optional[str]
@@ -139,9 +146,13 @@ class Resolved:
             )
         return self.data
 
-    def given(self, name: str) -> bool:
-        """Whether a preset or flag gave the field ``name``."""
-        return self.origins[name] != DEFAULT
+    def is_given(self, name: str, by: Giver = Giver.PUBLIC) -> bool:
+        """Returns whether the field ``name`` was given, or ``by`` this giver or one that overrides it."""
+        return self.origins[name].is_given(by)
+
+    def is_typed(self, name: str) -> bool:
+        """Returns whether the field ``name`` was given on the command line."""
+        return self.is_given(name, Giver.TYPED)
 
     def notes(self, on_ipus: bool) -> List[str]:
         """Returns the lines to print before the work: the data set, public defaults, options without effect on a host.
@@ -152,7 +163,7 @@ class Resolved:
         public = [
             f"{spec.key} {shown_value(spec.yaml_value(getattr(self.config, spec.name)))}"
             for spec in SPECS
-            if self.origins[spec.name] == PUBLIC_ORIGIN
+            if self.origins[spec.name] == PUBLIC
         ]
         if public:
             source = self.config_path or f"preset {self.preset}"
@@ -228,10 +239,10 @@ def resolve(
     layers: List[Layer] = []
     is_public = chosen is not None and (config_path is not None or presets.is_of_application(chosen))
     if is_public and record.task == "classification":
-        layers.append((PUBLIC_ORIGIN, _public_defaults(record, dataset, in_file)))
+        layers.append((PUBLIC, _public_defaults(record, dataset, in_file)))
     if preset is not None:
-        layers.append((f"preset {preset.name}", preset.values))
-    layers += [(f"plan {given.get('plan')}", in_plan), (FLAG, given)]
+        layers.append((of_preset(preset.name), preset.values))
+    layers += [(of_plan(str(given.get("plan"))), in_plan), (TYPED, given)]
     settings, origins = overlay(layers)
     settings["model_name"] = record.name
     if not any(settings[name] for name in ("dataset", "host_generated_data", "device_generated_data")):
@@ -239,12 +250,11 @@ def resolve(
     check(RunConfig(**settings), origins)
     for name, value, origin in _implied(command, record, settings, origins, chosen is None, config_path):
         settings[name], origins[name] = value, origin
-    # Leaves out options that another one replaced: a continued run cannot contradict them.
+    # Leaves out options that another one replaced or decides: a continued run cannot contradict them.
     by_user = {
         name: settings[name]
         for name in dict.fromkeys((*in_file, *in_plan, *given))
-        if origins[name] != ORDER_ORIGIN
-        and (origins[name] != DEFAULT or settings[name] != BY_NAME[name].default)
+        if origins[name].is_given() or (origins[name] == DEFAULT and settings[name] != BY_NAME[name].default)
     }
     return Resolved(
         command=command,
@@ -354,30 +364,30 @@ def _implied(
     command: str,
     record: "ModelRecord",
     settings: PlainDict,
-    origins: Dict[str, str],
+    origins: Dict[str, Origin],
     is_own_preset: bool,
     config_path: Optional[str],
-) -> Iterator[Tuple[str, Any, str]]:
+) -> Iterator[Tuple[str, Any, Origin]]:
     """Yields (field name, value, origin) of values that follow from other options and that nobody gave."""
     if origins["norm_layer"] == DEFAULT:
         yield "norm_layer", norm_layer_of(record.default_norm), DEFAULT
     if settings["deterministic"] and settings["shuffle"]:
-        yield "shuffle", False, ORDER_ORIGIN
+        yield "shuffle", False, implied("deterministic")
     if settings["eight_bit_transfer"] and not settings["accelerator_side_preprocess"]:
-        yield "accelerator_side_preprocess", True, "eight-bit-transfer"
-    is_typed = origins["ckpts_per_epoch"] == FLAG
+        yield "accelerator_side_preprocess", True, implied("eight-bit-transfer")
+    is_typed = origins["ckpts_per_epoch"].is_given(Giver.TYPED)
     if origins["keep_checkpoints"] == DEFAULT and (is_typed or config_path is not None):
         # Somebody chose how many checkpoints are written, so all of them are kept.
-        yield "keep_checkpoints", None, "ckpts-per-epoch" if is_typed else "config-path"
+        yield "keep_checkpoints", None, implied("ckpts-per-epoch" if is_typed else "config-path")
     # At least five validations, also in a run shorter than the preset's: one validation has no best.
     most = max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
-    is_presets = is_own_preset and origins["validation_freq"].startswith("preset ")
+    is_presets = is_own_preset and origins["validation_freq"].giver is Giver.PRESET
     if is_presets and settings["validation_freq"] > most:
-        yield "validation_freq", most, "num-epochs"
+        yield "validation_freq", most, implied("num-epochs")
     # A user's own network has no preset; it gets a global batch that suits batch norm.
     batch = ("micro_batch_size", "gradient_accumulation_count", "global_batch_size")
     if command == "train" and record.own is not None and all(origins[name] == DEFAULT for name in batch):
-        yield "micro_batch_size", max(1, OWN_GLOBAL_BATCH // settings["num_replicas"]), OWN_ORIGIN
+        yield "micro_batch_size", max(1, OWN_GLOBAL_BATCH // settings["num_replicas"]), OWN_NETWORK
 
 
 def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:
@@ -412,49 +422,12 @@ def resolve_saved(
     saved = {spec.name: getattr(config, spec.name) for spec in SPECS}
     # The devices of training do not determine those of another command.
     saved.update({name: BY_NAME[name].default for name in ("device", "select_ipu", "executable_cache")})
-    settings, origins = overlay([(RUN_ORIGIN, saved), (FLAG, given)])
+    settings, origins = overlay([(RUN, saved), (TYPED, given)])
     record = get_model(settings["model_name"])
     choice = _choose_dataset(command, record, given, saved) if reads_data else None
     merged = RunConfig(**settings)
     check(merged, origins)
     return Resolved(command, merged, origins, record, choice, preset=None, typed=given)
-
-
-# Options that may change when a run is continued: locations and delivery of data, never the computation.
-RESUMABLE = (
-    "dataset_path",
-    "download",
-    "device",
-    "select_ipu",
-    "on_demand",
-    "executable_cache",
-    "pipeline_num_parallel",
-    "max_image_pixels",
-    "run_dir",
-    "resume",
-    "overwrite",
-    "dry_run",
-    "plot_schedule",
-    "draw_samples",
-    "checkpoint_dir",
-    "checkpoint_input_dir",
-    "keep_checkpoints",
-    "num_epochs",
-    "plan",  # its contents are compared instead
-    "target_accuracy",
-    "early_stopping",
-    "mlperf_logging",
-    "wandb",
-    "wandb_run_name",
-    "wandb_tags",
-    "devices",
-    "max_workers",  # it determines how many micro-batches are fused, which the program stores
-    "rank_timeout",
-    "require_same_bytes",
-)
-
-# Those of them that determine when a run ends: a finished run continues only if they have changed.
-ENDS_RUN = ("num_epochs", "target_accuracy", "early_stopping")
 
 
 CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
@@ -478,8 +451,8 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
         if name == "model_name":
             # A user's own file may have moved; its digest is compared with the checkpoint's.
             value, saved_value = (folder_name(get_model(network).name) for network in (value, saved_value))
-        if name not in RESUMABLE and value != saved_value:
-            spec = BY_NAME[name]
+        spec = BY_NAME[name]
+        if spec.effect is Effect.RESULT and value != saved_value:
             typed, saved_text = (
                 shown_value(spec.typed_text(v)) or ("none" if v is None else "''")
                 for v in (value, saved_value)
@@ -488,10 +461,12 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
                 f"{spec.flag} {typed}: the run in {run} has {saved_text}",
                 CONTINUE_HINT,
             )
-    changes = {name: value for name, value in requested.typed.items() if name in RESUMABLE}
+    changes = {
+        name: value for name, value in requested.typed.items() if BY_NAME[name].effect is not Effect.RESULT
+    }
     config = dataclasses.replace(saved, **changes)
     settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
-    origins = dict.fromkeys(settings, RUN_ORIGIN)
+    origins = dict.fromkeys(settings, RUN)
     check(config, origins)
     record = get_model(config.model_name)
     return dataclasses.replace(
@@ -515,7 +490,7 @@ def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
     return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
 
 
-def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
+def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, Origin]]:
     """Overlays the defaults with (origin, values) pairs; later ones override earlier ones.
 
     Returns:
@@ -523,7 +498,7 @@ def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, str]]:
         origins: field name -> origin.
     """
     settings: PlainDict = {}
-    origins: Dict[str, str] = {}
+    origins: Dict[str, Origin] = {}
 
     def drop(*names: str) -> None:
         for name in names:

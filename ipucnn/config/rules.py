@@ -1,68 +1,110 @@
-"""Options that exclude each other, in one table; the rules depend on no network, data or device.
+"""The rule: a combination of options that is refused.  Here is its type, and the table of those that need only options.
 
-``training.program`` checks what needs the Program's arithmetic; ``runs.rules`` has the options that have no effect in a
-run.
+``training.program`` checks what needs the Program's arithmetic; ``runs.rules`` has the table of those that
+depend on the network and the device.
 """
 
-from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Generic, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from ipucnn.config.options import AUTO, SPECS, RunConfig
+from ipucnn.config.options import AUTO, BY_NAME, SPECS, RunConfig
+from ipucnn.config.origin import RUN, Giver, Origins
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.filesystem import expand
 
-DEFAULT = "default"
-FLAG = "flag"
-RUN_ORIGIN = "run"
-
-Origins = Mapping[str, str]
-"""Field name -> origin of its value."""
+Facts = TypeVar("Facts")
+"""What the rules of a layer depend on, besides the configuration."""
 
 
-class Contradiction(NamedTuple):
-    """Options that contradict each other.
+def _nothing(config: RunConfig) -> Dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Rule(Generic[Facts]):
+    """A combination of options that is refused.
 
     Attributes:
-        applies: function that decides whether a configuration, with the origins of its values, contains the
-            contradiction.
-        message: the error, with the values of options in braces, for ``str.format``.
-        hint: the remedy, with values likewise.
+        applies: function that decides from configuration and facts whether it is present.
+        message: the error, for ``str.format`` with the values of all options, ``option`` (the rule's own option as it
+            is typed), ``origins`` and the values of ``texts``.
+        hint: the remedy, likewise.
+        option: name of the option that the rule is about: unless it is set, the rule does not apply.  Empty: none.
+        has_off: whether the default, or False, switches the option off, so that it may be typed in every run.
+        typed_only: whether the option counts as set only if it is typed.  Presets, plans and saved configurations also
+            carry options for other runs.
+        texts: function from the configuration to further values.
     """
 
-    applies: Callable[[RunConfig, Origins], bool]
+    applies: Callable[[RunConfig, Facts], bool]
     message: str
     hint: str
+    option: str = ""
+    has_off: bool = True
+    typed_only: bool = True
+    texts: Callable[[RunConfig], Mapping[str, Any]] = _nothing
+
+    def holds(self, config: RunConfig, origins: Origins) -> bool:
+        """Returns whether the rule's option is set, if it has one."""
+        if not self.option:
+            return True
+        spec, value = BY_NAME[self.option], getattr(config, self.option)
+        # True counts as a request even if it is the default.
+        is_off = self.has_off and (value is False if spec.is_bool else value == spec.default)
+        return not is_off and (not self.typed_only or origins[self.option].is_given(Giver.TYPED))
+
+    def error(self, config: RunConfig, origins: Origins) -> ConfigurationError:
+        """Returns the error with the values of a configuration."""
+        values = {**vars(config), "origins": origins, **self.texts(config)}
+        if self.option:
+            spec = BY_NAME[self.option]
+            text = spec.typed_text(getattr(config, self.option))
+            values["option"] = spec.flag if spec.is_bool else f"{spec.flag} {text}"
+        return ConfigurationError(self.message.format(**values), self.hint.format(**values))
 
 
-CONTRADICTIONS: Tuple[Contradiction, ...] = (
+def check_rules(rules: Iterable[Rule[Facts]], config: RunConfig, origins: Origins, facts: Facts) -> None:
+    """Refuses the first combination of options that a rule forbids.
+
+    Raises:
+        ConfigurationError: the message names the options, and the hint the remedy.
+    """
+    for rule in rules:
+        if rule.holds(config, origins) and rule.applies(config, facts):
+            raise rule.error(config, origins)
+
+
+RULES: Tuple[Rule[Origins], ...] = (
     *(
-        Contradiction(
+        Rule(
             lambda config, origins, name=name: (  # type: ignore[misc]
                 config.synthetic_data is not None
                 and getattr(config, name)
                 # Values of a saved run do not count as given.
-                and RUN_ORIGIN not in (origins[name], origins["synthetic_data"])
+                and RUN not in (origins[name], origins["synthetic_data"])
             ),
             f"synthetic-data {{synthetic_data}} and {name.replace('_', '-')} are two sources of the same data",
             f"drop --{name.replace('_', '-')}: with --synthetic-data nothing is read",
         )
         for name in ("host_generated_data", "device_generated_data")
     ),
-    Contradiction(
-        lambda config, origins: config.deterministic and config.shuffle and origins["shuffle"] == FLAG,
-        "--shuffle contradicts deterministic, which trains on the samples in their stored order",
-        "drop --shuffle, or add --no-deterministic",
+    Rule(
+        lambda config, _: config.deterministic,
+        "{option} contradicts deterministic, which trains on the samples in their stored order",
+        "drop {option}, or add --no-deterministic",
+        "shuffle",
     ),
-    Contradiction(
+    Rule(
         lambda config, origins: (
             config.eight_bit_transfer
             and not config.accelerator_side_preprocess
-            and origins["accelerator_side_preprocess"] != DEFAULT
+            and origins["accelerator_side_preprocess"].is_given()
         ),
         "eight-bit-transfer with accelerator-side-preprocess False ({origins[accelerator_side_preprocess]}): "
         "normalised pixels do not go into 8 bits",
         "add --accelerator-side-preprocess, or --no-eight-bit-transfer",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: (
             config.learning_rate is not None and "initial_learning_rate" in config.lr_schedule_params
         ),
@@ -70,7 +112,7 @@ CONTRADICTIONS: Tuple[Contradiction, ...] = (
         "{lr_schedule_params[initial_learning_rate]} (per sample) are both given",
         "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: (
             config.steps_per_execution is not None and config.logs_per_epoch != RunConfig.logs_per_epoch
         ),
@@ -78,46 +120,48 @@ CONTRADICTIONS: Tuple[Contradiction, ...] = (
         "the length of an execution",
         "give one of --steps-per-execution and --logs-per-epoch",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: config.optimizer == "lars" and config.weight_decay > 0,
         "weight-decay {weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
         "give it with --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: not (config.training or config.validation),
         "neither training nor validation: nothing to do",
         "drop one of the two flags",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: config.resume and config.overwrite,
         "--resume and --overwrite are both given",
         "drop one of them",
     ),
-    Contradiction(
+    Rule(
         # A continued run, whose options are the run's own, may be one that was saved without training.
-        lambda config, origins: config.resume and not config.training and origins["resume"] == FLAG,
-        "--resume without training has nothing to continue",
+        lambda config, _: not config.training,
+        "{option} without training has nothing to continue",
         "validate with: ipucnn evaluate RUN",
+        "resume",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: config.fold is not None and config.kfold is None,
         "--fold {fold} without --kfold",
         "for example --kfold 5 --fold 5",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: (config.fold or 0) > (config.kfold or 0),
         "--fold {fold} of --kfold {kfold}",
         "folds are numbered from 1 to {kfold}",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1,
         "pipeline-splits: 'auto' stands for all of them, but others are given too",
         "give auto, or layers",
     ),
-    Contradiction(
+    Rule(
         lambda config, _: _repeated(config.pipeline_splits) is not None,
         "pipeline-splits: '{repeated}' opens two stages",
         "name each layer once, in the network's order",
+        texts=lambda config: {"repeated": _repeated(config.pipeline_splits)},
     ),
 )
 
@@ -137,14 +181,10 @@ def check(config: RunConfig, origins: Origins) -> None:
             unknown user.
         DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
     """
-    for rule in CONTRADICTIONS:
-        if rule.applies(config, origins):
-            values = {**vars(config), "origins": origins, "repeated": _repeated(config.pipeline_splits)}
-            raise ConfigurationError(rule.message.format(**values), rule.hint.format(**values))
-
+    check_rules(RULES, config, origins, origins)
     for spec in SPECS:
         path = getattr(config, spec.name)
-        if path is not None and spec.kind.is_path and origins[spec.name] != RUN_ORIGIN:
+        if path is not None and spec.kind.is_path and origins[spec.name] != RUN:
             try:
                 expand(path)
             except UserError as error:

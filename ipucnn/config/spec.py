@@ -5,6 +5,7 @@ reference are all derived from the :class:`OptionSpec` in the field's metadata.
 """
 
 import dataclasses
+import enum
 import json
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
@@ -24,6 +25,16 @@ PLAN = ("train", "benchmark", "plan-splits")
 NETWORK = (*PLAN, "evaluate", "infer", "export")
 DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
 DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
+
+
+class Effect(enum.Enum):
+    """What a value of an option changes in a run."""
+
+    RESULT = "what is computed: a run that continues keeps its value"
+    START = "what a run begins with, which is then saved with it: a run that continues ignores it"
+    END = "when a run ends: a finished run continues only if it has changed"
+    FILES = "which files are read and written, and not what is computed"
+    DELIVERY = "how the work is done and reported, and not its result"
 
 
 class ValueKind(NamedTuple):
@@ -94,6 +105,8 @@ class OptionSpec:
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
         metavar: name of the value in ``--help``, if neither the choices nor the kind define it.
         commands: the commands that take the flag.
+        effect: what it changes in a run.  Continuing a run, comparing runs, benchmarks and processes, and the
+            configuration in a checkpoint depend on it.
         host_effect: whether it affects a run on the host.
         ipu_effect: whether it affects a run on IPUs.  At least one of the two is true; a test searches for the code
             that reads the option.
@@ -115,6 +128,7 @@ class OptionSpec:
     choices: Tuple[str, ...] = ()
     metavar: str = ""
     commands: Tuple[str, ...] = RUN
+    effect: Effect = Effect.RESULT
     host_effect: bool = True
     ipu_effect: bool = True
     in_yaml: bool = True

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import BY_NAME, RunConfig
-from ipucnn.config.resolve import FLAG, Resolved
+from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
@@ -107,17 +107,15 @@ class PlanRequest:
     def preset_splits(self) -> Dict[str, Tuple[str, ...]]:
         """Returns name and splits of a preset, to compare with."""
         splits = self.config.named_splits
-        return {self.resolved.origins["pipeline_splits"]: splits} if splits and self.splits is None else {}
-
-    def is_flag(self, name: str) -> bool:
-        """Tells whether an option was typed as a flag."""
-        return self.resolved.origins[name] == FLAG
+        return (
+            {str(self.resolved.origins["pipeline_splits"]): splits} if splits and self.splits is None else {}
+        )
 
     def with_stages(self, num_stages: int) -> str:
         """Returns the options to type for another number of stages, and new values for conflicting typed options."""
         settings, typed, ipus = self.settings, self.resolved.typed, next_power_of_two(num_stages)
         one_each = settings.order.is_sequential and not settings.segments_on_one_ipu
-        mapped = one_each or self.is_flag("ipus_per_replica")
+        mapped = one_each or self.resolved.is_typed("ipus_per_replica")
         words = [f"{'--ipus-per-replica' if mapped else '--stages'} {num_stages}"]
         base = overlap_length(settings.schedule, num_stages)
         count = typed.get("gradient_accumulation_count")
@@ -130,11 +128,17 @@ class PlanRequest:
         least = settings.micro_batch_size * replicas * base
         if (typed.get("global_batch_size") or least) < least:
             words.append(f"--global-batch-size {least}")
-        if self.is_flag("available_memory_proportion") and self.proportions and len(self.proportions) > 1:
+        if (
+            self.resolved.is_typed("available_memory_proportion")
+            and self.proportions
+            and len(self.proportions) > 1
+        ):
             (share,) = smallest(self.proportions)
             (value,) = percentages(uniform(min(share.convolution, share.matmul)))
             words.append(f"--available-memory-proportion {value:g}")
-        return " ".join(words) + (" without --device-mapping" if self.is_flag("device_mapping") else "")
+        return " ".join(words) + (
+            " without --device-mapping" if self.resolved.is_typed("device_mapping") else ""
+        )
 
     def choices(self, settings: PlannedProgram) -> List[List[PlannedProgram]]:
         """Returns the settings to choose from: ``settings`` with the request's open values, see ``candidates``."""
@@ -172,22 +176,22 @@ def make_request(
         ConfigurationError: options that contradict each other or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
-    if not resolved.given("model_name"):
+    if not resolved.is_given("model_name"):
         assumed.append(f"network {resolved.record.name}, as none is named")
     if inference:
         config = _for_inference(resolved, config, recomputation)
-    elif resolved.origins["steps_per_execution"] == FLAG:
+    elif resolved.is_typed("steps_per_execution"):
         raise ConfigurationError(
             f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
             "add --inference, or give --gradient-accumulation-count",
         )
     named_system = _named_system(system, profile, assumed)
-    if not resolved.given("precision"):
+    if not resolved.is_given("precision"):
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
     graph, options, assumed_input = _network(resolved, config, classes)
     assumed += [assumed_input] if assumed_input is not None else []
-    are_typed = resolved.origins["pipeline_splits"] == FLAG
+    are_typed = resolved.is_typed("pipeline_splits")
     splits = (config.named_splits or None) if are_typed else None
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
@@ -252,7 +256,7 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
         ConfigurationError: a training option was typed.
     """
     for name in (*_OF_UPDATES, *_OF_OPTIMIZERS):
-        if resolved.origins[name] == FLAG:
+        if resolved.is_typed(name):
             spec, value = BY_NAME[name], getattr(config, name)
             switch = spec.flag if value else f"--no-{spec.key}"
             raise ConfigurationError(
@@ -261,7 +265,7 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
                 "inference takes",
             )
     schedule = config.pipeline_schedule
-    if resolved.origins["pipeline_schedule"] == FLAG and schedule == INTERLEAVED:
+    if resolved.is_typed("pipeline_schedule") and schedule == INTERLEAVED:
         raise ConfigurationError(
             "--pipeline-schedule Interleaved: inference has no backward passes that could alternate with forward ones",
             "--pipeline-schedule Grouped, or Sequential",
@@ -286,7 +290,7 @@ def _with_network(
     """
     record = resolved.record
     if record.file is not None or record.own is not None:
-        untyped: Dict[str, Any] = {name: None for name in OF_INPUT if resolved.origins[name] != FLAG}
+        untyped: Dict[str, Any] = {name: None for name in OF_INPUT if not resolved.is_typed(name)}
         return replace(config, **untyped)
     known = DATASETS.get(known_as(config.dataset or "") or "")
     has_others = classes is not None and known is not None and known.num_classes not in (None, classes)
@@ -369,7 +373,7 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     named = {"--splits": of_splits}
     if splits is None:
         counts = {"device_mapping": of_mapping, "ipus_per_replica": config.ipus_per_replica}
-        named = {BY_NAME[name].flag: n for name, n in counts.items() if resolved.origins[name] == FLAG}
+        named = {BY_NAME[name].flag: n for name, n in counts.items() if resolved.is_typed(name)}
     for option, count in named.items():
         if stages is not None and count not in (None, stages):
             raise ConfigurationError(
@@ -383,7 +387,7 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
 
 def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
     if text is None:
-        return resolved.config.recomputation if resolved.given("recomputation") else None
+        return resolved.config.recomputation if resolved.is_given("recomputation") else None
     word = text.strip().lower()
     values = {"auto": None, "on": True, "true": True, "off": False, "false": False}
     if word not in values:
@@ -400,7 +404,7 @@ def _with_legal_proportions(
         ConfigurationError: typed values for another number of stages, or without a number of stages.
     """
     values = config.available_memory_proportion
-    is_typed = resolved.origins["available_memory_proportion"] == FLAG
+    is_typed = resolved.is_typed("available_memory_proportion")
     if len(values) < 2:
         return config
     if count is None and is_typed:
@@ -410,7 +414,7 @@ def _with_legal_proportions(
         )
     # A preset's values are for the stages of its own splits.  Their count alone is ambiguous: four values may be one
     # for each of four stages, or two (convolutions and matrix products) for each of two.
-    splits = () if is_typed or resolved.origins["pipeline_splits"] == FLAG else config.named_splits
+    splits = () if is_typed or resolved.is_typed("pipeline_splits") else config.named_splits
     if count is not None and (not splits or len(splits) + 1 == count):
         given_proportions(config, count)
         return config
@@ -458,7 +462,7 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
         warnings += changed
     settings = planned_program(config, layout, config.training)
     others: Tuple[PlannedProgram, ...] = ()
-    if not request.is_flag("pipeline_schedule") and not request.is_flag("device_mapping"):
+    if not request.resolved.is_typed("pipeline_schedule") and not request.resolved.is_typed("device_mapping"):
         others = _other_schedules(settings, total is not None or "gradient_accumulation_count" in typed)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(

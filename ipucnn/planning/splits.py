@@ -192,7 +192,7 @@ def with_run_splits(
         return program
     splits, origin = program.pipeline_splits, "given"
     if splits and isinstance(resolved.plan, PipelinePlan) and splits == resolved.plan.splits:
-        origin = resolved.origins["pipeline_splits"]
+        origin = str(resolved.origins["pipeline_splits"])
     if not splits and saved is not None:
         splits, origin = tuple(saved.get("pipeline_splits", ())), str(saved.get("splits_from", ""))
     if not splits:

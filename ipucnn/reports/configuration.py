@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.options import specs_for
+from ipucnn.config.origin import DEFAULT, Origin
 from ipucnn.config.resolve import Resolved
-from ipucnn.config.rules import DEFAULT
 from ipucnn.config.spec import OptionSpec
 from ipucnn.reports.console import console, is_whole, plain_table, print_table
 from ipucnn.text import printable
@@ -26,7 +26,7 @@ def print_config(resolved: Resolved, as_json: bool) -> None:
     ]
     if as_json:
         options = {
-            spec.key: {"value": spec.yaml_value(value), "origin": origin} for spec, value, origin in rows
+            spec.key: {"value": spec.yaml_value(value), "origin": str(origin)} for spec, value, origin in rows
         }
         shown = {"command": resolved.command, "preset": resolved.preset, "options": options}
         print(json.dumps(shown, indent=2))
@@ -35,7 +35,7 @@ def print_config(resolved: Resolved, as_json: bool) -> None:
     print_table(out, table if is_whole(table, out) else _table(rows, ("key", "value")))
 
 
-def _table(rows: List[Tuple[OptionSpec, PlainValue, str]], titles: Sequence[str]) -> Table:
+def _table(rows: List[Tuple[OptionSpec, PlainValue, Origin]], titles: Sequence[str]) -> Table:
     """Returns a table of options; without a column for the origin, it stands below the values that have one."""
     from rich.text import Text
 
@@ -50,7 +50,7 @@ def _table(rows: List[Tuple[OptionSpec, PlainValue, str]], titles: Sequence[str]
         style = "dim" if origin == DEFAULT else ""
         # An empty list as it is typed, where it differs from none.
         nothing = "-" if value is None or not spec.optional else "''"
-        cells = [Text(printable(spec.typed_text(value) or nothing)), Text(printable(origin))]
+        cells = [Text(printable(spec.typed_text(value) or nothing)), Text(printable(str(origin)))]
         table.add_row(spec.key, *cells[: len(titles) - 1], style=style)
         if len(titles) == 2 and origin != DEFAULT:
             table.add_row("", Text(printable(f"from {origin}")), style="dim")

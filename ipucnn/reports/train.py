@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict
-from ipucnn.config.resolve import RUN_ORIGIN
+from ipucnn.config.origin import RUN
 from ipucnn.filesystem import expand, write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
@@ -155,7 +155,7 @@ class RunDisplay(ProgressBar):
         preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
         if start.in_place:
             preset = "the run's configuration"
-        elif resolved.origins["model_name"] == RUN_ORIGIN:
+        elif resolved.origins["model_name"] == RUN:
             preset = "the cross-validation's configuration"
         size = "x".join(map(str, context.input_shape))
         network = f"{context.record.name} ({preset}), input {size}, seed {context.seed}"

@@ -16,6 +16,7 @@ import msgspec
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.spec import Effect
 from ipucnn.datasets.formats import TFDS_PREFIX
 from ipucnn.documents import (
     MAX_RECORD_BYTES,
@@ -54,8 +55,6 @@ FIGURES = ("dice", "accuracy")
 """Figures by which the best validation is chosen: the first of them that the validations have."""
 # Versions and hardware, as ``provenance.environment`` notes them.
 _ENVIRONMENT = ("ipucnn", "python", "tensorflow", "keras", "numpy", "platform", "cpu", "threads", "variables")
-# Options that decide where files lie, and not what is computed.
-_PLACES = ("run_dir", "checkpoint_dir", "dataset_path")
 # Entries of a history row that identify it, and are not results.
 _WHEN = ("event", "weight_updates")
 
@@ -329,7 +328,7 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
     if len(contents) == 2:  # the digest comes from a checkpoint
         options["the network's file"] = contents
     differing = _differing(options)
-    place_keys = [key for key in differing if key in named and named[key].name in _PLACES]
+    place_keys = [key for key in differing if key in named and named[key].effect is Effect.FILES]
     places = {key: differing.pop(key) for key in place_keys}
     keys = sorted({*first.program, *second.program})
     program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})

@@ -10,7 +10,8 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.resolve import OWN_ORIGIN, Resolved
+from ipucnn.config.origin import OWN_NETWORK
+from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
@@ -145,7 +146,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     # Refuses options that the network does not support.
     network_options(resolved.record, config, setup.input_shape, num_classes)
     most = max(1, num_train // config.num_replicas)
-    if resolved.origins["micro_batch_size"] == OWN_ORIGIN and config.micro_batch_size > most:
+    if resolved.origins["micro_batch_size"] == OWN_NETWORK and config.micro_batch_size > most:
         config = replace(config, micro_batch_size=most)
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
     num_instances = group.size if group.under_poprun else 1

@@ -5,7 +5,6 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.config.resolve import FLAG
 from ipucnn.config.values import image_size_to_yaml
 from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
 from ipucnn.datasets.forms import opened
@@ -26,7 +25,7 @@ def size_warnings(setup: Setup) -> List[str]:
     There are two cases.  The weights of ``--weights RUN`` were trained on images of one size and lose accuracy on
     others. A user's own network that takes any size gets 224x224 for class folders, whose pictures may be much smaller.
     """
-    if setup.resolved.origins["image_size"] == FLAG or setup.source.info.patchwise:
+    if setup.resolved.is_typed("image_size") or setup.source.info.patchwise:
         return []
     input_size = setup.input_shape[:2]
     weights = setup.config.weights

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from ipucnn.aliases import KerasModel, PlainDict
-from ipucnn.config.options import BY_NAME, RunConfig
-from ipucnn.config.resolve import RESUMABLE
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.spec import Effect
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import EXIT_SIGTERM
@@ -657,7 +657,8 @@ def _portable(config: RunConfig) -> RunConfig:
     The data set's path stays, so that a checkpoint without its run folder can be evaluated where it was trained.
     """
     keep = ("dataset_path", "num_epochs")
-    return replace(config, **{name: BY_NAME[name].default for name in RESUMABLE if name not in keep})
+    others = (spec for spec in SPECS if spec.effect is not Effect.RESULT and spec.name not in keep)
+    return replace(config, **{spec.name: spec.default for spec in others})
 
 
 def _num_images(weight: float, source: DataSource) -> int:

@@ -4,10 +4,13 @@ An option without effect is refused if it is typed, so that users do not wait fo
 configurations also carry options for other runs, so their options are accepted.
 """
 
-from typing import Callable, NamedTuple, Tuple, Union
+from dataclasses import replace
+from typing import Callable, Dict, Iterable, List, NamedTuple, Tuple
 
-from ipucnn.config.options import BY_NAME, SPECS, RunConfig
-from ipucnn.config.resolve import FLAG, OF_16_BITS, Resolved
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.resolve import OF_16_BITS, Resolved
+from ipucnn.config.rules import Rule
+from ipucnn.config.rules import check_rules as check_table
 from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs.setup import loss_name
@@ -39,196 +42,169 @@ class Facts(NamedTuple):
         return bool(self.resolved.record.task == "segmentation")
 
 
-Test = Callable[[RunConfig, Facts], bool]
-"""Decides from configuration and facts whether an obstacle applies."""
+Reason = Rule[Facts]
+"""A reason why options have no effect; :func:`_rules` makes it a rule about each of them."""
 
 
-class Obstacle(NamedTuple):
-    """A reason why options have no effect.
+def _lack(applies: Callable[[RunConfig, Facts], bool], why: str, remedy: str = "") -> Reason:
+    """Returns the reason why an option has no effect.
 
-    Attributes:
-        applies: the test for the reason.
-        what: the text that follows the option in the error; ``{c}`` is the configuration.
-        hint: the change that gives the option its effect; empty if there is none.
-        is_lack: whether the error says "has no effect", and the hint begins with "drop it".
+    Args:
+        applies: function that decides whether it applies.
+        why: the text that follows "has no effect".
+        remedy: the change that gives the option its effect; empty if there is none.
     """
-
-    applies: Test
-    what: Union[str, Callable[[RunConfig], str]]
-    hint: Union[str, Callable[[RunConfig], str]] = ""
-    is_lack: bool = True
-
-    def error(self, option: str, config: RunConfig) -> ConfigurationError:
-        """Returns the error for an option.
-
-        Args:
-            option: the option as it was typed.
-            config: the configuration, which error and hint may name values of.
-        """
-        reason = self.what.format(c=config) if isinstance(self.what, str) else self.what(config)
-        hint = self.hint if isinstance(self.hint, str) else self.hint(config)
-        if not self.is_lack:
-            return ConfigurationError(option + reason, hint)
-        return ConfigurationError(
-            f"{option} has no effect {reason}", f"drop it, or {hint}" if hint else "drop it"
-        )
+    return Rule(applies, "{option} has no effect " + why, f"drop it, or {remedy}" if remedy else "drop it")
 
 
-class Rule(NamedTuple):
-    """Options, and the reasons why they may have no effect.
-
-    Attributes:
-        names: the options.
-        obstacles: the reasons; the first that applies is reported.
-        ipu_only: whether the rule holds only on IPUs.  On a CPU or GPU the options are recorded, and the run says so.
-        has_off: whether the default, or False, switches the option off, so that it may be typed in every run.
-        typed_only: whether values from a preset, a plan or a run are accepted.
-    """
-
-    names: Tuple[str, ...]
-    obstacles: Tuple[Obstacle, ...]
-    ipu_only: bool = False
-    has_off: bool = True
-    typed_only: bool = True
+def _on_ipus(reason: Reason) -> Reason:
+    """Returns a reason that applies only on IPUs.  Elsewhere the options are recorded, and the run says so."""
+    return replace(reason, applies=lambda c, f: f.on_ipus and reason.applies(c, f))
 
 
-def _scaling_lack(config: RunConfig) -> str:
-    named = auto_loss_scaling_conflicts(config)[0]
-    return "in 32 bits" + (f", and does not go with {', '.join(named)}" if named else "")
+def _rules(
+    names: Iterable[str], *reasons: Reason, has_off: bool = True, typed_only: bool = True
+) -> List[Reason]:
+    """Returns the rules about each of the options; see ``config.rules.Rule``."""
+    return [
+        replace(reason, option=name, has_off=has_off, typed_only=typed_only)
+        for name in names
+        for reason in reasons
+    ]
 
 
-def _scaling_hint(config: RunConfig) -> str:
-    changes = auto_loss_scaling_conflicts(config)[1]
-    return f"use --precision 16.16 {' '.join(changes)}" if changes else "use --precision 16.16 or 16.32"
+def _scaling_texts(config: RunConfig) -> Dict[str, str]:
+    named, changes = auto_loss_scaling_conflicts(config)
+    return {
+        "also": f", and does not go with {', '.join(named)}" if named else "",
+        "use": f"16.16 {' '.join(changes)}" if changes else "16.16 or 16.32",
+    }
 
 
-_PIPELINE = Obstacle(
+_PIPELINE = _lack(
     lambda c, f: f.layout.num_stages == 1,
     "without a pipeline",
     "make one: --ipus-per-replica 2 --pipeline-splits auto",
 )
-_IN_PIPELINE = Obstacle(lambda c, f: f.layout.num_stages > 1, "in a pipeline")
+_IN_PIPELINE = _lack(lambda c, f: f.layout.num_stages > 1, "in a pipeline")
 # The SDK keeps the optimizer's state in remote memory only with gradient accumulation.
-_ACCUMULATION = Obstacle(
+_ACCUMULATION = _lack(
     lambda c, f: f.layout.num_stages == f.layout.gradient_accumulation_count == 1,
     "without a pipeline or gradient accumulation",
     "use --gradient-accumulation-count 2 or more",
 )
-_REPLICAS = Obstacle(
-    lambda c, f: f.layout.num_replicas == 1, "with one replica", "use --num-replicas 2 or more"
-)
-_PREPROCESSING = Obstacle(
+_REPLICAS = _lack(lambda c, f: f.layout.num_replicas == 1, "with one replica", "use --num-replicas 2 or more")
+_PREPROCESSING = _lack(
     lambda c, f: not (c.eight_bit_transfer or c.accelerator_side_preprocess),
     "where the host preprocesses",
     "add --eight-bit-transfer or --accelerator-side-preprocess",
 )
-_RECOMPUTATION = Obstacle(
+_RECOMPUTATION = _lack(
     lambda c, f: not c.recomputation, "without recomputation", "add --recomputation, in a pipeline"
 )
-_TRAINING = Obstacle(lambda c, f: not c.training, "with --no-training")
-_VALIDATION = Obstacle(lambda c, f: not c.validation, "without validation", "drop --no-validation")
-_CHECKPOINTS = Obstacle(lambda c, f: not c.checkpoints, "without checkpoints", "drop --no-checkpoints")
-_WANDB = Obstacle(lambda c, f: not c.wandb, "without Weights & Biases", "add --wandb")
-_DRY_RUN = Obstacle(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
-_SHOWN = Obstacle(lambda c, f: c.dry_run, "with --dry-run")
-_INSTANCES = Obstacle(
+_TRAINING = _lack(lambda c, f: not c.training, "with --no-training")
+_VALIDATION = _lack(lambda c, f: not c.validation, "without validation", "drop --no-validation")
+_CHECKPOINTS = _lack(lambda c, f: not c.checkpoints, "without checkpoints", "drop --no-checkpoints")
+_WANDB = _lack(lambda c, f: not c.wandb, "without Weights & Biases", "add --wandb")
+_DRY_RUN = _lack(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
+_SHOWN = _lack(lambda c, f: c.dry_run, "with --dry-run")
+_INSTANCES = _lack(
     lambda c, f: not find_instances().under_poprun, "without several instances", "start them with poprun"
 )
-_CHECKPOINT_DIR = Obstacle(
+_CHECKPOINT_DIR = _lack(
     lambda c, f: not c.checkpoint_dir, "without a folder for them", "add --checkpoint-dir DIR"
 )
-_WORKERS = Obstacle(
+_WORKERS = _lack(
     lambda c, f: find_launched() is None,
     "in one process",
     "start several: mpiexec -n 2 ipucnn train ...",
 )
-_BATCH_NORM = Obstacle(lambda c, f: norm_of(c.norm_layer) != "batch", "with norm-layer {c.norm_layer[name]}")
-_SAVED_STATISTICS = Obstacle(
+_BATCH_NORM = _lack(lambda c, f: norm_of(c.norm_layer) != "batch", "with norm-layer {norm_layer[name]}")
+_SAVED_STATISTICS = _lack(
     lambda c, f: not c.training, "with --no-training: checkpoints have the statistics that are evaluated"
 )
-_UNSEEN_STATISTICS = Obstacle(
+_UNSEEN_STATISTICS = _lack(
     lambda c, f: not (c.validation or c.checkpoints), "without validation and checkpoints"
 )
 # In 32 bits nothing is rounded, and the SDK computes a loss scale only from 16-bit gradients.
-_HALF = Obstacle(lambda c, f: c.precision == "32.32", "in 32 bits", "use --precision 16.16 or 16.32")
-_HOST_SESSION = Obstacle(lambda c, f: True, "on IPUs: it is a choice of the host session")
-_NO_IPU = Obstacle(
+_HALF = _lack(lambda c, f: c.precision == "32.32", "in 32 bits", "use --precision 16.16 or 16.32")
+_HOST_SESSION = _lack(lambda c, f: True, "on IPUs: it is a choice of the host session")
+_NO_IPU = _lack(
     lambda c, f: not f.on_ipus,
-    "with --device {c.device}, which is no IPU here",
+    "with --device {device}, which is no IPU here",
     "type it in the Poplar SDK's environment",
 )
-_COMPILES = Obstacle(lambda c, f: c.compile_only, "with --compile-only")
-_ONE_IMAGE = Obstacle(
+_COMPILES = _lack(lambda c, f: c.compile_only, "with --compile-only")
+_ONE_IMAGE = _lack(
     lambda c, f: c.micro_batch_size == 1,
     "where --micro-batch-size is 1: it mixes the images of a micro-batch",
     "use --micro-batch-size 2 or more",
 )
-_MASKS = Obstacle(
+_MASKS: Reason = Rule(
     lambda c, f: f.segments,
-    " is for classes, and {c.model_name} predicts one for each pixel",
+    "{option} is for classes, and {model_name} predicts one for each pixel",
     "drop it",
-    is_lack=False,
 )
-_DICE = Obstacle(
+_DICE: Reason = Rule(
     lambda c, f: loss_name(c, f.resolved.record.task) == "bce_dice",
-    " with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
+    "{option} with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
     "drop --pad-dataset, or use --loss cross_entropy",
-    is_lack=False,
 )
-_NO_MASKS = Obstacle(
+_NO_MASKS: Reason = Rule(
     lambda c, f: c.loss == "bce_dice" and not f.segments,
-    " needs a segmentation network",
+    "{option} needs a segmentation network",
     "use --loss cross_entropy",
-    is_lack=False,
 )
-_NO_IMAGENET = Obstacle(
+_NO_IMAGENET: Reason = Rule(
     lambda c, f: c.weights == "imagenet" and f.resolved.record.keras_application is None,
-    ": there are no ImageNet weights for {c.model_name}",
+    "{option}: there are no ImageNet weights for {model_name}",
     "`ipucnn models --json` lists keras_application for the networks that have them",
-    is_lack=False,
 )
-_OTHER_REPLICAS = Obstacle(
-    lambda c, f: f.resolved.origins["num_replicas"] == FLAG and f.layout.num_replicas != c.num_replicas,
-    " and --num-replicas {c.num_replicas} contradict each other",
+_OTHER_REPLICAS: Reason = Rule(
+    lambda c, f: f.resolved.is_typed("num_replicas") and f.layout.num_replicas != c.num_replicas,
+    "{option} and --num-replicas {num_replicas} contradict each other",
     "give one of them",
-    is_lack=False,
 )
 
-RULES: Tuple[Rule, ...] = (
-    Rule(("mixup", "cutmix", "random_erasing"), (_MASKS,), typed_only=False),
-    Rule(("loss",), (_NO_MASKS,), typed_only=False),
-    Rule(("pad_dataset",), (_DICE,), typed_only=False),
-    Rule(("weights",), (_NO_IMAGENET,), typed_only=False),
-    Rule(("ipus",), (_OTHER_REPLICAS,)),
-    Rule(("plot_schedule", "draw_samples"), (_DRY_RUN,)),
-    Rule(("compile_only",), (_NO_IPU, _SHOWN), typed_only=False),
+_SCALING = replace(
+    _lack(_HALF.applies, "in 32 bits{also}", "use --precision {use}"),
+    texts=_scaling_texts,
+)
+
+RULES: Tuple[Reason, ...] = (
+    *_rules(("mixup", "cutmix", "random_erasing"), _MASKS, typed_only=False),
+    *_rules(("loss",), _NO_MASKS, typed_only=False),
+    *_rules(("pad_dataset",), _DICE, typed_only=False),
+    *_rules(("weights",), _NO_IMAGENET, typed_only=False),
+    *_rules(("ipus",), _OTHER_REPLICAS),
+    *_rules(("plot_schedule", "draw_samples"), _DRY_RUN),
+    *_rules(("compile_only",), _NO_IPU, _SHOWN, typed_only=False),
     # The driver aborts the process if there is no device of that number (poplar_executor.cc).
-    Rule(("select_ipu",), (_COMPILES,), typed_only=False),
-    Rule(("clean_dir",), (_CHECKPOINTS,)),
-    Rule(("bn_momentum",), (_BATCH_NORM,), has_off=False),
-    Rule(("dbn_replica_group_size",), (_BATCH_NORM,)),
-    Rule(("precise_batch_norm",), (_SAVED_STATISTICS, _UNSEEN_STATISTICS, _BATCH_NORM)),
-    Rule(tuple(name for name in OF_16_BITS if name != "auto_loss_scaling"), (_HALF,)),
-    Rule(("auto_loss_scaling",), (_HALF._replace(what=_scaling_lack, hint=_scaling_hint),)),
-    Rule(("target_accuracy", "early_stopping", "mlperf_logging"), (_TRAINING, _VALIDATION)),
-    Rule(("mixup", "cutmix"), (_TRAINING,)),
-    Rule(("mixup", "cutmix"), (_ONE_IMAGE,), typed_only=False),
-    Rule(("clip_gradient_norm", "ema_decay", "random_erasing"), (_TRAINING,)),
-    Rule(("wandb_run_name", "wandb_tags"), (_WANDB,)),
-    Rule(("ckpt_all_instances",), (_INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR)),
-    Rule(("reduction", "rank_timeout", "require_same_bytes"), (_WORKERS,)),
-    Rule(("fused_preprocessing",), (_PREPROCESSING,), ipu_only=True),
-    Rule(
+    *_rules(("select_ipu",), _COMPILES, typed_only=False),
+    *_rules(("clean_dir",), _CHECKPOINTS),
+    *_rules(("bn_momentum",), _BATCH_NORM, has_off=False),
+    *_rules(("dbn_replica_group_size",), _BATCH_NORM),
+    *_rules(("precise_batch_norm",), _SAVED_STATISTICS, _UNSEEN_STATISTICS, _BATCH_NORM),
+    *_rules((name for name in OF_16_BITS if name != "auto_loss_scaling"), _HALF),
+    *_rules(("auto_loss_scaling",), _SCALING),
+    *_rules(("target_accuracy", "early_stopping", "mlperf_logging"), _TRAINING, _VALIDATION),
+    *_rules(("mixup", "cutmix"), _TRAINING),
+    *_rules(("mixup", "cutmix"), _ONE_IMAGE, typed_only=False),
+    *_rules(("clip_gradient_norm", "ema_decay", "random_erasing"), _TRAINING),
+    *_rules(("wandb_run_name", "wandb_tags"), _WANDB),
+    *_rules(("ckpt_all_instances",), _INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR),
+    *_rules(("reduction", "rank_timeout", "require_same_bytes"), _WORKERS),
+    *_rules(("fused_preprocessing",), _on_ipus(_PREPROCESSING)),
+    *_rules(
         ("offload_activations", "offload_gradient_accumulation_buffers", "pipeline_schedule"),
-        (_PIPELINE,),
-        ipu_only=True,
+        _on_ipus(_PIPELINE),
     ),
-    Rule(("recomputation_mode",), (_RECOMPUTATION,), ipu_only=True),
-    Rule(("pipeline_validation_model",), (_PIPELINE, _VALIDATION), ipu_only=True),
-    Rule(("optimizer_state_offloading",), (_ACCUMULATION,), ipu_only=True),
-    Rule(("replicated_optimizer_state_sharding",), (_REPLICAS,), ipu_only=True),
-    Rule(("accelerator_side_reduction",), (_IN_PIPELINE, _REPLICAS), ipu_only=True),
-    Rule(tuple(spec.name for spec in SPECS if not spec.ipu_effect), (_HOST_SESSION,), ipu_only=True),
+    *_rules(("recomputation_mode",), _on_ipus(_RECOMPUTATION)),
+    *_rules(("pipeline_validation_model",), _on_ipus(_PIPELINE), _on_ipus(_VALIDATION)),
+    *_rules(("optimizer_state_offloading",), _on_ipus(_ACCUMULATION)),
+    *_rules(("replicated_optimizer_state_sharding",), _on_ipus(_REPLICAS)),
+    *_rules(("accelerator_side_reduction",), _on_ipus(_IN_PIPELINE), _on_ipus(_REPLICAS)),
+    *_rules((spec.name for spec in SPECS if not spec.ipu_effect), _on_ipus(_HOST_SESSION)),
 )
 
 
@@ -238,19 +214,7 @@ def check_rules(facts: Facts) -> None:
     Raises:
         ConfigurationError: such an option is set; the error names it and the reason.
     """
-    config = facts.resolved.config
-    for rule in RULES:
-        for name in rule.names:
-            spec, value = BY_NAME[name], getattr(config, name)
-            # True counts as a request even if it is the default.
-            is_off = rule.has_off and (value is False if spec.is_bool else value == spec.default)
-            passes = rule.typed_only and facts.resolved.origins[name] != FLAG
-            if is_off or passes or (rule.ipu_only and not facts.on_ipus):
-                continue
-            for obstacle in rule.obstacles:
-                if obstacle.applies(config, facts):
-                    option = spec.flag if spec.is_bool else f"{spec.flag} {spec.typed_text(value)}"
-                    raise obstacle.error(option, config)
+    check_table(RULES, facts.resolved.config, facts.resolved.origins, facts)
 
 
 def check_group(group: ProcessGroup, config: RunConfig, draws: bool = True) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
-from ipucnn.config.resolve import FLAG, Resolved
+from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, FileExamples
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
@@ -188,10 +188,10 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     from ipucnn.datasets.registry import DATASETS, Opening, check_divides, known_as, open_dataset
 
     config, record = resolved.config, resolved.record
-    if resolved.origins["validation_fraction"] == FLAG:
+    if resolved.is_typed("validation_fraction"):
         check_divides(resolved.choice, config.validation_fraction)
     folded = config.kfold is not None and config.fold is not None
-    if resolved.command != "train" and resolved.origins["dataset"] == FLAG:
+    if resolved.command != "train" and resolved.is_typed("dataset"):
         # The folds belong to the data set that the network was trained on; another data set is used whole.
         folded = False
     known = DATASETS.get(known_as(resolved.choice.like or "") or "")
@@ -212,7 +212,7 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         limit_eval=None if folded else config.limit_eval,
         skip_damaged=config.skip_damaged,
     )
-    if resolved.origins["skip_damaged"] == FLAG and not isinstance(source.train, FileExamples):
+    if resolved.is_typed("skip_damaged") and not isinstance(source.train, FileExamples):
         raise ConfigurationError(
             f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
         )

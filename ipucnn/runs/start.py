@@ -6,13 +6,14 @@ All checks are made here before anything is computed or written; ``folder.py`` w
 import itertools
 import json
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.config.options import RunConfig
-from ipucnn.config.resolve import ENDS_RUN, RESUMABLE, Resolved, resolve_resumed
+from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.resolve import Resolved, resolve_resumed
+from ipucnn.config.spec import Effect
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
@@ -147,7 +148,7 @@ def differences(
     """
 
     def options(of: RunConfig) -> PlainDict:
-        return {f.name.replace("_", "-"): getattr(of, f.name) for f in fields(of) if f.name not in RESUMABLE}
+        return {spec.key: getattr(of, spec.name) for spec in SPECS if spec.effect is Effect.RESULT}
 
     def compared(what: str, before: Mapping[str, PlainValue], now: Mapping[str, PlainValue]) -> List[str]:
         return [
@@ -306,7 +307,8 @@ def _continue(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
     start = Start(replace(merged, config=config), folder, in_place=True)
     report = folder.read_report()
     folder.processes()  # a damaged record of them is refused now, before anything is computed
-    changed = {name for name in ENDS_RUN if getattr(config, name) != getattr(saved, name)}
+    ends = (spec.name for spec in SPECS if spec.effect is Effect.END)
+    changed = {name for name in ends if getattr(config, name) != getattr(saved, name)}
     if report is not None and report.get("ended_early"):
         # A run that ended early would end there again, whatever its number of epochs.
         changed -= {"num_epochs"}

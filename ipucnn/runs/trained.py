@@ -13,7 +13,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, PlainValue
 from ipucnn.config.options import BY_NAME, RunConfig
-from ipucnn.config.resolve import FLAG, Resolved, resolve, resolve_saved
+from ipucnn.config.resolve import Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
 from ipucnn.datasets.base import (
     IMAGENET_MEAN,
@@ -545,7 +545,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> _Weights:
     if not reads_data:
         _refuse_data(named.flags)
     resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
-    if resolved.origins["norm_layer"] != FLAG:
+    if not resolved.is_typed("norm_layer"):
         # The weights belong to the published network, whose norm layer a preset may change.
         norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
