@@ -49,7 +49,8 @@ for devices in sorted(given["devices"], reverse=True):
     sessions[devices] = create_session("cpu", config=replace(config, devices=devices), trains=True)
 
 import tensorflow as tf
-from support.sessions import batches, compile_session, constant, data, make_model, make_program
+from support.sessions import batches, compile_session, constant, data, evaluated_now, make_model, make_program
+from support.sessions import values as arrays
 
 program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"]).with_fused(given["fused"])
 images, labels = data(6 * program.global_batch_size, 1)
@@ -57,10 +58,7 @@ dataset = batches(program, images, labels)
 for devices, session in sorted(sessions.items()):
     compile_session(session, make_model("batch"), program, ("adam", {}, {}), constant(0.05), make_dataset=dataset)
     events = [repr(replace(e, wall_s=0, images_per_s=0)) for e in session.train(dataset) if hasattr(e, "wall_s")]
-    session.recompute_statistics(dataset)
-    with session.as_evaluated():
-        values = {name: v.numpy() for name, v in session.state.weights.items()}
-    values.update({name: v.numpy() for name, v in session.state.slots.items()})
+    values = {**arrays(session.state.weights), **evaluated_now(session, dataset).values, **arrays(session.state.slots)}
     validating, run = set(), session._forward
 
     def spy(images):

@@ -24,6 +24,7 @@ from support.sessions import (
     compile_session,
     constant,
     data,
+    evaluated_now,
     make_model,
     make_program,
     run,
@@ -372,7 +373,8 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
     dataset = batches(program, images, labels)
     list(session.train(dataset))
     before = {k: v.numpy().astype(np.float64) for k, v in session.state.weights.items()}
-    assert session.recompute_statistics(dataset) == 3
+    evaluated = evaluated_now(session, dataset)
+    assert evaluated.statistics == "recomputed over 3 weight updates' batches"
     naive = Naive("batch", {}, {}, [])
     batch_statistics = [naive.forward(before, images[24 + 2 * i : 26 + 2 * i], 1)[1] for i in range(12)]
     for name, value in session.state.weights.items():
@@ -380,9 +382,8 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
         if kind.startswith("moving"):
             index = ("moving_mean", "moving_variance").index(kind)
             expected = np.mean([statistics[layer][index] for statistics in batch_statistics], axis=0)
-            np.testing.assert_allclose(value.numpy(), expected, rtol=1e-4, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(value.numpy(), before[name])
+            np.testing.assert_allclose(evaluated.values[name], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(value.numpy(), before[name])
 
 
 def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):

@@ -7,13 +7,26 @@ import pytest
 import tensorflow as tf
 from poplar_double import installed
 from support.reference import Naive, pooled
-from support.sessions import CPU, PLAIN, SIZE, compile_session, constant, data, make_model, make_program, run
+from support.sessions import (
+    CPU,
+    PLAIN,
+    SIZE,
+    compile_session,
+    constant,
+    data,
+    make_model,
+    make_program,
+    measured,
+    run,
+)
+from support.sessions import values as arrays
 from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import InfeasibleError
 from ipucnn.runs import setup as run_setup
+from ipucnn.sessions.evaluated import AS_TRAINED, replaced
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.training.checkpoints import load_checkpoint
@@ -29,10 +42,6 @@ def compiled(kind, norm, precision="32.32", **changes):
     session = HostSession(CPU, config=config) if kind == "host" else create_session("auto", config=config)
     run(session, make_model(norm, dropout=0.9), program, PLAIN, *data(16, 1), schedule=constant(0.0))
     return session
-
-
-def arrays(variables):
-    return {name: value.numpy() for name, value in variables.items()}
 
 
 CASES = [
@@ -58,36 +67,32 @@ def test_measured_statistics_are_those_of_the_naive_loop(kind, norm, precision, 
     with installed():
         session = compiled(kind, norm, precision, **changes)
         before = arrays(session.state.weights)
-        session.measure_statistics(tf.data.Dataset.from_tensor_slices((images,)).batch(size))
+        evaluated = measured(session, images, size)
         after = arrays(session.state.weights)
-        with session.as_evaluated():
-            inside = arrays(session.state.weights)
-        remeasured = arrays(session.state.weights)
     naive, expected = Naive(norm, before, {}, []), {}
     wide = {name: value.astype(np.float64) for name, value in before.items()}
     per_batch = [naive.forward(wide, images[i : i + size], 1)[1] for i in range(0, 24, size)]
     for name in per_batch[0]:
         moments = pooled([statistics[name] for statistics in per_batch], size * SIZE * SIZE)
         expected[f"{name}/moving_mean"], expected[f"{name}/moving_variance"] = moments
-    assert sorted(session.evaluated) == sorted(expected)
+    assert sorted(evaluated.values) == sorted(evaluated.resumed) == sorted(expected)
+    assert evaluated.statistics == "measured over 3 batches of 8 training images"
     tolerance = 1e-5 if precision == "32.32" else 0.01
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
-        np.testing.assert_array_equal(remeasured[name], value)
         if name in expected:
-            for measured in (session.evaluated[name], inside[name]):
-                np.testing.assert_allclose(measured, expected[name], rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(evaluated.values[name], expected[name], rtol=tolerance, atol=tolerance)
             assert np.abs(value - expected[name]).max() > 0.05
-        else:
-            np.testing.assert_array_equal(inside[name], value)
+            if precision == "16.16" and norm == "batch":
+                rounded = evaluated.values[name].astype(np.float16)
+                np.testing.assert_array_equal(evaluated.values[name], rounded)
 
 
 def test_evaluation_uses_the_measured_statistics():
     """With one batch the network's logits are those of a norm by the batch's own statistics."""
     images, _ = data(200, 3)
     session = compiled("host", "batch")
-    session.measure_statistics(tf.data.Dataset.from_tensors((images,)))
-    with session.as_evaluated():
+    with replaced(session.state.weights, measured(session, images, 200).values):
         (logits,) = session.predict([images])
     (running,) = session.predict([images])
     weights = {name: value.astype(np.float64) for name, value in arrays(session.state.weights).items()}
@@ -100,8 +105,7 @@ def test_network_without_batch_norm_measures_nothing():
     inputs = keras.Input((SIZE, SIZE, 2))
     model = keras.Model(inputs, keras.layers.Flatten()(inputs))
     session = compile_session(HostSession(CPU), model, make_program(2))
-    session.measure_statistics(tf.data.Dataset.from_tensors((data(4, 1)[0],)))
-    assert session.evaluated == {}
+    assert measured(session, data(4, 1)[0], 4) == AS_TRAINED
 
 
 def test_too_large_batch_is_reported(monkeypatch):
@@ -112,7 +116,7 @@ def test_too_large_batch_is_reported(monkeypatch):
 
     monkeypatch.setattr(session._large_batches, "_moments", too_large)
     with pytest.raises(InfeasibleError, match="8 training images at once") as error:
-        session.measure_statistics(tf.data.Dataset.from_tensors((data(8, 1)[0],)))
+        measured(session, data(8, 1)[0], 8)
     assert "--precise-batch-norm" in error.value.hint
 
 

@@ -33,12 +33,10 @@ from ipucnn.runs.folder import (
     check_one_run,
     is_checkpoint_name,
 )
+from ipucnn.sessions.evaluated import resumed_arrays
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 from ipucnn.training.program import Program
-
-RUNNING = "/running"
-"""Suffix of running statistics among the slots, if the checkpoint's weights have measured statistics instead."""
 
 
 @dataclass
@@ -109,11 +107,8 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
             f"{what} cannot be continued: it has weights alone, and does not say where its run stood",
             "start from its weights with: --weights " + what,
         )
-    running = {name for name in checkpoint.slots if name.endswith(RUNNING)}
-    if running:
-        kept = {name[: -len(RUNNING)]: checkpoint.slots[name] for name in running}
-        slots = {name: value for name, value in checkpoint.slots.items() if name not in running}
-        checkpoint = replace(checkpoint, weights={**checkpoint.weights, **kept}, slots=slots)
+    weights, slots = resumed_arrays(checkpoint.weights, checkpoint.slots)
+    checkpoint = replace(checkpoint, weights=weights, slots=slots)
     assign_weights(state.weights, checkpoint, what=what)
     missing = sorted(set(state.slots) ^ set(checkpoint.slots))
     if missing:

@@ -12,7 +12,6 @@ import numpy as np
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.origin import OWN_NETWORK
 from ipucnn.config.resolve import Resolved
-from ipucnn.config.values import moves_once, norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
 from ipucnn.filesystem import exists, expand, shown
@@ -28,8 +27,8 @@ from ipucnn.runs.setup import Setup
 from ipucnn.runs.start import Start, check_same_run, find_start
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.runs.weight_files import check_frozen_weights
+from ipucnn.sessions.evaluated import Statistics, statistics_policy
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
-from ipucnn.sessions.session import recomputes_statistics
 from ipucnn.text import counted
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -271,8 +270,7 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
             "validations of this run round stochastically, too: the SDK sets rounding once for a process; `ipucnn "
             "evaluate` rounds to nearest"
         )
-    is_recomputed = recomputes_statistics(program) and not config.precise_batch_norm
-    if is_recomputed and norm_of(config.norm_layer) == "batch" and not moves_once(config.norm_layer):
+    if statistics_policy(config, program) is Statistics.RECOMPUTED:
         why = "do not update them correctly in a pipeline"
         if program.num_stages == 1:
             why = f"keep them in 16 bits with --precision {config.precision}"

@@ -7,8 +7,9 @@ ensures that a run can continue from every checkpoint.
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from ipucnn.errors import EXIT_SIGTERM
 from ipucnn.filesystem import entries
 from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.machine import operation_threads, peak_memory_bytes
-from ipucnn.models.names import is_moving_statistic
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
@@ -32,6 +32,13 @@ from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.start import resume_command
 from ipucnn.runs.trackers import Curves, Tracker, WeightsAndBiases
+from ipucnn.sessions.evaluated import (
+    AS_TRAINED,
+    evaluated_weights,
+    replaced,
+    slots_to_save,
+    statistics_policy,
+)
 from ipucnn.sessions.session import (
     CheckpointDue,
     CompilationReport,
@@ -174,9 +181,9 @@ class Recorder:
         self._saved = context.saved_config(session.num_devices[0])
         self._first_weight_update = session.state.weight_updates
         self._has_warned = False
-        self._measured_at = -1
         self._saved_at = -1
-        self._statistics = "running"
+        self._policy = statistics_policy(context.config, context.program)
+        self._evaluated_at, self._evaluated = -1, AS_TRAINED
         self._reason = reason_to_end(state.history, self._config)
         self._trackers: List[Tracker] = []
         # The end of the first slice of weight updates, after which nothing of training is left to compile.
@@ -319,7 +326,7 @@ class Recorder:
         batch = program.validation_micro_batch_size * program.validation_num_replicas
         batches = run_setup.evaluation_batches(self._context, batch, self._session)
         try:
-            with self._session.as_evaluated():
+            with self.as_evaluated():
                 metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
         except Stopped:
             # Not counted in events_done, so that a continued run repeats this validation.
@@ -379,35 +386,16 @@ class Recorder:
             yield from self.handle(ValidationDue(updates))
 
     def _prepare_evaluated_weights(self) -> None:
-        """Prepares the weights to evaluate: averages them, and measures batch norm's statistics where that is needed.
+        """Prepares the weights to evaluate and save, once per weight update."""
+        position = self._session.state.weight_updates
+        if self._config.training and position != self._evaluated_at:
+            images = partial(run_setup.statistics_batches, self._context)
+            self._evaluated = evaluated_weights(self._session, self._policy, self._batches, images)
+            self._evaluated_at = position
 
-        It does so once per weight update.  Statistics belong to the evaluated weights: the averaged ones, if any.
-        """
-        session = self._session
-        position = session.state.weight_updates
-        if not self._config.training or position == self._measured_at:
-            return
-        session.take_averages()
-        averages = dict(session.evaluated)
-        if any(map(is_moving_statistic, averages)):
-            self._statistics = "averaged as the weights are"
-        with session.as_evaluated():
-            if self._config.precise_batch_norm:
-                batches, count, size = run_setup.statistics_batches(self._context)
-                session.measure_statistics(batches)
-                if any(map(is_moving_statistic, session.evaluated)):
-                    self._statistics = f"measured over {count} batches of {size} training images"
-            else:
-                updates = session.recompute_statistics(self._batches)
-                if updates:
-                    self._statistics = f"recomputed over {updates} weight updates' batches"
-                    measured = {
-                        name: session.state.weights[name].numpy()
-                        for name in averages
-                        if is_moving_statistic(name)
-                    }
-                    session.evaluated = {**averages, **measured}
-        self._measured_at = position
+    def as_evaluated(self) -> ContextManager[None]:
+        """Gives the network the weights of the latest validation or checkpoint inside the block."""
+        return replaced(self._session.state.weights, self._evaluated.values)
 
     def _delete_older(self) -> None:
         """Deletes the numbered checkpoints of this run that are older than those that ``--keep-checkpoints`` keeps.
@@ -457,12 +445,11 @@ class Recorder:
         if self._session.device.kind != "ipu":
             meta["threads"] = operation_threads()
         rate = float(context.schedule(np.asarray([state.weight_updates]))[0])
-        with self._session.as_evaluated():
+        with self.as_evaluated():
             weights = checkpoints.arrays(state.weights, rate)
         if not is_whole:
             return self._folder.write_checkpoint(name, weights, {}, meta)
-        running = {name + checkpoints.RUNNING: state.weights[name] for name in self._session.evaluated}
-        slots = checkpoints.arrays({**state.slots, **running}, rate)
+        slots = checkpoints.arrays(slots_to_save(state, self._evaluated), rate)
         return self._folder.write_checkpoint(name, weights, slots, meta)
 
     def _interrupt(self) -> None:
@@ -573,7 +560,7 @@ class Recorder:
             "ended_early": self._reason if self._is_early else None,
             "target": self._target(),
             "averaged_weights": bool(self._config.ema_decay and self._config.training),
-            "moving_statistics": self._statistics,
+            "moving_statistics": self._evaluated.statistics,
             "checkpoints": self._checkpoint_names(session.state.weight_updates),
             "checkpoints_deleted": self._config.clean_dir,
             "trained_samples": trained,

@@ -19,6 +19,7 @@ from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
+from ipucnn.sessions.evaluated import StatisticsImages
 from ipucnn.sessions.session import Session
 from ipucnn.text import counted, shown_value, size_text
 from ipucnn.training.program import Program, make_layout
@@ -428,11 +429,8 @@ def training_samples(setup: Setup, program: Program, count: int) -> List[Trainin
 STATISTICS_SAMPLES = 1024
 
 
-def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
+def statistics_batches(setup: Setup) -> StatisticsImages:
     """Returns the training images for measuring batch norm's statistics: drawn with the seed, the same ones each time.
-
-    Returns:
-        The batches, their number, and the number of images in each.
 
     Raises:
         InfeasibleError: one batch does not fit into the host's memory.
@@ -456,7 +454,7 @@ def statistics_batches(setup: Setup) -> Tuple["TfDataset", int, int]:
             output_shape=setup.output_shape,
         ),
     )
-    return batches.take(count), count, size
+    return StatisticsImages(batches.take(count), count, size)
 
 
 def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session] = None) -> "TfDataset":

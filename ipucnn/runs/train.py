@@ -314,7 +314,7 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0))
             yield from recorder.save_last()
             self.final_report = recorder.report
-            yield from self._predictions(session)
+            yield from self._predictions(session, recorder)
             yield from recorder.finish()
 
     def _compile(self, session: Session) -> Tuple[KerasModel, CompilationReport]:
@@ -336,7 +336,7 @@ class TrainingRun:
         self.context = replace(context, program=session.program)
         return model, compilation
 
-    def _predictions(self, session: Session) -> Iterator[Predicted]:
+    def _predictions(self, session: Session, recorder: Recorder) -> Iterator[Predicted]:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""
         context = self.context
         # Instances of poprun predict together; other processes of the host would only repeat the writer's work.
@@ -347,7 +347,7 @@ class TrainingRun:
         if isinstance(images, ArrayExamples) and len(images):
             from ipucnn.runs.images.segmentation import predicted_images
 
-            with session.as_evaluated():
+            with recorder.as_evaluated():
                 predicted = predicted_images(context, session)
             yield Predicted(predicted)
 

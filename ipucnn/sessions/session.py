@@ -4,7 +4,6 @@ The only training loop is here; a session supplies the function that runs the ne
 (:meth:`Session._start`).
 """
 
-import contextlib
 from dataclasses import asdict, dataclass, field
 from typing import (
     TYPE_CHECKING,
@@ -14,7 +13,6 @@ from typing import (
     Iterable,
     Iterator,
     List,
-    Mapping,
     Optional,
     Sequence,
     Tuple,
@@ -27,7 +25,7 @@ from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariab
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.training.evaluation import Predictions, Sums
-from ipucnn.training.optimizer_settings import AVERAGE, LOSS_SCALE, OptimizerSettings
+from ipucnn.training.optimizer_settings import LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import Program
 from ipucnn.training.schedules import Schedule
 
@@ -118,18 +116,6 @@ class CheckpointDue(_Due):
 class ValidationDue(_Due):
     """The Program requires a validation at this point."""
 
-
-def recomputes_statistics(program: Program) -> bool:
-    """Returns whether batch norm's moving statistics are recomputed from training batches before they are used.
-
-    IPUs do not update the statistics of a pipeline correctly.  With 16-bit weights, IPUs keep the statistics in 16
-    bits, so the hundredth part by which a statistic moves is lost in rounding.
-    """
-    return program.num_stages > 1 or program.precision == "16.16"
-
-
-# The number of weight updates whose batches are used to recompute moving statistics.
-STATISTICS_UPDATES = 16
 
 Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
 
@@ -244,8 +230,6 @@ class Session:
         program: the compiled Program, with the session's own choices filled in.
         state: everything that a weight update changes.
         compilation: the latest report, completed after the first weight update (on IPUs: execution).
-        evaluated: the values that replace weights of the same name in evaluation and checkpoints: averages, see
-            :meth:`take_averages`, and the latest statistics from :meth:`measure_statistics`.
         would_fit: the function that suggests changes if a program does not fit on IPUs, see
             ``planning.search.advice``; set it before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
@@ -260,7 +244,6 @@ class Session:
     _loss: Optional["Loss"] = None
     _schedule: Schedule
     compilation: Optional[CompilationReport] = None
-    evaluated: Mapping[str, np.ndarray] = {}
     would_fit: Optional[MemoryAdvice] = None
 
     def take_preprocessing(self, input_range: "InputRange") -> bool:
@@ -487,64 +470,35 @@ class Session:
         )
         return self.compilation
 
-    def recompute_statistics(self, make_dataset: MakeDataset) -> int:
-        """Replaces batch norm's moving statistics by means over training batches, if the Program needs it.
+    def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
+        """Sets batch norm's moving statistics to means over the training batches that come next.
 
-        See :func:`recomputes_statistics`; both sessions do it.  The batches are those that training would take
-        next; the training position does not move.
-
-        Returns:
-            The number of weight updates whose batches were used; 0: the running statistics were kept.
-        """
-        p = self.program
-        if p is None:
-            raise RuntimeError("compile() comes before recompute_statistics()")
-        if not (recomputes_statistics(p) and self._has_batch_norm()):
-            return 0
-        updates = min(STATISTICS_UPDATES, p.weight_updates_per_epoch)
-        self._recompute_statistics(make_dataset, updates)
-        return updates
-
-    def _has_batch_norm(self) -> bool:
-        """Returns whether the compiled model has moving statistics to recompute."""
-        raise NotImplementedError
-
-    def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
-        """Sets the moving statistics to means over the batches of ``num_updates`` weight updates."""
-        raise NotImplementedError
-
-    def take_averages(self) -> None:
-        """Puts the averages of weights and moving statistics that the optimizer keeps into ``evaluated``."""
-        slots = self.state.slots
-        names = [name for name in self.state.weights if f"{name}/{AVERAGE}" in slots]
-        self.evaluated = {name: slots[f"{name}/{AVERAGE}"].numpy() for name in names}
-
-    def measure_statistics(self, batches: TfDataset) -> None:
-        """Measures batch norm's statistics over large batches of training images, and puts them into ``evaluated``.
-
-        The moving statistics do not change, so that training can continue; see :meth:`as_evaluated` and
-        :mod:`ipucnn.sessions.host.statistics`.  A network without batch norm has nothing to measure.
+        Call it by :func:`ipucnn.sessions.evaluated.evaluated_weights`.  The training position does not move.
 
         Args:
-            batches: (images, ...), with images in the same range as in training.
+            make_dataset: as for :meth:`train`.
+            num_updates: the number of weight updates whose batches are used.
+
+        Returns:
+            The names of the statistics, of layers whose statistics move with every micro-batch.
+        """
+        raise NotImplementedError
+
+    def measure_statistics(self, images: TfDataset) -> List[str]:
+        """Sets batch norm's moving statistics to those of large batches of training images.
+
+        Call it by :func:`ipucnn.sessions.evaluated.evaluated_weights`; see :mod:`ipucnn.sessions.host.statistics`.
+
+        Args:
+            images: (images, ...), with images in the same range as in training.
+
+        Returns:
+            The names of the statistics, of all layers that are trained.
 
         Raises:
             InfeasibleError: the pass does not fit into the host's memory.
         """
         raise NotImplementedError
-
-    @contextlib.contextmanager
-    def as_evaluated(self) -> Iterator[None]:
-        """Gives the network the weights in ``evaluated`` inside the block, for evaluation and checkpoints."""
-        weights = self.state.weights
-        running = {name: weights[name].numpy() for name in self.evaluated}
-        try:
-            for name, value in self.evaluated.items():
-                weights[name].assign(value)
-            yield
-        finally:
-            for name, value in running.items():
-                weights[name].assign(value)
 
     def prepare_evaluation(self, model: KerasModel, loss: Optional["Loss"]) -> None:
         """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.

@@ -9,6 +9,13 @@ from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
 from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
+from ipucnn.sessions.evaluated import (
+    EvaluatedWeights,
+    Statistics,
+    StatisticsImages,
+    evaluated_weights,
+    statistics_policy,
+)
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
@@ -108,12 +115,12 @@ def batches(program: Program, *parts: Any) -> Any:
 
 
 class Trained(NamedTuple):
-    """The result of a training: arrays by name, all events, and the weight updates measured for statistics."""
+    """The result of a training: trained weights with recomputed statistics, slots, events, origin of the statistics."""
 
     weights: Dict[str, np.ndarray]
     slots: Dict[str, np.ndarray]
     events: List[Any]
-    recomputed: int
+    statistics: str
 
 
 def compile_session(
@@ -168,10 +175,29 @@ def run(
         set_state(session, *state)
     make_dataset = batches(program, images, labels, *([] if weights is None else [weights]))
     events = list(session.train(make_dataset))
-    recomputed = session.recompute_statistics(make_dataset)
+    evaluated = evaluated_now(session, make_dataset)
+    recomputed = {name: v for name, v in evaluated.values.items() if name not in evaluated.resumed}
     return Trained(
-        {name: variable.numpy() for name, variable in session.state.weights.items()},
-        {name: variable.numpy() for name, variable in session.state.slots.items()},
+        {**values(session.state.weights), **recomputed},
+        values(session.state.slots),
         events,
-        recomputed,
+        evaluated.statistics,
     )
+
+
+def values(variables: Any) -> Dict[str, np.ndarray]:
+    """Returns the values of variables, by name."""
+    return {name: variable.numpy() for name, variable in variables.items()}
+
+
+def evaluated_now(session: Any, make_dataset: Any) -> EvaluatedWeights:
+    """Returns the evaluated weights of a run without precise batch norm."""
+    policy = statistics_policy(RunConfig(), session.program)
+    return evaluated_weights(session, policy, make_dataset, lambda: None)
+
+
+def measured(session: Any, images: Any, size: int) -> EvaluatedWeights:
+    """Returns the evaluated weights of a run with precise batch norm, over batches of ``size`` images."""
+    dataset = tf.data.Dataset.from_tensor_slices((images,)).batch(size)
+    batches = StatisticsImages(dataset, len(dataset), size)
+    return evaluated_weights(session, Statistics.MEASURED, None, lambda: batches)

@@ -343,28 +343,27 @@ class HostSession(Session):
         what = f"with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}"
         return what, f"use {smaller}"
 
-    def _has_batch_norm(self) -> bool:
-        """Returns whether the compiled model has moving statistics that move with every micro-batch."""
-        return self._loop is not None and self._loop.has_batch_norm
-
-    def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+    def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Runs the training loop's forward pass over the batches."""
         assert self._loop is not None and self.program is not None
-        iterator = self.feed(make_dataset(self.state.weight_updates, self.program.samples_per_fused_batch))
-        with tf.device(self.place), _exceptions(self._memory_of_training):
-            self._weights.round_to_nearest()
-            self._loop.collect(iterator, tf.constant(num_updates))
-            self._weights.round_to_nearest()
+        if self._loop.collected:
+            iterator = self.feed(
+                make_dataset(self.state.weight_updates, self.program.samples_per_fused_batch)
+            )
+            with tf.device(self.place), _exceptions(self._memory_of_training):
+                self._weights.round_to_nearest()
+                self._loop.collect(iterator, tf.constant(num_updates))
+                self._weights.round_to_nearest()
+        return self._loop.collected
 
-    def measure_statistics(self, batches: TfDataset) -> None:
+    def measure_statistics(self, images: TfDataset) -> List[str]:
         """Measures the statistics in the session's precision."""
-        weights = self.state.weights
-        running = {name: weights[name].numpy() for name in self._large_batches.names}
         with tf.device(self.place), _exceptions():
-            self._weights.round_to_nearest()  # rounds the running statistics, too
-            self.evaluated = {**self.evaluated, **self._large_batches.measure(self.feed(batches))}
-        for name, value in running.items():
-            weights[name].assign(value)
+            self._weights.round_to_nearest()
+            for name, value in self._large_batches.measure(self.feed(images)).items():
+                self.state.weights[name].assign(value)
+            self._weights.round_to_nearest()
+        return self._large_batches.names
 
     def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
         """Traces the forward pass for one batch shape."""

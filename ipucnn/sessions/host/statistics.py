@@ -53,7 +53,7 @@ class MovingStatistics:
         weights: the model's weights.
 
     Attributes:
-        variables: the moving mean and variance of each layer whose statistics move with every micro-batch.
+        names: the names of the moving statistics that move with every micro-batch: mean and variance of each layer.
     """
 
     def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
@@ -68,7 +68,7 @@ class MovingStatistics:
             for layer in norms
         }
         self._order = [layer.name for layer in norms if not layer.moves_once]
-        self.variables = [variable for name in self._order for variable in self._moving[name][:2]]
+        self.names = [f"{name}/{moving}" for name in self._order for moving in MOVING_STATISTICS]
         # For statistics that move once per weight update: sums over its fused batches for each group of replicas.
         groups = program.num_replicas // program.dbn_replica_group_size
         self._sums = {
@@ -80,7 +80,7 @@ class MovingStatistics:
         }
 
     def means(self, context: ExecutionContext) -> List[Tensor]:
-        """Returns the means of the statistics of a fused batch's micro-batches, in the order of ``variables``."""
+        """Returns the means of the statistics of a fused batch's micro-batches, in the order of ``names``."""
         pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
         return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
 

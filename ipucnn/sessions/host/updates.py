@@ -117,9 +117,9 @@ class UpdateLoop:
         return every_step * self._steps + sum(last)
 
     @property
-    def has_batch_norm(self) -> bool:
-        """Returns whether the model has moving statistics that move with every micro-batch."""
-        return bool(self._statistics.variables)
+    def collected(self) -> List[str]:
+        """Returns the names of the moving statistics that :meth:`collect` sets."""
+        return self._statistics.names
 
     def _collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
         """Computes :meth:`collect` inside a TensorFlow function.
@@ -140,7 +140,7 @@ class UpdateLoop:
             )
             return (step + 1, *added)
 
-        variables = self._statistics.variables
+        variables = [self._weights.kept[name] for name in self.collected]
         start = [tf.zeros(variable.shape) for variable in variables]
         _, *sums = tf.while_loop(
             lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1

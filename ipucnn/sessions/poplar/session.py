@@ -4,7 +4,7 @@ import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,7 @@ from ipucnn.aliases import KerasModel, Tensor, TfDataset
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
+from ipucnn.sessions.evaluated import STATISTICS_UPDATES, Statistics, statistics_policy
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
@@ -189,8 +190,8 @@ class PoplarSession(Session):
         started = time.perf_counter()
         stream = self._trained.stream(make_dataset(0, p.micro_batch_size), 0)
         self._trained.execute(stream, 0, p.weight_updates_per_execution)
-        if not self._config.precise_batch_norm:
-            self.recompute_statistics(make_dataset)
+        if statistics_policy(self._config, p) is Statistics.RECOMPUTED:
+            self.recompute_statistics(make_dataset, min(STATISTICS_UPDATES, p.weight_updates_per_epoch))
         if evaluation is not None:
             next(self.logits(evaluation), None)
         self._note_compilation(time.perf_counter() - started)
@@ -243,14 +244,12 @@ class PoplarSession(Session):
         """Returns the value of the first instance; every instance must make this call."""
         return self._device.of_first_instance(value)
 
-    def _has_batch_norm(self) -> bool:
-        """Returns whether the network in training has moving statistics that move with every micro-batch."""
-        return self._trained is not None and bool(self._trained.network.norms)
-
-    def _recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> None:
+    def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Runs a forward pass on IPUs, pipelined like training."""
         p, trained = self.program, self._trained
         assert p is not None and trained is not None
+        if not trained.network.norms:
+            return []
         if self._statistics is None:
             self._statistics = StatisticsNetwork(
                 self._device,
@@ -259,10 +258,9 @@ class PoplarSession(Session):
                 num_updates,
             )
         batches = make_dataset(self.state.weight_updates, p.micro_batch_size)
-        for name, value in self._statistics.measure(trained.network.weights, batches).items():
-            self.state.weights[name].assign(value)
+        return self._take_statistics(self._statistics.measure(trained.network.weights, batches))
 
-    def measure_statistics(self, batches: TfDataset) -> None:
+    def measure_statistics(self, images: TfDataset) -> List[str]:
         """Measures on the host's CPU, with the IPUs' weights and precision: the batches do not fit on IPUs.
 
         Every instance uses all images.
@@ -276,8 +274,15 @@ class PoplarSession(Session):
             assert self._host_weights is not None
             assign_weights(self.state.weights, self._host_weights.kept)
             self._host_weights.round_to_nearest()
-            packed = self._device.preprocess.pack_8_bits(batches)
-            self.evaluated = {**self.evaluated, **self._large_batches.measure(packed)}
+            return self._take_statistics(
+                self._large_batches.measure(self._device.preprocess.pack_8_bits(images))
+            )
+
+    def _take_statistics(self, values: Mapping[str, np.ndarray]) -> List[str]:
+        """Sets moving statistics, and returns their names."""
+        for name, value in values.items():
+            self.state.weights[name].assign(value)
+        return list(values)
 
     # --- prediction ------------------------------------------------------------------------------------
 
