@@ -10,7 +10,6 @@ import sys
 from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple
 
 from ipucnn import __version__, interrupts
-from ipucnn.aliases import ClickError
 from ipucnn.command_table import COMMANDS, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
@@ -242,7 +241,7 @@ def _dispatch(args: List[str]) -> int:
         _join_processes(first)
     import typer
 
-    from ipucnn.command_group import build_root
+    from ipucnn.command_group import USAGE_ERROR, build_root, user_error
 
     first_argument = args[0] if args else ""
     root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in first_argument)
@@ -250,8 +249,6 @@ def _dispatch(args: List[str]) -> int:
     if COMPLETE_VARIABLE in os.environ:
         root.main(args=args, prog_name="ipucnn", complete_var=COMPLETE_VARIABLE)
         return EXIT_OK
-    # Typer does not export the base class of its usage errors, and its module depends on the version of Typer.
-    usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         with root.make_context("ipucnn", args) as ctx:
             root.invoke(ctx)
@@ -272,8 +269,8 @@ def _dispatch(args: List[str]) -> int:
         ) from error
     except typer.Abort:
         return EXIT_SIGINT
-    except usage_error as error:
-        raise _as_user_error(error) from None
+    except USAGE_ERROR as error:
+        raise user_error(error) from None
     return EXIT_OK
 
 
@@ -295,39 +292,8 @@ def _join_processes(name: str) -> None:
     find_group()
 
 
-def _as_user_error(error: ClickError) -> UserError:
-    """Converts a usage error of Typer into a ``ConfigurationError`` with a hint."""
-    ctx = getattr(error, "ctx", None)
-    if ctx is None:
-        return ConfigurationError(_sentence(error), "`ipucnn --help` lists the commands")
-    path = ctx.command_path
-    params = ctx.command.get_params(ctx)
-    hint = f"`{path} --help` lists the options"
-    kind = type(error).__name__
-    if kind == "NoSuchOption":
-        from ipucnn.config.help_page import suggest, word_to_look_for
-
-        typed = shown_value(error.option_name)
-        word = word_to_look_for(params, error.option_name)
-        hint = f"`{path} --help-all` shows all options"
-        if word is not None:
-            hint = (
-                f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
-            )
-        return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
-    if kind == "BadOptionUsage":
-        hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
-    return ConfigurationError(f"{path}: {_sentence(error)}", hint)
-
-
 LONGEST_MESSAGE = 3000
 """Characters of a message; longer ones, which repeat input at length, are shortened."""
-
-
-def _sentence(error: ClickError) -> str:
-    """The error's message on one line, without a full stop."""
-    message = " ".join(error.format_message().split()).rstrip(".")
-    return message[:1].lower() + message[1:]
 
 
 # Message and hint of the error that ended the command, for the other processes of MPI.

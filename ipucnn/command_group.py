@@ -4,18 +4,51 @@ import functools
 import importlib
 import inspect
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import typer
 import typer.core
 
-from ipucnn.aliases import ClickCommand, ClickContext, ClickParameter
+from ipucnn.aliases import ClickCommand, ClickContext, ClickError, ClickParameter, PlainDict
 from ipucnn.command_table import ABOUT, COMMANDS
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
-from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.text import shown_value
 
 CONTEXT = {"help_option_names": ["--help", "-h"]}
+# Typer does not export the base class of its usage errors, and its module depends on the version of Typer.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+
+
+def user_error(error: ClickError) -> UserError:
+    """Converts a usage error of Typer into a ``ConfigurationError`` with a hint."""
+    ctx = getattr(error, "ctx", None)
+    if ctx is None:
+        return ConfigurationError(_sentence(error), "`ipucnn --help` lists the commands")
+    path = ctx.command_path
+    params = ctx.command.get_params(ctx)
+    hint = f"`{path} --help` lists the options"
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        from ipucnn.config.help_page import suggest, word_to_look_for
+
+        typed = shown_value(error.option_name)
+        word = word_to_look_for(params, error.option_name)
+        hint = f"`{path} --help-all` shows all options"
+        if word is not None:
+            hint = (
+                f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
+            )
+        return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
+    if kind == "BadOptionUsage":
+        hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
+    return ConfigurationError(f"{path}: {_sentence(error)}", hint)
+
+
+def _sentence(error: ClickError) -> str:
+    """The error's message on one line, without a full stop."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return message[:1].lower() + message[1:]
 
 
 class LazyGroup(typer.core.TyperGroup):
@@ -30,6 +63,13 @@ class LazyGroup(typer.core.TyperGroup):
             return None
         module = importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
         return _command(command.name, getattr(module, command.function))
+
+    def parse_line(self, ctx: ClickContext, words: Sequence[str]) -> PlainDict:
+        """Returns the value of each parameter of the command in a command line, without running it."""
+        command = self.get_command(ctx, words[0])
+        assert command is not None
+        params: PlainDict = command.make_context(f"ipucnn {words[0]}", list(words[1:])).params
+        return params
 
     def resolve_command(self, ctx: ClickContext, args: List[str]) -> Any:
         name = args[0]
@@ -54,6 +94,13 @@ def _command(name: str, function: Callable[..., None]) -> ClickCommand:
     }
     command.readers = {name: parser for name, parser in parsers.items() if parser is not None}  # type: ignore[attr-defined]
     return command
+
+
+def parse_line(words: Sequence[str]) -> PlainDict:
+    """Returns the value of each parameter of the command in a command line, without running it."""
+    root = build_root(with_completion=False)
+    params: PlainDict = root.parse_line(root.make_context("ipucnn", [], resilient_parsing=True), words)
+    return params
 
 
 def print_matches(words: str) -> None:
@@ -150,11 +197,10 @@ class RunCommand(typer.core.TyperCommand):
             args = ["--verbose", *args]
         try:
             given, rest, _ = self.make_parser(ctx).parse_args(rewrite(args, table))
-        except Exception as error:
+        except USAGE_ERROR as error:
             # Click does not set the context of some usage errors; the hint needs it.
-            if getattr(error, "ctx", ctx) is None:
-                error.ctx = ctx  # type: ignore[attr-defined]
-            raise
+            error.ctx = error.ctx or ctx
+            raise user_error(error) from None
         if rest:
             extra = " ".join(map(shown_value, rest))
             raise ConfigurationError(

@@ -10,16 +10,18 @@ from msgspec import structs
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.benchmarking import suite_run
+from ipucnn.benchmarking.figures import figures_of_benchmark
 from ipucnn.benchmarking.records import Row
-from ipucnn.benchmarking.suite import find_suite, parse_suite, plan_suite
+from ipucnn.benchmarking.suite import find_suite, given_options, parse_suite, plan_suite
 from ipucnn.benchmarking.suite_run import (
-    figures,
     read_suite,
     speedups,
     suite_folder,
+    with_figures,
     with_kept_rows,
     write_result,
 )
+from ipucnn.command_group import parse_line
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.reports.suite import columns, draw_speedups
 from ipucnn.system_programs import Ran
@@ -39,7 +41,8 @@ PROGRAM = dict(
 
 
 def plan(text=SMALL, model=None, typed=""):
-    return plan_suite(parse_suite(text, "s.yml", "s"), model, shlex.split(typed))
+    options = given_options(parse_line(["benchmark", "lenet", *shlex.split(typed)]))
+    return plan_suite(parse_suite(text, "s.yml", "s", parse_line), model, options)
 
 
 def report(images_per_s=100.0, **changes):
@@ -85,23 +88,23 @@ def test_braces_and_names_expand_to_rows():
         *("lenet-inference-micro-batch-size-1", "lenet-inference-micro-batch-size-8"),
         *("lenet-training-micro-batch-size-1", "lenet-training-micro-batch-size-8", "two-replicas"),
     ]
-    every = "--seed 1 --host-generated-data"
+    every = "--host-generated-data --optimizer-params '{}'"
     assert rows[1].command == (
-        f"benchmark lenet {every} --image-size 32 --optimizer-params '{{}}' --inference --micro-batch-size 8"
+        f"benchmark lenet --seed 1 --image-size 32 {every} --inference --micro-batch-size 8"
     )
     assert rows[4].command == (
-        f"benchmark toy_model {every} --image-size 40 --optimizer-params '{{}}' --training --num-replicas 2"
+        f"benchmark toy_model --seed 1 --image-size 40 {every} --training --num-replicas 2"
     )
     assert [row.mode for row in rows] == ["inference"] * 2 + ["training"] * 3
 
 
 def test_built_in_suites_have_their_rows():
-    ulhpc = find_suite("ulhpc")
-    assert (len(plan_suite(ulhpc, None, []).rows), ulhpc.epoch_images) == (84, 50000)
+    ulhpc = find_suite("ulhpc", parse_line)
+    assert (len(plan_suite(ulhpc, None, {}).rows), ulhpc.epoch_images) == (84, 50000)
     assert len({row.model for row in ulhpc.rows}) == 21
     assert {row.resolve().config.precision for row in ulhpc.rows} == {"32.32"}
-    steps = find_suite("keras-tutorial")
-    ids = [row.id for row in plan_suite(steps, None, []).rows]
+    steps = find_suite("keras-tutorial", parse_line)
+    ids = [row.id for row in plan_suite(steps, None, {}).rows]
     assert ids == ["plain", "ipu", "steps-per-execution", "replication", "pipelining"]
     assert [row.command for row in steps.rows] == ["fit", *["train"] * 4]
     configs = [row.resolve().config for row in steps.rows]
@@ -139,17 +142,18 @@ def test_an_image_size_is_adapted_to_the_network():
     [
         ("rows:\n  - benchmark lenett\n", "row 1: unknown model", "did you mean 'lenet'"),
         ("rows:\n  - benchmark vgg9*\n", "no network matches", ""),
-        ("rows:\n  - benchmark lenet --micro-bach-size 3\n", "no option --micro-bach-size", "'micro-batch-size'"),
-        ("rows:\n  - train lenet --compare-with keras\n", "`ipucnn train` has no option --compare-with", ""),
+        ("rows:\n  - benchmark lenet --micro-bach-size 3\n", "no option --micro-bach-size", "'--micro-batch-size'"),
+        ("rows:\n  - train lenet --compare-with keras\n", "no option --compare-with", "`ipucnn train --help-all`"),
         ("rows:\n  - benchmark lenet --micro-batch-size 0\n", "--micro-batch-size 0", ""),
-        ("rows:\n  - benchmark lenet --config\n", "--config takes one value", "--config VALUE"),
-        ("rows:\n  - benchmark lenet --executions\n", "--executions takes one value", "--executions VALUE"),
-        ("rows:\n  - benchmark lenet --min-time 1 2\n", "--min-time takes one value", ""),
+        ("rows:\n  - benchmark lenet --config\n", "'--config' requires an argument", "--help config`"),
+        ("rows:\n  - benchmark lenet --executions\n", "'--executions' requires an argument", "--help executions`"),
+        ("rows:\n  - benchmark lenet --min-time 1 2\n", "unexpected extra arguments (2)", ""),
         ("rows:\n  - benchmark lenet --executions 0\n", "--executions 0", "--executions 1"),
         ("rows:\n  - benchmark lenet --mode trainin\n", "--mode trainin", "did you mean 'training'"),
         ("rows:\n  - benchmark lenet --system pod15\n", "pod15", "did you mean"),
         ("rows:\n  - benchmark lenet --run-dir x\n", "--run-dir is the suite's own", ""),
-        ("rows:\n  - benchmark lenet 3\n", "'3' belongs to no option", ""),
+        ("rows:\n  - benchmark lenet 3\n", "unexpected extra arguments (3)", "ipucnn benchmark --help"),
+        ("rows:\n  - benchmark lenet --help\n", "no command line of a suite", "begin with benchmark or train"),
         ("rows:\n  - evaluate lenet\n", "no command line of a suite", "begin with benchmark or train"),
         ("rows:\n  - benchmark net.py:build\n", "your own network", "ipucnn benchmark net.py:build"),
         ("rows:\n  - benchmark 'lenet\n", "row 1: No closing quotation", "quotation"),
@@ -191,7 +195,8 @@ def test_a_failed_row_does_not_stop_the_others(monkeypatch, run):
     # Only whole batches count: 12 of 8 in 100 images.
     assert result.rows[2].epoch_s == 96 / 300 and result.rows[0].epoch_s is None
     assert (
-        Path("s/suite.csv").read_text().startswith("id,name,model,command") and Path("s/speedup.png").exists()
+        Path("s/suite.csv").read_text().startswith("device,data,image_height")
+        and Path("s/speedup.png").exists()
     )
     assert "total epoch time" in out and "failed" in out and "a note" in out
     retry = shlex.split(err.split("to try them again: ")[-1])[1:]
@@ -209,7 +214,7 @@ def test_an_interrupted_suite_resumes(monkeypatch, run):
     resume = shlex.split(err.strip().split("go on with ")[-1])[1:]
     first = read_suite(Path("runs/my-suite")).rows[0]
     ran = answering(monkeypatch)
-    other = plan_suite(find_suite("my.yml"), None, ["--prefetch-depth", "7"])
+    other = plan_suite(find_suite("my.yml", parse_line), None, {"prefetch_depth": "7"})
     check_raises(ConfigurationError, "holds another suite", "", with_kept_rows, other, Path("runs/my-suite"))
     # Another path of the data is still the same suite.
     code, _, err = run(*[word.replace("here", "there") for word in resume])
@@ -230,9 +235,9 @@ def test_folders_with_other_files_are_refused(tmp_path, left):
 
 
 def test_results_of_other_versions_are_refused(tmp_path):
-    old = {"kind": "ipucnn benchmark suite", "schema_version": 2, "suite": "s", "rows": []}
+    old = {"kind": "ipucnn benchmark suite", "schema_version": 3, "suite": "s", "rows": []}
     (tmp_path / "suite.json").write_text(json.dumps(old))
-    check_raises(DataError, "has schema_version 2, this ipucnn reads 3", "", read_suite, tmp_path)
+    check_raises(DataError, "has schema_version 3, this ipucnn reads 4", "", read_suite, tmp_path)
 
 
 @pytest.mark.slow
@@ -261,14 +266,14 @@ def rows_of(*speeds):
     rows = []
     for k, speed in enumerate(speeds):
         row = Row(id=f"r{k}", name=f"r{k}", model="lenet", command="benchmark lenet", mode="training")
-        rows.append(figures(row, report(speed), 100, None))
+        rows.append(with_figures(row, figures_of_benchmark(report(speed)), 100))
     return rows
 
 
 def test_an_epoch_below_a_global_batch_has_no_time():
     row = Row(id="r", name="r", model="lenet", command="benchmark lenet", mode="training")
-    assert figures(row, report(), 7, None).epoch_s is None
-    assert figures(row, report(), 8, None).epoch_s == 8 / 100
+    assert with_figures(row, figures_of_benchmark(report()), 7).epoch_s is None
+    assert with_figures(row, figures_of_benchmark(report()), 8).epoch_s == 8 / 100
 
 
 def test_speedups_of_another_machine_and_of_ipus():

@@ -16,6 +16,7 @@ from support.sessions import CPU, make_program
 from tensorflow import keras
 
 from ipucnn.benchmarking.suite import parse_suite
+from ipucnn.command_group import parse_line
 from ipucnn.datasets.base import pool
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
@@ -623,6 +624,6 @@ def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
     assert error.message.endswith("No module named 'not_offered'")
     assert error.hint == "fix the package that offers it"
     with pytest.raises(ConfigurationError, match="row 1: mine-net is your own network"):
-        parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine")
+        parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine", parse_line)
     sys.modules.pop("offered", None)
     assert os.getcwd() == str(tmp_path)

@@ -13,6 +13,7 @@ from support.refusals import check_raises
 import ipucnn
 from ipucnn.benchmarking.suite import parse_suite, plan_suite
 from ipucnn.benchmarking.suite_run import run_rows
+from ipucnn.command_group import parse_line
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import folder as run_folder
@@ -205,7 +206,7 @@ def test_suite_never_writes_through_links(here):
     precious.mkdir()
     folder.mkdir()
     (folder / "rows").symlink_to(precious)
-    suite = plan_suite(parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s"), None, [])
+    suite = plan_suite(parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s", parse_line), None, {})
     check_raises(DataError, "rows is a link", "", run_rows, suite, folder)
     assert not list(precious.iterdir())
 

@@ -1,12 +1,14 @@
 """Runs ``fit``, a command of suites that trains as ``ipucnn train`` would, with ``keras.Model.fit``."""
 
-import json
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
-from ipucnn.aliases import KerasModel, PlainDict, Tensor
+from ipucnn.aliases import KerasModel, Tensor
+from ipucnn.benchmarking.figures import figures_of_work
+from ipucnn.benchmarking.records import Figures
+from ipucnn.benchmarking.suite import CommandLine, Parse, given_options
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError
@@ -16,23 +18,18 @@ from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
 
 
-def main() -> None:
+def main(parse: Parse) -> None:
     """Trains as the command line specifies, and prints figures as JSON: the process of a row of a suite."""
-    from ipucnn.benchmarking.suite import CommandLine, parse_options
-
     try:
-        command_line = CommandLine("fit", sys.argv[2], parse_options(sys.argv[3:]))
-        print(json.dumps(fit(command_line.resolve())))
+        options = given_options(parse(["train", *sys.argv[2:]]))
+        print(fit(CommandLine("fit", sys.argv[2], options).resolve()).to_json())
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
-def fit(resolved: Resolved) -> PlainDict:
+def fit(resolved: Resolved) -> Figures:
     """Trains and evaluates; the first epoch compiles, so its time does not count.
-
-    Returns:
-        The keys of a run's report that a suite reads.
 
     Raises:
         ConfigurationError: something that Keras' loop does not support.
@@ -64,22 +61,18 @@ def fit(resolved: Resolved) -> PlainDict:
         raise InfeasibleError(
             "out of memory in Keras' loop", "use a smaller --micro-batch-size or --image-size"
         ) from None
-    return {
-        "program": program.to_dict(),
-        "measured": {
-            "images_per_s": program.samples_per_epoch * len(seconds[1:]) / sum(seconds[1:]),
-            "peak_memory_bytes": peak_memory_bytes(),
-        },
-        "compilation": {
-            "num_trainable_parameters": count_parameters(model),
-            "macs_per_sample": count_macs(model),
-            "device": asdict(session.device),
-        },
-        "dataset": {"name": setup.source.info.name},
-        "input_shape": list(setup.input_shape),
-        "validation": {"accuracy": metrics["accuracy"]},
-        "training_accuracy": training_accuracy,
-    }
+    images_per_s = program.samples_per_epoch * len(seconds[1:]) / sum(seconds[1:])
+    compiled = {"num_trainable_parameters": count_parameters(model), "macs_per_sample": count_macs(model)}
+    return Figures(
+        **figures_of_work(program.to_dict(), compiled, setup.input_shape),
+        device=session.device.name,
+        data=setup.source.info.name,
+        images_per_s=images_per_s,
+        step_s=program.micro_batch_size / images_per_s,
+        peak_memory_bytes=peak_memory_bytes(),
+        training_accuracy=training_accuracy,
+        accuracy=metrics["accuracy"],
+    )
 
 
 def _check(config: RunConfig, program: Program) -> None:

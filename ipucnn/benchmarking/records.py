@@ -368,18 +368,9 @@ class BenchmarkReport(Request, frozen=True, kw_only=True):
     interrupted: bool = False
 
 
-class Row(Record, frozen=True, kw_only=True):
-    """One command line of a suite; figures are null until it has run."""
+class Figures(Record, frozen=True, kw_only=True):
+    """The figures that a benchmark, a training run and Keras' own loop have in common; null if one does not have it."""
 
-    id: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]+$")]  # unique; its run folder is rows/ID
-    name: str
-    model: str
-    command: str  # the words to type after `ipucnn`
-    mode: Annotated[str, one_of("inference", "training")]
-    status: Annotated[str, one_of("pending", "done", "failed")] = "pending"
-    error: Optional[str] = None  # why the row failed
-    exit_code: Optional[int] = None
-    wall_s: Optional[Amount] = None  # time of the whole command, its start included
     device: Optional[str] = None
     data: Optional[str] = None  # name of the data set
     image_height: Optional[Natural] = None
@@ -400,10 +391,24 @@ class Row(Record, frozen=True, kw_only=True):
     ratio_to_keras: Optional[Amount] = None
     training_accuracy: Optional[Share] = None
     accuracy: Optional[Share] = None  # accuracy on held-out images
-    epoch_s: Optional[Amount] = None  # time of the whole batches in `epoch_images`; null if there is none
     predicted_images_per_s: Optional[Amount] = None  # predicted for IPUs, not measured
     predicted_num_ipus: Optional[Natural] = None
     notes: List[str] = []
+
+
+class Row(Figures, frozen=True, kw_only=True):
+    """One command line of a suite; figures are null until it has run."""
+
+    id: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]+$")]  # unique; its run folder is rows/ID
+    name: str
+    model: str
+    command: str  # the words to type after `ipucnn`
+    mode: Annotated[str, one_of("inference", "training")]
+    status: Annotated[str, one_of("pending", "done", "failed")] = "pending"
+    error: Optional[str] = None  # why the row failed
+    exit_code: Optional[int] = None
+    wall_s: Optional[Amount] = None  # time of the whole command, its start included
+    epoch_s: Optional[Amount] = None  # time of the whole batches in `epoch_images`; null if there is none
 
 
 class MachineFacts(Record, frozen=True):
@@ -420,7 +425,7 @@ class SuiteResult(Record, frozen=True, kw_only=True):
     """One row for each command line."""
 
     kind: Literal["ipucnn benchmark suite"] = "ipucnn benchmark suite"
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     suite: str  # name of its file without the ending, or the wildcard
     title: str
     about: str

@@ -8,7 +8,7 @@ rows:
   - two replicas: train resnet18 --replicas 2 --num-epochs 2
 
 ``{a,b}`` expands to each of them, as in a shell, and a wildcard to each network that it matches.  ``fit`` in place of
-``train`` is Keras' own loop (``keras_fit.py``).
+``train`` is Keras' own loop (``keras_fit.py``).  The command line's own parser reads each row.
 """
 
 import contextlib
@@ -20,17 +20,16 @@ import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
 from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
-from ipucnn.benchmarking.job import make_settings
+from ipucnn.benchmarking.job import TRAINING, make_settings
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
-from ipucnn.config import spec
-from ipucnn.config.options import find_spec, specs_for
+from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
@@ -43,27 +42,22 @@ from ipucnn.text import shown_value
 FOLDER = Path(__file__).parent / "suites"
 COMMANDS = {"benchmark": "benchmark", "train": "train", "fit": "train"}
 """The command whose options a command of a suite has."""
-SEED = 1
+SEED = "1"
 """The default seed of rows, fixed so that a continued suite uses the same."""
 MAX_ROWS = 10_000
 _BRACES = re.compile(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}")
-# Options of ``benchmark`` that runs do not have, and the functions that read their values.
-_MEASURING: Dict[str, Callable[[str], PlainValue]] = {
-    "mode": str,
-    "compare-with": str,
-    "executions": spec.EXECUTIONS.flag("--executions"),
-    "min-time": spec.SECONDS.flag("--min-time"),
-    "max-time": spec.SECONDS.flag("--max-time"),
-    "system": str,
-}
-# The flags that replace ``--mode``, and whether weight updates are measured.
-_MODES = {"training": True, "train": True, "inference": False, "infer": False}
-_PRESET = ("config", "config-path")
-_OF_SUITE = ("run-dir", "overwrite", "resume", "json", "plan", "model-name", "suite", "versus", "baseline")
+_PRESET = ("config", "config_path")
+# Options that the suite itself sets, or that are for a single benchmark.
+_OF_SUITE = (
+    *("run_dir", "overwrite", "resume", "plan", "model_name", "suite", "versus", "baseline"),
+    *("max_regression", "system_profile", "json_output", "verbose", "print_config"),
+)
+_REPLACES = (*REPLACES, ("mode", "training"), ("training", "mode"))
 
-Options = Dict[str, List[str]]
-"""The words of each option by its key, starting with the option itself."""
-
+Options = Mapping[str, PlainValue]
+"""The typed options of a command line, by the name of the command's parameter."""
+Parse = Callable[[Sequence[str]], PlainDict]
+"""Parses the words of a command line after ``ipucnn`` -> the value of each of the command's parameters."""
 
 _Text = Union[None, str, int, float]
 """A text in YAML, where 2024 is a number and an empty text is null."""
@@ -97,41 +91,24 @@ def _naming(where: str) -> Iterator[None]:
         raise
 
 
-def parse_options(words: Sequence[str]) -> Options:
-    """Parses typed options, by key; a later one of the same key counts.
+def given_options(parameters: Options) -> Options:
+    """Returns the typed ones of a command's parameters: Typer passes None, [] or a flag's False for the others.
 
     Raises:
-        ConfigurationError: a word that belongs to no option, or an option that the suite sets itself.
+        ConfigurationError: an option that the suite sets itself.
     """
-    options: Options = {}
-    key = ""
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            key = _key(name)
-            options[key] = [f"--{name}", *([value] if equals else [])]
-        elif key:
-            options[key].append(word)
-        else:
-            raise ConfigurationError(f"'{shown_value(word)}' belongs to no option", "options begin with --")
-    for key in _OF_SUITE:
-        if key in options:
-            raise ConfigurationError(f"--{key} is the suite's own", "leave it out of the suite's rows")
-    return options
-
-
-def _key(name: str) -> str:
-    if name in _MODES:
-        return "mode"
-    known = find_spec(name) or (find_spec(name[3:]) if name.startswith("no-") else None)
-    return known.key if known is not None else name
+    for name in _OF_SUITE:
+        if parameters.get(name):
+            flag = name.replace("_output", "").replace("_", "-")
+            raise ConfigurationError(f"--{flag} is the suite's own", "leave it out of the suite's rows")
+    others = {name: value for name, value in parameters.items() if name not in (*_OF_SUITE, "model")}
+    return {name: value for name, value in others.items() if value is not None and value != []}
 
 
 def merged(below: Options, above: Options) -> Options:
     """Returns ``above`` over ``below``, without the options of ``below`` that ``above`` replaces."""
-    names = {key.replace("-", "_") for key in above}
-    replaced = {other.replace("_", "-") for name, other in REPLACES if name in names and other not in names}
-    return {**{key: words for key, words in below.items() if key not in replaced}, **above}
+    replaced = {other for name, other in _REPLACES if name in above and other not in above}
+    return {**{name: value for name, value in below.items() if name not in replaced}, **above}
 
 
 @dataclass(frozen=True)
@@ -141,7 +118,7 @@ class CommandLine:
     Attributes:
         command: a key of ``COMMANDS``.
         model: the name of a network.
-        options: the options by key.
+        options: the typed options.
         name: the name in the suite; "" for a name derived from the command line.
         where: the place in the suite, for messages.
     """
@@ -155,21 +132,30 @@ class CommandLine:
     @property
     def text(self) -> str:
         """Returns what to type after ``ipucnn``."""
-        words = [self.command, self.model, *itertools.chain.from_iterable(self.options.values())]
-        return " ".join(map(shlex.quote, words))
+        words = itertools.chain.from_iterable(map(option_words, self.options.items()))
+        return " ".join(map(shlex.quote, [self.command, self.model, *words]))
 
     @property
-    def mode(self) -> str:
-        """Returns "training" if weight updates are timed, else "inference"."""
-        mode = self.options.get("mode", ["--inference"])[-1].lstrip("-")
-        return "training" if self.command != "benchmark" or _MODES.get(mode, True) else "inference"
+    def training(self) -> bool:
+        """Tells whether weight updates are timed."""
+        return self.command != "benchmark" or make_settings(**self._measuring).mode == TRAINING  # type: ignore[arg-type]
 
-    def takes(self, key: str) -> bool:
-        """Tells whether its command has an option."""
-        if key in _PRESET or (key in _MEASURING and self.command == "benchmark"):
-            return True
-        option = find_spec(key)
-        return option is not None and COMMANDS[self.command] in option.commands
+    @property
+    def _measuring(self) -> PlainDict:
+        """The options that runs do not have."""
+        return {
+            name: value
+            for name, value in self.options.items()
+            if name not in _PRESET and not self._is_of_run(name)
+        }
+
+    def _is_of_run(self, name: str) -> bool:
+        spec = BY_NAME.get(name)
+        return spec is not None and COMMANDS[self.command] in spec.commands
+
+    def takes(self, name: str) -> bool:
+        """Tells whether its command has an option of ``benchmark``."""
+        return self.command == "benchmark" or name in _PRESET or self._is_of_run(name)
 
     def resolve(self) -> Resolved:
         """Returns its configuration.
@@ -177,30 +163,22 @@ class CommandLine:
         Raises:
             UserError: an error that can be detected without data.
         """
-        command = COMMANDS[self.command]
-        flags: PlainDict = {}
-        others: Dict[str, str] = {}
-        for key, (flag, *values) in self.options.items():
-            option = find_spec(key)
-            if not self.takes(key):
-                known = [each.key for each in specs_for(command)]
-                known += _MEASURING if command == "benchmark" else ()
-                raise ConfigurationError(
-                    f"`ipucnn {command}` has no option {shown_value(flag)}",
-                    did_you_mean(key, known) or f"`ipucnn {command} --help-all` shows all options",
-                )
-            if option is not None:
-                value = values if len(values) > 1 else values[0] if values else not flag.startswith("--no-")
-                flags[option.name] = value
-            elif flag[2:] not in _MODES:
-                if len(values) != 1:
-                    raise ConfigurationError(f"{flag} takes one value", f"{flag} VALUE")
-                others[key] = values[0]
-        preset = {key.replace("-", "_"): others.pop(key, None) for key in _PRESET}
-        request = RunRequest(command, flags, self.model, preset["config"], preset["config_path"])
-        settings = {key.replace("-", "_"): _MEASURING[key](text) for key, text in others.items()}
-        make_settings(**settings)  # type: ignore[arg-type]
-        return request.resolve()
+        flags = {name: value for name, value in self.options.items() if self._is_of_run(name)}
+        preset, file = (self.options.get(name) for name in _PRESET)
+        make_settings(**self._measuring)  # type: ignore[arg-type]
+        return RunRequest(COMMANDS[self.command], flags, self.model, preset, file).resolve()
+
+
+def option_words(option: Tuple[str, PlainValue]) -> List[str]:
+    """Returns the words of a typed option."""
+    name, value = option
+    if name == "training":
+        return ["--training" if value else "--inference"]
+    key = BY_NAME[name].key if name in BY_NAME else name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{key}" if value else f"--no-{key}"]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [f"--{key}", *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
 
 
 @dataclass(frozen=True)
@@ -221,7 +199,7 @@ class Suite:
     epoch_images: Optional[int] = None
 
 
-def find_suite(name: str) -> Suite:
+def find_suite(name: str, parse: Parse) -> Suite:
     """Returns the suite that ``--suite`` names: a built-in one, or a file.
 
     Raises:
@@ -236,7 +214,7 @@ def find_suite(name: str) -> Suite:
             or f"the built-in ones are {' and '.join(built_in)}; or give a file, FILE.yml",
         )
     hint = "give the path of a YAML file with rows"
-    return parse_suite(read_text(path, documents.MAX_BYTES, hint=hint), shown(path), path.stem)
+    return parse_suite(read_text(path, documents.MAX_BYTES, hint=hint), shown(path), path.stem, parse)
 
 
 def wildcard_suite(pattern: str) -> Suite:
@@ -246,7 +224,7 @@ def wildcard_suite(pattern: str) -> Suite:
     return Suite(name, rows, title=pattern)
 
 
-def parse_suite(text: str, source: str, name: str) -> Suite:
+def parse_suite(text: str, source: str, name: str, parse: Parse) -> Suite:
     """Reads a suite from YAML.
 
     Raises:
@@ -259,18 +237,18 @@ def parse_suite(text: str, source: str, name: str) -> Suite:
         raise ConfigurationError(f"{source}: {problem}", _HINT)
     file = msgspec.convert(data, _File)
     with _naming(f"{source}: options"):
-        options = parse_options(_split(str(file.options or "")))
+        options = _split(str(file.options or ""))
     rows: List[CommandLine] = []
     for number, row in enumerate(file.rows, 1):
         ((row_name, line),) = row.items() if isinstance(row, dict) else (("", row),)
         where = f"{source}, row {number}"
         with _naming(where):
-            rows += (replace(each, name=row_name, where=where) for each in _expanded(line, options))
+            rows += (replace(each, name=row_name, where=where) for each in _expanded(line, options, parse))
     title, about = str(file.title or ""), " ".join(str(file.about or "").split())
     return Suite(name, tuple(rows), title, about, file.epoch_images)
 
 
-def _expanded(line: str, options: Options) -> Iterator[CommandLine]:
+def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[CommandLine]:
     """Yields the command lines that a line with braces and wildcards stands for."""
     choices = [part.split(",") if k % 2 else [part] for k, part in enumerate(_BRACES.split(line))]
     count = math.prod(map(len, choices))
@@ -282,18 +260,21 @@ def _expanded(line: str, options: Options) -> Iterator[CommandLine]:
     for combination in itertools.product(*choices):
         words = _split("".join(combination))
         words = words[1:] if words[:1] == ["ipucnn"] else words
-        if len(words) < 2 or words[0] not in COMMANDS or words[1].startswith("-"):
+        asks_help = not {"--help", "--help-all", "-h"}.isdisjoint([*options, *words])
+        if len(words) < 2 or words[0] not in COMMANDS or words[1].startswith("-") or asks_help:
             raise ConfigurationError(
                 f"'{shown_value(' '.join(words))}' is no command line of a suite",
                 "begin with benchmark or train, and the name of a network",
             )
+        start = [COMMANDS[words[0]], words[1]]
+        below, above = (given_options(parse([*start, *more])) for more in (options, words[2:]))
         for record in matching(words[1]):
             if record.own is not None:
                 raise ConfigurationError(
                     f"{shown_value(words[1])} is your own network, and suites have registered ones",
                     f"measure it by itself: ipucnn benchmark {shown_value(words[1])}",
                 )
-            yield CommandLine(words[0], record.name, merged(options, parse_options(words[2:])))
+            yield CommandLine(words[0], record.name, merged(below, above))
 
 
 def _split(text: str) -> List[str]:
@@ -303,7 +284,7 @@ def _split(text: str) -> List[str]:
         raise ConfigurationError(str(error), "close the quotation marks") from None
 
 
-def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> SuiteResult:
+def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResult:
     """Returns the result of a suite before any row has run, with the typed options, every row checked.
 
     Args:
@@ -314,23 +295,23 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Sequence[str]) -> Suit
     Raises:
         UserError: a row is wrong; the message names the row.
     """
-    with _naming("options"):
-        above = parse_options(typed)
-    kept = None if model is None else {record.name for record in matching(model)}
+    names = None if model is None else {record.name for record in matching(model)}
     rows: List[CommandLine] = []
     for row in suite.rows:
-        if kept is None or row.model in kept:
-            typed_here = {key: words for key, words in above.items() if row.takes(key)}
-            row = replace(row, options={"seed": ["--seed", str(SEED)], **merged(row.options, typed_here)})
+        if names is None or row.model in names:
+            above = {name: value for name, value in typed.items() if row.takes(name)}
+            row = replace(row, options={"seed": SEED, **merged(row.options, above)})
             if row not in rows:  # typed options may make rows equal
                 rows.append(row)
     if not rows:
         raise ConfigurationError(
             f"the suite {suite.name} has no row of {model}", "leave MODEL out for all of its rows"
         )
-    for key in above:
-        if not any(row.takes(key) for row in rows):
-            raise ConfigurationError(f"--{key} has no effect on any row of {suite.name}", "drop it")
+    for name in typed:
+        if not any(row.takes(name) for row in rows):
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} has no effect on any row of {suite.name}", "drop it"
+            )
     return SuiteResult(
         suite=suite.name,
         title=suite.title,
@@ -356,10 +337,10 @@ def _ids(rows: List[CommandLine]) -> List[str]:
         parts = [row.name or row.model]
         if len({other.command for other in same}) > 1:
             parts.append(row.command)
-        for key, words in row.options.items():
-            if any(other.options.get(key) != words for other in same):
-                has_value = len(words) > 1 and key != "mode"
-                parts.append("-".join([key, *words[1:]]) if has_value else words[-1].lstrip("-"))
+        for name, value in row.options.items():
+            if any(other.options.get(name) != value for other in same):
+                words = option_words((name, value))
+                parts.append("-".join(words[name == "mode" :]).lstrip("-"))
         base = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-")
         names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
         ids.append(next(name for name in names if name not in ids))
@@ -371,12 +352,13 @@ def _pending(row: CommandLine, row_id: str) -> Row:
     with _naming(f"{row.where} ({row_id})"):
         resolved = row.resolve()
     size, notes = resolved.config.image_size, []
-    if size is not None and "image-size" in row.options:
+    if size is not None and "image_size" in row.options:
         legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)
         text, typed = ("x".join(map(str, sides)) for sides in (legal, size))
         if text != typed:
             notes.append(f"images of {text} instead of {typed}: the next size that {row.model} takes")
-            row = replace(row, options={**row.options, "image-size": ["--image-size", text]})
+            row = replace(row, options={**row.options, "image_size": text})
+    mode = "training" if row.training else "inference"
     return Row(
-        id=row_id, name=row.name or row.model, model=row.model, command=row.text, mode=row.mode, notes=notes
+        id=row_id, name=row.name or row.model, model=row.model, command=row.text, mode=mode, notes=notes
     )

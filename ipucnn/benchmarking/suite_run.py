@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional, Sequence, Tuple
 
-from msgspec import structs
+from msgspec import convert, structs
 
 from ipucnn import documents
-from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.benchmarking.records import Row, SuiteResult, from_plain
+from ipucnn.aliases import PlainValue
+from ipucnn.benchmarking.figures import figures_of_benchmark, figures_of_run
+from ipucnn.benchmarking.records import Figures, Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import checked_folder
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
-from ipucnn.runs.compare import RunRecord, read_run
+from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import default_run_dir
 from ipucnn.runs.start import latest_run_dir
 from ipucnn.system_programs import Ran, run_program
@@ -169,8 +170,9 @@ _PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import ctypes; "
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15); "
     "place = sys.argv.pop(1); place in sys.path or sys.path.append(place); sys.argv[0] = 'ipucnn'; "
-    "from ipucnn import interrupts; interrupts.listen(); from ipucnn import cli; "
-    "from ipucnn.benchmarking import keras_fit; keras_fit.main() if sys.argv[1] == 'fit' else cli.main()"
+    "from ipucnn import interrupts; interrupts.listen(); from ipucnn import cli, command_group; "
+    "from ipucnn.benchmarking import keras_fit; "
+    "keras_fit.main(command_group.parse_line) if sys.argv[1] == 'fit' else cli.main()"
 )
 
 
@@ -196,10 +198,11 @@ def _finished(row: Row, folder: Path, epoch_images: Optional[int], verbose: bool
         report = json.loads(ran.output)
     except ValueError:
         return structs.replace(row, status="failed", exit_code=1, error="it printed no result")
-    trained = report.get("training_accuracy")
+    if words[0] == "benchmark":
+        return with_figures(row, figures_of_benchmark(report), epoch_images)
     if words[0] == "train":
-        trained = _last_epoch(read_run(folder), "accuracy")
-    return figures(row, report, epoch_images, trained)
+        return with_figures(row, figures_of_run(report, read_run(folder)), epoch_images)
+    return with_figures(row, convert(report, Figures), epoch_images)
 
 
 def _why(ran: Ran) -> str:
@@ -213,70 +216,25 @@ def _why(ran: Ran) -> str:
     return f"its process {ran.problem}{memory}{last}"
 
 
-def _last_epoch(run: RunRecord, figure: str) -> Optional[float]:
-    """Returns the mean of a figure over the executions of the last epoch."""
-    first = run.weight_updates - int(run.program.get("weight_updates_per_epoch") or 0)
-    rows = [row for row in run.rows("execution") if row["weight_updates"] > first]
-    values = [row[figure] for row in rows if figure in row]
-    return sum(values) / len(values) if values else None
-
-
 # -- results ----------------------------------------------------------------------------------------------------
 
 
-def figures(row: Row, report: PlainDict, epoch_images: Optional[int], trained: Optional[float]) -> Row:
-    """Returns a row with the figures of its report.
+def with_figures(row: Row, figures: Figures, epoch_images: Optional[int]) -> Row:
+    """Returns a row that is done.
 
     Args:
         row: the finished row.
-        report: the output of ``--json``, of ``benchmark`` or ``train``.
+        figures: its figures.
         epoch_images: the training images of the epoch whose time is computed.
-        trained: the accuracy on training images at the end.
     """
-    program, measured, compiled = report["program"], report["measured"], report.get("compilation") or {}
-    is_benchmark = "executions" in report
-    speed = measured["images_per_s"] if is_benchmark else {"value": measured["images_per_s"]}
-    images_per_s, batch = speed["value"] or None, program["micro_batch_size"]
-    if is_benchmark:
-        step_s = measured["step_s"]
-    else:
-        # As in Keras' progress bar: a step of a training run is a micro-batch, whichever replica takes it.
-        step_s = batch / images_per_s if images_per_s else None
-    height, width = (report.get("input_shape") or [None, None])[:2]
-    predicted = (report.get("predicted") or [{}])[0]
-    parameters, macs = (compiled.get(key) for key in ("num_trainable_parameters", "macs_per_sample"))
+    f, epoch_s = figures, None
     # Only whole batches count: without any, the epoch has no time.
-    whole = (epoch_images or 0) // program["global_batch_size"] * program["global_batch_size"]
-    is_timed = bool(whole and images_per_s and row.mode == "training")
-    return structs.replace(
-        row,
-        status="done",
-        exit_code=0,
-        device=(report.get("device") or compiled["device"])["name"],
-        data=report["data" if is_benchmark else "dataset"]["name"],
-        image_height=height,
-        image_width=width,
-        micro_batch_size=batch,
-        gradient_accumulation_count=program["gradient_accumulation_count"],
-        num_replicas=program["num_replicas"],
-        num_stages=program["num_stages"],
-        images_per_s=images_per_s,
-        images_per_s_lower=speed.get("lower"),
-        images_per_s_upper=speed.get("upper"),
-        step_s=step_s,
-        compile_s=compiled.get("compile_s"),
-        num_trainable_parameters=parameters,
-        macs_per_image=macs,
-        flop_per_parameter=2.0 * macs * batch / parameters if parameters and macs else None,
-        peak_memory_bytes=measured.get("peak_memory_bytes"),
-        ratio_to_keras=((report.get("comparison") or {}).get("ratio") or {}).get("value"),
-        training_accuracy=trained,
-        accuracy=(report.get("validation") or {}).get("accuracy"),
-        epoch_s=whole / images_per_s if is_timed else None,
-        predicted_images_per_s=predicted.get("images_per_s"),
-        predicted_num_ipus=predicted.get("num_ipus"),
-        notes=[*row.notes, *report.get("notes", ())],
-    )
+    batch = (f.micro_batch_size or 1) * (f.gradient_accumulation_count or 1) * (f.num_replicas or 1)
+    whole = (epoch_images or 0) // batch * batch
+    if whole and f.images_per_s and row.mode == "training":
+        epoch_s = whole / f.images_per_s
+    values = {**structs.asdict(f), "notes": [*row.notes, *f.notes]}
+    return structs.replace(row, status="done", exit_code=0, epoch_s=epoch_s, **values)
 
 
 @dataclass(frozen=True)

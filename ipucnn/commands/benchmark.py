@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Mapping, Optional
 
 import typer
 
@@ -18,6 +18,7 @@ from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
+    from ipucnn.benchmarking.suite import Parse
     from ipucnn.benchmarking.suite_run import Speedups
     from ipucnn.config.resolve import Resolved
 
@@ -106,6 +107,7 @@ VERSUS = value_option(
 
 @with_run_options("benchmark", read_plan=read_plan)
 def benchmark(
+    context: typer.Context,
     request: RunRequest,
     verbose: bool,
     json_output: bool,
@@ -150,9 +152,17 @@ def benchmark(
         return
     refused = {"--system-profile": system_profile, "--baseline": baseline, "--max-regression": max_regression}
     _refuse(refused, "is for one benchmark, not for suites", "drop it, or name one network")
-    typed = _typed_words(request, measuring)
+    root: Any = context.find_root().command
+    parse = partial(root.parse_line, context)
     benchmark_suite(
-        request, suite, typed, resume=resume, versus=versus, verbose=verbose, json_output=json_output
+        request,
+        suite,
+        measuring,
+        parse,
+        resume=resume,
+        versus=versus,
+        verbose=verbose,
+        json_output=json_output,
     )
 
 
@@ -270,7 +280,8 @@ def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
 def benchmark_suite(
     request: RunRequest,
     name: Optional[str],
-    typed: List[str],
+    measuring: PlainDict,
+    parse: Parse,
     *,
     resume: bool,
     versus: Optional[str],
@@ -282,7 +293,8 @@ def benchmark_suite(
     Args:
         request: the options of runs, as they were typed.
         name: the value of ``--suite``; None for a wildcard.
-        typed: the words of the typed options, which override those of the rows.
+        measuring: the typed options of measuring, which override those of the rows as those of runs do.
+        parse: the parser of command lines, for the rows.
         resume: the value of ``--resume``.
         versus: the value of ``--versus``.
         verbose: the value of ``--verbose``.
@@ -303,8 +315,14 @@ def benchmark_suite(
     overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
-    written = suites.find_suite(name) if name is not None else suites.wildcard_suite(str(request.model))
+    if name is not None:
+        written = suites.find_suite(name, parse)
+    else:
+        written = suites.wildcard_suite(str(request.model))
     folder = suite_run.suite_folder(written.name, run_dir, resume=resume, overwrite=overwrite)
+    preset = {"config": request.config_name, "config_path": request.config_path}
+    flags = {name: value for name, value in request.flags.items() if name not in ("run_dir", "overwrite")}
+    typed = suites.given_options({**measuring, **preset, **flags})
     plan = suites.plan_suite(written, request.model if name is not None else None, typed)
     if request.print_config:
         report.print_plan(plan, json_output)
@@ -331,7 +349,9 @@ def benchmark_suite(
     note(f"results in {folder}: {suite_run.RESULT}, {suite_run.TABLE}, and a run folder of each row")
     _draw(compared, folder)
     words = ["ipucnn", "benchmark", *([request.model] if request.model else [])]
-    words += [*(["--suite", name] if name else []), *typed, *(["--versus", versus] if versus else [])]
+    words += ["--suite", name] if name else []
+    words += [word for option in typed.items() for word in suites.option_words(option)]
+    words += ["--versus", versus] if versus else []
     resume_command = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
     _end_suite(result, is_interrupted, resume_command)
 
@@ -391,25 +411,3 @@ def _end_suite(result: SuiteResult, is_interrupted: bool, again: str) -> None:
         )
         error.exit_code = max(1, failed[0].exit_code or 1)
         raise error
-
-
-def _typed_words(request: RunRequest, measuring: PlainDict) -> List[str]:
-    """Returns the typed options of runs and of measuring as words of a command line."""
-    from ipucnn.config.options import BY_NAME
-
-    words: List[str] = []
-    for name, value in measuring.items():
-        if name == "training":
-            words += ["--training" if value else "--inference"]
-            continue
-        words += ["--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
-    words += ["--config", request.config_name] if request.config_name else []
-    words += ["--config-path", request.config_path] if request.config_path else []
-    for name, value in request.flags.items():
-        if name in ("run_dir", "overwrite"):
-            continue
-        if isinstance(value, bool):
-            words += [BY_NAME[name].flag if value else f"--no-{BY_NAME[name].key}"]
-        else:
-            words += [BY_NAME[name].flag, *map(str, value if isinstance(value, (list, tuple)) else [value])]
-    return words
