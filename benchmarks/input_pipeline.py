@@ -112,12 +112,12 @@ def measure(
 
 def measure_pairs(folder: Path, rounds: int) -> Dict[str, List[float]]:
     """Returns milliseconds of processor time per pair to open a set of images and masks, for each turn."""
-    from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
+    from ipucnn.datasets.segmentation.imagemasks import open_pairs
 
     milliseconds = []
     for turn in range(rounds + 1):
         begun = time.process_time()
-        source = open_imagemasks(folder)
+        source = open_pairs("imagemasks", folder)
         spent = time.process_time() - begun
         if turn:
             milliseconds.append(1e3 * spent / (len(source.train) + len(source.eval)))

@@ -1,6 +1,7 @@
 """Which data set is in a folder: folders as people, systems and tools make them."""
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from support.data_sets import noise, verified
 from support.refusals import check_raises
@@ -18,6 +20,7 @@ from support.refusals import check_raises
 from ipucnn.datasets.formats import is_image_name, part_named
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.errors import DataError
+from ipucnn.runs.images.inputs import file_pages
 
 _seeds = itertools.count()
 
@@ -317,3 +320,153 @@ def test_a_folder_that_nobody_named_is_not_walked(tmp_path, monkeypatch, task, h
     assert {folder.relative_to(tmp_path).as_posix() for folder in listed} <= {".", "train", "val"} | {
         "usr", "home"
     }  # fmt: skip
+
+
+# -- images and masks as other tools store them ---------------------------------------------------------------
+
+TWELVE = [(noise(k, 20, 24), np.uint8(3 * (noise(100 + k, 20, 24) > 99))) for k in range(12)]
+
+
+def put(path, *pages):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tifffile.imwrite(path, np.stack(pages)) if len(pages) > 1 else Image.fromarray(pages[0]).save(path)
+
+
+def in_layout(folder, image, mask, numbers=range(12), first=0):
+    """Writes pairs under names with the number %s."""
+    for k in numbers:
+        put(folder / (image % (k - first)), TWELVE[k][0])
+        put(folder / (mask % (k - first)), TWELVE[k][1])
+    return folder
+
+
+def nnunet(folder, **about):
+    in_layout(folder, "imagesTr/case_%02d_0000.png", "labelsTr/case_%02d.png")
+    (folder / "dataset.json").write_text(json.dumps(about))
+    return folder
+
+
+def stacks(folder, *numbers):
+    for k, of_file in enumerate(numbers):
+        put(folder / f"images/{k}.tif", *(TWELVE[n][0] for n in of_file))
+        put(folder / f"masks/{k}.tif", *(TWELVE[n][1] for n in of_file))
+    return folder
+
+
+LAYOUTS = {
+    "folders": lambda f: in_layout(f, "IMAGES/a%02d.ome.tif", "Masks/a%02d.png"),
+    "nnU-Net": lambda f: nnunet(f, channel_names={"0": "DAPI"}, labels={"background": 0, "cell": 3}),
+    "nnU-Net 1": lambda f: nnunet(f, modality={"0": "EM"}, labels={"0": "background", "3": "cell"}),
+    "one folder": lambda f: in_layout(f, "a%02d.tif", "a%02d_mask.png"),
+    "cellpose": lambda f: in_layout(f, "a%02d.tif", "a%02d_cp_masks.png"),
+    "ome": lambda f: in_layout(f, "a%02d.ome.tif", "a%02d_Label.tif"),
+    "a stack": lambda f: stacks(f, range(12)),
+    "stacks and images": lambda f: stacks(f, range(5), [5], range(6, 12)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_twelve_pairs_are_the_same_in_each_layout(tmp_path, layout):
+    source = opened(LAYOUTS[layout](tmp_path), "segmentation")
+    assert (len(source.train), len(source.eval)) == (10, 2)
+    for examples, pairs in ((source.train, TWELVE[:10]), (source.eval, TWELVE[10:])):
+        for image, labels, (pixels, mask) in zip(examples.images, examples.labels, pairs):
+            np.testing.assert_array_equal(image[..., 0], pixels)
+            np.testing.assert_array_equal(labels, mask // 3)
+    assert source.info.class_names == (("background", "cell") if "nnU" in layout else source.info.class_names)
+    assert not source.info.unused and len(set(source.train.names + source.eval.names)) == 12
+    errors, warnings, report = verified(tmp_path, ".")
+    assert not errors and not warnings and [subset.samples for subset in report.subsets] == [10, 2]
+
+
+def test_one_folder_of_pairs_may_have_parts(tmp_path):
+    in_layout(tmp_path / "train", "%d.tif", "%d_mask.png", range(8))
+    in_layout(tmp_path / "test", "%d.tif", "%d_mask.png", range(8, 12), 8)
+    source = opened(tmp_path, "segmentation")
+    assert (len(source.train), len(source.eval), source.info.own_split) == (8, 4, False)
+
+
+def test_nnunet_has_an_ignore_label_and_images_for_testing(tmp_path):
+    nnunet(tmp_path, labels={"background": 0, "cell": 1, "ignore": 3})
+    for k in (10, 11):
+        put(tmp_path / "imagesTs" / f"t{k}_0000.png", TWELVE[k][0])
+    assert choose(tmp_path, "segmentation").message.endswith("is for evaluation, nothing on imagesTs/")
+    for k in (10, 11):
+        put(tmp_path / "labelsTs" / f"t{k}.png", TWELVE[k][1] % 2)
+    source = opened(tmp_path, "segmentation")
+    assert (len(source.train), len(source.eval), source.info.own_split) == (12, 2, False)
+    np.testing.assert_array_equal(source.train.labels[0], np.where(TWELVE[0][1] == 3, -1, 0))
+    assert "evaluation on imagesTs/" in choose(tmp_path, "segmentation").message
+
+
+def second_channel(folder):
+    in_layout(folder, "imagesTr/case_%02d_0001.png", "labelsTr/case_%02d.png", [3, 4])
+
+
+NOT_READ = {
+    "a channel in each file": (second_channel, "mkdir"),
+    "no folder labelsTr": (lambda folder: shutil.rmtree(folder / "labelsTr"), "labelsTr"),
+    "has the labels": (
+        lambda folder: (folder / "dataset.json").write_text('{"labels": {"background": 0, "cell": [1, 3]}}'),
+        "classes.txt",
+    ),
+    "is not JSON": (lambda folder: (folder / "dataset.json").write_text("{"), "classes.txt"),
+}
+
+
+@pytest.mark.parametrize("words", NOT_READ)
+def test_nnunet_sets_that_are_not_read(tmp_path, words):
+    change, hint = NOT_READ[words]
+    change(nnunet(tmp_path, labels={"background": 0, "cell": 3}))
+    error = check_raises(DataError, words, hint, opened, tmp_path, "segmentation")
+    if hint == "mkdir":
+        assert verified(tmp_path, ".")[0] == {"wrong-mode"}
+        subprocess.run(error.hint[error.hint.index("mkdir") :], shell=True, check=True)
+    elif hint == "classes.txt":
+        (tmp_path / "classes.txt").write_text("0 background\n3 cell\n")
+    if hint != "labelsTr":
+        assert opened(tmp_path, "segmentation").info.num_train == 10
+
+
+@pytest.mark.parametrize("ending", ["tif", "png"])
+def test_stacks_of_other_lengths_are_refused(tmp_path, ending):
+    stacks(tmp_path, range(12))
+    put(tmp_path / "masks" / "0.tif", *(mask for _, mask in TWELVE[:11]))
+    if ending == "png":
+        (tmp_path / "masks" / "0.tif").unlink()
+        put(tmp_path / "masks" / "0.png", TWELVE[0][1])
+    words = f"has 12 pages, and its mask {tmp_path}/masks/0.{ending} has {11 if ending == 'tif' else 1}"
+    check_raises(DataError, words, "as many pages", opened, tmp_path, "segmentation")
+    assert "count-mismatch" in verified(tmp_path, ".")[0]
+
+
+def write_channels(path, pages, axes, kind):
+    """Writes pages [n, h, w, c] with their channels one behind another."""
+    order = {"TCYX": (0, 3, 1, 2), "CZYX": (3, 0, 1, 2), "ZCYX": (0, 3, 1, 2)}[axes]
+    tifffile.imwrite(path, np.transpose(pages, order), metadata={"axes": axes}, **kind)
+
+
+@pytest.mark.parametrize("axes, kind", [
+    ("ZCYX", {"imagej": True}), ("TCYX", {"imagej": True}), ("CZYX", {"ome": True}), ("ZCYX", {"ome": True}),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_three_channels_of_imagej_and_ome_are_a_colour_image(tmp_path, axes, kind, dtype):
+    pages = noise(9, 5, 20, 24, 3).astype(dtype)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    write_channels(tmp_path / "images" / "0.tif", pages, axes, kind)
+    tifffile.imwrite(tmp_path / "masks" / "0.tif", np.stack([mask for _, mask in TWELVE[:5]]))
+    source = opened(tmp_path, "segmentation")
+    (tmp_path / "plain").mkdir()
+    images = [*source.train.images, *source.eval.images]
+    for k, (page, image) in enumerate(zip(pages, images)):  # the same five images, as one colour file each
+        tifffile.imwrite(tmp_path / "plain" / f"{k}.tif", page, photometric="rgb")
+        (plain,) = file_pages(str(tmp_path / "plain" / f"{k}.tif"), 3).pages()
+        np.testing.assert_array_equal(image, plain)
+    read = file_pages(str(tmp_path / "images" / "0.tif"), 3)
+    np.testing.assert_array_equal(list(read.pages()), images)
+    kept = dict(read.stack.imagej)
+    assert "channels" not in kept and kept.get("slices", kept.get("frames")) == "5"
+    write_channels(tmp_path / "images" / "0.tif", pages[..., :2], axes, kind)
+    words = "2 channels of grey"
+    check_raises(DataError, words, "in Fiji: Image > Color", opened, tmp_path, "segmentation")

@@ -17,7 +17,7 @@ from support.image_files import LONG, SHORT, exif, packbits, png, tiff, tiff_pag
 from ipucnn.datasets import forms
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.images import decode_for_training, pixels_for_evaluation
-from ipucnn.datasets.segmentation.imagemasks import read_image
+from ipucnn.datasets.segmentation.imagemasks import image_pixels, pages
 from ipucnn.datasets.segmentation.masks import MaskClasses, MaskSet
 from ipucnn.datasets.sources.record_builder import make_record
 from ipucnn.datasets.verification.lots import decode_image
@@ -520,9 +520,13 @@ def test_pages_are_counted_as_their_format_says(name):
         np.testing.assert_array_equal(page, pixels)
 
 
-def test_channels_are_no_pages():
+TWO_CHANNELS = behind_one_table(b"ImageJ=1.53t\nimages=2\nchannels=2\nmode=composite\n", STACK[:2])
+
+
+def test_three_channels_are_a_colour_page_and_others_are_refused():
     data = behind_one_table(b"ImageJ=1.53t\nimages=3\nchannels=3\nmode=composite\n")
-    refusal_of(lambda: planes_of(data), "3 channels")
+    np.testing.assert_array_equal(planes_of(data), [np.moveaxis(STACK, 0, -1)])
+    refusal_of(lambda: planes_of(TWO_CHANNELS), "2 channels")
 
 
 def test_frames_are_pages():
@@ -534,13 +538,10 @@ def test_frames_are_pages():
 
 def test_ome_planes_are_pages_and_its_channels_are_not():
     tifffile = pytest.importorskip("tifffile")
-    for axes, words in (("ZYX", ""), ("CYX", "3 channels"), ("TYX", "")):
+    for axes, expected in (("ZYX", STACK), ("CYX", [np.moveaxis(STACK, 0, -1)]), ("TYX", STACK)):
         buffer = io.BytesIO()
         tifffile.imwrite(buffer, STACK, ome=True, metadata={"axes": axes}, photometric="minisblack")
-        if words:
-            refusal_of(lambda data=buffer.getvalue(): planes_of(data), words)
-        else:
-            np.testing.assert_array_equal(planes_of(buffer.getvalue()), STACK)
+        np.testing.assert_array_equal(planes_of(buffer.getvalue()), expected)
 
 
 # -- another reader
@@ -703,7 +704,7 @@ def test_an_opened_image_of_pillow_is_read_as_its_file(tmp_path):
 SCAN = jpeg(COLOUR)
 FAULTS = {
     "bands.tif": TABLE["tiff six bands"].data,
-    "channels.tif": behind_one_table(b"ImageJ=1.53t\nimages=3\nchannels=3\nmode=composite\n"),
+    "channels.tif": TWO_CHANNELS,
     "lab.tif": TABLE["tiff CIELab"].data,
     "nan.tif": tiff(tiff_page(np.where(RAMP == 41, np.nan, RAMP).astype("f4"))),
     "bits.jpg": TABLE["JPEG of 12 bits"].data,
@@ -722,11 +723,18 @@ def test_a_fault_has_one_message_whichever_way_a_file_comes_in(tmp_path, name):
     info = DatasetInfo(
         "x", "classification", 2, (None, None, 3), 1, 1, ("a", "b"), "", (0.0,) * 3, (1.0,) * 3
     )
+
+    def as_pair():
+        (page,) = pages(path, "image", 10**6, 1)
+        if isinstance(page, DataError):
+            raise page
+        return image_pixels(*page, forms.Form("PNG", (HEIGHT, WIDTH)))
+
     ways = [
+        as_pair,
         lambda: pixels_for_evaluation(data, origin, info, (8, 8, 3)),
         lambda: make_record(str(path), 0, "a", 10**6),
         lambda: file_pages(str(path), 3),
-        lambda: read_image(path, 10**6, forms.Form("PNG", (HEIGHT, WIDTH))),
     ]
     if name != "scan.jpg":  # training decodes only the part of a JPEG that a crop needs
         ways.append(lambda: decode_for_training(data, origin, np.zeros((8, 8, 3), np.uint8), 1))

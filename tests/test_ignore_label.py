@@ -18,7 +18,7 @@ from tensorflow import keras
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import fingerprint
 from ipucnn.datasets.pipeline import eval_batches
-from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
+from ipucnn.datasets.segmentation.imagemasks import open_pairs
 from ipucnn.datasets.segmentation.masks import read_table
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
@@ -46,7 +46,7 @@ def write_set(folder, num=5, height=44, width=36, table=TABLE):
 
 def test_the_line_is_no_class_and_its_pixels_have_the_ignored_label(tmp_path):
     masks = write_set(tmp_path / "set")
-    source = open_imagemasks(tmp_path / "set")
+    source = open_pairs("imagemasks", tmp_path / "set")
     assert source.info.class_names == ("background", "cell")
     labels = np.concatenate([source.train.labels, source.eval.labels])
     expected = np.select([np.stack(masks) == 255, np.stack(masks) == 7], [IGNORED, 1], 0)
@@ -58,7 +58,7 @@ def test_the_line_is_no_class_and_its_pixels_have_the_ignored_label(tmp_path):
         == f"classes.txt: {share} of the masks' pixels are ignore, and count neither in the loss nor in any score"
     )
     (tmp_path / "set" / "classes.txt").write_text(TABLE.replace("ignore", "dirt"))
-    other = open_imagemasks(tmp_path / "set")
+    other = open_pairs("imagemasks", tmp_path / "set")
     assert other.info.class_names == ("background", "dirt", "cell") and other.train.labels.dtype == np.uint8
     assert fingerprint(other) != fingerprint(source)
 
@@ -68,7 +68,7 @@ def test_colours_may_be_ignored(tmp_path):
     classes = np.random.RandomState(0).randint(0, 3, (4, 20, 20))
     write_pairs(tmp_path, [(np.full((20, 20), k, np.uint8), colours[mask]) for k, mask in enumerate(classes)])
     (tmp_path / "classes.txt").write_text("255 255 255 ignore\n0 0 0 rest\n9 9 200 cell\n")
-    source = open_imagemasks(tmp_path)
+    source = open_pairs("imagemasks", tmp_path)
     np.testing.assert_array_equal(
         np.concatenate([source.train.labels, source.eval.labels]), np.array([0, 1, IGNORED])[classes]
     )
@@ -78,7 +78,9 @@ def test_colours_may_be_ignored(tmp_path):
 def test_sets_in_which_nothing_counts_are_refused(tmp_path):
     write_set(tmp_path, num=3)
     Image.fromarray(np.full((44, 36), 255, np.uint8)).save(tmp_path / "masks" / "1.png")
-    check_raises(DataError, "1.png has no pixel that counts", "remove the mask", open_imagemasks, tmp_path)
+    check_raises(
+        DataError, "1.png has no pixel that counts", "remove the mask", open_pairs, "imagemasks", tmp_path
+    )
     errors, _, _ = verified("imagemasks", tmp_path)
     assert errors == {"mask-values"}
     (tmp_path / "classes.txt").write_text("0 background\n255 ignore\n")
@@ -145,7 +147,7 @@ def test_training_accuracy_is_over_the_other_pixels():
 
 def test_patches_weigh_as_much_as_their_other_pixels(tmp_path):
     write_set(tmp_path)
-    source = open_imagemasks(tmp_path)
+    source = open_pairs("imagemasks", tmp_path)
     batches = eval_batches(
         source.eval,
         source.info,

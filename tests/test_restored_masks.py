@@ -8,7 +8,7 @@ import tifffile
 from PIL import Image
 from support.data_sets import write_pairs
 
-from ipucnn.datasets.segmentation.imagemasks import open_imagemasks
+from ipucnn.datasets.segmentation.imagemasks import open_pairs
 from ipucnn.runs import runtimes
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, MaskForm, PageSpool, class_colours
@@ -75,10 +75,10 @@ def test_a_set_knows_the_form_of_its_masks(tmp_path):
         folder = write_pairs(tmp_path / name, zip(images, masks))
         if table:
             (folder / "classes.txt").write_text(table)
-        assert open_imagemasks(folder).info.mask_values == expected, name
+        assert open_pairs("imagemasks", folder).info.mask_values == expected, name
     folder = write_pairs(tmp_path / "colours", zip(images, np.uint8(COLOURS)[classes]))
     (folder / "classes.txt").write_text("0 0 0 a\n200 30 9 b\n9 9 200 c\n")
-    info = open_imagemasks(folder).info
+    info = open_pairs("imagemasks", folder).info
     assert info.mask_values == () and info.class_colours == COLOURS
 
 

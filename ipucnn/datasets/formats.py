@@ -54,12 +54,13 @@ class Found(NamedTuple):
     """A data set in a folder, complete or not.
 
     Attributes:
-        name: a key of ``FORMATS``, or "tfds:NAME".
+        name: the name of a format, or "tfds:NAME".
         location: its folder.
         parts: for layouts, the folders of "train" and of "eval": one with class folders, or one of images and one of
-            masks.  "eval" is absent if ipucnn divides the set itself.
+            masks, which may be the same folder.  "eval" is absent if ipucnn divides the set itself.
         choice: words for a run's first line: what serves for what, and what for nothing.
         is_undivided: whether ipucnn divides the set itself.
+        has_channel_numbers: whether names of images end in the number of a channel, ``_0000``, as in nnU-Net.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     parts: Mapping[str, Tuple[Path, ...]] = {}
     choice: str = ""
     is_undivided: bool = False
+    has_channel_numbers: bool = False
 
 
 # -- names and listings ---------------------------------------------------------------------------------------
@@ -246,7 +248,10 @@ def quoted(path: Path) -> str:
 
 
 CLASS_LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
-PAIR_LAYOUT = "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val"
+PAIR_LAYOUT = (
+    "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val; or DIR/NAME.png and "
+    "DIR/NAME_mask.png; or nnU-Net's DIR/imagesTr and DIR/labelsTr"
+)
 
 
 def _serving(parts: Mapping[Path, Optional[str]]) -> Dict[str, Path]:
@@ -344,48 +349,107 @@ def _part_beside_classes(folder: Path, part: Path) -> DataError:
     )
 
 
-def _pair_folders(folder: Path) -> Dict[str, Path]:
-    """Returns the folders of images and of masks in a folder, in any case; one of them may be absent."""
-    folders = subfolders(folder)
-    found = {
-        name: _one([path for path in folders if path.name.casefold() == name], name)
-        for name in ("images", "masks")
+PairOf = Callable[[Path], Dict[str, Path]]
+"""Returns the folders of "images" and "masks" in a folder by their names; one of them, or both, may be absent."""
+
+
+def _named(images: str, masks: str) -> PairOf:
+    """Returns the function that finds two folders by their names, in any case."""
+
+    def pair_of(folder: Path) -> Dict[str, Path]:
+        folders = subfolders(folder)
+        named = {
+            kind: _one([path for path in folders if path.name.casefold() == name], name)
+            for kind, name in (("images", images), ("masks", masks))
+        }
+        return {kind: path for kind, path in named.items() if path is not None}
+
+    return pair_of
+
+
+MASK_ENDINGS = tuple(
+    f"{sign}{word}" for word in ("cp_masks", "masks", "mask", "labels", "label", "seg") for sign in "_-"
+)
+"""Endings that the mask of an image may have, after the image's name."""
+
+
+def pair_name(name: str) -> str:
+    """Returns the name of an image or mask file without the ending of its format, of OME and in one Unicode form."""
+    return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
+
+
+def without_mask_ending(name: str) -> str:
+    """Returns the name of the image that a mask's name fits; the name itself if it has no ending of a mask."""
+    return next((name[: -len(end)] for end in MASK_ENDINGS if name.lower().endswith(end)), name)
+
+
+def _in_one_folder(folder: Path) -> Dict[str, Path]:
+    """Returns the folder itself for images and masks, if it has an image and its mask with an ending of masks."""
+    names = {
+        pair_name(entry.name)
+        for entry in (list_folder(folder) if is_folder(folder) else ())
+        if is_image_name(entry.name) and not is_made_by_system(entry.name)
     }
-    return {name: path for name, path in found.items() if path is not None}
+    has_pair = any(without_mask_ending(name) in names - {name} for name in names)
+    return {"images": folder, "masks": folder} if has_pair else {}
 
 
-def find_pairs(folder: Path) -> Optional[Found]:
-    """Finds a folder of images and one of masks, in the folder itself or in folders for training and evaluation.
+UNDIVIDED = ": the last fifth of the pairs, in the order of names, is for evaluation"
+
+
+def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
+    """Finds images and masks in a folder itself, or in folders in it for training and evaluation.
 
     One of the two may be absent.  Pairs in the folder itself take precedence over those in parts.
 
     Raises:
         DataError: several folders may serve for one part.
     """
-    here = _pair_folders(folder)
+    here = pair_of(folder)
     if len(here) < 2:
         named = {path: part_named(path.name) for path in subfolders(folder)}
-        parts = {path: part for path, part in named.items() if part in _SERVING and _pair_folders(path)}
+        parts = {path: part for path, part in named.items() if part in _SERVING and pair_of(path)}
         if parts:
-            read = {subset: _both(path, _pair_folders(path)) for subset, path in _serving(parts).items()}
+            read = {subset: _both(path, pair_of(path)) for subset, path in _serving(parts).items()}
             return _in_parts("imagemasks", folder, read, parts)
     if not here:
         return None
-    choice = ": the last fifth of the pairs, in the order of names, is for evaluation"
-    return Found("imagemasks", folder, {"train": _both(folder, here)}, choice, is_undivided=True)
+    return Found("imagemasks", folder, {"train": _both(folder, here)}, UNDIVIDED, is_undivided=True)
 
 
-def _both(folder: Path, pair_folders: Mapping[str, Path]) -> Tuple[Path, Path]:
-    return (
-        pair_folders.get("images", folder / "images"),
-        pair_folders.get("masks", folder / "masks"),
-    )
+def _both(folder: Path, pair: Mapping[str, Path]) -> Tuple[Path, Path]:
+    return pair.get("images", folder / "images"), pair.get("masks", folder / "masks")
+
+
+def _find_nnunet(folder: Path) -> Optional[Found]:
+    """Finds nnU-Net's ``imagesTr`` and ``labelsTr``, and ``imagesTs`` and ``labelsTs`` for evaluation if both exist.
+
+    Raises:
+        DataError: there are images for training without labels, or several folders of one name.
+    """
+    pairs = {
+        subset: _named(f"images{end}", f"labels{end}")(folder)
+        for subset, end in (("train", "tr"), ("eval", "ts"))
+    }
+    images, labels = (pairs["train"].get(kind) for kind in ("images", "masks"))
+    if images is None:
+        return None
+    if labels is None:
+        raise DataError(f"{shown(images)} has no labels: there is no folder labelsTr beside it", PAIR_LAYOUT)
+    read = {"train": (images, labels)}
+    test = pairs["eval"]
+    if len(test) == 2:
+        read["eval"] = (test["images"], test["masks"])
+        choice = f": training on {printable(images.name)}/, evaluation on {printable(test['images'].name)}/"
+    else:
+        choice = UNDIVIDED + "".join(f", nothing on {printable(path.name)}/" for path in test.values())
+    return Found("imagemasks", folder, read, choice, len(read) == 1, has_channel_numbers=True)
 
 
 def pair_folders(folder: Path) -> Set[Path]:
     """Returns the folders in which training searches for images and masks; none if there are no pairs."""
     with suppress(DataError):  # choosing the set reports it
-        found = find_pairs(folder)
+        found = find_layout("imagemasks", folder)
         if found is not None and all(map(is_folder, found.parts.get("train", (folder / "train",)))):
             read = {path for paths in found.parts.values() for path in paths}
             return read if found.is_undivided else read | {path.parent for path in read}
@@ -412,11 +476,6 @@ def find_idx_file(folder: Path, stem: str) -> Optional[Path]:
         if is_file(folder / name):
             return folder / name
     return None
-
-
-def find_volume(folder: Path, stem: str) -> Optional[Path]:
-    """Returns the TIFF file of a volume in a folder, or None."""
-    return next((folder / (stem + e) for e in (".tif", ".tiff") if is_file(folder / (stem + e))), None)
 
 
 def has_shards(folder: Path) -> bool:
@@ -471,26 +530,36 @@ class Format(NamedTuple):
     """A kind of data set that has files.
 
     Attributes:
+        name: the name of the set in ``registry.DATASETS``; layouts of one set have the same name.
         find: function that finds the set in a folder itself.
         folders: the usual folders of the set, below the data folder.
         is_layout: whether any folder of this layout is such a set, whatever its name.
     """
 
+    name: str
     find: Callable[[Path], Optional[Found]]
     folders: Tuple[str, ...] = ()
     is_layout: bool = False
 
 
-def _if(has_files: Callable[[Path], object], name: str) -> Callable[[Path], Optional[Found]]:
-    return lambda folder: Found(name, folder) if has_files(folder) else None
+def _files(name: str, has_files: Callable[[Path], object], *folders: str) -> Format:
+    return Format(name, lambda folder: Found(name, folder) if has_files(folder) else None, folders)
 
 
 def _has_idx(folder: Path) -> bool:
     return any(find_idx_file(folder, stem) is not None for stem in IDX_FILES.values())
 
 
-def _has_volume(folder: Path) -> bool:
-    return any(find_volume(folder, stem) is not None for stem in (VOLUME, VOLUME_LABELS))
+def _find_volumes(folder: Path) -> Optional[Found]:
+    """Finds a volume of images and one of labels; one of the two may be absent."""
+    paths = [folder / f"{stem}.tif" for stem in (VOLUME, VOLUME_LABELS)]
+    paths = [path if is_file(path) else path.with_suffix(".tiff") for path in paths]
+    if not any(map(is_file, paths)):
+        return None
+    read = {"train": (paths[0], paths[1])}
+    return Found(
+        "isbi2012", folder, read, ": the last fifth of the slices is for evaluation", is_undivided=True
+    )
 
 
 def _find_imagenet(folder: Path) -> Optional[Found]:
@@ -501,25 +570,36 @@ def _find_imagenet(folder: Path) -> Optional[Found]:
     return None if found is None or found.is_undivided else found._replace(name="imagenet")
 
 
-def _cifar(name: str, folders: Tuple[str, str]) -> Format:
+def _cifar(name: str, *folders: str) -> Format:
     below = (*folders, name, *(f"{name}/{folder}" for folder in folders))
-    return Format(_if(lambda folder: find_cifar_files(name, folder), name), below)
+    return _files(name, lambda folder: find_cifar_files(name, folder), *below)
 
 
-FORMATS: Dict[str, Format] = {
-    "isbi2012": Format(_if(_has_volume, "isbi2012"), ("isbi2012", "ISBI2012", "isbi-2012")),
-    "mnist": Format(_if(_has_idx, "mnist"), ("mnist", "MNIST", "MNIST/raw", "mnist/raw")),
-    "fashion_mnist": Format(
-        _if(_has_idx, "fashion_mnist"),
-        ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
-    ),
-    "cifar10": _cifar("cifar10", ("cifar-10-batches-py", "cifar-10-batches-bin")),
-    "cifar100": _cifar("cifar100", ("cifar-100-python", "cifar-100-binary")),
-    "imagenet": Format(_find_imagenet, ("imagenet",)),
-    "imagemasks": Format(find_pairs, is_layout=True),
-    "imagefolder": Format(find_classes, is_layout=True),
-}
+FORMATS: Tuple[Format, ...] = (
+    Format("isbi2012", _find_volumes, ("isbi2012", "ISBI2012", "isbi-2012")),
+    _files("mnist", _has_idx, "mnist", "MNIST", "MNIST/raw", "mnist/raw"),
+    _files("fashion_mnist", _has_idx, "fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    _cifar("cifar10", "cifar-10-batches-py", "cifar-10-batches-bin"),
+    _cifar("cifar100", "cifar-100-python", "cifar-100-binary"),
+    Format("imagenet", _find_imagenet, ("imagenet",)),
+    Format("imagemasks", _find_nnunet, is_layout=True),
+    Format("imagemasks", lambda folder: _find_pairs(folder, _named("images", "masks")), is_layout=True),
+    Format("imagemasks", lambda folder: _find_pairs(folder, _in_one_folder), is_layout=True),
+    Format("imagefolder", find_classes, is_layout=True),
+)
 """The formats in the order in which they are tried."""
+FILE_SETS = {form.name: form for form in FORMATS if not form.is_layout}
+LAYOUTS = {form.name for form in FORMATS if form.is_layout}
+
+
+def find_layout(name: str, folder: Path) -> Optional[Found]:
+    """Finds a layout's set in a folder itself: the first of the formats of that name that finds one.
+
+    Raises:
+        DataError: folders may serve for several purposes, or lack their partners.
+    """
+    tried = (form.find(folder) for form in FORMATS if form.name == name)
+    return next((one for one in tried if one is not None), None)
 
 
 def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found]:
@@ -530,10 +610,10 @@ def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found
     """
     if name.startswith(TFDS_PREFIX):
         return find_tfds(name[len(TFDS_PREFIX) :], path, name)
-    form = FORMATS[name]
-    for folder in (path, *(path / below for below in form.folders)):
+    below = FILE_SETS[name].folders if name in FILE_SETS else ()
+    for folder in (path, *(path / one for one in below)):
         if explicit or folder != path or _is_called(name, folder):
-            found = form.find(folder)
+            found = find_layout(name, folder)
             if found is not None:
                 return found
     return find_tfds(name, path, name)
@@ -559,15 +639,15 @@ def find_sets(folder: Path) -> List[Found]:
         return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
     has_records = has_shards(folder)
     found = []
-    for name, form in FORMATS.items():
+    for name in FILE_SETS:
         # Class folders without records are an image folder, even if its name is "imagenet".
-        if not form.is_layout and (name != "imagenet" or has_records or not _is_called(name, folder)):
+        if name != "imagenet" or has_records or not _is_called(name, folder):
             found += [one for one in [find_set(name, folder)] if one is not None]
     if any(one.location == folder for one in found):
         return found
     if has_records:
         return [*found, Found("imagenet", folder)]
-    layouts = (form.find(folder) for form in FORMATS.values() if form.is_layout)
+    layouts = (form.find(folder) for form in FORMATS if form.is_layout)
     layout = next((one for one in layouts if one is not None), None)
     return found if layout is None else [*found, layout]
 
@@ -583,10 +663,7 @@ def is_tfds(name: str, location: Path) -> bool:
     """
     if name.startswith(TFDS_PREFIX):
         return True
-    form = FORMATS.get(name)
-    if form is None or form.is_layout:
-        return False
-    return is_file(location / INFO_FILE) and form.find(location) is None
+    return name in FILE_SETS and is_file(location / INFO_FILE) and FILE_SETS[name].find(location) is None
 
 
 def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:

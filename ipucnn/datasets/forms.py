@@ -416,17 +416,26 @@ class _TiffFile(ImageFile):
         self._pages = [page for page in every if not page.subfiletype & _NO_PAGE] or every
         self._series = file.series[0]
         self._volume: Optional[np.ndarray] = None
-        lengths = dict(zip(self._series.axes, self._series.shape))
-        if lengths.get("C", 1) > 1:
-            raise DataError(
-                f"{origin} has {lengths['C']} channels one behind another",
-                "save one channel as grey, or the channels as one RGB image",
-                "wrong-mode",
-            )
+        lengths = [(a, n) for a, n in zip(self._series.axes, self._series.shape) if a not in "YXS"]
         # ImageJ, and others, store the planes of a volume behind one table.
-        planes = int(np.prod([length for axis, length in lengths.items() if axis not in "YXS"]))
-        self.num_pages = max(len(self._pages), planes if len(every) == 1 else 1)
+        planes = int(np.prod([length for _, length in lengths]))
+        self._num_planes = max(len(self._pages), planes if len(every) == 1 else 1)
         self.form = self._form(self._pages[0], origin)
+        # The planes of each page: three if grey channels lie one behind another.
+        self._planes: np.ndarray = np.arange(self._num_planes).reshape(-1, 1)
+        channels = dict(lengths).get("C", 1)
+        if channels > 1:
+            if channels != 3 or self.form.colour != GREY or self.form.alpha or planes != self._num_planes:
+                raise DataError(
+                    f"{origin} has {channels} channels of {self.form.pixels} one behind another",
+                    "save one channel as grey, or three as colour (RGB); in Fiji: Image > Color",
+                    "wrong-mode",
+                )
+            axis = [axis for axis, _ in lengths].index("C")
+            planes_by_axis = self._planes.reshape([length for _, length in lengths])
+            self._planes = np.moveaxis(planes_by_axis, axis, -1).reshape(-1, 3)
+            self.form = self.form._replace(colour=RGB)
+        self.num_pages = len(self._planes)
 
     def _form(self, page: TiffPage, origin: str) -> Form:
         colour, bands = _PHOTOMETRIC.get(int(page.photometric), ("", 0))
@@ -465,9 +474,17 @@ class _TiffFile(ImageFile):
         )
 
     def page(self, number: int = 0) -> Page:
-        page = self._pages[min(number, len(self._pages) - 1)]
         many = self.num_pages > 1
         origin = f"{self._origin}, page {number + 1} of {self.num_pages}," if many else self._origin
+        channels = [self._plane(plane, origin) for plane in self._planes[number].tolist()]
+        if len(channels) == 1:
+            return channels[0]
+        numbers = [np.asarray(page.image) if page.numbers is None else page.numbers for page in channels]
+        return Page(channels[0].form._replace(colour=RGB), None, np.stack(numbers, axis=-1))
+
+    def _plane(self, number: int, origin: str) -> Page:
+        """Decodes a page of the file, or a plane of a volume behind one table."""
+        page = self._pages[min(number, len(self._pages) - 1)]
         form = self._form(page, origin)
         for width, height in ((page.imagewidth, page.imagelength), (page.tilewidth, page.tilelength)):
             check_pixels(width, height, self._max_pixels, origin)
@@ -503,8 +520,8 @@ class _TiffFile(ImageFile):
         if not number or len(self._pages) > 1:
             return np.asarray(page.asarray(maxworkers=1))
         if self._volume is None:
-            check_memory(self.num_pages * page.nbytes, self._origin)
-            self._volume = self._series.asarray().reshape(self.num_pages, *page.shape)
+            check_memory(self._num_planes * page.nbytes, self._origin)
+            self._volume = self._series.asarray().reshape(self._num_planes, *page.shape)
         return self._volume[number]
 
     def _by_pillow(self, page: TiffPage, number: int, form: Form) -> Page:

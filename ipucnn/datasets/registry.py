@@ -14,14 +14,15 @@ import numpy as np
 
 from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
-    FORMATS,
+    FILE_SETS,
+    LAYOUTS,
     PAIR_LAYOUT,
     TFDS_PREFIX,
     Found,
     base_name,
     find_class_parts,
     find_classes,
-    find_pairs,
+    find_layout,
     find_set,
     find_sets,
     has_shards,
@@ -43,7 +44,7 @@ from ipucnn.text import shown_value
 if TYPE_CHECKING:
     from ipucnn.datasets import base, classes, damaged
     from ipucnn.datasets.base import DataSource
-    from ipucnn.datasets.segmentation import imagemasks, isbi2012
+    from ipucnn.datasets.segmentation import imagemasks
     from ipucnn.datasets.sources import cifar, embedded, idx, imagefolder, in_memory, records
     from ipucnn.datasets.sources import download as downloads
 else:
@@ -58,7 +59,7 @@ else:
             return getattr(importlib.import_module(self._name), name)
 
     base, classes, damaged = _Module("base"), _Module("classes"), _Module("damaged")
-    imagemasks, isbi2012 = _Module("segmentation.imagemasks"), _Module("segmentation.isbi2012")
+    imagemasks = _Module("segmentation.imagemasks")
     cifar, idx = _Module("sources.cifar"), _Module("sources.idx")
     downloads, embedded = _Module("sources.download"), _Module("sources.embedded")
     imagefolder, in_memory = _Module("sources.imagefolder"), _Module("sources.in_memory")
@@ -163,7 +164,7 @@ def _cifar_record(name: str, num_classes: int) -> DatasetRecord:
         "classification",
         f"32x32 colour, {num_classes} classes",
         lambda opening: cifar.open_cifar(opening.name, opening.location),
-        " or ".join(FORMATS[name].folders[:2]),
+        " or ".join(FILE_SETS[name].folders[:2]),
         (32, 32, 3),
         num_classes,
         (50_000, 10_000),
@@ -184,7 +185,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "isbi2012": DatasetRecord(
         "segmentation",
         "30 slices of fly brain, 512x512, with membrane masks",
-        lambda opening: isbi2012.open_isbi2012(opening.location, opening.max_image_pixels),
+        lambda opening: imagemasks.open_pairs("isbi2012", opening.location, opening.max_image_pixels),
         "train-volume.tif and train-labels.tif",
     ),
     "mnist": _idx_record("28x28 handwritten digits"),
@@ -210,10 +211,10 @@ DATASETS: Dict[str, DatasetRecord] = {
     "imagemasks": DatasetRecord(
         "segmentation",
         "a folder of image and mask pairs",
-        lambda opening: imagemasks.open_imagemasks(
-            opening.location, opening.max_image_pixels, opening.allow_partial
+        lambda opening: imagemasks.open_pairs(
+            "imagemasks", opening.location, opening.max_image_pixels, opening.allow_partial
         ),
-        "[train|val/]{images,masks}/NAME.png",
+        "[train|val/]{images,masks}/NAME.png, NAME.png with NAME_mask.png, or imagesTr/ and labelsTr/",
     ),
     "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
 }
@@ -221,7 +222,7 @@ DATASETS: Dict[str, DatasetRecord] = {
 
 def needs_files(name: str) -> bool:
     """Returns whether a set, a name of DATASETS or tfds:NAME, is read from files."""
-    return name.startswith(TFDS_PREFIX) or name in FORMATS
+    return name.startswith(TFDS_PREFIX) or name in FILE_SETS or name in LAYOUTS
 
 
 # Choosing and opening the data set of a run.
@@ -357,7 +358,7 @@ def choose_dataset(
     if known is None:
         return _choose_unregistered(name, task, divides)
     chosen_task = _task_for(known, f"data set {known}", task)
-    if known in FORMATS and FORMATS[known].is_layout and task != ANY_TASK:
+    if known in LAYOUTS and task != ANY_TASK:
         return _choose_layout(known, path, divides)
     if not needs_files(known):
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
@@ -515,7 +516,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
     with suppress(DataError):  # nobody named this folder, which may be the root of a disk: no tree is walked
-        found = find_pairs(path) if task == "segmentation" else find_class_parts(path)
+        found = find_layout(layout, path) if task == "segmentation" else find_class_parts(path)
         if found is not None and _is_complete(found, divides=False):
             why += f"; {path} has images {words}: add --dataset {layout} to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
@@ -573,7 +574,7 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         )
     name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
     chosen_task = _task_for(name, f"folder {folder}", task)
-    if not sets or (name in FORMATS and FORMATS[name].is_layout and task != ANY_TASK):
+    if not sets or (name in LAYOUTS and task != ANY_TASK):
         return _choose_layout(name, folder, divides)
     location = sets[0].location
     return Choice(name, location, f"data set {name} from {location}{sets[0].choice}", chosen_task)
@@ -598,7 +599,7 @@ def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
         DataError: the folder does not exist, or lacks a part.
     """
     check_is_there(folder)
-    found = FORMATS[name].find(folder)
+    found = find_layout(name, folder)
     if found is not None and _is_complete(found, divides):
         message = f"data set {name} from {folder}{found.choice}"
         return Choice(name, folder, message, DATASETS[name].task)

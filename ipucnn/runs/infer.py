@@ -426,14 +426,14 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
         ConfigurationError: the output is such a folder.
     """
     target = real(output)
-    for name in filter(None, (config.dataset, config.dataset_path)):
-        folder = real(expand(str(name)))
-        read = pair_folders(folder)
-        if read and (target == folder or read & {target, *target.parents}):
-            raise ConfigurationError(
-                f"--output {output}: training reads the images and masks in {folder}",
-                "choose a folder outside it, for example --output predicted",
-            )
+    named = config.dataset_path if config.dataset == "imagemasks" else config.dataset
+    folder = real(expand(str(named)))
+    read = pair_folders(folder)
+    if read and (target == folder or read & {target, *target.parents}):
+        raise ConfigurationError(
+            f"--output {output}: training reads the images and masks in {folder}",
+            "choose a folder outside it, for example --output predicted",
+        )
 
 
 def _recommended(trained: TrainedSetup, name: str, progress: Progress) -> float:

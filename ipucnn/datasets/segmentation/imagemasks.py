@@ -1,23 +1,44 @@
-"""``imagemasks``: a folder of image and mask pairs, ``DIR/images/NAME.*`` with ``DIR/masks/NAME.*``.
+"""Images and masks in files, in one of the layouts of ``formats.py``: folders, one folder, nnU-Net's, or two volumes.
 
-If ``DIR/train`` and ``DIR/val`` exist, each with ``images`` and ``masks``, they are the parts.  Otherwise the last
-fifth of the pairs, in the order of their names, is for evaluation.  ``DIR/classes.txt`` defines the values of masks
-that are not the classes' numbers.
+Of a set without parts, the last fifth of the pairs, in the order of their names and pages, is for evaluation.
+``DIR/classes.txt``, or nnU-Net's ``dataset.json``, defines the values of masks that are not the classes' numbers.
 """
 
 import re
 from collections import Counter
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
-from ipucnn.datasets.formats import PAIR_LAYOUT, Found, find_pairs, images_below, images_beside, same_name
-from ipucnn.datasets.forms import IMAGE_HINT, MASK_HINT, Form, Mask, Page, mask_numbers, opened, plain_pixels
+from ipucnn.datasets.formats import (
+    PAIR_LAYOUT,
+    Found,
+    find_layout,
+    images_at,
+    images_below,
+    images_beside,
+    list_folder,
+    pair_name,
+    quoted,
+    without_mask_ending,
+)
+from ipucnn.datasets.forms import (
+    IMAGE_HINT,
+    MASK_HINT,
+    Form,
+    Mask,
+    Page,
+    mask_numbers,
+    opened,
+    page_of,
+    plain_pixels,
+)
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.problems import Passed, Problem, guarded, problem_of, readable, unused_line
-from ipucnn.datasets.segmentation.isbi2012 import num_held_out
 from ipucnn.datasets.segmentation.masks import (
     EVERY_OTHER,
     IGNORE,
@@ -29,35 +50,82 @@ from ipucnn.datasets.segmentation.masks import (
     classes_of_values,
     codes,
     mask_values,
+    read_description,
     read_table,
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_folder
+from ipucnn.filesystem import is_file, is_folder
 from ipucnn.text import counted, printable
 
 SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
-_MASK_ENDINGS = tuple(
-    f"{sign}{word}" for word in ("masks", "mask", "labels", "label", "seg") for sign in "_-"
-)
-"""Endings that the mask of an image may have, after the image's name."""
+SHARE_HELD_OUT = 5
+"""One in five pairs is held out for evaluation, the last ones: 6 of ISBI's 30 slices, the fifth of five folds."""
+VOLUME_CLASSES = ("membrane", "cell")
+"""The classes of ISBI 2012's volumes, fly brain under an electron microscope: white in the labels is cell, black
+membrane (Arganda-Carreras et al. 2015, doi:10.3389/fnana.2015.00142)."""
 _NOT_COMPARED = re.compile(r"masks?|labels?|image|img|seg(mentation)?|[\W_]+")
 """Parts of names that are ignored, like case, in the search for an image and a mask with similar names."""
+_CHANNEL = re.compile(r"(.*)_(\d{4})")
+"""The name of an image of nnU-Net, and the number of its channel."""
+_STACKS = (".tif", ".tiff")
+"""Endings of files that may have several pages."""
 
 
-def read_image(path: Path, max_pixels: int, mask: Form) -> Tuple[np.ndarray, Form]:
-    """Reads an image as ``infer`` does: uint8 [h, w] for grey, [h, w, 3] for colour; and its form.
+class Pair(NamedTuple):
+    """An image and its mask in one part, "train" or "eval": the same page of two files."""
+
+    subset: str
+    image: Path
+    mask: Path
+    page: int
+    num_pages: int
+
+    def shown(self, path: Path, folder: Optional[Path] = None) -> str:
+        """Returns the name of one of the two files and its page, from 1: below a folder, or the whole path."""
+        page = "" if self.num_pages == 1 else f", page {self.page + 1}"
+        if folder is not None:
+            return printable(str(path.relative_to(folder))) + page
+        return printable(str(path)) + (f"{page} of {self.num_pages}" if page else "")
+
+
+def pages(
+    path: Path, kind: str, max_pixels: int, num_pages: int
+) -> Iterator[Union[Tuple[Page, str], DataError]]:
+    """Yields each page of a file with its name in messages, or the reason why it cannot be decoded.
 
     Args:
-        path: the image.
-        max_pixels: the most pixels that it may have.
-        mask: the form of its mask.
+        path: the file.
+        kind: "image" or "mask".
+        max_pixels: the most pixels of a page.
+        num_pages: the pages that the file must have.
+    """
+    origin, hint = f"{kind} {printable(str(path))}", IMAGE_HINT if kind == "image" else MASK_HINT
+    try:
+        with opened(read_file(str(path)), origin, max_pixels, hint, strict=True) as file:
+            if file.num_pages != num_pages:
+                text = f"{origin} has {file.num_pages} pages"
+                raise DataError(text, "save each page as a file of its own", "several-pages")
+            if num_pages == 1:
+                yield file.page(), origin
+            for number in range(num_pages if num_pages > 1 else 0):
+                name = f"{origin}, page {number + 1} of {num_pages}"
+                try:
+                    page = page_of(file, number, name)
+                except DataError as error:
+                    yield error
+                else:
+                    yield page, name
+    except DataError as error:
+        yield from [error] * num_pages
+
+
+def image_pixels(page: Page, origin: str, mask: Form) -> np.ndarray:
+    """Returns an image as ``infer`` reads it: uint8 [h, w] for grey, [h, w, 3] for colour.
 
     Raises:
-        DataError: the file cannot be read, has several pages, or is turned and its mask is not.
+        DataError: its pixels are not read, or it is turned and its mask, of that form, is not.
     """
-    origin = f"image {printable(str(path))}"
-    page = _single_page(path, origin, max_pixels, IMAGE_HINT)
     tags = (page.form.orientation, mask.orientation)
     if tags[0] != tags[1]:
         raise DataError(
@@ -65,24 +133,20 @@ def read_image(path: Path, max_pixels: int, mask: Form) -> Tuple[np.ndarray, For
             "save both upright, without the tag",
             "orientation",
         )
-    return plain_pixels(page, origin), page.form
+    return plain_pixels(page, origin)
 
 
-def read_mask(path: Path, max_pixels: int, colours: bool = False) -> Mask:
-    """Reads the stored values of a mask; see ``forms.mask_numbers``."""
-    origin = f"mask {printable(str(path))}"
-    return mask_numbers(_single_page(path, origin, max_pixels, MASK_HINT), origin, colours)
+def table_of(found: Found) -> Optional[MaskClasses]:
+    """Returns the classes that ``classes.txt``, or else nnU-Net's ``dataset.json``, names; None without such a file.
+
+    Raises:
+        DataError: the file cannot be read, or has another format.
+    """
+    table = read_table(found.location)
+    return read_description(found.location) if table is None and found.has_channel_numbers else table
 
 
-def _single_page(path: Path, origin: str, max_pixels: int, hint: str) -> Page:
-    with opened(read_file(str(path)), origin, max_pixels, hint, strict=True) as file:
-        if file.num_pages > 1:
-            text = f"{origin} has {file.num_pages} pages"
-            raise DataError(text, "save each page as a file of its own", "several-pages")
-        return file.page()
-
-
-def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, Mask]]) -> MaskClasses:
+def classes_of_masks(found: Found, masks: Iterable[Tuple[Pair, Mask]]) -> MaskClasses:
     """Returns the classes of a set without a table, from the values of all its masks.
 
     Raises:
@@ -90,14 +154,17 @@ def classes_of_masks(folder: Path, masks: Iterable[Tuple[Path, Mask]]) -> MaskCl
     """
     values: Set[int] = set()
     of_each = []
-    for path, mask in masks:
-        origin = f"mask {printable(str(path))}"
-        present = mask_values(codes(mask.numbers, False, origin))
+    for pair, mask in masks:
+        present = mask_values(codes(mask.numbers, False, f"mask {pair.shown(pair.mask)}"))
         of_each.append(present)
         values.update(present)
-    check_no_objects(of_each, f"the masks of {printable(str(folder))}")
-    check_values(sorted(values), f"the masks of {printable(str(folder))} have together")
-    return classes_of_values(sorted(values), f"the masks of {printable(str(folder))} have together")
+    subject = f"the masks of {printable(str(found.location))}"
+    check_no_objects(of_each, subject)
+    check_values(sorted(values), f"{subject} have together")
+    classes = classes_of_values(sorted(values), f"{subject} have together")
+    if found.name == "isbi2012" and classes.any_other:
+        return classes._replace(names=VOLUME_CLASSES)
+    return classes
 
 
 def class_colours(classes: MaskClasses, mask: Mask) -> Tuple[Tuple[int, int, int], ...]:
@@ -121,35 +188,66 @@ def class_colours(classes: MaskClasses, mask: Mask) -> Tuple[Tuple[int, int, int
     return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
 
 
-class Pair(NamedTuple):
-    """An image and its mask in one part, "train" or "eval"."""
-
-    subset: str
-    image: Path
-    mask: Path
-
-
 _Files = Dict[str, Path]
 
 
-def _files_by_name(folder: Path, subset: str, files: _Files) -> Iterator[Problem]:
-    """Adds the images of a folder and of folders in it to ``files``, by their names below it without endings.
+def _sides(
+    found: Found, folders: Sequence[Path], subset: str, sides: Tuple[_Files, _Files]
+) -> Iterator[Problem]:
+    """Adds the images and the masks of a part to ``sides``, by their names without endings.
 
     Yields:
         A problem for everything else.
     """
-    for item in images_below(folder, folder.name, subset):
-        if isinstance(item, Problem):
-            yield item
+    in_one = folders[0] == folders[1]
+    for folder, files in zip(folders[:1] if in_one else folders, sides):
+        if is_file(folder):  # a volume
+            files[""] = folder
             continue
-        path = Path(item)
-        name = re.sub(r"\.ome$", "", same_name(str(path.relative_to(folder).with_suffix(""))))
-        if name in files:
-            error = DataError(
-                f"{files[name]} and {path} are both called {printable(name)}", "keep one of them"
-            )
-            yield problem_of(error, subset, _shown(path, folder), path)
-        files[name] = path
+        entries = list_folder(folder) if in_one else ()
+        items = (
+            item for entry in entries if entry.is_file() for item in images_at(entry, entry.name, subset)
+        )
+        extra: List[Path] = []
+        for item in items if in_one else images_below(folder, folder.name, subset):
+            if isinstance(item, Problem):
+                yield item
+                continue
+            path = Path(item)
+            name = str(path.relative_to(folder).parent / pair_name(path.name))
+            channel = _CHANNEL.fullmatch(name) if found.has_channel_numbers and folder == folders[0] else None
+            if channel is not None:
+                name = channel[1]
+                if int(channel[2]):
+                    extra.append(path)
+                    continue
+            side = sides[1] if in_one and without_mask_ending(name) != name else files
+            if name in side:
+                text = f"{side[name]} and {path} are both called {printable(name)}"
+                yield problem_of(DataError(text, "keep one of them"), subset, _shown(path, folder), path)
+            side[name] = path
+        if extra:
+            yield _several_channels(extra, folder, subset)
+
+
+def _several_channels(extra: Sequence[Path], folder: Path, subset: str) -> Problem:
+    """Returns the problem of images whose channels lie in several files."""
+    outside = folder.with_name(f"{folder.name}-channels")
+    error = DataError(
+        f"{folder} has images with a channel in each file, for example {printable(extra[0].name)}; the network takes "
+        "grey or colour images",
+        f"join three channels as one colour image {_CHANNEL.sub(chr(92) + '1_0000', pair_name(extra[0].name))}.png, or "
+        f"take the first channel alone: mkdir {quoted(outside)} && mv {quoted(folder)}/*_000[1-9].* {quoted(outside)}",
+        "wrong-mode",
+    )
+    return Problem(
+        "wrong-mode",
+        subset,
+        f"{folder.name}/{printable(extra[0].name)}",
+        "a second channel",
+        error,
+        len(extra),
+    )
 
 
 def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair, Problem]]:
@@ -171,31 +269,56 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
     read = {path for folders in found.parts.values() for path in folders}
     for subset, folders in found.parts.items():
         sides: Tuple[_Files, _Files] = ({}, {})
-        for folder, files in zip(folders, sides):
-            if is_folder(folder):
-                yield from guarded(_files_by_name(folder, subset, files), subset, folder.name, folder)
-            else:
-                error = DataError(
-                    f"{folder.parent} has no pairs of images and masks", PAIR_LAYOUT, "missing-file"
-                )
-                yield Problem("missing-file", subset, f"the folder {folder.name}", error=error)
-        pairs, alone = _matched(*sides)
-        if all(map(is_folder, folders)):
-            yield from _without_partner(subset, folders, alone, bool(pairs), allow_partial)
+        for path in [path for path in folders if not is_folder(path) and not is_file(path)]:
+            text = f"{path.parent} has no {printable(path.name)}"
+            error = DataError(text, PAIR_LAYOUT, "missing-file")
+            yield Problem("missing-file", subset, printable(path.name), error=error)
+        is_whole = all(is_folder(path) or is_file(path) for path in folders)
+        if is_whole:
+            yield from guarded(_sides(found, folders, subset, sides), subset, folders[0].name, folders[0])
+        files, alone = _matched(*sides)
+        if is_whole:
+            yield from _without_partner(subset, folders, alone, bool(files), allow_partial)
+        pairs: List[Pair] = []
+        for image, mask in files:
+            # The pages of a damaged file are not known; those of its partner stand for them until it is read.
+            counts = [count for count in map(_num_pages, (image, mask)) if count is not None] or [1]
+            if counts[0] == counts[-1]:
+                pairs += [Pair(subset, image, mask, number, counts[0]) for number in range(counts[0])]
+                continue
+            text = f"{image} has {counted(counts[0], 'page')}, and its mask {mask} has {counts[1]}"
+            hint = "each page of an image has its mask on the same page: save as many pages in both files"
+            error = DataError(text, hint, "count-mismatch")
+            yield problem_of(error, subset, _shown(image, image.parent), image)
         edge = len(pairs) - (num_held_out(len(pairs)) if found.is_undivided and len(pairs) > 1 else 0)
-        yield from (Pair(subset if k < edge else "eval", *pair) for k, pair in enumerate(pairs))
-        yield from guarded(images_beside(folders[0].parent, read, subset), subset, ".", folders[0].parent)
+        yield from (pair if k < edge else pair._replace(subset="eval") for k, pair in enumerate(pairs))
+        beside = folders[0] if folders[0] == folders[1] else folders[0].parent
+        known = read | {path for side in sides for path in side.values()}
+        yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
     if not found.is_undivided:
-        used = {folders[0].parent for folders in found.parts.values()}
+        used = {path.parent for path in read} | read
         yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
+
+
+def num_held_out(count: int) -> int:
+    """Returns how many of ``count`` pairs, the last ones, are for evaluation."""
+    return max(1, count // SHARE_HELD_OUT)
+
+
+def _num_pages(path: Path) -> Optional[int]:
+    """Returns the number of pages of a TIFF file, and 1 for other files; None for damaged ones."""
+    if path.suffix.lower() not in _STACKS:
+        return 1
+    with suppress(DataError), opened(read_file(str(path)), "image") as file:
+        return file.num_pages
+    return None
 
 
 def _matched(images: _Files, masks: _Files) -> Tuple[List[Tuple[Path, Path]], Tuple[_Files, _Files]]:
     """Returns the pairs in the order of names, and the images and the masks without a partner."""
     keys = {}
     for name in masks:
-        shorter = next((name[: -len(end)] for end in _MASK_ENDINGS if name.endswith(end)), name)
-        keys[name] = name if name in images else shorter
+        keys[name] = name if name in images else without_mask_ending(name)
     shared = [key for key, count in Counter(keys.values()).items() if count > 1]
     by_key = {name if key in shared else key: masks[name] for name, key in keys.items()}
     names = sorted(set(images) & set(by_key))
@@ -249,35 +372,57 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def _read_masks(
+    found: Found, pairs: Sequence[Pair], max_pixels: int, table: Optional[MaskClasses]
+) -> List[Mask]:
+    """Reads the masks of pairs."""
+    masks: List[Mask] = []
+    agreeing = MaskSet(table)
+    for path, group in groupby(pairs, key=lambda pair: pair.mask):
+        same = list(group)
+        for page in pages(path, "mask", max_pixels, len(same)):
+            if isinstance(page, DataError):
+                raise page
+            masks.append(mask_numbers(*page, table is not None and table.colours))
+            agreeing.check(masks[-1], page[1])
+            if len(masks) == 1:
+                needed = len(pairs) * masks[0].numbers.nbytes
+                check_memory(needed, f"{printable(str(found.location))} with {len(pairs)} such masks")
+    return masks
+
+
 def _read_images(
-    folder: Path,
-    files: Sequence[Tuple[Path, Path]],
-    masks: Sequence[np.ndarray],
-    forms: Sequence[Form],
-    max_pixels: int,
+    folder: Path, pairs: Sequence[Pair], masks: Sequence[np.ndarray], forms: Sequence[Form], max_pixels: int
 ) -> np.ndarray:
     """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
-    for i, ((path, mask_path), mask, form) in enumerate(zip(files, masks, forms)):
-        image, _ = read_image(path, max_pixels, form)
-        _check_size(image, path, mask, mask_path, SAME_SIZE)
-        if i == 0:
-            # All images have this size; masks are in memory twice while they are stacked into one array.
-            needed = len(files) * (image.size + 2 * mask.size)
-            check_memory(needed, f"{printable(str(folder))} with {len(files)} such images")
-            images = np.empty((len(files), *image.shape), np.uint8)
-        else:
-            _check_alike(image, path, images[0], files[0][0])
-        images[i] = image
+    images: np.ndarray = np.zeros(0, np.uint8)
+    i = 0
+    for path, group in groupby(pairs, key=lambda pair: pair.image):
+        same = list(group)
+        for pair, page in zip(same, pages(path, "image", max_pixels, len(same))):
+            if isinstance(page, DataError):
+                raise page
+            image = image_pixels(*page, forms[i])
+            _check_size(image, pair.shown(path), masks[i], pair.shown(pair.mask), SAME_SIZE)
+            if i == 0:
+                # All images have this size; masks are in memory twice while they are stacked into one array.
+                needed = len(pairs) * (image.size + 2 * masks[i].size)
+                check_memory(needed, f"{printable(str(folder))} with {len(pairs)} such images")
+                images = np.empty((len(pairs), *image.shape), np.uint8)
+            else:
+                _check_alike(image, pair.shown(path), images[0], pairs[0].shown(pairs[0].image))
+            images[i] = image
+            i += 1
     return images[..., np.newaxis] if images.ndim == 3 else images
 
 
-def _check_size(one: np.ndarray, path: Path, other: np.ndarray, other_path: Path, hint: str) -> None:
+def _check_size(one: np.ndarray, path: str, other: np.ndarray, other_path: str, hint: str) -> None:
     if one.shape[:2] != other.shape[:2]:
         sizes = ["x".join(map(str, array.shape[:2])) for array in (one, other)]
         raise DataError(f"{path} is {sizes[0]} pixels, but {other_path} is {sizes[1]}", hint)
 
 
-def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: Path) -> None:
+def _check_alike(image: np.ndarray, path: str, first: np.ndarray, first_path: str) -> None:
     _check_size(image, path, first, first_path, "all images of a set have one size: cut or pad them")
     if image.ndim != first.ndim:
         kinds = ["grey" if array.ndim == 2 else "colour" for array in (image, first)]
@@ -287,55 +432,47 @@ def _check_alike(image: np.ndarray, path: Path, first: np.ndarray, first_path: P
         )
 
 
-def open_imagemasks(
-    folder: Path, max_pixels: int = MAX_IMAGE_PIXELS, allow_partial: bool = False
+def open_pairs(
+    name: str, folder: Path, max_pixels: int = MAX_IMAGE_PIXELS, allow_partial: bool = False
 ) -> DataSource:
     """Reads all pairs of a folder.  Images are grey or colour; ``masks`` describes the masks.
 
     Args:
+        name: the set's name, "imagemasks" or "isbi2012".
         folder: the folder of the set.
         max_pixels: the most pixels of an image.
         allow_partial: whether to leave out images without a mask, and masks without an image.
 
     Raises:
-        DataError: there are no pairs, a file has no partner, sizes differ, a file is damaged or has unsupported pixels,
-            values of masks are no classes, or the pairs take more than half of the memory.
+        DataError: there are no pairs, a file has no partner, sizes or numbers of pages differ, a file is damaged or has
+            unsupported pixels, values of masks are no classes, or the pairs take more than half of the memory.
     """
-    found = find_pairs(folder)
+    found = find_layout(name, folder)
     if found is None:
         raise DataError(f"{folder} has no pairs of images and masks", PAIR_LAYOUT)
     passed = Passed()
     pairs = list(readable(read_pairs(found, allow_partial), passed))
-    files = {subset: [pair[1:] for pair in pairs if pair.subset == subset] for subset in ("train", "eval")}
+    num_train = sum(pair.subset == "train" for pair in pairs)
     for subset, folders in found.parts.items():
-        if not files[subset]:
+        if not any(pair.subset == subset for pair in pairs):
             raise DataError(f"{folders[0].parent} has no pairs of images and masks", PAIR_LAYOUT)
     if len(pairs) < 2:
         raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
-    every = [pair for part_files in files.values() for pair in part_files]
-    table = read_table(folder)
-    stored: Dict[Path, Mask] = {}
-    agreeing = MaskSet(table)
-    for _, path in every:
-        stored[path] = read_mask(path, max_pixels, table is not None and table.colours)
-        agreeing.check(stored[path], f"mask {printable(str(path))}")
-        if len(stored) == 1:
-            needed = len(every) * stored[path].numbers.nbytes
-            check_memory(needed, f"{printable(str(folder))} with {len(every)} such masks")
-    classes = table or classes_of_masks(folder, stored.items())
-    masks = [classes.of(stored[path].numbers, f"mask {printable(str(path))}") for _, path in every]
-    forms = [stored[path].form for _, path in every]
-    images = _read_images(folder, every, masks, forms, max_pixels)
+    table = table_of(found)
+    stored = _read_masks(found, pairs, max_pixels, table)
+    classes = table or classes_of_masks(found, zip(pairs, stored))
+    masks = [classes.of(mask.numbers, f"mask {pair.shown(pair.mask)}") for pair, mask in zip(pairs, stored)]
+    images = _read_images(folder, pairs, masks, [mask.form for mask in stored], max_pixels)
     labels = np.stack(masks)
     counted_labels = labels if classes.ignored is None else labels[labels != IGNORED]
     if len(mask_values(counted_labels)) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", PAIR_LAYOUT)
-    names = tuple(f"{path.parent.name}/{path.name}" for path, _ in every)
-    examples, edge = ArrayExamples(images, labels, names), len(files["train"])
-    train, held = examples.subset(slice(None, edge)), examples.subset(slice(edge, None))
+    names = tuple(pair.shown(pair.image, pair.image.parent.parent) for pair in pairs)
+    examples = ArrayExamples(images, labels, names)
+    train, held = examples.subset(slice(None, num_train)), examples.subset(slice(num_train, None))
     values = classes.values
     if classes.any_other:
-        values = (0, max(int(stored[path].numbers.max()) for _, path in every))
+        values = (0, max(int(mask.numbers.max()) for mask in stored))
     warnings = [*unused_line(printable(str(folder)), passed.unused)]
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
@@ -345,7 +482,7 @@ def open_imagemasks(
     return data_source(
         train,
         held,
-        name="imagemasks",
+        name=name,
         task="segmentation",
         class_names=classes.names,
         location=str(folder),
@@ -354,6 +491,6 @@ def open_imagemasks(
         unused=passed.unused,
         patchwise=True,
         own_split=found.is_undivided,
-        class_colours=class_colours(classes, stored[every[0][1]]),
+        class_colours=class_colours(classes, stored[0]),
         mask_values=() if classes.colours or EVERY_OTHER in values else values,
     )

@@ -15,9 +15,10 @@ from ipucnn.datasets.base import class_lines
 from ipucnn.datasets.classes import default_mask_names
 from ipucnn.datasets.forms import LARGEST_VALUE, WHITE_IS_ZERO, Mask, pillow
 from ipucnn.datasets.segmentation.patches import IGNORED
+from ipucnn.documents import read_record
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, shown_value
 
 IGNORE = "ignore"
 """The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
@@ -221,6 +222,41 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     )
 
 
+DESCRIPTION = "dataset.json"
+"""The file in which nnU-Net describes a set."""
+
+
+def read_description(folder: Path) -> Optional[MaskClasses]:
+    """Reads the labels of nnU-Net's ``dataset.json`` in a folder; returns None if there is no such file.
+
+    Version 2 has ``{"labels": {NAME: VALUE}}``, and the label called "ignore" is no class; version 1 has
+    ``{"labels": {VALUE: NAME}}``.
+
+    Raises:
+        DataError: the file cannot be read, or its labels are no single values.
+    """
+    path = folder / DESCRIPTION
+    if not is_file(path):
+        return None
+    hint = f"correct it, or name the classes in DIR/{TABLE}, one per line: '0 background', '1 nucleus', ..."
+    about = read_record(path, hint)
+    labels = about.get("labels") if isinstance(about, dict) else None
+    rows: Dict[str, object] = {}
+    for key, value in (labels if isinstance(labels, dict) else {}).items():
+        is_first = isinstance(value, str)
+        rows[str(value) if is_first else key] = int(key) if is_first and _is_number(key) else value
+    values = [value for value in rows.values() if type(value) is int and 0 <= value <= LARGEST_VALUE]
+    if len(values) < len(rows) or len(set(values)) < max(2, len(labels or ())):
+        text = (
+            f"{printable(str(path))} has the labels {shown_value(labels)}: each name has one value of its own"
+        )
+        raise DataError(text, hint)
+    ordered = sorted((value, name) for value, name in zip(values, rows) if name != IGNORE)
+    names = tuple(name for _, name in ordered)
+    ignored = dict(zip(rows, values)).get(IGNORE)
+    return MaskClasses(names, tuple(value for value, _ in ordered), ignored=ignored)
+
+
 def _packed(value: Sequence[int]) -> int:
     """Returns the value of a line of a table as one number; no numbers stand for every other value."""
     if not value:
@@ -295,22 +331,6 @@ def _listed(values: Sequence[int]) -> str:
         return f"the values {values[0]} and {values[1]}"
     shown = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
     return f"{len(values)} different values ({shown})"
-
-
-def to_classes(masks: np.ndarray, origin: str) -> np.ndarray:
-    """Converts uint8 masks [n, h, w] of 0 and one other value (for example 255 or 1) to classes 0 and 1.
-
-    Raises:
-        DataError: the masks have more than one value besides 0.
-    """
-    values = mask_values(masks)
-    if len([value for value in values if value]) > 1:
-        raise DataError(
-            f"{origin} has {_listed(values)}; a mask has 0 and one other",
-            "0 for the background and 255 for the foreground, without smoothing or JPEG compression",
-            "mask-values",
-        )
-    return (masks != 0).astype(np.uint8)
 
 
 def mask_values(masks: np.ndarray) -> Tuple[int, ...]:

@@ -87,7 +87,9 @@ CODES: Dict[str, Code] = {
         "save both upright, without the tag",
     ),
     "several-pages": Code(
-        ERROR, "images or masks of several pages", "save each page as a file of its own, with its partner"
+        ERROR,
+        "images or masks of several pages that are no TIFF stacks",
+        "save each page as a file of its own, with its partner",
     ),
     "odd-mode": Code(
         WARNING,

@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 from bisect import bisect_right
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,19 +21,17 @@ from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageF
 from ipucnn.datasets.formats import (
     CIFAR_FILES,
     IDX_FILES,
-    VOLUME,
-    VOLUME_LABELS,
     find_cifar_files,
     find_classes,
     find_idx_file,
-    find_pairs,
-    find_volume,
+    find_layout,
     has_shards,
 )
-from ipucnn.datasets.forms import Mask, displayed, opened
+from ipucnn.datasets.forms import Mask, Page, displayed, mask_numbers, opened
 from ipucnn.datasets.limits import check_memory
-from ipucnn.datasets.problems import Problem, problem_of, readable
-from ipucnn.datasets.segmentation import imagemasks, isbi2012
+from ipucnn.datasets.problems import problem_of, readable
+from ipucnn.datasets.segmentation import imagemasks
+from ipucnn.datasets.segmentation.imagemasks import Pair
 from ipucnn.datasets.segmentation.masks import (
     BINARY,
     TABLE,
@@ -40,7 +39,6 @@ from ipucnn.datasets.segmentation.masks import (
     MaskSet,
     codes,
     mask_values,
-    read_table,
 )
 from ipucnn.datasets.sources import cifar, idx, imagefolder
 from ipucnn.datasets.sources import records as imagenet
@@ -224,48 +222,6 @@ def _name_of_file(paths: Sequence[str], begin: int, number: int) -> str:
 # -- images with masks --------------------------------------------------------------------------------------------
 
 
-def isbi2012_lots(survey: Survey, folder: Path) -> Lots:
-    """Returns the pages of the two volumes; a page that only one volume has counts as stored, but is not decoded."""
-    survey.class_names = isbi2012.CLASS_NAMES
-    volumes: List[List[Optional[np.ndarray]]] = []
-    for stem in (VOLUME, VOLUME_LABELS):
-        path = find_volume(folder, stem)
-        pages: List[Union[np.ndarray, Problem]] = []
-        if path is None:
-            survey.find("missing-file", None, f"{stem}.tif")
-        else:
-            try:
-                pages = list(isbi2012.read_pages(path, survey.max_pixels))
-            except DataError as error:
-                survey.report(problem_of(error, None, path.name, path))
-        for page in pages:
-            if isinstance(page, Problem):
-                survey.report(page)
-        volumes.append([None if isinstance(page, Problem) else page for page in pages])
-    images_path, (images, masks) = find_volume(folder, VOLUME), volumes
-    if images_path is None:
-        return {}
-    file_name, num_pages = images_path.name, len(images) or len(masks)
-    first_eval = num_pages - (isbi2012.num_held_out(num_pages) if num_pages else 0)
-    if images and masks and len(images) != len(masks):
-        text = f"{file_name}: {len(images)} slices, {len(masks)} labels"
-        survey.find("count-mismatch", None, text)
-
-    def lot(first: int, end: int) -> Lot:
-        def decode(numbers: Sequence[int], is_drawn: bool) -> Optional[Decoded]:
-            image, mask = (volume[first + numbers[0]] for volume in volumes)
-            if image is None or mask is None:
-                return None
-            return _decode_pair(image, mask, (mask != 0).astype(np.uint8))
-
-        count = max(0, min(end, len(images), len(masks)) - first)
-        return Lot(
-            count, lambda number: f"{file_name}, page {first + number + 1}", decode, num_stored=end - first
-        )
-
-    return {TRAIN: lot(0, first_eval), EVAL: lot(first_eval, num_pages)}
-
-
 def _decode_pair(
     image: np.ndarray, stored: np.ndarray, mask: np.ndarray, forms: Mapping[str, str] = MappingProxyType({})
 ) -> Decoded:
@@ -295,83 +251,101 @@ def _decode_pair(
     return Decoded(measure(pixels), mask[np.newaxis], pixels, alike)
 
 
-def imagemasks_lots(survey: Survey, folder: Path) -> Lots:
+def pairs_lots(survey: Survey, folder: Path) -> Lots:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
-    found = find_pairs(folder)
+    found = find_layout(survey.dataset, folder)
     assert found is not None  # otherwise the set would not have been chosen
-    files: Dict[str, List[Tuple[Path, Path]]] = {subset: [] for subset in found.parts}
-    for pair in readable(imagemasks.read_pairs(found), survey.report):
-        files.setdefault(pair.subset, []).append((pair.image, pair.mask))
+    pairs = list(readable(imagemasks.read_pairs(found), survey.report))
     classes: Optional[MaskClasses] = BINARY
     table = None
     try:
-        classes = table = read_table(folder)
+        classes = table = imagemasks.table_of(found)
     except DataError as error:
         survey.report(problem_of(error, None, TABLE, folder / TABLE))
-    stored = _stored_masks(survey, folder, files, table)
+    stored = _stored_masks(survey, folder, pairs, table)
     if classes is None:
         classes = BINARY
         try:
-            classes = imagemasks.classes_of_masks(folder, stored.items())
+            classes = imagemasks.classes_of_masks(found, stored.items())
         except DataError as error:
             survey.report(problem_of(error, None, "masks", folder))
     survey.class_names = tuple(map(printable, classes.names))
     for mask in list(stored.values())[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask)
-    return {subset: _pairs_lot(survey, folder, pairs, stored, classes) for subset, pairs in files.items()}
+    decode = partial(_decoded_pair, survey, folder, stored, _pages_of_stacks(survey, pairs), classes)
+    parts = {subset: [pair for pair in pairs if pair.subset == subset] for subset in (TRAIN, EVAL)}
+    return {subset: _pairs_lot(folder, of_part, decode) for subset, of_part in parts.items() if of_part}
 
 
-def _pairs_lot(
-    survey: Survey,
-    folder: Path,
-    files: Sequence[Tuple[Path, Path]],
-    stored: Mapping[Path, Mask],
-    classes: MaskClasses,
-) -> Lot:
-    def decode(numbers: Sequence[int], is_drawn: bool) -> Optional[Decoded]:
-        path, mask_path = files[numbers[0]]
-        if mask_path not in stored:
-            return None
-        values, form = stored[mask_path]
-        image, image_form = imagemasks.read_image(path, survey.max_pixels, form)
-        origin = f"mask {_below(mask_path, folder)}"
-        mask = classes.of(values, origin)
-        judged = codes(values, False, origin) if classes.any_other else np.zeros(0, np.uint8)
-        return _decode_pair(image, judged, mask, stored_as(image_form, form))
-
+def _pairs_lot(folder: Path, pairs: Sequence[Pair], decode: Callable[[Pair], Optional[Decoded]]) -> Lot:
     return Lot(
-        len(files), lambda number: _below(files[number][0], folder), decode, lambda number: files[number][0]
+        len(pairs),
+        lambda number: pairs[number].shown(pairs[number].image, folder),
+        lambda numbers, is_drawn: decode(pairs[numbers[0]]),
+        lambda number: pairs[number].image,
+        lambda number: pairs[number].shown(pairs[number].image),
     )
 
 
-def _stored_masks(
+_Pages = List[Union[Tuple[Page, str], DataError]]
+
+
+def _pages_of_stacks(survey: Survey, pairs: Sequence[Pair]) -> Dict[Path, _Pages]:
+    """Returns the pages of files with several pages, which are decoded one after another."""
+    counts = {pair.image: pair.num_pages for pair in pairs if pair.num_pages > 1}
+    return {path: list(imagemasks.pages(path, "image", survey.max_pixels, n)) for path, n in counts.items()}
+
+
+def _decoded_pair(
     survey: Survey,
     folder: Path,
-    pairs: Mapping[str, Sequence[Tuple[Path, Path]]],
-    table: Optional[MaskClasses],
-) -> Dict[Path, Mask]:
+    stored: Mapping[Pair, Mask],
+    stacks: Mapping[Path, _Pages],
+    classes: MaskClasses,
+    pair: Pair,
+) -> Optional[Decoded]:
+    """Decodes and measures a pair; returns None if its mask could not be read."""
+    if pair not in stored:
+        return None
+    values, form = stored[pair]
+    page = (stacks.get(pair.image) or list(imagemasks.pages(pair.image, "image", survey.max_pixels, 1)))[
+        pair.page
+    ]
+    if isinstance(page, DataError):
+        raise page
+    image = imagemasks.image_pixels(*page, form)
+    origin = f"mask {pair.shown(pair.mask, folder)}"
+    mask = classes.of(values, origin)
+    judged = codes(values, False, origin) if classes.any_other else np.zeros(0, np.uint8)
+    return _decode_pair(image, judged, mask, stored_as(page[0].form, form))
+
+
+def _stored_masks(
+    survey: Survey, folder: Path, pairs: Sequence[Pair], table: Optional[MaskClasses]
+) -> Dict[Pair, Mask]:
     """Reads each mask once; returns those that can be read."""
-    stored: Dict[Path, Mask] = {}
-    total, agreeing = sum(map(len, pairs.values())), MaskSet(table)
-    for subset, files in pairs.items():
-        chosen = survey.chosen(subset, len(files))
-        for number, (_, path) in enumerate(files):
-            name = _below(path, folder)
+    stored: Dict[Pair, Mask] = {}
+    agreeing = MaskSet(table)
+    counts = Counter(pair.subset for pair in pairs)
+    chosen = {subset: iter(survey.chosen(subset, counts[subset]).tolist()) for subset in counts}
+    for path, group in itertools.groupby(pairs, key=lambda pair: pair.mask):
+        same = list(group)
+        for pair, page in zip(same, imagemasks.pages(path, "mask", survey.max_pixels, len(same))):
+            is_chosen = next(chosen[pair.subset])
             try:
-                mask = imagemasks.read_mask(path, survey.max_pixels, table is not None and table.colours)
-                agreeing.check(mask, f"mask {printable(str(path))}")
-                stored[path] = mask
+                if isinstance(page, DataError):
+                    raise page
+                mask = mask_numbers(*page, table is not None and table.colours)
+                agreeing.check(mask, page[1])
+                stored[pair] = mask
                 if len(stored) == 1:
-                    subject = f"{printable(str(folder))} with {total} such masks"
-                    check_memory(total * mask.numbers.nbytes, subject)
+                    subject = f"{printable(str(folder))} with {len(pairs)} such masks"
+                    check_memory(len(pairs) * mask.numbers.nbytes, subject)
             except DataError as error:
-                if chosen[number]:
-                    survey.report(problem_of(error, subset, name, path))
+                if is_chosen:
+                    name = pair.shown(path, folder)
+                    survey.report(problem_of(error, pair.subset, name, path, pair.shown(path)))
     return stored
-
-
-def _below(path: Path, folder: Path) -> str:
-    return printable(str(path.relative_to(folder)))
 
 
 # -- TFRecord files -------------------------------------------------------------------------------------------------
@@ -519,8 +493,8 @@ def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int],
 OF_SETS: Mapping[str, Callable[[Survey, Path], Lots]] = {
     **dict.fromkeys(idx.CLASS_NAMES, idx_lots),
     **dict.fromkeys(CIFAR_FILES, cifar_lots),
-    "isbi2012": isbi2012_lots,
-    "imagemasks": imagemasks_lots,
+    "isbi2012": pairs_lots,
+    "imagemasks": pairs_lots,
     "imagefolder": imagefolder_lots,
     "imagenet": imagenet_lots,
 }

@@ -7,6 +7,7 @@ tifffile read, too.
 
 import contextlib
 import io
+import math
 from fractions import Fraction
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 from xml.etree import ElementTree
@@ -87,7 +88,9 @@ def read_stack(data: bytes, num_pages: int) -> Stack:
             found = file.imagej_metadata or {}
             counts = [int(found.get(key, 1)) for key in ("channels", "slices", "frames")]
             kept = {key: _text(found[key]) for key in _KEPT if key in found}
-            if counts[0] * counts[1] * counts[2] != num_pages:
+            if counts[0] > 1 and counts[1] * counts[2] == num_pages:  # channels are one colour page
+                kept = {key: value for key, value in kept.items() if key not in ("channels", "mode")}
+            elif counts[0] * counts[1] * counts[2] != num_pages:
                 kept = {key: value for key, value in kept.items() if key not in _KEPT[:4]}
             return Stack(resolution, unit, tuple(kept.items()))
         if file.is_ome:
@@ -113,9 +116,10 @@ def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: i
             kept["spacing"] = str(sizes["Z"])
     counts = {axis: count for axis, count in zip(axes, shape) if axis not in "YXS"}
     order = [axis for axis in _IMAGEJ_AXES if axis in counts]
-    total = 1
-    for count in counts.values():
-        total *= count
+    total = math.prod(counts.values())
+    if counts.get("C", 1) > 1 and total == num_pages * counts["C"]:  # channels are one colour page
+        total //= counts.pop("C")
+        order.remove("C")
     if list(counts) == order and total == num_pages > 1:
         names = (("C", "channels"), ("Z", "slices"), ("T", "frames"))
         kept = {
