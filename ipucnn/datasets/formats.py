@@ -530,7 +530,7 @@ class Format(NamedTuple):
     """A kind of data set that has files.
 
     Attributes:
-        name: the name of the set in ``registry.DATASETS``; layouts of one set have the same name.
+        name: the name of the set; layouts of one set have the same name.
         find: function that finds the set in a folder itself.
         folders: the usual folders of the set, below the data folder.
         is_layout: whether any folder of this layout is such a set, whatever its name.
