@@ -43,7 +43,7 @@ def test_predictions_equal_those_of_the_command(folder, report):
         Image.fromarray(pixels).save(f"{number}.png")
     names = [f"{number}.png" for number in range(3)]
     expected = np.zeros((3, 10))
-    for row, result in enumerate(report("infer", folder / "runs" / "mine", *names, "--top", 10)):
+    for row, result in enumerate(report("infer", folder / "runs" / "mine", *names, "--top", 10)["results"]):
         for guess in result["predictions"]:
             expected[row, guess["class"]] = guess["probability"]
     loaded = ipucnn.load(folder / "runs" / "mine")

@@ -160,7 +160,7 @@ def test_class_folders_get_the_preprocessing_and_the_names_of_the_run(run_folder
     code, out, _ = run(
         "infer", folder, "--split", "eval", "--dataset", "imagefolder", "--dataset-path", tmp_path, "--json"
     )
-    inferred = json.loads(out)
+    inferred = json.loads(out)["results"]
     assert [row["truth"] for row in inferred] == [row["label"] for row in rows]
     np.testing.assert_allclose(
         [row["predictions"][0]["probability"] for row in inferred], predicted.max(axis=1), atol=1e-6

@@ -175,7 +175,9 @@ def test_the_described_input_gives_the_classes_of_infer(exported, trained, repor
         Image.fromarray(rng.randint(0, 256, (8, 8, 3), np.uint8)).save(path)
     images = np.stack([predict.network_input(path, form=form) for path in paths])
     logits = runtimes.load("onnx", exported / "model.onnx").run(images)
-    predicted = [row["predictions"][0]["label"] for row in report("infer", trained, *paths, "--top", 1)]
+    predicted = [
+        row["predictions"][0]["label"] for row in report("infer", trained, *paths, "--top", 1)["results"]
+    ]
     assert predicted == [str(i) for i in logits.argmax(-1)]
 
 
@@ -529,7 +531,10 @@ def test_an_exported_file_or_its_folder_is_used_like_its_run(trained, report, re
     assert mine["confusion_matrix"] == runs["confusion_matrix"] and mine["checkpoint"] == str(file)
     assert mine["measured"]["loss"] == pytest.approx(runs["measured"]["loss"], rel=1e-4)
     assert mine["measured"]["samples"] == runs["measured"]["samples"] == 40
-    rows = [report("infer", used, "--split", "eval", "--limit-eval", 9) for used in (file.parent, trained)]
+    rows = [
+        report("infer", used, "--split", "eval", "--limit-eval", 9)["results"]
+        for used in (file.parent, trained)
+    ]
     predicted = [[row["predictions"][0]["class"] for row in each] for each in rows]
     assert predicted[0] == predicted[1] and len(predicted[0]) == 9
 

@@ -117,7 +117,7 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(
     # All outputs have the class names of the new data.
     assert list(after.meta["class_names"]) == ["blue", "green", "red"]
     assert {"blue", "green", "red"} == {row["name"] for row in report("evaluate", "fine")["classes"]}
-    (result,) = report("infer", "fine", colours / "red" / "0.png")
+    (result,) = report("infer", "fine", colours / "red" / "0.png")["results"]
     assert {each["label"] for each in result["predictions"]} == {"blue", "green", "red"}
     code, _, err = run("evaluate", "fine", "--report")
     page = (tmp_path / "fine" / "report.html").read_text(encoding="utf-8")

@@ -493,6 +493,8 @@ def test_a_chain_is_matched_by_position_and_says_so(succeeds, report):
     _, err = succeeds(*words, "a", *TRAIN, "--num-epochs", 1, "--weights", "w.weights.h5", columns=400)
     assert all(f"note: {line}" in err for line in notes)
     assert json.loads(Path("a/report.json").read_text())["notes"] == notes
+    _, err = succeeds(*words, "a", "--resume", "--num-epochs", 2, columns=400)
+    assert "continuing" in err and json.loads(Path("a/report.json").read_text())["notes"] == notes
     Path("files").mkdir()
     Path("w.weights.h5").rename("files/w-1.weights.h5")
     _, err = succeeds(*words, "b", "--no-training", "--checkpoint-input-dir", "files", columns=400)

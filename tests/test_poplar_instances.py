@@ -208,7 +208,7 @@ def test_two_instances_infer_and_benchmark_together(tmp_path, capfd):
     )
     assert err.count("report in") == 2 and "report in" not in silent
     inferred, *reports = documents(out)
-    assert inferred == alone and len(inferred) == 37
+    assert inferred == alone and len(inferred["results"]) == 37
     for report, samples in zip(reports, (2 * 3 * 4, 2 * 2 * 4)):
         assert report == json.loads((tmp_path / report["mode"] / "report.json").read_text())
         assert report["void"] is None and len(report["executions"]) >= 3

@@ -125,7 +125,7 @@ def check(row: Dict[str, Any], report: Any) -> None:
         tolerance = 1e-3 if row["precision"] == "32.32" else 5e-2
         assert loss == pytest.approx(expected, rel=tolerance, abs=tolerance)
         if row["model"] != "unet":
-            assert len(report("infer", "run", "--split", "eval", "--limit-eval", 2)) == 2
+            assert len(report("infer", "run", "--split", "eval", "--limit-eval", 2)["results"]) == 2
 
 
 def name_of(row: Dict[str, Any]) -> str:

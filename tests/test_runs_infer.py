@@ -100,7 +100,7 @@ def test_pipes_and_devices_are_refused(trained, run, images):
     code, out, err = run("infer", trained, "in", terminal, "in/pipe.png", "--json")
     for end in ends:
         os.close(end)
-    assert code == 3 and len(json.loads(out)) == 3 and "2 of 5 inputs" in err
+    assert code == 3 and len(json.loads(out)["results"]) == 3 and "2 of 5 inputs" in err
     refused = "is a device, a FIFO or a socket, not a file"
     assert err.count(f"pipe.png {refused}") == 1 and f"{terminal} {refused}" in err
 
@@ -191,8 +191,8 @@ def test_no_more_images_are_decoded_than_memory_should_hold():
 def test_infer_of_a_split_has_the_accuracy_of_evaluate(trained, run, tmp_path):
     code, out, err = run("infer", trained, "--split", "eval", "--json")
     assert code == 0, err
-    results = json.loads(out)
-    assert len(results) == 37 and results[0]["image"] == "digits/eval/0"
+    results, notes = json.loads(out)["results"], json.loads(out)["notes"]
+    assert notes == [] and len(results) == 37 and results[0]["image"] == "digits/eval/0"
     code, out, _ = run("evaluate", trained, "--json", "--predictions", "p.csv")
     accuracy = json.loads(out)["measured"]["accuracy"]
     assert sum(r["correct"] for r in results) / 37 == pytest.approx(accuracy)
@@ -205,15 +205,17 @@ def test_infer_of_a_split_has_the_accuracy_of_evaluate(trained, run, tmp_path):
     code, out, _ = run("infer", trained, "--split", "train", "--limit-train", "70", "--format", "jsonl")
     assert code == 0 and [json.loads(line)["image"] for line in out.splitlines()][-1] == "digits/train/69"
     code, out, _ = run("infer", trained, "--split", "eval", "--top", "10", "--json")
-    assert all(abs(sum(p["probability"] for p in r["predictions"]) - 1) < 1e-9 for r in json.loads(out))
+    assert all(
+        abs(sum(p["probability"] for p in r["predictions"]) - 1) < 1e-9 for r in json.loads(out)["results"]
+    )
 
 
 def test_files_give_the_same_results_as_the_split(trained, run, images):
     code, out, err = run("infer", trained, "in", "--json")
     assert code == 0, err
-    from_files = json.loads(out)
+    from_files = json.loads(out)["results"]
     code, out, _ = run("infer", trained, "--split", "eval", "--limit-eval", "100%", "--json")
-    for one, other in zip(from_files, json.loads(out)):
+    for one, other in zip(from_files, json.loads(out)["results"]):
         assert [p["class"] for p in one["predictions"]] == [p["class"] for p in other["predictions"]]
         for p, q in zip(one["predictions"], other["predictions"]):
             assert p["probability"] == pytest.approx(q["probability"], abs=1e-6)
@@ -224,7 +226,7 @@ def test_every_output_format_has_the_same_content(trained, run, images, tmp_path
     args = ["infer", trained, "in", "--top", "2"]
     code, text, err = run(*args, "--format", "json")
     assert code == 0, err
-    expected = json.loads(text)
+    expected = json.loads(text)["results"]
     assert run(*args, "--json")[1] == text
     assert [json.loads(line) for line in run(*args, "--format", "jsonl")[1].splitlines()] == expected
     rows = list(csv.reader(run(*args, "--format", "csv")[1].splitlines()))
@@ -238,7 +240,7 @@ def test_every_output_format_has_the_same_content(trained, run, images, tmp_path
         assert code == 0 and out == "" and "3 images" in err
         assert (tmp_path / f"o.{form}").read_text() == run(*args, "--format", form)[1]
     code, out, _ = run(*args, "--output", "o.csv", "--format", "json")
-    assert code == 0 and json.loads(out) == expected
+    assert code == 0 and json.loads(out)["results"] == expected
     for columns in (80, 160):
         code, out, _ = run(*args, columns=columns)
         assert code == 0 and out.count("%") == 6 and max(map(len, out.splitlines())) <= columns
@@ -256,7 +258,7 @@ def test_unreadable_images_are_reported_and_skipped(trained, run, images, tmp_pa
     results = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [Path(r["image"]).name for r in results] == ["0.png", "1.png", "2.PNG"]
     code, out, _ = run("infer", trained, "in/0.png", "in/1.png", "in/deep/2.PNG", "--json")
-    assert [r["predictions"][0]["label"] for r in json.loads(out)] == [
+    assert [r["predictions"][0]["label"] for r in json.loads(out)["results"]] == [
         r["predictions"][0]["label"] for r in results
     ]
     check_refused(
@@ -282,7 +284,7 @@ def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypat
     monkeypatch.setattr(Network, "__call__", lambda *args, **kw: traced.append(1) or call(*args, **kw))
     monkeypatch.setattr(HostSession, "predict", watched)
     code, out, _ = run("infer", trained, "--split", "eval", "--json")
-    assert code == 0 and len(json.loads(out)) == 37
+    assert code == 0 and len(json.loads(out)["results"]) == 37
     assert len(shapes) == 5 and len(set(shapes)) == 1 and shapes[0][0] == 8
     assert len(traced) == 1
 
@@ -335,7 +337,7 @@ def test_the_contact_sheet_of_mistakes(trained, run, tmp_path, monkeypatch):
     code, out, err = run(
         "infer", trained, "--split", "train", "--only-mistakes", "--contact-sheet", "m.png", "--json"
     )
-    results = json.loads(out)
+    results = json.loads(out)["results"]
     wrong = [one for one in results if not one["correct"]]
     shown = min(len(wrong), 100)
     assert code == 0 and 0 < len(wrong) < len(results) and f"contact sheet of {shown} images" in err
@@ -416,8 +418,9 @@ def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images)
         "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"
     )
     assert code == 0, err
-    expected = json.loads(run("infer", trained, "in", "--json")[1])
-    for one, other in zip(json.loads(out), expected):
+    of_file, expected = json.loads(out), json.loads(run("infer", trained, "in", "--json")[1])
+    assert "does not say how its images were scaled" in of_file["notes"][0] and expected["notes"] == []
+    for one, other in zip(of_file["results"], expected["results"]):
         assert [p["label"] for p in one["predictions"]] == [p["label"] for p in other["predictions"]]
     check_refused(run, Refusal("infer w.weights.h5 in --model-name lenet", "", "--dataset"))
 
@@ -490,7 +493,7 @@ def test_imagenet_weights_give_imagenet_labels(run, images, tmp_path, monkeypatc
     probabilities = np.asarray(source(pixels[None] / 127.5 - 1.0))[0]
     code, out, err = run("infer", "mobilenet", "in/0.png", "--weights", "imagenet", "--json", "--top", "3")
     assert code == 0, err
-    (result,) = json.loads(out)
+    (result,) = json.loads(out)["results"]
     best = np.argsort(-probabilities)[:3]
     assert [p["label"] for p in result["predictions"]] == [f"thing_{i}" for i in best]
     assert result["predictions"][0]["probability"] == pytest.approx(float(probabilities[best[0]]), rel=1e-3)

@@ -55,18 +55,18 @@ def write_results(done: Predictions, form: str, handle: TextIO) -> None:
 
     Args:
         done: the predictions.
-        form: csv (a row per image), json (a list) or jsonl (an object per line).
+        form: csv (a row per image), json (``results`` and ``notes``) or jsonl (an object per line).
         handle: file to write to.
     """
     results = done.results
     if form == "jsonl":
         handle.writelines(json.dumps(result) + "\n" for result in results)
     elif form == "json":
-        separator = "[\n"
+        separator = '{"results": ['
         for result in results:
-            handle.write(separator + json.dumps(result))
-            separator = ",\n"
-        handle.write("[]\n" if separator == "[\n" else "\n]\n")
+            handle.write(f"{separator}\n{json.dumps(result)}")
+            separator = ","
+        handle.write(f'\n], "notes": {json.dumps(done.notes)}}}\n')
     else:
         writer = csv.writer(handle, lineterminator="\n")
         columns = ["image", "truth"] if done.with_truth else ["image"]

@@ -47,11 +47,13 @@ class RunState:
         history: the lines of ``metrics.jsonl``.
         best: metrics of the best validation.
         last_validation: metrics of the latest validation.
+        notes: remarks on the network and the weights that the run began with.
     """
 
     history: List[str]
     best: Optional[Dict[str, float]] = None
     last_validation: Optional[Dict[str, float]] = None
+    notes: Sequence[str] = ()
 
 
 def position(state: TrainState, run: RunState) -> Dict[str, Any]:
@@ -66,6 +68,7 @@ def position(state: TrainState, run: RunState) -> Dict[str, Any]:
             "history": "".join(run.history),
             "best": run.best,
             "last_validation": run.last_validation,
+            **({"notes": list(run.notes)} if run.notes else {}),
         },
     }
 
@@ -133,7 +136,7 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     state.earlier_accuracies = list(at.get("earlier_hits", ()))
     # Not splitlines, which also splits at separators other than line feeds.
     history = [line + "\n" for line in run["history"].split("\n")[:-1]]
-    return RunState(history, run["best"], run["last_validation"])
+    return RunState(history, run["best"], run["last_validation"], run.get("notes", ()))
 
 
 def keras_checkpoints(folder: Path) -> List[Path]:

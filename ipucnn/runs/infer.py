@@ -166,12 +166,14 @@ class Predictions:
         num_failed: inputs that were no readable image.
         top: predictions per image.
         with_truth: whether the true classes are known.
+        notes: remarks on the network, its weights and the classes.
     """
 
     results: Spool
     num_failed: int
     top: int
     with_truth: bool
+    notes: List[str]
 
 
 def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predictions:
@@ -199,7 +201,8 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
     names = tuple(map(printable, trained.names()))
     progress.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, progress)
-    for note in trained.load(session, "infer"):
+    notes = trained.load(session, "infer")
+    for note in notes:
         progress.line(f"note: {note}")
     for _, logits in session.logits(batches.read()):
         images, done = batches.waiting.popleft()
@@ -210,7 +213,8 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
         progress.update(done, total)
     progress.update(total, total)
     failed = len(problems) + batches.num_failed
-    return Predictions(spool, failed, min(request.top, len(names)), subset is not None)
+    top, notes = min(request.top, len(names)), [*trained.notes, *notes]
+    return Predictions(spool, failed, top, subset is not None, notes)
 
 
 class _Batches:

@@ -290,8 +290,10 @@ class TrainingRun:
         guard.defer()
         self._open_folder(session)
         context = self.context
-        remarks = [] if context.record.own is None else list(context.record.own.notes)
-        remarks += [*self._weight_notes, *matched, *_notes_of_unused_weights(context)]
+        if context.start.checkpoint is None:
+            of_network = () if context.record.own is None else context.record.own.notes
+            self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
+        remarks = [*self.state.notes, *matched]
         recorder = Recorder(context, session, self.dataset, self.state, guard, timer, remarks)
         notes = _notes_of_sharing(context, self._differences, session.num_devices)
         notes += recorder.note_process(is_continued=context.start.checkpoint is not None)
@@ -424,7 +426,7 @@ def _notes_of_sharing(
 def _notes_of_unused_weights(context: RunContext) -> List[str]:
     """Returns a note if a run on a file of Keras begins without the weights in it."""
     file = file_with_weights(context.record)
-    if file is None or context.config.weights is not None or context.start.checkpoint is not None:
+    if file is None or context.config.weights is not None:
         return []
     name = context.record.name
     return [

@@ -122,6 +122,7 @@ class _Run(msgspec.Struct):
     history: str
     best: Optional[Figures]
     last_validation: Optional[Figures]
+    notes: List[str] = []
 
     def __post_init__(self) -> None:
         if self.history and not self.history.endswith("\n"):
