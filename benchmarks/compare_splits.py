@@ -56,7 +56,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def best_for(planner: Planner, judged: Candidate) -> Candidate:
     """Returns the best splits within the memory that a candidate was judged with."""
-    best = planner.best(judged.settings, judged.memory_limit)
+    best = planner.fastest_splits(judged.settings, judged.memory_limit)
     assert best is not None  # the candidate's own splits are within it
     return best
 
@@ -86,7 +86,7 @@ def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]
         backward_s=none,
         cut_s=np.zeros(len(macs) + 1),
         capacity_bytes=1.0,
-        memory_bytes=lambda k, s: np.zeros((len(macs), len(macs) + 1)),
+        memory_bytes=lambda k, s: np.where(np.tri(len(macs), len(macs) + 1, dtype=bool), np.inf, 0.0),
         training=False,
     )
     return largest * count / sum(macs), largest / fastest_split(free, count, "Grouped").objective_s

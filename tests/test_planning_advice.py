@@ -13,7 +13,8 @@ from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.program import PlannedProgram, uniform
 from ipucnn.planning.search import advice
-from ipucnn.planning.search.planner import PROPORTIONS, Planner
+from ipucnn.planning.search.open_settings import PROPORTIONS
+from ipucnn.planning.search.planner import Planner
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program
 
@@ -28,7 +29,7 @@ def program(kib_per_tile, **changes):
         **{"micro_batch_size": 16, "gradient_accumulation_count": 16, "half_partials": False, **changes}
     )
     machine = system(kib_per_tile)
-    return program_settings, Planner(GRAPH, machine).best(program_settings, 1e9).splits, machine
+    return program_settings, Planner(GRAPH, machine).fastest_splits(program_settings, 1e9).splits, machine
 
 
 def proposal(program_settings, splits, machine, **options):

@@ -65,6 +65,11 @@ def brute_force(tables, k, schedule):
 # --- instances
 
 
+def masked(table):
+    """Returns a table of memory in which a range without items takes infinitely much."""
+    return np.where(np.tri(*table.shape, dtype=bool), np.inf, table)
+
+
 def make_tables(
     seed,
     n,
@@ -97,8 +102,8 @@ def make_tables(
     def memory(num_stages, stage):
         if monotone:
             total = np.cumsum([0, *seconds])
-            return total[None, :] - total[:-1, None]
-        return np.random.default_rng([memory_seed, num_stages, stage]).random((n, n + 1))
+            return masked(total[None, :] - total[:-1, None])
+        return masked(np.random.default_rng([memory_seed, num_stages, stage]).random((n, n + 1)))
 
     capacity = 1.0 - tight
     checkpoints = None
@@ -186,7 +191,7 @@ def with_options(tables, seed, number):
 
         def memory(num_stages, stage, other=other):
             n = tables.num_items
-            return np.random.default_rng([other, num_stages, stage]).random((n, n + 1)) * 0.9
+            return masked(np.random.default_rng([other, num_stages, stage]).random((n, n + 1)) * 0.9)
 
         option = replace(before, forward_s=slower[0], backward_s=slower[1], memory_bytes=memory)
         options.append(option)
@@ -233,7 +238,7 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     numbers = chosen_options(tables, solution.starts)
     ends = [*solution.starts[1:], n]
     memory_bytes = [
-        tables.options[number].memory(k, s)[i, j]
+        tables.options[number].memory_bytes(k, s)[i, j]
         for s, (i, j, number) in enumerate(zip(solution.starts, ends, numbers))
     ]
     assert max(memory_bytes) <= tables.capacity_bytes
@@ -257,7 +262,7 @@ def test_a_stopped_search_can_have_a_gap():
     rng = np.random.default_rng(0)
     n = 40
     tables = StageTables(
-        rng.random(n), rng.random(n), np.zeros(n + 1), 1.0, lambda k, s: np.zeros((n, n + 1))
+        rng.random(n), rng.random(n), np.zeros(n + 1), 1.0, lambda k, s: masked(np.zeros((n, n + 1)))
     )
     stopped = fastest_split(tables, 5, "Interleaved", max_evaluations=2)
     proved = fastest_split(tables, 5, "Interleaved")
@@ -341,7 +346,7 @@ def network_like(seed, n, fill=0.6, recompute=True):
     def memory(k, s):
         depth = 2 * (k - 1 - s) + 1
         kept = stash[None, :] - stash[:-1, None]
-        return weights[None, :] - weights[:-1, None] + kept + (depth - 1) * 0.2 * cut[:-1, None]
+        return masked(weights[None, :] - weights[:-1, None] + kept + (depth - 1) * 0.2 * cut[:-1, None])
 
     capacity = fill * float(memory(1, 0)[0][n])
     return StageTables(forward, backward, cut, capacity, memory, recompute=recompute)
@@ -399,7 +404,7 @@ def test_simulated_pipeline_takes_the_time_of_the_formulas(seed, cuts, schedule,
 
 def test_simulated_tick_equals_one_computed_by_hand():
     seconds = (np.array(values) for values in ([1.0, 2, 4], [3.0, 2, 1], [0, 0.5, 0.25, 0]))
-    tables = StageTables(*seconds, 1, lambda k, s: np.zeros((3, 4)), recompute=True)
+    tables = StageTables(*seconds, 1, lambda k, s: masked(np.zeros((3, 4))), recompute=True)
     # Stages: F 1, 2, 4; B 3 + 1, 2 + 2, 1.
     assert tick_s(tables, (0, 1, 2), "Grouped") == 4 + 4 + 2 * 0.5
     assert tick_s(tables, (0, 1, 2), "Interleaved") == max(1, 4, 4) + max(4, 2, 1) + 2 * 0.5 + 2 * 0.25
@@ -437,7 +442,7 @@ def test_units_do_not_matter(seed, schedule, time, size):
 def test_ties_prefer_little_transfer_and_early_cuts(schedule):
     def free(forward, backward, cut):
         arrays = (np.array(values, dtype=float) for values in (forward, backward, cut))
-        return StageTables(*arrays, 1.0, lambda k, s: np.zeros((4, 5)))
+        return StageTables(*arrays, 1.0, lambda k, s: masked(np.zeros((4, 5))))
 
     even = free([1] * 4, [2] * 4, [0] * 5)
     if schedule != "Sequential":
@@ -505,7 +510,7 @@ def test_certificates_equal_ones_made_by_hand(sizes, capacity, k, ranges, fewest
     n, total = len(sizes), np.cumsum([0, *sizes])
     ones = np.ones(n)
     tables = StageTables(
-        ones, ones, np.zeros(n + 1), capacity, lambda k, s: total[None, :] - total[:-1, None]
+        ones, ones, np.zeros(n + 1), capacity, lambda k, s: masked(total[None, :] - total[:-1, None])
     )
     assert not fastest_split(tables, k).feasible
     assert blocking_ranges(tables, k) == ranges

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate_stages
-from support.plans import SYSTEM, home_graph, plan, plan_splits, refused
+from support.plans import SYSTEM, home_graph, plan, plan_splits, refused, space
 from support.refusals import Refusal, check_refused
 
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
@@ -18,7 +18,7 @@ from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import PlannedProgram, uniform
-from ipucnn.planning.search.configurations import SearchSpace, search
+from ipucnn.planning.search.front import fastest_programs
 from ipucnn.planning.search.planner import Planner
 from ipucnn.training.program import make_program
 
@@ -72,15 +72,15 @@ def test_inference_memory_excludes_training_data(planner):
 def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
     """Compares it with every configuration of the grid, each planned by itself."""
     base = PlannedProgram(training=False)
-    space = SearchSpace(base, 4, (1, 4, 32), ("Grouped",), proportions=uniform(0.6))
-    best, rows = search(planner, space)
+    options = {"schedule": ("Grouped",), "available_memory_proportion": (uniform(0.6),)}
+    best, rows = fastest_programs(planner, space(base, 4, (1, 4, 32), **options))
     tried = []
     for size in (1, 4, 32):
         for stages, counts in ((1, (1, 2, 4)), (2, (1, 2)), (4, (1,))):
             for replicas in counts:
                 steps = 16 * stages
                 plan_options = PlannedProgram(size, steps, replicas, stages, training=False)
-                tried.append(planner.best(plan_options, 0.8))
+                tried.append(planner.fastest_splits(plan_options, 0.8))
     assert all(candidate is not None for candidate in tried)
     fastest = max(candidate.prediction.images_per_s for candidate in tried)
     assert best.prediction.images_per_s == pytest.approx(fastest, rel=2e-3)

@@ -218,7 +218,8 @@ def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, 
     tables = stage_tables(graph, settings, get_system("pod16"))
     bounds = [0, *cuts, len(starts)]
     segments = max(
-        tables.memory(settings.num_stages, s)[bounds[s], bounds[s + 1]] for s in range(settings.num_stages)
+        tables.memory_bytes(settings.num_stages, s)[bounds[s], bounds[s + 1]]
+        for s in range(settings.num_stages)
     )
     assert tables.checkpoint_bytes is not None
     needed = segments + tables.checkpoint_bytes[bounds[:-1]].sum()

@@ -25,7 +25,7 @@ from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.plan import assemble
-from ipucnn.planning.program import PlannedProgram, differences, planned_program, uniform
+from ipucnn.planning.program import Placement, PlannedProgram, differences, planned_program, uniform
 from ipucnn.planning.request import make_request
 from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.splits import plan_differences
@@ -169,9 +169,11 @@ def test_run_of_a_plan_has_the_prediction_of_the_plan(planner, question, preset)
     below, flags, stages, recomputation, number = question
     planned = resolve_over(below, "plan-splits", flags, model=MODEL)
     request = make_request(planned, stages=stages, recomputation=recomputation)
-    choices = [one for group in request.all_choices() for one in group]
+    choices = [one for choice in request.choices() for one in choice.programs]
     choice = choices[number % len(choices)]
-    assume(not (choice.segments_on_one_ipu and choice.proportions_differ))  # the planner refuses them
+    assume(
+        not (choice.placement is Placement.SEGMENTS and choice.proportions_differ)
+    )  # the planner refuses them
     cuts = len(planner.starts) - 1
     places = sorted({1 + (number * k) % cuts for k in range(1, 4 * stages)})
     while len(places) < stages - 1:
@@ -211,10 +213,11 @@ def test_run_gets_the_chosen_proportions_of_each_stage(tight, schedule, micro_ba
     flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
     planned = resolve("plan-splits", flags, model="resnet50", reads_data=False)
     request = make_request(planned, stages=4, recomputation="on")
-    (group,) = request.all_choices()
+    (choice,) = request.choices()
     # With less memory nothing fits; with more, splits fit with the largest proportion in every stage.
-    least, most = tight.least_fill(group[-1]), tight.least_fill(group[0])
-    candidate = tight.best_with_stage_proportions(group[0], least + room * (most - least), float("inf"))
+    least, most = tight.least_fill(choice.programs[-1]), tight.least_fill(choice.program)
+    limit = least + room * (most - least)
+    candidate = tight.fastest_splits(choice.program, limit, by_stage=choice.by_stage)
     assert candidate.settings.proportions_differ
     check_trained(tight, candidate, request, preset)
 
@@ -242,7 +245,7 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
         flags["available_memory_proportion"] = [str(share) for share in shares]
     planned = resolve("plan-splits", flags, model=MODEL, reads_data=False)
     request = make_request(planned, stages=stages, inference=True)
-    (choice, *_) = [one for group in request.all_choices() for one in group]
+    choice = request.choices()[0].program
     candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), choice, 1e9, quickly=True)
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
     resolved = resolved_with(plan, "benchmark", preset)

@@ -9,7 +9,7 @@ import pytest
 from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import SCHEDULES, all_splits, fill, naive_best, network, system
+from support.plans import SCHEDULES, all_splits, fill, naive_best, network, space, system, tried
 from support.refusals import check_raises
 
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
@@ -17,11 +17,11 @@ from ipucnn.hardware import Calibration
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan, SystemFacts
 from ipucnn.planning.plan import assemble, compare
-from ipucnn.planning.program import PlannedProgram, uniform
-from ipucnn.planning.search import configurations as search_module
-from ipucnn.planning.search.configurations import SearchSpace, default_count, micro_batches, search
+from ipucnn.planning.program import Placement, PlannedProgram, uniform
+from ipucnn.planning.search.front import SAME_FILL, fastest_programs
 from ipucnn.planning.search.no_fit import infeasible, untried_stages, why_no_fit
-from ipucnn.planning.search.planner import LIMITS, Planner, candidates
+from ipucnn.planning.search.open_settings import FREE, default_count, micro_batches
+from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters
 from ipucnn.training.batching import overlap_length
 
@@ -53,6 +53,8 @@ shares_of_stages = st.lists(st.sampled_from([0.02, 0.1, 0.6]), min_size=4, max_s
 def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recompute, own_ipus, shares):
     machine = system(kib)
     mapping = tuple(range(num_stages)) if schedule == "Sequential" and own_ipus else None
+    if schedule == "Sequential" and not own_ipus:
+        shares = shares[:1] * 4  # segments on one IPU have one
     program_settings = replace(
         BASE,
         num_stages=num_stages,
@@ -63,7 +65,7 @@ def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recomput
     )
     graph = SMALL
     for limit in (0.8, 1.15):
-        best = Planner(graph, machine).best(program_settings, limit)
+        best = Planner(graph, machine).fastest_splits(program_settings, limit)
         naive = naive_best(graph, program_settings, machine, limit)
         assert (best is None) == (naive is None)
         if best is not None:
@@ -78,10 +80,9 @@ def test_open_settings_get_the_fastest_value_that_fits(num_stages, schedule, kib
     machine = system(kib)
     program_settings = replace(BASE, num_stages=num_stages, schedule=schedule)
     planner = Planner(SMALL, machine)
-    best = planner.best_of(candidates(program_settings))
-    flat = [settings for group in candidates(program_settings) for settings in group]
+    best = planner.fastest_program(tried(program_settings))
     for limit in LIMITS:
-        every = [planner.best(settings, limit) for settings in flat]
+        every = [planner.fastest_splits(choice.program, limit) for choice in tried(program_settings)]
         speeds = [candidate.prediction.images_per_s for candidate in every if candidate is not None]
         if speeds:
             assert best.memory_limit == limit
@@ -96,7 +97,7 @@ def searched_fill(planner, splits, settings):
     """Returns the fill of the fullest IPU as the search counts it."""
     tables, count = planner.tables(settings, 1.0), settings.num_stages
     bounds = [*planner.items(splits), tables.num_items]
-    needed = max(tables.memory(count, s)[bounds[s], bounds[s + 1]] for s in range(count))
+    needed = max(tables.memory_bytes(count, s)[bounds[s], bounds[s + 1]] for s in range(count))
     if tables.checkpoint_bytes is not None:
         needed += tables.fixed_bytes + tables.checkpoint_bytes[bounds[:-1]].sum()
     return needed / planner.system.ipu.sram_bytes
@@ -252,17 +253,13 @@ def test_split_names_are_checked(graph, splits, error, hint):
 def test_the_largest_micro_batch_and_fewest_stages_that_fit():
     machine = system(60)
     program_settings = replace(BASE, num_stages=2)
-    choices = candidates(program_settings)
+    choices = tried(program_settings)
     planner = Planner(SMALL, machine)
-    assert planner.best_of(choices) is None
-    why = why_no_fit(planner, choices, 1.15, 16)
+    assert planner.fastest_program(choices) is None
+    why = why_no_fit(planner, [choice.program for choice in choices], 1.15, 16)
 
     def fits(**changes):
-        return any(
-            naive_best(SMALL, replace(settings, **changes), machine, 1.15)
-            for group in choices
-            for settings in group
-        )
+        return any(naive_best(SMALL, replace(choice.program, **changes), machine, 1.15) for choice in choices)
 
     sizes = [size for size in range(1, 64) if fits(micro_batch_size=size)]
     assert why.largest_micro_batch_size == max(sizes)
@@ -301,8 +298,8 @@ def test_certificate_says_what_was_tried(changes, most, untried):
     """No number of stages that it speaks of fits, by brute force, and what it leaves out is said."""
     machine = system(60)
     settings = replace(BASE, **{"num_stages": 2, **changes})
-    why = why_no_fit(Planner(SMALL, machine), [[settings]], 1.15, 6)
-    assert (why.on_one_ipu, why.most_stages) == (settings.segments_on_one_ipu, most)
+    why = why_no_fit(Planner(SMALL, machine), [settings], 1.15, 6)
+    assert (why.on_one_ipu, why.most_stages) == (settings.placement is Placement.SEGMENTS, most)
     fitting = [
         count
         for count in range(settings.num_stages + 1, min(most, 5) + 1)
@@ -317,7 +314,9 @@ def test_a_layer_too_large_for_any_ipu_is_named():
     machine = system(40)
     graph = network([16, 16, 512, 16])
     program_settings = replace(BASE, num_stages=4, micro_batch_size=64)
-    why = why_no_fit(Planner(graph, machine), candidates(program_settings), 1.15, 16)
+    why = why_no_fit(
+        Planner(graph, machine), [choice.program for choice in tried(program_settings)], 1.15, 16
+    )
     assert why.layer == "conv2"
     assert "layer 'conv2' alone" in infeasible("net", why, program_settings, "POD").message
 
@@ -348,7 +347,7 @@ def every_configuration(planner, base, num_ipus, sizes, total, limit, segments, 
                 available_memory_proportion=uniform(share),
                 **changed,
             )
-            candidate = planner.best(program_settings, limit)
+            candidate = planner.fastest_splits(program_settings, limit)
             if candidate is not None:
                 configurations.append(candidate)
     return configurations
@@ -376,7 +375,7 @@ def naive_front(candidates):
     for speed, ipus, taken in sorted(
         map(figures_of, candidates), key=lambda point: (-point[0], point[1], point[2])
     ):
-        if not any(more <= ipus and other <= taken + search_module.SAME_FILL for _, more, other in front):
+        if not any(more <= ipus and other <= taken + SAME_FILL for _, more, other in front):
             front.append((speed, ipus, taken))
     fewer = [(*figures_of(candidate), candidate.settings.num_stages) for candidate in candidates]
     stages = {figures_of(candidate): candidate.settings.num_stages for candidate in reversed(candidates)}
@@ -385,22 +384,19 @@ def naive_front(candidates):
         for point in front
         if not any(
             count < stages[point]
-            and speed >= point[0] * (1 - search_module.SAME_SPEED)
+            and speed >= point[0] * (1 - SAME_SPEED)
             and ipus <= point[1]
-            and taken <= point[2] + search_module.SAME_FILL
+            and taken <= point[2] + SAME_FILL
             for speed, ipus, taken, count in fewer
         )
     ]
 
 
 @pytest.mark.parametrize("kib", [84, 120])
-def test_front_equals_that_of_all_configurations(monkeypatch, kib):
-    monkeypatch.setattr(search_module, "SEGMENTS", (2, 4))
-    monkeypatch.setattr(search_module, "ALL_SEGMENTS", (2, 4))
+def test_front_equals_that_of_all_configurations(kib):
     planner, sizes, total = Planner(network([16, 16, 16, 32], size=48), system(kib)), (2, 8, 24), 96
-    free = ("half_partials",)
-    space = SearchSpace(BASE, 4, sizes, global_batch_size=total, free=free, stage_proportions=False)
-    best, rows = search(planner, space)
+    options = {"free": ("half_partials",), "segments": (2, 4), "by_stage": False}
+    best, rows = fastest_programs(planner, space(BASE, 4, sizes, global_batch_size=total, **options))
     assert best.memory_limit == LIMITS[0]
     halves = [{"half_partials": on} for on in (False, True)]
     configurations = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0], (2, 4), halves)
@@ -414,15 +410,13 @@ def test_front_equals_that_of_all_configurations(monkeypatch, kib):
     for candidate in configurations:
         figures = figures_of(candidate)
         assert any(
-            speed >= figures[0] * (1 - search_module.SAME_SPEED)
+            speed >= figures[0] * (1 - SAME_SPEED)
             and ipus <= figures[1]
-            and taken <= figures[2] + 2 * search_module.SAME_FILL
+            and taken <= figures[2] + 2 * SAME_FILL
             for speed, ipus, taken in front
         )
         assert not any(
-            figures[0] >= speed * (1 + search_module.SAME_SPEED)
-            and figures[1] <= ipus
-            and figures[2] < taken - search_module.SAME_FILL
+            figures[0] >= speed * (1 + SAME_SPEED) and figures[1] <= ipus and figures[2] < taken - SAME_FILL
             for speed, ipus, taken in front
         )
 
@@ -434,10 +428,8 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
     planner = Planner(SMALL, machine)
     base = replace(BASE, optimizer_slots=slots)
     more = tuple(size for size in range(1, total + 1) if total % size == 0)
-    space = SearchSpace(
-        base, 2, (4, 8), global_batch_size=total, free=search_module.FREE, more_micro_batch_sizes=more
-    )
-    best, _ = search(planner, space)
+    options = {"global_batch_size": total, "free": FREE, "more_sizes": more}
+    best, _ = fastest_programs(planner, space(base, 2, (4, 8), **options))
     names = ("half_partials", "optimizer_state_offloading")
     switched = [dict(zip(names, on)) for on in itertools.product((False, True), repeat=2)]
     for limit in LIMITS[: LIMITS.index(best.memory_limit) + 1]:
@@ -445,7 +437,7 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
         assert bool(every) == (limit == best.memory_limit)
     fastest = max(candidate.prediction.images_per_s for candidate in every)
     # One with fewer stages is preferred if it is slower by at most this.
-    assert fastest * (1 - search_module.SAME_SPEED) <= best.prediction.images_per_s <= fastest * (1 + 1e-9)
+    assert fastest * (1 - SAME_SPEED) <= best.prediction.images_per_s <= fastest * (1 + 1e-9)
     assert best.settings.half_partials
 
 
@@ -454,21 +446,21 @@ def test_fixed_settings_are_kept():
     more = tuple(range(1, 33))
     for on in (False, True):
         base = replace(BASE, half_partials=on, optimizer_state_offloading=on)
-        space = SearchSpace(base, 4, (4, 16), global_batch_size=96, more_micro_batch_sizes=more)
-        best, rows = search(planner, space)
+        best, rows = fastest_programs(planner, space(base, 4, (4, 16), global_batch_size=96, more_sizes=more))
         assert best.settings.half_partials == best.settings.optimizer_state_offloading == on
         assert {row.half_partials for row in rows} == {on}
 
 
 def test_search_without_a_fit_is_refused_with_a_hint():
-    space = SearchSpace(BASE, 2, micro_batch_sizes=(16,), global_batch_size=512)
-    error = check_raises(InfeasibleError, "", "", search, Planner(GRAPH, system(12)), space)
+    searched = space(BASE, 2, (16,), global_batch_size=512)
+    error = check_raises(InfeasibleError, "", "", fastest_programs, Planner(GRAPH, system(12)), searched)
     assert "--precision" not in error.hint  # 16.16 is already set
 
 
 def test_micro_batches_divide_the_global_batch():
-    assert micro_batches(None) == (1, 2, 4, 8, 16, 32, 64)
-    assert micro_batches(7 * 67) == (1, 2, 4, 7, 8, 16, 32, 64)
+    assert micro_batches(None, compared=True) == (1, 2, 4, 8, 16, 32, 64)
+    assert micro_batches(7 * 67, compared=True) == (1, 2, 4, 7, 8, 16, 32, 64)
+    assert micro_batches(7 * 67) == (1, 7, 67, 469)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -486,7 +478,7 @@ def test_the_default_accumulation_is_legal_and_fills_the_pipeline(schedule, num_
 
 def whole_plan(schedule="Grouped", **details):
     planner = Planner(GRAPH, system())
-    best = planner.best_of(candidates(replace(BASE, num_stages=3, schedule=schedule, num_replicas=2)))
+    best = planner.fastest_program(tried(replace(BASE, num_stages=3, schedule=schedule, num_replicas=2)))
     rows = compare(planner, best, {"params": equal_parameters(GRAPH, 3)})
     return assemble(planner, best, planned=True, build={"norm": "batch"}, comparison=rows, **details)
 

@@ -37,6 +37,7 @@ from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import (
+    Choice,
     PlannedProgram,
     StageProportions,
     given_proportions,
@@ -48,7 +49,8 @@ from ipucnn.planning.request import make_request
 from ipucnn.planning.search import advice
 from ipucnn.planning.search import planner as planner_module
 from ipucnn.planning.search.advice import training_advice
-from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner, candidates
+from ipucnn.planning.search.open_settings import OPEN, choices
+from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner
 from ipucnn.planning.splits import choose_splits
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizer_settings import OPTIMIZERS, settings_of_run
@@ -100,12 +102,12 @@ def asked(patch, question):
     def ask(*arguments, **keywords):
         raise Asked(arguments)
 
-    patch.setattr(planner_module.Planner, "best_of", ask)
+    patch.setattr(planner_module.Planner, "fastest_program", ask)
     patch.setattr(advice, "smallest_change", ask)
     with pytest.raises(Asked) as caught:
         question()
     settings_asked = caught.value.args[0][1]
-    return settings_asked if isinstance(settings_asked, PlannedProgram) else settings_asked[0][0]
+    return settings_asked if isinstance(settings_asked, PlannedProgram) else settings_asked[0].program
 
 
 @tries(20, slow=60)
@@ -130,9 +132,7 @@ def test_every_command_plans_the_same_program(graph, typed):
         stages=None if program.num_stages > 1 else 1,
         recomputation="on" if typed.get("recomputation") else "off",
     )
-    settings_by_command["plan-splits"] = candidates(
-        request.settings, request.recomputation, request.proportions
-    )[0][0]
+    settings_by_command["plan-splits"] = request.choices()[0].program
     expected = planned_program(config, program)
     assert expected.global_batch_size == program.global_batch_size
     assert expected.mapping == (program.device_mapping if program.num_stages > 1 else (0,))
@@ -248,7 +248,10 @@ def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
         # The search with this limit has the given splits among those that fit, and no smaller limit has.
         tables = planner.tables(one, judged.memory_limit)
         bounds = [0, 5, 9, len(planner.starts)]
-        assert max(tables.memory(3, s)[bounds[s], bounds[s + 1]] for s in range(3)) == tables.capacity_bytes
+        assert (
+            max(tables.memory_bytes(3, s)[bounds[s], bounds[s + 1]] for s in range(3))
+            == tables.capacity_bytes
+        )
 
 
 def test_matrix_products_and_backward_passes_have_their_own_proportions(graph):
@@ -291,9 +294,9 @@ def test_segments_on_one_ipu_have_one_proportion(graph):
     segments = PlannedProgram(16, 12, num_stages=3, schedule="Sequential", recomputation=True)
     separate = replace(segments, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     error, hint = "one value for segments on one IPU", "--available-memory-proportion 5"
-    check_raises(ConfigurationError, error, hint, planner.best_of, [[separate]])
+    check_raises(ConfigurationError, error, hint, planner.fastest_program, [Choice(separate)])
     # Several stages with an IPU each may differ.
-    assert planner.best_of([[replace(separate, device_mapping=(0, 1, 2))]]) is not None
+    assert planner.fastest_program([Choice(replace(separate, device_mapping=(0, 1, 2)))]) is not None
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -304,7 +307,7 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
     program_settings = replace(
         BASE, num_stages=2, schedule=schedule, recomputation=True, device_mapping=(0, 1)
     )
-    limit, fitting = LIMITS[0], {}
+    limit, fitting, shares = LIMITS[0], {}, OPEN["available_memory_proportion"]
     pairs = [StageProportions(c, m, c, m) for c, m in itertools.product((0.6, 0.3, 0.15), repeat=2)]
     for vector in itertools.product(pairs, repeat=2):
         given = replace(program_settings, available_memory_proportion=vector)
@@ -312,23 +315,20 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
             if fill(graph, splits, given, machine) <= limit:
                 prediction = predict(graph, splits, given, machine)
                 fitting[splits, vector] = (prediction.tick_s, prediction.images_per_s)
-    best = planner.best_with_stage_proportions(program_settings, limit, float("inf"))
+    (choice,) = choices(program_settings, {"available_memory_proportion": shares}, by_stage=True)
+    best = planner.fastest_splits(choice.program, limit, by_stage=shares)
     assert best.prediction.tick_s == pytest.approx(min(fitting.values())[0], rel=1e-9)
     assert best.solution.optimal and best.predicted_fill <= limit
     assert fill(graph, best.splits, best.settings, machine) == best.predicted_fill
     # Within one program images/s decide, and one proportion for all stages is kept if it is as fast.
-    (group,) = candidates(program_settings, True)
-    alike, separate = (planner.best_of([group], stage_proportions=on) for on in (False, True))
+    group = [Choice(program) for program in choice.programs]
+    alike, separate = planner.fastest_program(group), planner.fastest_program([choice])
     assert not alike.settings.proportions_differ
     assert separate.settings.proportions_differ
     assert separate.prediction.images_per_s > alike.prediction.images_per_s * (1 + SAME_SPEED)
     # Given splits get the proportions that suit them best.
     for splits in {splits for splits, _ in fitting}:
-        judged = max(
-            (planner.judge(splits, each, limit) for each in group),
-            key=lambda c: (c.predicted_fill <= limit, c.prediction.images_per_s),
-        )
-        separate = planner.judge_with_stage_proportions(splits, group[0], judged)
+        separate = planner.best_judged(splits, [choice])
         fastest = max(speed for (other, _), (_, speed) in fitting.items() if other == splits)
         assert fastest * (1 - SAME_SPEED) <= separate.prediction.images_per_s <= fastest * (1 + 1e-9)
 

@@ -51,7 +51,7 @@ def make_plan(
 ) -> PipelinePlan:
     planner = Planner(graph, get_system("pod16"))
     program_settings = PlannedProgram(4, num_micro_batches, num_stages=num_stages, schedule=schedule, **more)
-    candidate = planner.best(program_settings, 1.15)
+    candidate = planner.fastest_splits(program_settings, 1.15)
     others = {"equal-layers": equal_layers(graph, num_stages)} if num_stages > 1 else {}
     rows = compare(planner, candidate, others)
     return assemble(planner, candidate, planned=True, build={}, comparison=rows)

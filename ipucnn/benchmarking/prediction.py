@@ -13,8 +13,14 @@ from ipucnn.hardware import System, get_system, smallest_system
 from ipucnn.planning.cost.products import throughput_band
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
-from ipucnn.planning.program import PlannedProgram, given_proportions, planned_program
-from ipucnn.planning.search.planner import LIMITS, Candidate, Planner, candidates
+from ipucnn.planning.program import (
+    Placement,
+    PlannedProgram,
+    given_proportions,
+    planned_program,
+)
+from ipucnn.planning.search.open_settings import OPEN, choices
+from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program
 
@@ -140,7 +146,7 @@ def _settings(
     if num_stages == settings.num_stages:
         return settings
     # Segments on one IPU would not make the network smaller, and pipelines have no distributed batch norm.
-    staged = replace(settings.with_stages(num_stages, one_ipu_each=True), dbn_replica_group_size=1)
+    staged = replace(settings.with_stages(num_stages, placement=Placement.ONE_EACH), dbn_replica_group_size=1)
     count = staged.gradient_accumulation_count
     if count != settings.gradient_accumulation_count:
         notes.append(
@@ -160,22 +166,22 @@ def _best(
         planner = Planner(graph, system)
         if p.pipeline_splits:
             return planner.judge(p.pipeline_splits, settings, max(LIMITS)), system
-        choices = candidates(settings, p.recomputation, settings.available_memory_proportion)
-        candidate = planner.best_of(choices)
+        candidate = planner.fastest_program(choices(settings, {}))
         if candidate is None:
             notes.append(f"no splits into {p.num_stages} stages fit")
         return candidate, system
     ipu_system = request.system_for()
     planner = Planner(graph, ipu_system)
-    open_to = None if request.training else False
     proportions = given_proportions(request.config, p.num_stages)
+    shares = OPEN["available_memory_proportion"] if proportions is None else (proportions,)
+    values = {"recomputation": OPEN["recomputation"], "available_memory_proportion": shares}
     for limit in LIMITS[:1], LIMITS[1:]:
         for stages in _STAGES:
             if stages > len(planner.starts):
                 break
             trial: List[str] = []
             settings = _settings(request, precision, stages, trial)
-            candidate = planner.best_of(candidates(settings, open_to, proportions), limit)
+            candidate = planner.fastest_program(choices(settings, values), limit)
             if candidate is not None:
                 notes += trial
                 if stages > 1:

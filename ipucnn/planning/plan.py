@@ -31,16 +31,13 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
-from ipucnn.planning.program import PlannedProgram
+from ipucnn.planning.program import Choice, Placement
 from ipucnn.planning.request import PlanRequest, check_system
 from ipucnn.planning.search.advice import Optimisation, next_changes, optimisations
-from ipucnn.planning.search.configurations import search, trial_settings
+from ipucnn.planning.search.front import fastest_programs
 from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
-from ipucnn.planning.search.planner import (
-    LIMITS,
-    Candidate,
-    Planner,
-)
+from ipucnn.planning.search.open_settings import choices, trial_settings
+from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
 from ipucnn.text import counted, percent, shown_value
 
@@ -101,7 +98,7 @@ def make_plan(
     planner = _planner(request)
     pareto: Tuple[ParetoRow, ...] = ()
     if request.splits is None and request.space is not None:
-        candidate, pareto = search(planner, request.space, request.row)
+        candidate, pareto = fastest_programs(planner, request.space, request.row)
     else:
         candidate = _best(planner, request)
     others: Dict[str, Sequence[str]] = dict(request.preset_splits)
@@ -114,11 +111,11 @@ def make_plan(
     no_fit = None
     exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
     if request.splits is None and candidate.memory_limit > LIMITS[0]:
-        no_fit = _why_no_fit(planner, request, request.choices(candidate.settings), LIMITS[0])
+        no_fit = _why_no_fit(planner, request, choices(candidate.settings, request.values), LIMITS[0])
     elif exceeds:
-        choices = request.all_choices()
-        if not any(planner.fits(settings, max(LIMITS)) for group in choices for settings in group):
-            no_fit = _why_no_fit(planner, request, choices, max(LIMITS))
+        tried = request.choices()
+        if not any(planner.fits(each, max(LIMITS)) for choice in tried for each in choice.programs):
+            no_fit = _why_no_fit(planner, request, tried, max(LIMITS))
     plan = assemble(
         planner,
         candidate,
@@ -174,7 +171,8 @@ def make_optimisations(
     if splits is None and request.preset_splits:
         splits = next(iter(request.preset_splits.values()))
     # The optimisations compare with the program as it is, under no other schedule.
-    request = replace(request, splits=splits, other_schedules=())
+    values = {**request.values, "schedule": (request.settings.schedule,)}
+    request = replace(request, splits=splits, values=values)
     request = with_graph(request, note, import_tensorflow)
     planner = _planner(request)
     candidate = _best(planner, request)
@@ -220,10 +218,10 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
     Raises:
         InfeasibleError: no splits fit.
     """
-    choices = request.all_choices()
-    candidate = _best_of(planner, request, choices)
+    tried = request.choices()
+    candidate = _best_of(planner, request, tried)
     if candidate is None:
-        why = _why_no_fit(planner, request, choices, max(LIMITS))
+        why = _why_no_fit(planner, request, tried, max(LIMITS))
         raise infeasible(
             planner.graph.model,
             why,
@@ -235,23 +233,19 @@ def _best(planner: Planner, request: PlanRequest) -> Candidate:
     return candidate
 
 
-def _best_of(
-    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlannedProgram]]
-) -> Optional[Candidate]:
-    """Returns the best of several settings for the given splits, else with the best splits; None if none fit."""
+def _best_of(planner: Planner, request: PlanRequest, tried: Sequence[Choice]) -> Optional[Candidate]:
+    """Returns the best of several programs for the given splits, else with the best splits; None if none fit."""
     if request.splits is not None:
-        return _best_judged(planner, request.splits, choices, request.stage_proportions)
-    return planner.best_of(choices, stage_proportions=request.stage_proportions)
+        return planner.best_judged(request.splits, tried)
+    return planner.fastest_program(tried)
 
 
-def _why_no_fit(
-    planner: Planner, request: PlanRequest, choices: Sequence[Sequence[PlannedProgram]], limit: float
-) -> NoFit:
+def _why_no_fit(planner: Planner, request: PlanRequest, tried: Sequence[Choice], limit: float) -> NoFit:
     """Calls ``why_no_fit`` with as many stages as the system has IPUs for; replicas occupy powers of two."""
-    settings = choices[0][0]
-    each = max(1, request.system.num_ipus // settings.num_replicas)
-    most = max(1 << (each.bit_length() - 1), settings.num_stages)
-    return why_no_fit(planner, choices, limit, most, request.recomputation)
+    programs = [program for choice in tried for program in choice.programs]
+    each = max(1, request.system.num_ipus // programs[0].num_replicas)
+    most = max(1 << (each.bit_length() - 1), programs[0].num_stages)
+    return why_no_fit(planner, programs, limit, most, request.values["recomputation"])
 
 
 def _under_own_schedule(
@@ -259,9 +253,9 @@ def _under_own_schedule(
 ) -> Tuple[ComparisonRow, ...]:
     """Returns the program under its preset's or the default schedule, if another schedule is faster."""
     schedule = request.settings.schedule
-    if request.space is not None or not request.other_schedules or candidate.settings.schedule == schedule:
+    if request.space is not None or candidate.settings.schedule == schedule:
         return ()
-    other = _best_of(planner, request, request.choices(request.settings))
+    other = _best_of(planner, request, request.choices((schedule,)))
     if other is None:
         return ()
     name = f"{schedule} ({request.resolved.origins['pipeline_schedule']})"
@@ -278,30 +272,6 @@ def _comparison_row(name: str, candidate: Candidate, tick_s: float, best_s: floa
         verdict=candidate.verdict,
         predicted_best_tick_s=best_s,
         ratio=tick_s / best_s,
-    )
-
-
-def _best_judged(
-    planner: Planner,
-    splits: Sequence[str],
-    choices: Sequence[Sequence[PlannedProgram]],
-    stage_proportions: bool,
-) -> Candidate:
-    """Returns the splits with the best of several settings: settings that fit come first, then the fastest."""
-    judged = [planner.judge(splits, settings, LIMITS[0]) for group in choices for settings in group]
-
-    def rank(candidate: Candidate) -> Tuple[int, float, float]:
-        fill = candidate.predicted_fill
-        tier = sum(fill > limit for limit in LIMITS)
-        # Among splits that do not fit, the one with the least memory is shown.
-        speed = candidate.prediction.images_per_s if tier < len(LIMITS) else 0.0
-        return -tier, speed, -fill
-
-    best = max(judged, key=rank)
-    open_groups = [group for group in choices if len(group) > 1] if stage_proportions else []
-    return max(
-        [best, *(planner.judge_with_stage_proportions(splits, group[0], best) for group in open_groups)],
-        key=rank,
     )
 
 
@@ -516,7 +486,7 @@ def compare(
         fixed = DEFAULT_CONSTANTS.fixed_s(planner.system)
         best = judged.solution.objective_s + fixed
         # If stages share an IPU, the planner has only a bound of the time: see ``Planner.tables``.
-        shared = not settings.segments_on_one_ipu and settings.num_ipus_per_replica < settings.num_stages
+        shared = settings.placement is Placement.SHARED
         tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
         rows.append(_comparison_row(name, judged, tick, best))
     return tuple(rows)

@@ -6,7 +6,8 @@ benchmarks and the hints of a run that ran out of memory describe the same progr
 
 # ruff: noqa: RUF009 - _setting() returns a dataclasses.field
 from dataclasses import astuple, dataclass, field, fields, replace
-from typing import Any, List, Optional, Sequence, Tuple
+from enum import Enum
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
@@ -17,6 +18,19 @@ from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")
+
+
+class Placement(Enum):
+    """Where the stages of a replica are.
+
+    Segments are Sequential stages on one IPU: they pass tensors on in place, and each recomputes its part of the
+    network from a checkpoint.  Otherwise each stage has an IPU, or some share one.
+    """
+
+    ONE_EACH = "stages with an IPU each"
+    SEGMENTS = "segments on one IPU"
+    SHARED = "stages that share IPUs"
+
 
 # The numbers of a program, and the smallest legal value of each.
 _LEAST = {
@@ -200,23 +214,22 @@ class PlannedProgram:
         num_stages: int,
         schedule: Optional[str] = None,
         recomputation: Optional[bool] = None,
-        one_ipu_each: Optional[bool] = None,
+        placement: Optional[Placement] = None,
     ) -> "PlannedProgram":
         """Returns the same program in another number of stages, with a legal number of accumulated micro-batches.
 
         Args:
             schedule, recomputation: the new values; None for no change.  A program of one stage recomputes nothing.
-            one_ipu_each: whether Sequential stages have an IPU each; None for no change.
+            placement: that of Sequential stages; None for no change.
         """
         order = Schedule(schedule or self.schedule, self.training)
-        if one_ipu_each is None:
-            one_ipu_each = not self.segments_on_one_ipu
+        is_segmented = (placement or self.placement) is Placement.SEGMENTS
         counts = nearest_multiples(self.gradient_accumulation_count, order.multiple(num_stages))
         return self.restaged(
             num_stages,
             schedule=order.name,
             gradient_accumulation_count=counts[-1],
-            device_mapping=tuple(range(num_stages)) if order.is_sequential and one_ipu_each else None,
+            device_mapping=tuple(range(num_stages)) if order.is_sequential and not is_segmented else None,
             recomputation=num_stages > 1 and (self.recomputation if recomputation is None else recomputation),
         )
 
@@ -252,9 +265,11 @@ class PlannedProgram:
         return self.num_replicas * next_power_of_two(self.num_ipus_per_replica)
 
     @property
-    def segments_on_one_ipu(self) -> bool:
-        """Tells whether stages are recomputation segments of a program on one IPU."""
-        return self.order.is_sequential and self.num_ipus_per_replica == 1
+    def placement(self) -> Placement:
+        """Returns how the stages are placed on the IPUs of a replica."""
+        if self.order.is_sequential and self.num_ipus_per_replica == 1:
+            return Placement.SEGMENTS
+        return Placement.ONE_EACH if self.num_ipus_per_replica == self.num_stages else Placement.SHARED
 
     @property
     def global_batch_size(self) -> int:
@@ -286,6 +301,24 @@ class PlannedProgram:
         if self.precision == "32.32":
             return "float_float"
         return "half_half" if self.half_partials else "half_float"
+
+
+class Choice(NamedTuple):
+    """A program to choose from.
+
+    Attributes:
+        by_stage: the availableMemoryProportions of which each stage may have any, the largest first, which is also that
+            of ``program``; () if the program has its own.
+    """
+
+    program: PlannedProgram
+    by_stage: Tuple[Proportions, ...] = ()
+
+    @property
+    def programs(self) -> List[PlannedProgram]:
+        """Returns the program with each proportion for all stages."""
+        shares = self.by_stage or (self.program.available_memory_proportion,)
+        return [replace(self.program, available_memory_proportion=share) for share in shares]
 
 
 # Settings with a run option of the same name that needs no layout.

@@ -15,8 +15,9 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.program import (
+    Choice,
+    Placement,
     PlannedProgram,
-    Proportions,
     given_proportions,
     one_stage_program,
     percentages,
@@ -25,14 +26,16 @@ from ipucnn.planning.program import (
     uniform,
 )
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
-from ipucnn.planning.search.configurations import (
+from ipucnn.planning.search.open_settings import (
+    COMPARED,
     FREE,
-    SearchSpace,
-    all_micro_batches,
+    OPEN,
+    OpenSettings,
+    Space,
+    choices,
     default_count,
     micro_batches,
 )
-from ipucnn.planning.search.planner import candidates
 from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
     check_distributed_batch_norm,
@@ -56,16 +59,14 @@ class PlanRequest:
         options: the options to build the network.
         kept: the options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: the settings of one program; for a search, those that hold for all configurations.
-        recomputation: on or off; None for the faster of both.
-        proportions: the availableMemoryProportion of the stages; None for the fastest.
-        stage_proportions: whether stages may differ in availableMemoryProportion, if ``proportions`` is None.
+        values: the values to try of each open setting; a typed one has one.
+        by_stage: whether stages may differ in availableMemoryProportion, if that is open.
         splits: the splits to judge; None for the planner to choose them.
         space: the space of the search over configurations; None if the number of stages is given.
         row: the row of the search result, from 1 on, that becomes the plan.
         assumed: what was assumed because neither a flag nor a preset gave it, a sentence each.
         assumed_input: the sentence of ``assumed`` about the input; None if the user gave the input.
         warnings: requested things that are impossible, a sentence each.
-        other_schedules: ``settings`` under schedules that nobody typed, to be tried, too.
         graph: the network before layers are frozen; initially set only for a layer graph in a file, see
             ``plan.with_graph``.
         planned: the network with its frozen layers; set like ``graph``.
@@ -77,16 +78,14 @@ class PlanRequest:
     kept: Dict[str, Any]
     settings: PlannedProgram
     system: System
-    recomputation: Optional[bool]
-    proportions: Optional[Proportions]
-    stage_proportions: bool = True
+    values: OpenSettings
+    by_stage: bool = True
     splits: Optional[Tuple[str, ...]] = None
-    space: Optional[SearchSpace] = None
+    space: Optional[Space] = None
     row: int = 1
     assumed: Tuple[str, ...] = ()
     assumed_input: Optional[str] = None
     warnings: Tuple[str, ...] = ()
-    other_schedules: Tuple[PlannedProgram, ...] = ()
     graph: Optional[LayerGraph] = None
     planned: Optional[LayerGraph] = None
 
@@ -114,7 +113,7 @@ class PlanRequest:
     def with_stages(self, num_stages: int) -> str:
         """Returns the options to type for another number of stages, and new values for conflicting typed options."""
         settings, typed, ipus = self.settings, self.resolved.typed, next_power_of_two(num_stages)
-        one_each = settings.order.is_sequential and not settings.segments_on_one_ipu
+        one_each = settings.order.is_sequential and settings.placement is not Placement.SEGMENTS
         mapped = one_each or self.resolved.is_typed("ipus_per_replica")
         words = [f"{'--ipus-per-replica' if mapped else '--stages'} {num_stages}"]
         base = overlap_length(settings.schedule, num_stages)
@@ -128,27 +127,23 @@ class PlanRequest:
         least = settings.micro_batch_size * replicas * base
         if (typed.get("global_batch_size") or least) < least:
             words.append(f"--global-batch-size {least}")
-        if (
-            self.resolved.is_typed("available_memory_proportion")
-            and self.proportions
-            and len(self.proportions) > 1
-        ):
-            (share,) = smallest(self.proportions)
+        proportions = self.values["available_memory_proportion"][0]
+        if self.resolved.is_typed("available_memory_proportion") and len(proportions) > 1:
+            (share,) = smallest(proportions)
             (value,) = percentages(uniform(min(share.convolution, share.matmul)))
             words.append(f"--available-memory-proportion {value:g}")
         return " ".join(words) + (
             " without --device-mapping" if self.resolved.is_typed("device_mapping") else ""
         )
 
-    def choices(self, settings: PlannedProgram) -> List[List[PlannedProgram]]:
-        """Returns the settings to choose from: ``settings`` with the request's open values, see ``candidates``."""
-        return candidates(settings, self.recomputation, self.proportions)
+    def choices(self, schedules: Sequence[str] = ()) -> List[Choice]:
+        """Returns the programs to choose from, with given stages.
 
-    def all_choices(self) -> List[List[PlannedProgram]]:
-        """Returns the settings to choose from, under all schedules to try."""
-        schedules = [self.settings, *self.other_schedules]
-        schedules.sort(key=lambda settings: SCHEDULES.index(settings.schedule))
-        return [group for settings in schedules for group in self.choices(settings)]
+        Args:
+            schedules: the schedules to try; by default all that are open.
+        """
+        programs = [_under(self.settings, name) for name in schedules or self.values["schedule"]]
+        return [choice for program in programs for choice in choices(program, self.values, self.by_stage)]
 
 
 def make_request(
@@ -197,6 +192,7 @@ def make_request(
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
+    proportions = given_proportions(config, count or 1)
     request = PlanRequest(
         resolved=resolved,
         config=config,
@@ -204,9 +200,14 @@ def make_request(
         kept=kept_options(_with_network(resolved, config, options, classes)),
         settings=one_stage_program(config, config.micro_batch_size, training=config.training),
         system=named_system or smallest_system(1),
-        recomputation=False if inference else _recomputation(resolved, recomputation),
-        proportions=given_proportions(config, count or 1),
-        stage_proportions=stage_proportions,
+        values={
+            "schedule": (config.pipeline_schedule,),
+            "recomputation": (False,) if inference else _recomputation(resolved, recomputation),
+            "available_memory_proportion": OPEN["available_memory_proportion"]
+            if proportions is None
+            else (proportions,),
+        },
+        by_stage=stage_proportions,
         splits=splits,
         row=row or 1,
         assumed=tuple(assumed),
@@ -385,11 +386,20 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     return of_splits or stages or config.ipus_per_replica or of_mapping or of_preset
 
 
-def _recomputation(resolved: Resolved, text: Optional[str]) -> Optional[bool]:
+def _recomputation(resolved: Resolved, text: Optional[str]) -> Tuple[bool, ...]:
+    """Returns the values to try."""
     if text is None:
-        return resolved.config.recomputation if resolved.is_given("recomputation") else None
+        return (
+            (resolved.config.recomputation,) if resolved.is_given("recomputation") else OPEN["recomputation"]
+        )
     word = text.strip().lower()
-    values = {"auto": None, "on": True, "true": True, "off": False, "false": False}
+    values = {
+        "auto": OPEN["recomputation"],
+        "on": (True,),
+        "true": (True,),
+        "off": (False,),
+        "false": (False,),
+    }
     if word not in values:
         raise ConfigurationError(f"--recomputation {text}: must be auto, on or off", "--recomputation auto")
     return values[word]
@@ -461,9 +471,9 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
         _check_batch(total, layout, base)
         warnings += changed
     settings = planned_program(config, layout, config.training)
-    others: Tuple[PlannedProgram, ...] = ()
+    schedules: Tuple[str, ...] = (schedule,)
     if not request.resolved.is_typed("pipeline_schedule") and not request.resolved.is_typed("device_mapping"):
-        others = _other_schedules(settings, total is not None or "gradient_accumulation_count" in typed)
+        schedules = _schedules(settings, total is not None or "gradient_accumulation_count" in typed)
     if request.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
@@ -474,7 +484,7 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
         request,
         settings=settings,
         system=system or _assumed_system(settings.occupied_ipus, assumed),
-        other_schedules=others,
+        values={**request.values, "schedule": schedules},
         assumed=tuple(assumed),
         warnings=tuple(warnings),
     )
@@ -500,22 +510,33 @@ def _check_batch(total: int, layout: Program, base: int) -> None:
         )
 
 
-def _other_schedules(settings: PlannedProgram, is_fixed: bool) -> Tuple[PlannedProgram, ...]:
-    """Returns the program under the other schedules that use as many IPUs at once, with the nearest legal accumulation.
+def _schedules(settings: PlannedProgram, is_fixed: bool) -> Tuple[str, ...]:
+    """Returns the program's schedule, and the others that use as many IPUs at once.
 
     Args:
         is_fixed: whether the batch was typed; schedules for which it is not legal are left out.
     """
+
+    def is_possible(schedule: str) -> bool:
+        other = _under(settings, schedule)
+        is_legal = other.gradient_accumulation_count == settings.gradient_accumulation_count or not is_fixed
+        return is_legal and other.mapping == settings.mapping
+
     if not settings.training or settings.num_stages == 1:
-        return ()
-    accumulation, others = settings.gradient_accumulation_count, []
-    for schedule in (GROUPED, INTERLEAVED):
-        count = nearest_multiples(accumulation, overlap_length(schedule, settings.num_stages))[-1]
-        other = replace(settings, schedule=schedule, gradient_accumulation_count=count)
-        is_legal = count == accumulation or not is_fixed
-        if schedule != settings.schedule and is_legal and other.mapping == settings.mapping:
-            others.append(other)
-    return tuple(others)
+        return (settings.schedule,)
+    others = (GROUPED, INTERLEAVED)
+    return tuple(
+        name for name in SCHEDULES if name == settings.schedule or (name in others and is_possible(name))
+    )
+
+
+def _under(settings: PlannedProgram, schedule: str) -> PlannedProgram:
+    """Returns the program under a schedule, with the nearest legal accumulation."""
+    if schedule == settings.schedule:
+        return settings
+    base = overlap_length(schedule, settings.num_stages)
+    count = nearest_multiples(settings.gradient_accumulation_count, base)[-1]
+    return replace(settings, schedule=schedule, gradient_accumulation_count=count)
 
 
 def _mapping(config: RunConfig, count: int) -> Tuple[int, ...]:
@@ -562,24 +583,33 @@ def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
     check_distributed_batch_norm(config.dbn_replica_group_size, replicas or ipus, 1)
     system = system or _assumed_system(ipus, assumed)
     total = config.global_batch_size
-    is_open = "micro_batch_size" not in typed
     # A preset's schedule was chosen for its own stages and batch, so only a typed one is kept.  Without a backward pass
     # only the configured schedule is tried.
     has_one = "pipeline_schedule" in typed or not config.training
-    space = SearchSpace(
-        base=request.settings,
-        num_ipus=ipus,
-        micro_batch_sizes=tuple(
-            sorted({config.micro_batch_size, *(micro_batches(total) if is_open else ())})
-        ),
-        more_micro_batch_sizes=all_micro_batches(total) if is_open else (),
+    values = {
+        **OPEN,
+        **request.values,
+        "schedule": (config.pipeline_schedule,) if has_one else OPEN["schedule"],
+        "micro_batch_size": (config.micro_batch_size,),
         # Typed options are kept, even if others are faster.
-        free=tuple(name for name in FREE if name not in typed),
-        schedules=(config.pipeline_schedule,) if has_one else SCHEDULES,
-        recomputation=request.recomputation,
-        proportions=request.proportions,
-        stage_proportions=request.stage_proportions,
-        num_replicas=replicas,
+        **{name: (getattr(request.settings, name),) for name in FREE if name in typed},
+    }
+    if replicas is not None:
+        values["num_replicas"] = (replicas,)
+    compared = {
+        **COMPARED,
+        "micro_batch_size": values["micro_batch_size"],
+        "optimizer_state_offloading": (request.settings.optimizer_state_offloading,),
+    }
+    if "micro_batch_size" not in typed:
+        compared["micro_batch_size"] = (*{config.micro_batch_size, *micro_batches(total, compared=True)},)
+        values["micro_batch_size"] = (*{*compared["micro_batch_size"], *micro_batches(total)},)
+    space = Space(
+        program=request.settings,
+        values=values,
+        compared=compared,
+        num_ipus=ipus,
+        by_stage=request.by_stage,
         global_batch_size=total,
         global_batch_from="--global-batch-size"
         if "global_batch_size" in typed

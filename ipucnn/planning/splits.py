@@ -270,7 +270,7 @@ def choose_splits(
     """
     from ipucnn.hardware import smallest_system
     from ipucnn.planning.graphs.keras_graph import graph_of
-    from ipucnn.planning.program import planned_program
+    from ipucnn.planning.program import Choice, planned_program
     from ipucnn.planning.search.planner import Planner
 
     # The machine of the run is unknown, so the splits are for the smallest system with enough IPUs.
@@ -278,10 +278,10 @@ def choose_splits(
     check_stages(program.num_stages, graph)
     settings = planned_program(config, program)
     planner = Planner(graph, system)
-    candidate = planner.best_of([[settings]])
+    candidate = planner.fastest_program([Choice(settings)])
     origin = f"planned for {system.title}"
     if candidate is None:
-        candidate = planner.best(settings, memory_limit=float("1e9"))
+        candidate = planner.fastest_splits(settings, float("1e9"))
         assert candidate is not None  # no splits need that much
         origin += ", whose memory they exceed"
     return candidate.splits, "; ".join([origin, *estimates(graph)])

@@ -11,6 +11,7 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import home_options, layer_graph
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
+from ipucnn.planning.search.open_settings import COMPARED, FREE, OPEN, Space, choices
 from support.refusals import Refusal, check_refused
 
 SYSTEM = get_system("pod16")
@@ -81,6 +82,31 @@ def network(widths, size=16, block=2):
 def system(kib_per_tile=624):
     """Returns an IPU-POD16 with less memory."""
     return replace(SYSTEM, ipu=replace(SYSTEM.ipu, sram_per_tile_bytes=int(kib_per_tile * 1024)))
+
+
+def tried(settings, **values):
+    """Returns the programs to choose from with open recomputation and availableMemoryProportion."""
+    values = {name: OPEN[name] for name in ("recomputation", "available_memory_proportion")}
+    return choices(settings, values)
+
+
+def space(settings, num_ipus, sizes, **details):
+    """Returns a search with these micro-batch sizes, in which only the settings of ``details`` are open besides."""
+    shares = details.pop("available_memory_proportion", OPEN["available_memory_proportion"])
+    values = {
+        "schedule": details.pop("schedule", SCHEDULES),
+        "recomputation": OPEN["recomputation"],
+        "available_memory_proportion": shares,
+        "micro_batch_size": details.pop("more_sizes", sizes),
+        "segments": details.pop("segments", OPEN["segments"]),
+        **{name: (getattr(settings, name),) for name in FREE},
+        **{name: OPEN[name] for name in details.pop("free", ())},
+    }
+    compared = {
+        "micro_batch_size": sizes,
+        "optimizer_state_offloading": values["optimizer_state_offloading"][-1:],
+    }
+    return Space(settings, values, {**COMPARED, **compared}, num_ipus, **details)
 
 
 def all_splits(graph, num_stages):

@@ -33,7 +33,7 @@ from ipucnn.planning.graphs.layer_graph import (
     goes_back,
     kept_outputs,
 )
-from ipucnn.planning.program import PlannedProgram, StageProportions
+from ipucnn.planning.program import Placement, PlannedProgram, StageProportions
 
 # The ratio of the fullest tile to the mean one.
 _IMBALANCE = 1.04
@@ -366,7 +366,7 @@ class MemoryModel:
         scale = self.sample_bytes
         at_work = self.working(num_stages, stage)[1]
         is_recomputed = settings.training and settings.recomputation
-        if settings.segments_on_one_ipu:
+        if settings.placement is Placement.SEGMENTS:
             # Segments pass tensors on in place.  The inputs of a recomputed segment wait as its checkpoint.
             if is_recomputed:
                 stash = np.broadcast_to(scale * counts.crossing[:-1, None], counts.kept.shape)
@@ -389,7 +389,7 @@ class MemoryModel:
         A micro-batch returns to a stage after it has passed through all later ones in both directions.  Until then its
         data wait in a FIFO, which is deeper the more stages follow.
         """
-        if self.settings.segments_on_one_ipu:
+        if self.settings.placement is Placement.SEGMENTS:
             return 1
         return self.settings.order.fifo_factor * (num_stages - 1 - stage)
 
@@ -491,7 +491,7 @@ def program_memory(
             for name in ("weights", "accumulators", "optimizer_state", "stash")
         }
         sums["code_bytes"] = model.joint_code_bytes(members)
-        if settings.segments_on_one_ipu:
+        if settings.placement is Placement.SEGMENTS:
             fixed, checkpoints, _ = model.one_ipu()
             sums = {f"{name}_bytes": float(table[0, count]) for name, table in model.resident.items()}
             sums["stash_bytes"] = fixed - sum(sums.values()) + float(checkpoints.sum())

@@ -2,7 +2,7 @@
 
 ``tables.py`` puts times and memory into ``StageTables``, the only input of the exact search (``exact.py``,
 ``minmax.py``).  The search returns a ``Solution`` with its lower bound, or a certificate that nothing fits.
-``planner.py`` compares splits under given settings, ``no_fit.py`` explains why none fits, and ``configurations.py``
-searches over stages, schedules, micro-batches and replicas.  ``advice.py`` predicts the effect of a change to a
-program.
+``open_settings.py`` has the values of each open setting.  ``planner.py`` finds the fastest splits of a program and
+the fastest of several programs, ``front.py`` the best uses of a number of IPUs, and ``no_fit.py`` explains why nothing
+fits.  ``advice.py`` predicts the effect of a change to a program.
 """

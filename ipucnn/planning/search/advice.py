@@ -16,6 +16,7 @@ from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import unknown_layers
 from ipucnn.planning.pipeline_plan import Change
 from ipucnn.planning.program import (
+    Placement,
     PlannedProgram,
     Proportions,
     largest,
@@ -26,7 +27,8 @@ from ipucnn.planning.program import (
     uniform,
 )
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED
-from ipucnn.planning.search.planner import PROPORTIONS, Candidate, Planner
+from ipucnn.planning.search.open_settings import PROPORTIONS
+from ipucnn.planning.search.planner import Candidate, Planner
 from ipucnn.text import percent
 from ipucnn.training.program import Program
 
@@ -141,7 +143,7 @@ def smallest_change(
 def _splits_within(planner: Planner, settings: PlannedProgram, limit: float) -> Optional[Tuple[str, ...]]:
     if settings.num_stages > len(planner.starts):
         return None
-    candidate = planner.best(settings, limit, _EVALUATIONS)
+    candidate = planner.fastest_splits(settings, limit, max_evaluations=_EVALUATIONS)
     return None if candidate is None else candidate.splits
 
 
@@ -208,7 +210,7 @@ def _without_effect_on_results(settings: PlannedProgram, splits: Tuple[str, ...]
     yield settings, None
     if least != settings:
         yield least, None
-    if piped and settings.schedule == GROUPED and settings.num_ipus_per_replica == settings.num_stages:
+    if piped and settings.schedule == GROUPED and settings.placement is Placement.ONE_EACH:
         # Interleaved accepts every count that Grouped accepts, but not two stages on one IPU.
         yield replace(settings, schedule=INTERLEAVED), splits
         yield replace(least, schedule=INTERLEAVED), None
@@ -328,7 +330,7 @@ def optimisations(
         ConfigurationError: no pipeline, stages that share an IPU, or no training.
     """
     count = settings.num_stages
-    if count < 2 or settings.num_ipus_per_replica != count or not settings.training:
+    if count < 2 or settings.placement is not Placement.ONE_EACH or not settings.training:
         raise ConfigurationError(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",

@@ -133,7 +133,7 @@ class _OneIpu:
 
     def __init__(self, tables: StageTables, num_stages: int) -> None:
         self.tables, self.k, self.n = tables, num_stages, tables.num_items
-        self.memory = [tables.memory(num_stages, stage) for stage in range(num_stages)]
+        self.memory = [tables.memory_bytes(num_stages, stage) for stage in range(num_stages)]
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
@@ -265,7 +265,7 @@ def blocking_ranges(tables: StageTables, num_stages: int) -> List[Tuple[int, int
     n = tables.num_items
     least = np.full((n, n + 1), np.inf)
     for stage in range(num_stages):
-        least = np.minimum(least, tables.memory(num_stages, stage))
+        least = np.minimum(least, tables.memory_bytes(num_stages, stage))
     # Minimum over all runs that contain items i .. j - 1: they start at or before i and end at or behind j.
     within = np.minimum.accumulate(np.minimum.accumulate(least, axis=0)[:, ::-1], axis=1)[:, ::-1]
     blocked = (within > tables.capacity_bytes) & ~np.tri(n, n + 1, dtype=bool)

@@ -7,7 +7,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from ipucnn.errors import InfeasibleError
 from ipucnn.models.registry import is_network_file
 from ipucnn.planning.pipeline_plan import NoFit
-from ipucnn.planning.program import PlannedProgram
+from ipucnn.planning.program import Placement, PlannedProgram
 from ipucnn.planning.search.exact import blocking_ranges
 from ipucnn.planning.search.planner import LIMITS, Planner
 from ipucnn.text import counted
@@ -37,21 +37,22 @@ class NothingFits(InfeasibleError):
 
 def why_no_fit(
     planner: Planner,
-    choices: Sequence[Sequence[PlannedProgram]],
+    choices: Sequence[PlannedProgram],
     limit: float,
     max_ipus: int,
-    recomputation: Optional[bool] = None,
+    recomputations: Sequence[bool] = (False, True),
 ) -> NoFit:
-    """Returns the certificate of the choice with the least memory, and the nearest settings that fit.
+    """Returns the certificate of the program with the least memory, and the nearest ones that fit.
 
     Args:
-        choices: groups of settings as in ``Planner.best_of``; none of them fits within ``limit``.
+        choices: the programs, none of which fits within ``limit``; the last takes the least memory.
         max_ipus: the largest number of IPUs per replica to try.
-        recomputation: on or off if it was requested, else None.
+        recomputations: the values to try of programs with more stages than one.
     """
-    settings, every = choices[-1][-1], [settings for group in choices for settings in group]
+    settings = choices[-1]
     most = max(settings.num_stages, max_ipus)
-    if settings.segments_on_one_ipu:
+    is_segmented = settings.placement is Placement.SEGMENTS
+    if is_segmented:
         most = max(_MOST_SEGMENTS, 2 * settings.num_stages)
     elif settings.dbn_replica_group_size > 1:
         most = settings.num_stages  # replicas that share statistics have an IPU each
@@ -59,14 +60,14 @@ def why_no_fit(
 
     def fewest_stages(limit: float, first: int) -> Optional[int]:
         return next(
-            (k for k in range(first, most + 1) if _fits(planner, every, k, limit, recomputation)), None
+            (k for k in range(first, most + 1) if _fits(planner, choices, k, limit, recomputations)), None
         )
 
     def largest_micro_batch(limit: float) -> Optional[int]:
         sizes = range(settings.micro_batch_size - 1, 0, -1)
         return largest_that_fits(
             sizes,
-            lambda size: any(planner.fits(replace(each, micro_batch_size=size), limit) for each in every),
+            lambda size: any(planner.fits(replace(each, micro_batch_size=size), limit) for each in choices),
         )
 
     fewest, size = fewest_stages(limit, settings.num_stages + 1), largest_micro_batch(limit)
@@ -80,7 +81,7 @@ def why_no_fit(
         layer=layer,
         ranges=ranges,
         fewest_stages=fewest,
-        on_one_ipu=settings.segments_on_one_ipu,
+        on_one_ipu=is_segmented,
         most_stages=most,
         largest_micro_batch_size=size,
         fits_from_stages=surely,
@@ -126,19 +127,16 @@ def _fits(
     choices: Sequence[PlannedProgram],
     num_stages: int,
     limit: float,
-    recomputation: Optional[bool],
+    recomputations: Sequence[bool],
 ) -> bool:
     """Tells whether a choice fits with more stages: segments on one IPU, or stages with an IPU each."""
     for settings in choices:
         tried = {settings.recomputation}
         if settings.num_stages == 1 and settings.training:
             # From one stage to several, recomputation begins to make a difference.
-            tried = {False, True} if recomputation is None else {recomputation}
+            tried = {*recomputations}
         for recomputes in sorted(tried):
-            one_each = not settings.segments_on_one_ipu
-            if planner.fits(
-                settings.with_stages(num_stages, recomputation=recomputes, one_ipu_each=one_each), limit
-            ):
+            if planner.fits(settings.with_stages(num_stages, recomputation=recomputes), limit):
                 return True
     return False
 

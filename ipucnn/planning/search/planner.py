@@ -6,7 +6,7 @@ exclude them (``FITS_NOT_ABOVE``).  Splits at the latter two limits are called "
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -20,7 +20,8 @@ from ipucnn.planning.cost.schedule import Prediction, host_limit, update_s
 from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.program import (
-    DEFAULT_PROPORTION,
+    Choice,
+    Placement,
     PlannedProgram,
     Proportions,
     StageProportions,
@@ -33,9 +34,6 @@ from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fit
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
-
-# availableMemoryProportion to try if none is given: Poplar's default, and values of public training configurations.
-PROPORTIONS = (DEFAULT_PROPORTION, 0.3, 0.15)
 
 # Throughputs that differ by a smaller fraction count as equal.  Then the simpler configuration is taken: fewer stages,
 # or one availableMemoryProportion for all of them.
@@ -82,44 +80,18 @@ class Candidate:
         return self.forecast.verdict
 
 
-def candidates(
-    settings: PlannedProgram, recomputation: Optional[bool] = None, proportions: Optional[Proportions] = None
-) -> List[List[PlannedProgram]]:
-    """Returns the settings to choose from; None leaves recomputation or availableMemoryProportion open.
-
-    Returns:
-        Groups of settings that differ only in the proportion, the largest first.
-    """
-    recomputations = [recomputation] if recomputation is not None else [False, True]
-    if not settings.training or settings.num_stages == 1:
-        recomputations = [False]
-    tried = [uniform(share) for share in PROPORTIONS] if proportions is None else [proportions]
-    return [
-        [replace(settings, recomputation=on, available_memory_proportion=shares) for shares in tried]
-        for on in recomputations
-    ]
-
-
-def tried_of(group: Sequence[PlannedProgram], stage_proportions: bool) -> Sequence[PlannedProgram]:
-    """Returns the settings of a group of ``candidates`` that ``Planner.fastest`` has to try.
-
-    Args:
-        stage_proportions: whether stages may have their own proportions: then the first stands for all of its group,
-            except that segments on one IPU have one proportion.
-    """
-    return group[:1] if stage_proportions and not group[0].segments_on_one_ipu else group
-
-
 class Planner:
     """Plans and judges splits of one network on one system, and keeps tables that several searches share."""
 
     def __init__(self, graph: LayerGraph, system: System) -> None:
         self.graph, self.system = graph, system
         self.starts = item_starts(graph)
-        self._counts: Dict[bool, RangeCounts] = {}
-        self._tables: Dict[Tuple[PlannedProgram, bool], StageTables] = {}
+        # A few matrices of bytes between any two cuts each; those unused for longest are computed again.
+        most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
+        self._tables = lru_cache(maxsize=most)(self._make_tables)
+        self._counts = lru_cache(maxsize=None)(partial(RangeCounts, graph, self.starts))
+        self._seconds = lru_cache(maxsize=None)(self._item_seconds)
         self._solutions: Dict[Tuple[PlannedProgram, float, Optional[int]], Solution] = {}
-        self._seconds: Dict[PlannedProgram, Tuple[np.ndarray, np.ndarray]] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
         """Returns the splits for the items that open stages 0, 1, ..."""
@@ -139,37 +111,26 @@ class Planner:
         Raises:
             ConfigurationError: segments on one IPU with several availableMemoryProportions.
         """
-        one_ipu = settings.segments_on_one_ipu
-        if one_ipu and settings.proportions_differ:
+        is_segmented = settings.placement is Placement.SEGMENTS
+        if is_segmented and settings.proportions_differ:
             (least,) = percentages(smallest(settings.available_memory_proportion))
             raise ConfigurationError(
                 "--available-memory-proportion: the planner takes one value for segments on one IPU, and several are "
                 "given",
                 f"give one: --available-memory-proportion {least:g}",
             )
-        shared = not one_ipu and settings.num_ipus_per_replica < settings.num_stages
         # Where the optimizer state may be depends on whether there is a pipeline.
         stages = settings.num_stages if settings.proportions_differ else min(2, settings.num_stages)
-        mapping = tuple(range(stages)) if settings.order.is_sequential and not one_ipu else None
+        mapping = tuple(range(stages)) if settings.order.is_sequential and not is_segmented else None
         base = _of_a_micro_batch(settings.restaged(stages, device_mapping=mapping))
-        tables = self._tables.pop((base, shared), None) or self._make_tables(base, shared)
-        self._tables[base, shared] = tables  # the latest is last
-        # A few matrices of bytes between any two cuts each.
-        most = max(_LEAST_TABLES, int(_TABLE_BYTES / (40 * len(self.starts) ** 2)))
-        while len(self._tables) > most:
-            del self._tables[next(iter(self._tables))]
+        tables = self._tables(base, settings.placement is Placement.SHARED)
         return replace(tables, capacity_bytes=limit_bytes(memory_limit, self.system.ipu) - tables.fixed_bytes)
 
     def _make_tables(self, settings: PlannedProgram, shared: bool) -> StageTables:
-        counts = self._range_counts(settings.training)
+        counts = self._counts(settings.training)
         model = MemoryModel(self.graph, settings, self.system.ipu, self.starts, counts)
         tables = stage_tables(self.graph, settings, self.system, max(LIMITS), model)
         return replace(tables, cut_s=np.zeros(tables.num_items + 1)) if shared else tables
-
-    def _range_counts(self, training: bool) -> RangeCounts:
-        if training not in self._counts:
-            self._counts[training] = RangeCounts(self.graph, self.starts, training)
-        return self._counts[training]
 
     def _may_fit(self, settings: PlannedProgram, memory_limit: float) -> bool:
         """Tells whether the memory of all stages holds at least what all layers keep for their backward passes.
@@ -177,7 +138,7 @@ class Planner:
         Each segment on one IPU takes what it keeps while it is at work, beside the checkpoints of all.
         """
         sample_bytes = settings.micro_batch_size * settings.element_bytes
-        needed = sample_bytes * self._range_counts(settings.training).least_kept
+        needed = sample_bytes * self._counts(settings.training).least_kept
         room = settings.num_stages * limit_bytes(memory_limit, self.system.ipu)
         return settings.num_stages <= len(self.starts) and needed <= room
 
@@ -185,100 +146,38 @@ class Planner:
         """Tells whether any splits into the settings' number of stages fit."""
         if not self._may_fit(settings, memory_limit):
             return False
-        if settings.segments_on_one_ipu:
+        if settings.placement is Placement.SEGMENTS:
             return self._solution(settings, memory_limit).feasible
         return some_split_fits(self.tables(settings, memory_limit), settings.num_stages)
 
-    def best(
+    def fastest_splits(
         self,
-        settings: PlannedProgram,
+        program: PlannedProgram,
         memory_limit: float,
-        max_evaluations: Optional[int] = None,
+        *,
+        by_stage: Sequence[Proportions] = (),
         below_s: float = np.inf,
+        max_evaluations: Optional[int] = None,
     ) -> Optional[Candidate]:
-        """Returns the fastest splits within the limit; None if nothing fits.
+        """Returns the fastest splits of a program within the limit; None if nothing fits.
+
+        With a larger availableMemoryProportion, an operation takes less time and more temporary bytes, and only the
+        largest temporary bytes of a stage count.  So a stage is fastest with the largest proportions with which it
+        fits, independently of the other stages.
 
         Args:
-            max_evaluations: the limit of dynamic programs, as for ``fastest_split``.
+            by_stage: as in a ``Choice``; each stage may have any for its convolutions, and any for its matrix products.
             below_s: the upper limit of the tick without its fixed part; the result is None if no tick is below it.
+            max_evaluations: the limit of dynamic programs, as for ``fastest_split``; not with ``by_stage``.
         """
-        if below_s <= 0 or not self._may_fit(settings, memory_limit):
+        if below_s <= 0 or not self._may_fit(program, memory_limit):
             return None
-        solution = self._solution(settings, memory_limit, max_evaluations, below_s)
-        return self._solved(settings, memory_limit, solution)
-
-    def best_of(
-        self,
-        choices: Sequence[Sequence[PlannedProgram]],
-        limits: Sequence[float] = LIMITS,
-        stage_proportions: bool = False,
-    ) -> Optional[Candidate]:
-        """Returns the fastest of several settings at the first limit at which any fits; None if none does.
-
-        Args:
-            choices: groups of settings that differ only in availableMemoryProportion, the largest first.
-            stage_proportions: whether stages may have their own proportions, if a group has several.
-        """
-        is_open = stage_proportions and any(len(group) > 1 for group in choices)
-        tried = [settings for group in choices for settings in tried_of(group, is_open)]
-        return next(filter(None, (self.fastest(tried, limit, is_open) for limit in limits)), None)
-
-    def fastest(
-        self,
-        choices: Sequence[PlannedProgram],
-        limit: float,
-        stage_proportions: bool = False,
-        images_per_s: float = 0.0,
-    ) -> Optional[Candidate]:
-        """Returns the fastest of several settings within the limit if it is faster than ``images_per_s``, else None.
-
-        All settings have an upper bound of their throughput.  They are searched in the order of that bound, each for
-        splits that are faster than the fastest so far (by ``SAME_SPEED`` if it has more stages), until no bound is
-        above the fastest.
-
-        Args:
-            stage_proportions: whether each stage may have any of ``PROPORTIONS``; all have the same one if that is as
-                fast (``SAME_SPEED``).
-            images_per_s: the throughput that a candidate has to exceed.
-        """
-        best: Optional[Candidate] = None
-        bounds = [self.fastest_images_per_s(settings) for settings in choices]
-        for bound, settings in sorted(zip(bounds, choices), key=lambda pair: -pair[0]):
-            if bound <= images_per_s * _FASTER:
-                break
-            has_more = best is not None and settings.num_stages > best.settings.num_stages
-            least = images_per_s * (1 + SAME_SPEED if has_more else _FASTER)
-            is_open = stage_proportions and not settings.segments_on_one_ipu
-            search = self.best_with_stage_proportions if is_open else self.best
-            candidate = search(settings, limit, below_s=self.tick_below_s(settings, least))
-            if candidate is not None and candidate.prediction.images_per_s > least:
-                best, images_per_s = candidate, candidate.prediction.images_per_s
-        if best is None or not stage_proportions:
-            return best
-        alike = [replace(best.settings, available_memory_proportion=uniform(share)) for share in PROPORTIONS]
-        if best.settings in alike:
-            return best
-        return self.fastest(alike, limit, images_per_s=images_per_s / (1 + SAME_SPEED)) or best
-
-    def best_with_stage_proportions(
-        self, settings: PlannedProgram, memory_limit: float, below_s: float
-    ) -> Optional[Candidate]:
-        """Returns ``best`` if each stage may have any of ``PROPORTIONS`` for its convolutions and matrix products.
-
-        With a larger proportion, an operation takes less time and more temporary bytes, and only the largest temporary
-        bytes of a stage count.  So a stage is fastest with the largest proportion of either kind with which it fits,
-        independently of the other kind and of the other stages.
-
-        Args:
-            settings: settings with stages on an IPU each, and any one proportion.
-        """
-        if below_s <= 0 or not self._may_fit(settings, memory_limit):
-            return None
-        options = self._shares(settings)
+        options = self._options(program, by_stage)
         if len(options) == 1:
-            return self.best(options[0], memory_limit, below_s=below_s)
-        tables, stages = self._open_tables(options, memory_limit), settings.num_stages
-        solution = fastest_split(tables, stages, settings.schedule, below_s=below_s)
+            solution = self._solution(options[0], memory_limit, max_evaluations, below_s)
+            return self._solved(options[0], memory_limit, solution)
+        tables = self._open_tables(options, memory_limit)
+        solution = fastest_split(tables, program.num_stages, program.schedule, below_s=below_s)
         if not solution.feasible:
             return None
         varied = self._with_chosen_proportions(options, tables, solution.starts)
@@ -286,41 +185,87 @@ class Planner:
         self._solutions[(_of_a_micro_batch(varied), memory_limit, None)] = solution
         return self._solved(varied, memory_limit, solution)
 
-    def judge_with_stage_proportions(
-        self, splits: Sequence[str], settings: PlannedProgram, best: Candidate
-    ) -> Candidate:
-        """Returns ``best``, or the splits with the largest proportions with which each stage surely fits, if faster.
+    def fastest_program(
+        self, choices: Sequence[Choice], limits: Sequence[float] = LIMITS, images_per_s: float = 0.0
+    ) -> Optional[Candidate]:
+        """Returns the fastest of several programs at the first limit at which any fits, else None.
+
+        All have an upper bound of their throughput.  They are searched in the order of that bound, each for splits that
+        are faster than the fastest so far (by ``SAME_SPEED`` if it has more stages), until no bound is above the
+        fastest.  If stages have a choice, all get the same proportion if that is as fast (``SAME_SPEED``).
 
         Args:
-            settings: settings with any proportion.
+            images_per_s: the throughput that a program has to exceed.
         """
-        one_each = settings.num_ipus_per_replica == settings.num_stages
-        options = self._shares(settings) if one_each else []
-        if len(options) < 2:
-            return best
-        varied = self._with_chosen_proportions(
-            options, self._open_tables(options, LIMITS[0]), self.items(splits)
+        bounds = [self.fastest_images_per_s(choice.program) for choice in choices]
+        in_order = sorted(zip(bounds, choices), key=lambda pair: -pair[0])
+        return next(
+            filter(None, (self._fastest_within(limit, in_order, images_per_s) for limit in limits)), None
         )
+
+    def _fastest_within(
+        self, limit: float, in_order: Sequence[Tuple[float, Choice]], images_per_s: float
+    ) -> Optional[Candidate]:
+        best: Optional[Candidate] = None
+        for bound, (program, by_stage) in in_order:
+            if bound <= images_per_s * _FASTER:
+                break
+            has_more = best is not None and program.num_stages > best.settings.num_stages
+            least = images_per_s * (1 + SAME_SPEED if has_more else _FASTER)
+            below_s = self.tick_below_s(program, least)
+            candidate = self.fastest_splits(program, limit, by_stage=by_stage, below_s=below_s)
+            if candidate is not None and candidate.prediction.images_per_s > least:
+                best, images_per_s = candidate, candidate.prediction.images_per_s
+                alike = [Choice(each) for each in Choice(program, by_stage).programs]
+        if best is None or Choice(best.settings) in alike:
+            return best
+        return self.fastest_program(alike, (limit,), images_per_s / (1 + SAME_SPEED)) or best
+
+    def best_judged(self, splits: Sequence[str], choices: Sequence[Choice]) -> Candidate:
+        """Returns given splits with the best of several programs: those that fit come first, then the fastest."""
+
+        def rank(candidate: Candidate) -> Tuple[int, float, float]:
+            fill = candidate.predicted_fill
+            tier = sum(fill > limit for limit in LIMITS)
+            # Among splits that do not fit, the one with the least memory is shown.
+            speed = candidate.prediction.images_per_s if tier < len(LIMITS) else 0.0
+            return -tier, speed, -fill
+
+        every = [program for choice in choices for program in choice.programs]
+        best = max((self.judge(splits, program, LIMITS[0]) for program in every), key=rank)
+        # The largest proportions with which each stage surely fits, if that is faster.
         least = best.prediction.images_per_s * (1 + SAME_SPEED)
-        images_per_s = forecast(self.graph, splits, varied, self.system).predicted_images_per_s
-        if varied.proportions_differ and images_per_s > least:
-            return self.judge(splits, varied, LIMITS[0])
-        return best
+        judged = [best]
+        for choice in choices:
+            options = self._options(*choice) if choice.program.placement is Placement.ONE_EACH else []
+            if len(options) < 2:
+                continue
+            tables = self._open_tables(options, LIMITS[0])
+            varied = self._with_chosen_proportions(options, tables, self.items(splits))
+            predicted = forecast(self.graph, splits, varied, self.system)
+            if varied.proportions_differ and predicted.predicted_images_per_s > least:
+                judged.append(self.judge(splits, varied, LIMITS[0]))
+        return max(judged, key=rank)
 
     def _open_tables(self, options: Sequence[PlannedProgram], limit: float) -> StageTables:
         tables = tuple(self.tables(option, limit) for option in options)
         return replace(tables[0], options=tables)
 
-    def _shares(self, settings: PlannedProgram) -> List[PlannedProgram]:
-        """Returns settings for each availableMemoryProportion that matters, ordered as ``StageTables.options`` are.
+    def _options(self, program: PlannedProgram, by_stage: Sequence[Proportions]) -> List[PlannedProgram]:
+        """Returns the program with each availableMemoryProportion that matters, as ``StageTables.options`` are ordered.
 
         They are ordered by convolutions first, so the first with which a stage fits has the largest of either kind.
         """
+        if not by_stage:
+            return [program]
+        shares = [share.convolution for (share,) in by_stage]
+        least = replace(program, available_memory_proportion=by_stage[-1])
+        has_matmuls = not self._is_alike(program, least, of_class="matmul")
         options: List[PlannedProgram] = []
-        for convolution in PROPORTIONS:
-            for matmul in PROPORTIONS if self._matmuls_differ(settings) else (convolution,):
+        for convolution in shares:
+            for matmul in shares if has_matmuls else (convolution,):
                 share = StageProportions(convolution, matmul, convolution, matmul)
-                option = replace(settings, available_memory_proportion=(share,))
+                option = replace(program, available_memory_proportion=(share,))
                 if not any(self._is_alike(option, other) for other in options):
                     options.append(option)
         return options
@@ -333,13 +278,6 @@ class Planner:
             bool(np.array_equal(getattr(first, name)[layers], getattr(second, name)[layers]))
             for name in ("forward_s", "backward_s", "temporary_bytes")
         )
-
-    def _matmuls_differ(self, settings: PlannedProgram) -> bool:
-        most, least = (
-            replace(settings, available_memory_proportion=uniform(share))
-            for share in (PROPORTIONS[0], PROPORTIONS[-1])
-        )
-        return not self._is_alike(most, least, of_class="matmul")
 
     def _with_chosen_proportions(
         self, options: Sequence[PlannedProgram], tables: StageTables, starts: Sequence[int]
@@ -359,12 +297,12 @@ class Planner:
         """Returns the share of an IPU's memory below which no splits fit; 0 (no bound) for segments on one IPU."""
         tables = self.tables(settings, max(LIMITS))
         n = tables.num_items
-        if tables.one_ipu or settings.num_stages > n:
+        if settings.placement is Placement.SEGMENTS or settings.num_stages > n:
             return 0.0
         least = np.full(n, np.inf)
         least[0] = 0.0
         for stage in range(settings.num_stages):
-            reached = np.maximum(least[:, None], tables.memory(settings.num_stages, stage)).min(axis=0)
+            reached = np.maximum(least[:, None], tables.memory_bytes(settings.num_stages, stage)).min(axis=0)
             least = reached[:n]
         return float(reached[n]) / self.system.ipu.sram_bytes
 
@@ -373,14 +311,14 @@ class Planner:
         if settings.proportions_differ:
             return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
         alone = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
-        alone = replace(alone, gradient_accumulation_count=1, optimizer_state_offloading=False)
-        if alone not in self._seconds:
-            times = layer_times(self.graph, alone, self.system.ipu)
-            self._seconds[alone] = (
-                np.add.reduceat(times.forward_s, self.starts),
-                np.add.reduceat(times.backward_s, self.starts),
-            )
-        return self._seconds[alone]
+        return self._seconds(replace(alone, gradient_accumulation_count=1, optimizer_state_offloading=False))
+
+    def _item_seconds(self, settings: PlannedProgram) -> Tuple[np.ndarray, np.ndarray]:
+        times = layer_times(self.graph, settings, self.system.ipu)
+        forward, backward = (
+            np.add.reduceat(each, self.starts) for each in (times.forward_s, times.backward_s)
+        )
+        return forward, backward
 
     def fastest_images_per_s(self, settings: PlannedProgram) -> float:
         """Returns an upper bound of any splits' throughput: the lower of the pipeline's bound and the host's limit.
@@ -424,7 +362,7 @@ class Planner:
         # The last stage is not recomputed; its forward pass is no longer than a tick.
         others = count - 1 - is_recomputed
         bounds = [(count, rest_s)]
-        if others > 0 and ipus == stages:
+        if others > 0 and settings.placement is Placement.ONE_EACH:
             # Stages that share an IPU do not work one after the other.
             bounds.append((others, rest_s + work_s))
         return bounds

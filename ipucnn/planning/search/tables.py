@@ -13,7 +13,7 @@ from ipucnn.hardware import System
 from ipucnn.planning.cost.layer_times import layer_times, transfers_s
 from ipucnn.planning.cost.memory import MemoryModel, limit_bytes
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.planning.program import PlannedProgram
+from ipucnn.planning.program import Placement, PlannedProgram
 from ipucnn.planning.schedules import Schedule, is_recomputed
 
 
@@ -34,8 +34,8 @@ class StageTables:
         cut_s: (n + 1,) seconds in which everything that crosses cut c, including tensors that skip over the cut, moves
             from one IPU to the next, in one direction; 0 at 0 and n.
         capacity_bytes: the bytes available to a stage on its IPU.
-        memory_bytes: (number of stages, stage) -> (n, n + 1): bytes of items i .. j - 1 as that stage; entries
-            with j <= i are not read.
+        memory_bytes: (number of stages, stage) -> (n, n + 1): bytes of items i .. j - 1 as that stage; inf where
+            j <= i.
         recompute: whether stages repeat their forward pass in their backward pass, see ``is_recomputed``.
         training: whether gradients flow back over the cuts.
         checkpoint_bytes: (n + 1,) bytes stored between forward and backward pass for a segment that opens at c, if
@@ -62,7 +62,6 @@ class StageTables:
     stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
     within: Optional[Callable[[int, int, float], np.ndarray]] = None
     options: Tuple["StageTables", ...] = ()
-    _memory: Optional[Tuple[object, np.ndarray]] = field(init=False, repr=False, compare=False, default=None)
     _choices: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -92,23 +91,10 @@ class StageTables:
         forward, backward = self.seconds(num_stages, stage)
         return np.append(0.0, np.cumsum(forward)), np.append(0.0, np.cumsum(backward))
 
-    def memory(self, num_stages: int, stage: int) -> np.ndarray:
-        """Returns (n, n + 1) bytes of items i .. j - 1 as stage ``stage`` of ``num_stages``; inf where j <= i."""
-        n = self.num_items
-        given = self.memory_bytes(num_stages, stage)
-        if self._memory is None or self._memory[0] is not given:
-            table: np.ndarray = np.array(given, dtype=np.float64)
-            table[np.tri(n, n + 1, dtype=bool)] = np.inf
-            object.__setattr__(self, "_memory", (given, table))
-        assert self._memory is not None
-        return self._memory[1]
-
     def choice(self, num_stages: int, stage: int) -> np.ndarray:
         """Returns (n, n + 1): the first option with which items i .. j - 1 fit as that stage; their number if none."""
         key = (num_stages, stage)
         if key not in self._choices:
-            if any(known != num_stages for known, _ in self._choices):
-                self._choices.clear()
             choice: np.ndarray = np.full(
                 (self.num_items, self.num_items + 1), len(self.options), dtype=np.int8
             )
@@ -125,7 +111,7 @@ class StageTables:
         elif self.within is not None:
             fitting = self.within(num_stages, stage, self.capacity_bytes)
         else:
-            fitting = self.memory(num_stages, stage) <= self.capacity_bytes
+            fitting = self.memory_bytes(num_stages, stage) <= self.capacity_bytes
         return fitting
 
     def recomputes(self, num_stages: int, stage: int) -> bool:
@@ -161,9 +147,9 @@ def stage_tables(
     count = settings.num_stages if settings.proportions_differ else 0
     memory = model or MemoryModel(graph, settings, system.ipu, starts)
     n = len(starts)
-    one_ipu = settings.segments_on_one_ipu
+    is_segmented = settings.placement is Placement.SEGMENTS
     cut_s = np.zeros(n + 1)
-    if not one_ipu:
+    if not is_segmented:
         cut_s[1:n] = transfers_s(graph, starts[1:], settings, system.ipu)
     common: Dict[str, Any] = dict(
         forward_s=forward_s,
@@ -174,8 +160,9 @@ def stage_tables(
         training=settings.training,
     )
     capacity = limit_bytes(max_fill, system.ipu)
-    if one_ipu:
+    if is_segmented:
         fixed, checkpoints, segment = memory.one_ipu()
+        segment = np.where(np.tri(n, n + 1, dtype=bool), np.inf, segment)
         return StageTables(
             capacity_bytes=capacity - fixed,
             fixed_bytes=fixed,
