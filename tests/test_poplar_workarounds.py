@@ -1,5 +1,7 @@
 """Removes the session's workarounds for rules of the SDK: the test double notices each time."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +13,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.poplar import errors, model, session
+from ipucnn.sessions.poplar import device, errors, model, session
 from ipucnn.sessions.poplar.session import PoplarSession
 
 
@@ -66,6 +68,44 @@ def test_variance_of_a_group_is_unbiased_as_for_one_replica(monkeypatch):
     assert far() < 1e-6
     monkeypatch.setattr(engine, "_unbias_as_a_replica", lambda *arguments: None)
     assert far() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rounding", "precision", "stages"), [("ON", "16.16", 1), ("ON", "16.16", 2), ("RI", "16.32", 1)]
+)
+def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, stages):
+    """Without the scopes, or with a scope around the whole call, other programs of a training run do, too."""
+    pipeline = dict(
+        num_stages=2, pipeline_splits=("relu0",), device_mapping=(0, 1), ipus_per_replica=2, num_ipus=2
+    )
+    changes = pipeline if stages == 2 else {}
+    program = make_program(2, 4, 1, updates_per_epoch=1, precision=precision, **changes)
+
+    def rounded_at_random():
+        with installed() as machine:
+            session = create_session(
+                "auto", config=RunConfig(precision=precision, stochastic_rounding=rounding)
+            )
+            images, labels = make_data(8, 1)
+            run(session, make_model("batch"), program, SGD, images, labels)
+            session.predict([images])
+        return {model for (model, _), names in machine.rounded_at_random.items() if names}, machine
+
+    random, machine = rounded_at_random()
+    of_statistics = {"statistics"} if precision == "16.16" else set()
+    assert random == {"training"}
+    assert {model for model, _ in machine.rounded_at_random} == {"training", "validation"} | of_statistics
+    monkeypatch.setattr(model, "_round_to_nearest", lambda layer, api: None)
+    assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
+    running = device.Device.running
+
+    @contextlib.contextmanager
+    def scoped(self, training):
+        with running(self, training), self.api.ipu.scopes.stochastic_rounding(False):
+            yield
+
+    monkeypatch.setattr(device.Device, "running", scoped)
+    assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
 
 
 def test_moments_that_a_layer_computes_itself_are_noticed(monkeypatch):

@@ -265,11 +265,6 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
 
         why = why_of_last_replica(program, config)
         lines += [f"loss and accuracy of training are those of the last replica: {why}"] if why else []
-    if on_ipus and config.stochastic_rounding != "OFF" and program.executions_per_validation:
-        lines.append(
-            "validations of this run round stochastically, too: the SDK sets rounding once for a process; `ipucnn "
-            "evaluate` rounds to nearest"
-        )
     if statistics_policy(config, program) is Statistics.RECOMPUTED:
         why = "do not update them correctly in a pipeline"
         if program.num_stages == 1:

@@ -18,6 +18,7 @@ from .errors import invalid
 from .facts import FACTS
 from .feeding import ARRAYS, Data, unpack
 from .replicas import KERAS_3, Reductions, Replicas, combine, variable_of
+from .rounding import rounded_at_random
 
 # Arguments of fit that the test double does not implement; the session trains one epoch at a time.
 _LACKING = ("validation_split", "validation_data", "class_weight", "callbacks", "initial_epoch", "verbose")
@@ -42,7 +43,7 @@ class Engine:
     def _run(self, name: str, make: Any, *args: Any) -> Any:
         """Runs a function in a replica's context, traced on its first call; without a device it is only traced."""
         if name not in self._functions:
-            self._functions[name] = tf.function(self._placed(make()), autograph=False)
+            self._functions[name] = tf.function(self._placed(name, make()), autograph=False)
         function, strategy = self._functions[name], self._extension.strategy
         with strategy.scope():
             if not self._machine.is_precompiling:
@@ -60,12 +61,16 @@ class Engine:
             if variable is not None:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
 
-    def _placed(self, function: Any) -> Any:
-        """Wraps a function to check that its variables are on the IPUs."""
+    def _placed(self, name: str, function: Any) -> Any:
+        """Wraps a function to check that its variables are on the IPUs, and to note what rounds stochastically."""
+        machine = self._machine
 
         def call(*args: Any) -> Any:
             outputs = function(*args)
-            self._machine.check_placed(tf.compat.v1.get_default_graph())
+            graph = tf.compat.v1.get_default_graph()
+            machine.check_placed(graph)
+            behaviour = machine.config["leaves"]["floating_point_behaviour.esr"].name
+            machine.rounded_at_random[self._model.name, name] = rounded_at_random(graph, behaviour)
             return outputs
 
         return call

@@ -34,6 +34,7 @@ class Machine:
         programs: keys of the compiled programs.
         user_ops: a user's library, by the name of its function: (tensors, attributes) -> tensors.
         unhashable_ops: those of them whose metadata forbids keeping a compiled program.
+        rounded_at_random: by model and step (forward, train1, apply, ...), its operations that round stochastically.
         popdist_ready: whether ``popdist.init()`` was called.
         horovod_ready: whether ``distributed.init()`` was called, which SDK 3.0 has.
     """
@@ -53,6 +54,7 @@ class Machine:
     replicas: Optional[Any] = None
     user_ops: Dict[str, Any] = field(default_factory=dict)
     unhashable_ops: Set[str] = field(default_factory=set)
+    rounded_at_random: Dict[Tuple[str, str], List[str]] = field(default_factory=dict)
     popdist_ready: bool = False
     horovod_ready: bool = False
     _flags: Optional[Dict[str, str]] = None

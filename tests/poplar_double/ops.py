@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 import numpy as np
 import tensorflow as tf
 
-from . import config, extension
+from . import config, extension, rounding
 from .errors import failed, internal, invalid
 from .facts import FACTS, like, module
 
@@ -137,6 +137,7 @@ def build(machine: Any) -> Dict[str, types.ModuleType]:
     """Builds the modules, which are only reachable as attributes of ``tensorflow.python.ipu``."""
     return {
         "cross_replica_ops": _cross_replica_ops(machine),
+        "scopes": module("scopes", stochastic_rounding=rounding.stochastic_rounding),
         "image_ops": module("image_ops", normalise_image=normalise_image),
         "custom_ops": _custom_ops(machine),
         "pipelining_ops": module(

@@ -121,6 +121,7 @@ class Device:
         instances: the instances of ``poprun``, and which one this process is.
         config: the options of the run.
         num_ipus: the IPUs of this process; 0 before :meth:`configure`.
+        rounds_stochastically: whether the system is configured to round 16-bit results stochastically.
         preprocess: how images get to the IPUs.
         would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
     """
@@ -128,6 +129,7 @@ class Device:
     def __init__(self, api: Api, instances: ProcessGroup, config: RunConfig) -> None:
         self.api, self.instances, self.config = api, instances, config
         self.num_ipus = 0
+        self.rounds_stochastically = False
         self.preprocess = Transfer(compute_type(config.precision))
         self.would_fit: Optional[MemoryAdvice] = None
         self.kept_remotely: Sequence[str] = ()
@@ -157,6 +159,7 @@ class Device:
             trains=program is not None,
         )
         self.num_ipus = num_ipus
+        self.rounds_stochastically = program is not None and config.stochastic_rounding != "OFF"
         ipu_config = make_ipu_config(self.api.ipu, config, layout)
         with self._errors(training=True):
             if isinstance(self.instances, Popdist):

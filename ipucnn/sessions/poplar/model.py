@@ -14,6 +14,7 @@ Only models for IPUs have seeded dropout, preprocessing, and batch statistics as
 to its stage of the pipeline.
 """
 
+import functools
 import math
 import zlib
 from dataclasses import dataclass, field
@@ -217,6 +218,7 @@ class ModelSpec:
         stateless_dropout: whether dropout is a :class:`SeededDropout`.
         preprocess: the last step of preprocessing, which a :class:`Preprocess` layer does if it is the IPU's.
         fused_preprocessing: whether that layer is the SDK's operation.
+        rounds_to_nearest: whether the model rounds to nearest on a system that is configured to round stochastically.
     """
 
     micro_batch_size: int
@@ -225,6 +227,7 @@ class ModelSpec:
     stateless_dropout: bool
     preprocess: Transfer
     fused_preprocessing: bool
+    rounds_to_nearest: bool
 
 
 @dataclass
@@ -370,9 +373,29 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
         outputs = [*builder.statistics, outputs]
     inputs = images if builder.seeds is None else [images, builder.seeds]
     model = keras.Model(inputs, outputs, name=name)
+    if spec.rounds_to_nearest:
+        for layer in model.layers:
+            _round_to_nearest(layer, api)
     weights = _weights(model, network)
     assign_weights(named_weights(network), weights)
     return DeviceModel(model, weights, builder.seeds is not None, builder.norms, builder.moved_once)
+
+
+def _round_to_nearest(layer: KerasLayer, api: Api) -> None:
+    """Turns stochastic rounding off for the operations of a layer.
+
+    The scope marks the operations of the graph that is being made, and the compiler takes the system's rounding only
+    for those without a mark (tensorflow/python/ipu/scopes.py and driver/passes/add_stochastic_rounding_options.cc of
+    graphcore/tensorflow).  Each pipeline stage is a graph of its own, so the scope has to be within the layer's call.
+    """
+    call = layer.call
+
+    @functools.wraps(call)
+    def rounded_to_nearest(*args: object, **kwargs: object) -> Tensor:
+        with api.ipu.scopes.stochastic_rounding(False):
+            return call(*args, **kwargs)
+
+    layer.call = rounded_to_nearest
 
 
 def _weights(model: KerasModel, network: KerasModel) -> Dict[str, TfVariable]:

@@ -24,7 +24,7 @@ class Layout:
         recomputation: whether activations are recomputed.
         dbn_replica_group_size: the replicas that share batch norm statistics.
         selects: whether this configuration selects the IPUs; under ``poprun``, poprun does.
-        trains: whether the process trains; stochastic rounding is for training alone, as on the host.
+        trains: whether the process trains; only then may the system round stochastically.
     """
 
     num_ipus: int

@@ -156,6 +156,7 @@ class PoplarSession(Session):
             stateless_dropout=config.dropout_layer == "stateless",
             preprocess=self._device.preprocess,
             fused_preprocessing=config.fused_preprocessing,
+            rounds_to_nearest=self._device.rounds_stochastically and purpose != TRAINING,
         )
         network = build_for_ipus(self._device.api, self._network, spec, name)
         if program is not None:
