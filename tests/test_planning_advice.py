@@ -12,7 +12,13 @@ from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.program import PlannedProgram, uniform
-from ipucnn.planning.search import advice
+from ipucnn.planning.search.neighbours import (
+    first_that_fits,
+    memory_without,
+    next_changes,
+    prediction_advice,
+    training_advice,
+)
 from ipucnn.planning.search.open_settings import PROPORTIONS
 from ipucnn.planning.search.planner import Planner
 from ipucnn.training.batching import overlap_length
@@ -33,7 +39,7 @@ def program(kib_per_tile, **changes):
 
 
 def proposal(program_settings, splits, machine, **options):
-    return advice.smallest_change(Planner(GRAPH, machine), program_settings, splits, **options)
+    return first_that_fits(Planner(GRAPH, machine), program_settings, splits, **options)
 
 
 def applied(changed, splits, flags):
@@ -91,9 +97,9 @@ def test_proposed_change_fits(kib, stages, schedule, again):
         fill(GRAPH, changed_splits, changed, machine),
         fill(GRAPH, splits, program_settings, machine),
     )
-    assert (changed, changed_splits) == (change.settings, change.splits)
-    assert now == pytest.approx(change.predicted_fill)
-    assert before == pytest.approx(change.predicted_fill_before)
+    assert (changed, changed_splits) == (change.program, change.splits)
+    assert now == pytest.approx(change.after.predicted_fill)
+    assert before == pytest.approx(change.before.predicted_fill)
     assert now < FITS_BELOW
     assert now < before / 1.09
     assert changed.gradient_accumulation_count % overlap_length(changed.schedule, changed.num_stages) == 0
@@ -107,7 +113,7 @@ def test_large_change_is_proposed_only_if_no_small_one_fits():
     for kib in (100, 80, 70, 60, 50, 40, 30, 20):
         program_settings, splits, machine = program(kib, num_stages=4, gradient_accumulation_count=64)
         change = proposal(program_settings, splits, machine)
-        if change is None or change.settings.micro_batch_size == program_settings.micro_batch_size:
+        if change is None or change.program.micro_batch_size == program_settings.micro_batch_size:
             seen.add("small")
             continue
         seen.add("large")
@@ -125,16 +131,16 @@ def test_memory_that_the_compiler_reported_counts():
     program_settings, splits, machine = program(300, num_stages=2)
     slightly = proposal(program_settings, splits, machine, overuse=1.05)
     greatly = proposal(program_settings, splits, machine, overuse=4.0)
-    assert slightly.predicted_fill <= slightly.predicted_fill_before / 1.05
-    assert greatly.predicted_fill <= greatly.predicted_fill_before / 4.0
-    assert greatly.settings.micro_batch_size < slightly.settings.micro_batch_size
+    assert slightly.after.predicted_fill <= slightly.before.predicted_fill / 1.05
+    assert greatly.after.predicted_fill <= greatly.before.predicted_fill / 4.0
+    assert greatly.program.micro_batch_size < slightly.program.micro_batch_size
 
 
 def test_proposals_use_no_more_ipus_than_allowed():
     program_settings, splits, machine = program(24, num_stages=1, micro_batch_size=1)
     assert proposal(program_settings, splits, replace(machine, num_ipus=1)) is None
     more = proposal(program_settings, splits, replace(machine, num_ipus=4))
-    assert 1 < more.settings.num_stages <= 4
+    assert 1 < more.program.num_stages <= 4
 
 
 def test_inference_proposals_do_not_change_accumulation():
@@ -157,7 +163,7 @@ def test_hint_lists_the_proposed_changes():
 def test_run_uses_its_own_network_for_proposals():
     config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, gradient_accumulation_count=1)
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
-    ask = advice.training_advice(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
+    ask = training_advice(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
     hint = ask(None)
     assert hint.startswith("predicted to fit: --micro-batch-size ")
     size, count = int(hint.split()[4]), int(hint.split()[6])
@@ -170,11 +176,11 @@ def test_optimizer_state_is_offloaded_only_where_the_sdk_allows_it():
     graph, machine = network([256, 256, 256, 256], size=4), system(40)
     only = ("--optimizer-state-offloading",)
     kept = PlannedProgram(micro_batch_size=1, gradient_accumulation_count=8, optimizer_slots=2)
-    assert advice.smallest_change(Planner(graph, machine), kept, (), only=only).flags == only
+    assert first_that_fits(Planner(graph, machine), kept, (), only=only).flags == only
     without_accumulation = replace(kept, gradient_accumulation_count=1)
-    assert advice.smallest_change(Planner(graph, machine), without_accumulation, (), only=only) is None
+    assert first_that_fits(Planner(graph, machine), without_accumulation, (), only=only) is None
     outside = replace(kept, optimizer_state_offloading=True)
-    assert advice.smallest_change(Planner(graph, machine), outside, (), only=only) is None
+    assert first_that_fits(Planner(graph, machine), outside, (), only=only) is None
     assert fill(graph, (), outside, machine) < fill(graph, (), kept, machine) / 1.1
 
 
@@ -201,14 +207,14 @@ def test_unknown_networks_get_no_promise_of_a_fit():
     inputs = keras.Input((4, 4, 1), batch_size=1)
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
-    train = advice.training_advice(model, "odd", make_program(config, 100, seed=1), config)
+    train = training_advice(model, "odd", make_program(config, 100, seed=1), config)
     advices = {
         "evaluate": "--validation-micro-batch-size",
         "infer": "--device cpu",
         "benchmark": "--micro-batch-size",
     }
     predictions = [
-        (advice.prediction_advice(model, "odd", config, name), option) for name, option in advices.items()
+        (prediction_advice(model, "odd", config, name), option) for name, option in advices.items()
     ]
     for ask, option in ((train, "--micro-batch-size"), *predictions):
         for hint in (ask(None), ask(1.5)):
@@ -237,7 +243,7 @@ def test_prediction_commands_get_only_their_own_options(command, named):
             recomputation=True,
             gradient_accumulation_count=8,
         )
-        ask = advice.prediction_advice(model, "cifar_resnet8", config, command)
+        ask = prediction_advice(model, "cifar_resnet8", config, command)
         for overuse in (None, 1.2, 1.8, 3.0):
             hint = ask(overuse)
             if hint.startswith("predicted to fit: "):
@@ -256,7 +262,7 @@ def test_memory_without_offloading_is_reported(kib):
     kept = replace(program_settings, optimizer_state_offloading=False)
     for option, settings in (("optimizer_state_offloading", kept), ("offload_activations", program_settings)):
         memory = max(program_memory(GRAPH, splits, settings, machine.ipu), key=lambda one: one.fill)
-        text = advice._held(Planner(GRAPH, machine), splits, program_settings, option)
+        text = memory_without(Planner(GRAPH, machine), splits, program_settings, option)
         held, capacity = (int(word) for word in re.findall(r"(\d+) MiB", text))
         assert (held, capacity) == (round(memory.total_bytes / 2**20), round(memory.capacity_bytes / 2**20))
         assert text.endswith("does not fit") == (memory.fill >= FITS_BELOW) == (kib == 15)
@@ -271,7 +277,7 @@ def test_next_changes_are_the_best_of_one_setting_each(kib, changes):
     program_settings, splits, machine = program(kib, num_stages=2, optimizer_state_offloading=True, **changes)
     planner = Planner(GRAPH, machine)
     candidate = planner.judge(splits, program_settings, 1e9)
-    proposed, remedy = advice.next_changes(planner, candidate)
+    proposed, remedy = next_changes(planner, candidate)
     assert len({change.flags[0] for change in proposed}) == len(proposed) <= 3
     assert [change.ratio for change in proposed] == sorted(
         (change.ratio for change in proposed), reverse=True
@@ -299,4 +305,4 @@ def test_a_plan_that_does_not_fit_has_no_next_changes():
     program_settings, splits, machine = program(15, num_stages=2)
     planner = Planner(GRAPH, machine)
     candidate = planner.judge(splits, program_settings, 1e9)
-    assert candidate.verdict == "does not fit" and advice.next_changes(planner, candidate) == ((), None)
+    assert candidate.verdict == "does not fit" and next_changes(planner, candidate) == ((), None)

@@ -14,7 +14,7 @@ from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.program import PlannedProgram, uniform
-from ipucnn.planning.search.advice import optimisations
+from ipucnn.planning.search.neighbours import optimisations
 from ipucnn.planning.search.planner import Planner
 
 SYSTEM = get_system("pod16")

@@ -19,7 +19,7 @@ from ipucnn.planning.pipeline_plan import PipelinePlan, SystemFacts
 from ipucnn.planning.plan import assemble, compare
 from ipucnn.planning.program import Placement, PlannedProgram, uniform
 from ipucnn.planning.search.front import SAME_FILL, fastest_programs
-from ipucnn.planning.search.no_fit import infeasible, untried_stages, why_no_fit
+from ipucnn.planning.search.neighbours import infeasible, untried_stages, why_no_fit
 from ipucnn.planning.search.open_settings import FREE, default_count, micro_batches
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner
 from ipucnn.planning.splits import check_cuts, check_stages, equal_blocks, equal_layers, equal_parameters

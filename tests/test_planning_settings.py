@@ -46,9 +46,9 @@ from ipucnn.planning.program import (
     uniform,
 )
 from ipucnn.planning.request import make_request
-from ipucnn.planning.search import advice
+from ipucnn.planning.search import neighbours as neighbours_module
 from ipucnn.planning.search import planner as planner_module
-from ipucnn.planning.search.advice import training_advice
+from ipucnn.planning.search.neighbours import flags_between, neighbours, training_advice
 from ipucnn.planning.search.open_settings import OPEN, choices
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner
 from ipucnn.planning.splits import choose_splits
@@ -103,7 +103,7 @@ def asked(patch, question):
         raise Asked(arguments)
 
     patch.setattr(planner_module.Planner, "fastest_program", ask)
-    patch.setattr(advice, "smallest_change", ask)
+    patch.setattr(neighbours_module, "first_that_fits", ask)
     with pytest.raises(Asked) as caught:
         question()
     settings_asked = caught.value.args[0][1]
@@ -364,8 +364,9 @@ def test_hint_keeps_the_proportions_of_stages(graph):
     )
     splits = Planner(graph, SYSTEM).names((0, 6))
     option, seen = "--available-memory-proportion", []
-    for changed, _ in advice._smaller_programs(program_settings, splits, 4):
-        flags_ = list(advice.flags_between(program_settings, changed, (), ()))
+    for neighbour in neighbours(program_settings, splits, 4):
+        changed = neighbour.program
+        flags_ = list(flags_between(program_settings, changed, (), ()))
         if option in flags_:
             values = flags_[flags_.index(option) + 1 :]
             expected = [f"{value:g}" for value in percentages(changed.available_memory_proportion)]

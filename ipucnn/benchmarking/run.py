@@ -121,7 +121,7 @@ def _memory_advice(job: Job, program: Program, model: KerasModel) -> MemoryAdvic
     """Returns the function for advice if the program does not fit; it calls the planner only after a failure."""
 
     def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
-        from ipucnn.planning.search.advice import prediction_advice, training_advice
+        from ipucnn.planning.search.neighbours import prediction_advice, training_advice
 
         name, config = job.resolved.record.name, job.config
         if job.settings.training:

@@ -220,7 +220,7 @@ def _show_plan(
         InfeasibleError: no splits fit, or the given splits do not.
     """
     from ipucnn.planning.plan import check_not_fitting, make_plan
-    from ipucnn.planning.search.no_fit import NothingFits
+    from ipucnn.planning.search.neighbours import NothingFits
     from ipucnn.reports.console import note, waiting
 
     if "--save-graph" in outputs:

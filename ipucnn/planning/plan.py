@@ -33,9 +33,16 @@ from ipucnn.planning.pipeline_plan import (
 )
 from ipucnn.planning.program import Choice, Placement
 from ipucnn.planning.request import PlanRequest, check_system
-from ipucnn.planning.search.advice import Optimisation, next_changes, optimisations
 from ipucnn.planning.search.front import fastest_programs
-from ipucnn.planning.search.no_fit import infeasible, smaller, ways_to_fit, why_no_fit
+from ipucnn.planning.search.neighbours import (
+    Optimisation,
+    infeasible,
+    less_memory,
+    next_changes,
+    optimisations,
+    ways_to_fit,
+    why_no_fit,
+)
 from ipucnn.planning.search.open_settings import choices, trial_settings
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
@@ -209,7 +216,7 @@ def _what_would_fit(plan: PipelinePlan, request: PlanRequest) -> str:
         return f"use {same_stages} in place of the splits: it finds the best that fit"
     why = f"no splits into {plan.num_stages} stages fit; "
     ways = ways_to_fit(plan.no_fit, request.with_stages, f" {same_stages}")
-    return why + (f"in place of the splits {ways}" if ways else smaller(plan.model, plan.settings))
+    return why + (f"in place of the splits {ways}" if ways else less_memory(plan.model, plan.settings))
 
 
 def _best(planner: Planner, request: PlanRequest) -> Candidate:

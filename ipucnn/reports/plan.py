@@ -14,8 +14,8 @@ from rich.text import Text
 from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.pipeline_plan import PipelinePlan
-from ipucnn.planning.search.advice import Optimisation
 from ipucnn.planning.search.front import TABLE_ROWS
+from ipucnn.planning.search.neighbours import Optimisation
 from ipucnn.planning.search.planner import Candidate
 from ipucnn.reports import plan_text, units
 from ipucnn.reports.console import console, fact_table, plain_table, print_table, wrapped

@@ -13,7 +13,7 @@ from ipucnn.planning.cost.memory import FITS_BELOW, LAST_BIN, published_bin
 from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
 from ipucnn.planning.program import Proportions, percentages
 from ipucnn.planning.schedules import SEQUENTIAL
-from ipucnn.planning.search.no_fit import untried_stages
+from ipucnn.planning.search.neighbours import untried_stages
 from ipucnn.reports import units
 from ipucnn.text import counted
 

@@ -20,7 +20,7 @@ from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.planning.network import network_options
-from ipucnn.planning.search.advice import training_advice
+from ipucnn.planning.search.neighbours import training_advice
 from ipucnn.planning.splits import with_run_splits
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup

@@ -39,7 +39,7 @@ from ipucnn.models.registry import (
     saved_network,
 )
 from ipucnn.planning.network import InputShape
-from ipucnn.planning.search.advice import prediction_advice
+from ipucnn.planning.search.neighbours import prediction_advice
 from ipucnn.python_files import name_it
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts

@@ -231,7 +231,7 @@ class Session:
         state: everything that a weight update changes.
         compilation: the latest report, completed after the first weight update (on IPUs: execution).
         would_fit: the function that suggests changes if a program does not fit on IPUs, see
-            ``planning.search.advice``; set it before :meth:`compile`, :meth:`compile_prediction` and
+            ``planning.search.neighbours``; set it before :meth:`compile`, :meth:`compile_prediction` and
             :meth:`prepare_evaluation`.
     """
 

@@ -12,7 +12,13 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.program import Choice, Placement, PlannedProgram
-from ipucnn.planning.search.no_fit import hint_of_ways, infeasible_search, largest_that_fits
+from ipucnn.planning.search.neighbours import (
+    certificate,
+    hint_of_ways,
+    in_the_way,
+    largest_that_fits,
+    less_memory,
+)
 from ipucnn.planning.search.open_settings import FREE, Space
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Candidate, Planner
 from ipucnn.text import counted
@@ -98,8 +104,15 @@ def _nothing_fits(planner: Planner, space: Space) -> InfeasibleError:
     smaller: Sequence[int] = range(min(space.values["micro_batch_size"]) - 1, 0, -1)
     if space.global_batch_size is not None:
         smaller = [size for size in smaller if space.global_batch_size % size == 0]
-    return infeasible_search(
-        planner, least, num_ipus=space.num_ipus, ways=hint_of_ways(ways(LIMITS[0]), ways(max(LIMITS)))
+    hint = hint_of_ways(ways(LIMITS[0]), ways(max(LIMITS)))
+    message = (
+        f"{planner.graph.model} fits on {counted(space.num_ipus, 'IPU')} of {planner.system.title} in no configuration "
+        f"with micro-batches of {least.micro_batch_size} or more"
+    )
+    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
+    obstacle = in_the_way(*certificate(planner, least, max(LIMITS)))
+    return InfeasibleError(
+        message + (where + obstacle if obstacle else ""), hint or less_memory(planner.graph.model, least)
     )
 
 

@@ -25,7 +25,7 @@ class ErrorContext:
         training: whether the pipeline's depth is the gradient accumulation count; otherwise the steps per execution.
         num_ipus: the IPUs that the program needs; 0: unknown.
         fp_exceptions: whether floating-point exceptions are switched on.
-        would_fit: the function that predicts which change would fit, see ``planning.search.advice``; called only if
+        would_fit: the function that predicts which change would fit, see ``planning.search.neighbours``; called only if
             memory ran out or remote memory is missing.
         kept_remotely: the active options of :data:`REMOTE_MEMORY`.
     """
