@@ -393,13 +393,13 @@ def plan(
         UserError: as for the command; ``InfeasibleError`` if no plan fits.
     """
     from ipucnn.planning.plan import check_not_fitting, make_plan
-    from ipucnn.planning.request import make_request
+    from ipucnn.planning.question import make_question
     from ipucnn.sessions.host.environment import import_tensorflow
 
     resolved = _request("plan-splits", model, options).resolve()
-    request = make_request(resolved, stages=stages, system=system)
-    best_plan = make_plan(request, [], lambda note: None, import_tensorflow)
-    check_not_fitting(best_plan, request)
+    question = make_question(resolved, stages=stages, system=system)
+    best_plan = make_plan(question, [], lambda note: None, import_tensorflow)
+    check_not_fitting(best_plan, question)
     return best_plan
 
 

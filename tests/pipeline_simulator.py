@@ -51,7 +51,7 @@ class _Pipeline:
         self.tables, self.starts, self.count = tables, list(starts), num_micro_batches
         num_stages, ends = len(self.starts), [*starts[1:], tables.num_items]
         self.last = num_stages - 1
-        stage_seconds = [tables.seconds(num_stages, stage) for stage in range(num_stages)]
+        stage_seconds = [tables.seconds(stage) for stage in range(num_stages)]
         self.forward_s, self.backward_s = (
             [float(np.sum(seconds[way][i:j])) for seconds, i, j in zip(stage_seconds, starts, ends)]
             for way in (0, 1)

@@ -29,8 +29,9 @@ from ipucnn.planning.calibration import (
     suspicious,
 )
 from ipucnn.planning.cost.layer_times import layer_times
-from ipucnn.planning.cost.products import BAND_FACTOR, throughput_band
+from ipucnn.planning.cost.products import BAND_FACTOR
 from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.forecast import forecast
 from ipucnn.planning.program import PlannedProgram
 from ipucnn.training.program import make_program
 
@@ -147,9 +148,10 @@ def test_implausible_factor_warns_and_widens_the_band():
     assert warning.startswith("feeds and loop x ") and "is beyond a factor of 3" in warning
     system = calibrated_system(profile, POD16)
     assert profile.calibration.band_factor > 3
-    assert throughput_band(100.0, system) == (
-        100 / profile.calibration.band_factor,
-        100 * profile.calibration.band_factor,
+    predicted = forecast(slow.graph, slow.splits, slow.settings, system)
+    assert predicted.images_per_s_band == (
+        predicted.predicted_images_per_s / profile.calibration.band_factor,
+        predicted.predicted_images_per_s * profile.calibration.band_factor,
     )
     assert f"warning: {warning}" in describe(profile)
 

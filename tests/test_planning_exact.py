@@ -21,7 +21,7 @@ from ipucnn.planning.search.tables import StageTables, chosen_options, item_star
 def naive_tick(tables, starts, schedule):
     ends = [*starts[1:], tables.num_items]
     k = len(starts)
-    seconds_of = tables.stage_s if len(tables.stage_s) == k else [(tables.forward_s, tables.backward_s)] * k
+    seconds_of = tables.stage_s or [(tables.forward_s, tables.backward_s)] * k
     f = [sum(float(x) for x in seconds_of[s][0][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
     b = [sum(float(x) for x in seconds_of[s][1][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
     if tables.recompute and tables.training:
@@ -172,9 +172,6 @@ def test_brute_force_finds_nothing_better(
         seed, n, whole, tight, recompute, training, one_ipu=one_ipu, stages=stages, transfer=transfer
     )
     check_against_brute_force(tables, k, schedule)
-    if stages_differ and k > 1:
-        # For other numbers of stages the tables have no times of their own.
-        check_against_brute_force(tables, k - 1, schedule)
 
 
 def with_options(tables, seed, number):

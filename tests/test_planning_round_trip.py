@@ -26,7 +26,7 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.plan import assemble
 from ipucnn.planning.program import Placement, PlannedProgram, differences, planned_program, uniform
-from ipucnn.planning.request import make_request
+from ipucnn.planning.question import make_question
 from ipucnn.planning.search.planner import Planner
 from ipucnn.planning.splits import plan_differences
 from ipucnn.training.batching import overlap_length
@@ -168,7 +168,7 @@ def check_predictions(planner, candidate, program, settings_of_run):
 def test_run_of_a_plan_has_the_prediction_of_the_plan(planner, question, preset):
     below, flags, stages, recomputation, number = question
     planned = resolve_over(below, "plan-splits", flags, model=MODEL)
-    request = make_request(planned, stages=stages, recomputation=recomputation)
+    request = make_question(planned, stages=stages, recomputation=recomputation)
     choices = [one for choice in request.choices() for one in choice.programs]
     choice = choices[number % len(choices)]
     assume(
@@ -212,7 +212,7 @@ def tight():
 def test_run_gets_the_chosen_proportions_of_each_stage(tight, schedule, micro_batch_size, room, preset):
     flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
     planned = resolve("plan-splits", flags, model="resnet50", reads_data=False)
-    request = make_request(planned, stages=4, recomputation="on")
+    request = make_question(planned, stages=4, recomputation="on")
     (choice,) = request.choices()
     # With less memory nothing fits; with more, splits fit with the largest proportion in every stage.
     least, most = tight.least_fill(choice.programs[-1]), tight.least_fill(choice.program)
@@ -244,7 +244,7 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
     if shares:
         flags["available_memory_proportion"] = [str(share) for share in shares]
     planned = resolve("plan-splits", flags, model=MODEL, reads_data=False)
-    request = make_request(planned, stages=stages, inference=True)
+    request = make_question(planned, stages=stages, inference=True)
     choice = request.choices()[0].program
     candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), choice, 1e9, quickly=True)
     plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
@@ -334,7 +334,7 @@ def _planned(name, flags, inference):
     from ipucnn.planning.plan import make_plan
 
     planned = resolve("plan-splits", flags, model=name, reads_data=False)
-    request = make_request(planned, inference=inference)
+    request = make_question(planned, inference=inference)
     return make_plan(request, (), lambda line: None, lambda: None)
 
 

@@ -45,7 +45,7 @@ from ipucnn.planning.program import (
     planned_program,
     uniform,
 )
-from ipucnn.planning.request import make_request
+from ipucnn.planning.question import make_question
 from ipucnn.planning.search import neighbours as neighbours_module
 from ipucnn.planning.search import planner as planner_module
 from ipucnn.planning.search.neighbours import flags_between, neighbours, training_advice
@@ -127,7 +127,7 @@ def test_every_command_plans_the_same_program(graph, typed):
         if program.num_stages > 1:
             settings_by_command["train"] = asked(patch, lambda: choose_splits(None, MODEL, program, config))
     without_recomputation = {key: value for key, value in typed.items() if key != "recomputation"}
-    request = make_request(
+    request = make_question(
         resolve("plan-splits", without_recomputation, model=MODEL, reads_data=False),
         stages=None if program.num_stages > 1 else 1,
         recomputation="on" if typed.get("recomputation") else "off",
@@ -157,7 +157,7 @@ def test_the_planner_counts_the_tensors_that_the_optimizer_makes(name, momentum)
 def test_planner_refuses_wrong_optimizer_parameters():
     options = {"optimizer": "rmsprop", "optimizer_params": '{"centered": 1}'}
     resolved = resolve("plan-splits", options, model=MODEL, reads_data=False)
-    check_raises(ConfigurationError, "no parameter 'centered'", "", make_request, resolved, stages=2)
+    check_raises(ConfigurationError, "no parameter 'centered'", "", make_question, resolved, stages=2)
 
 
 # --- a proportion for each stage
@@ -214,8 +214,7 @@ def test_proportions_of_another_number_of_stages():
     )
     assert program_settings.proportions_differ
     assert program_settings.restaged(4).available_memory_proportion == uniform(0.2)
-    assert program_settings.proportions_of(1, 3) == uniform(0.2)[0]
-    assert program_settings.proportions_of(1, 2) == uniform(0.4)[0]
+    assert program_settings.proportions_of(1) == uniform(0.4)[0]
     alike = PlannedProgram(num_stages=2, available_memory_proportion=2 * uniform(0.2))
     assert alike == PlannedProgram(num_stages=2, available_memory_proportion=uniform(0.2))
     two = program_settings.available_memory_proportion

@@ -10,7 +10,6 @@ from ipucnn.benchmarking.records import IpuMemory, Prediction
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
-from ipucnn.planning.cost.products import throughput_band
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.program import (
@@ -112,7 +111,7 @@ def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -
         ipu=system.ipu.title,
         precision=precision,
         images_per_s=prediction.images_per_s,
-        images_per_s_band=list(throughput_band(prediction.images_per_s, system)),
+        images_per_s_band=list(best.forecast.images_per_s_band),
         step_s=step_s,
         latency_s=prediction.latency_s,
         flop_per_s=flop * prediction.images_per_s,

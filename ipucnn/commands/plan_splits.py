@@ -24,7 +24,7 @@ from ipucnn.filesystem import (
 from ipucnn.models.registry import NETWORK_FILES, assumption
 
 if TYPE_CHECKING:
-    from ipucnn.planning.request import PlanRequest
+    from ipucnn.planning.question import Question
 
 PANEL = "Plan"
 
@@ -147,7 +147,7 @@ def plan_splits(
         _refuse({**planning, "--optimisations": optimisations, "--stages": stages, **typed}, "--calibrate")
         _calibrate(calibrate, system, profile_path, json_output)
         return
-    from ipucnn.planning.request import make_request
+    from ipucnn.planning.question import make_question
     from ipucnn.reports.console import note
 
     outputs = {option: expand(name) for option, name in names.items() if name is not None}
@@ -162,7 +162,7 @@ def plan_splits(
     assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
     if assumed:
         note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")
-    plan_request = make_request(
+    question = make_question(
         resolved,
         stages=stages,
         row=row,
@@ -173,12 +173,12 @@ def plan_splits(
         stage_proportions=stage_proportions,
         inference=inference,
     )
-    for warning in plan_request.warnings:
+    for warning in question.warnings:
         note(f"warning: {warning}")
     if optimisations:
-        _show_optimisations(plan_request, resolved, json_output)
+        _show_optimisations(question, resolved, json_output)
     else:
-        _show_plan(plan_request, compare or [], outputs, json_output)
+        _show_plan(question, compare or [], outputs, json_output)
 
 
 def import_tensorflow() -> None:
@@ -188,11 +188,11 @@ def import_tensorflow() -> None:
     import_now()
 
 
-def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
+def _save_graph(question: "Question", path: Path) -> "Question":
     """Writes the layer graph before planning, so that it exists even if no plan fits.
 
     Returns:
-        The request with the graph.
+        The question with the graph.
     """
     from ipucnn.planning.plan import with_graph
     from ipucnn.reports.console import note
@@ -203,16 +203,16 @@ def _save_graph(request: "PlanRequest", path: Path) -> "PlanRequest":
             f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {ending}",
             f"--save-graph {shown(path.with_suffix(ending))}",
         )
-    request = with_graph(request, note, import_tensorflow)
-    assert request.graph is not None
+    question = with_graph(question, note, import_tensorflow)
+    assert question.graph is not None
     # The graph does not record --freeze; a command that reads the file needs the option again.
-    write_output_text(path, request.graph.to_json())
+    write_output_text(path, question.graph.to_json())
     note(f"written: {path}")
-    return request
+    return question
 
 
 def _show_plan(
-    request: "PlanRequest", compare: List[str], outputs: Mapping[str, Path], json_output: bool
+    question: "Question", compare: List[str], outputs: Mapping[str, Path], json_output: bool
 ) -> None:
     """Makes a plan, writes it to the given files, and prints it.
 
@@ -224,10 +224,10 @@ def _show_plan(
     from ipucnn.reports.console import note, waiting
 
     if "--save-graph" in outputs:
-        request = _save_graph(request, outputs["--save-graph"])
+        question = _save_graph(question, outputs["--save-graph"])
     try:
-        with waiting("searching" if request.splits is None else "predicting") as bar:
-            plan = make_plan(request, compare, bar.line, import_tensorflow)
+        with waiting("searching" if question.splits is None else "predicting") as bar:
+            plan = make_plan(question, compare, bar.line, import_tensorflow)
     except NothingFits as error:
         if json_output:
             sys.stdout.write(error.to_json())
@@ -250,7 +250,7 @@ def _show_plan(
         print_plan(plan)
     for path, _ in texts:
         note(f"written: {path}")
-    check_not_fitting(plan, request)
+    check_not_fitting(plan, question)
 
 
 def _refuse(options: Mapping[str, object], beside: str) -> None:
@@ -310,13 +310,13 @@ def _calibrate(
     )
 
 
-def _show_optimisations(request: "PlanRequest", resolved: Resolved, json_output: bool) -> None:
+def _show_optimisations(question: "Question", resolved: Resolved, json_output: bool) -> None:
     from ipucnn.planning.plan import make_optimisations
     from ipucnn.reports.console import waiting
     from ipucnn.reports.plan import optimisations_json, print_optimisations
 
     with waiting("predicting") as bar:
-        answer = make_optimisations(request, resolved.config, bar.line, import_tensorflow)
+        answer = make_optimisations(question, resolved.config, bar.line, import_tensorflow)
     if json_output:
         print(optimisations_json(*answer))
     else:

@@ -1,7 +1,7 @@
 """Plans how to split a network into pipeline stages over IPUs, and predicts the result.
 
-TensorFlow is imported only for networks whose layer graph is neither shipped nor cached.  ``request.py`` turns a
-configuration into a ``PlanRequest``, and ``plan.py`` turns that into a ``PipelinePlan``: the one value that is saved,
+TensorFlow is imported only for networks whose layer graph is neither shipped nor cached.  ``question.py`` turns a
+configuration into a ``Question``, and ``plan.py`` turns that into a ``PipelinePlan``: the one value that is saved,
 compared, run and rendered (``pipeline_plan.py``).  ``program.py`` holds a program to be planned: everything besides
 network and machine that cost and memory depend on.  ``schedules.py`` defines what runs when.  ``network.py`` determines
 how a configuration's network is built, ``graphs`` represents it as a ``LayerGraph``, ``cost`` predicts the graph's

@@ -25,8 +25,9 @@ from ipucnn.hardware import SYSTEMS, Calibration, System
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_starts
+from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, frozen_graph
 from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -135,15 +136,22 @@ class _Program:
 
     def __init__(self, measured: Observation, system: System) -> None:
         self.measured, self.system = measured, system
+        self._ipus = tuple(program_memory(measured.graph, measured.splits, measured.settings, system.ipu))
         starts = stage_starts(measured.graph, measured.splits)
         self._times = program_times(measured.graph, starts, measured.settings, system.ipu)
 
+    def _forecast(self, system: System) -> Forecast:
+        measured = self.measured
+        times: LayerTimes = replace(self._times, clock_hz=system.ipu.computing_hz)
+        layers = times.with_constants(DEFAULT_CONSTANTS)
+        return forecast(
+            measured.graph, measured.splits, measured.settings, system, ipus=self._ipus, layers=layers
+        )
+
     def log_ratios(self, calibration: Calibration) -> List[float]:
         """Returns log(predicted / measured) of the throughput, then of each stage's speed."""
-        measured, system = self.measured, self.system.calibrated(calibration)
-        times: LayerTimes = replace(self._times, clock_hz=system.ipu.computing_hz)
-        times = times.with_constants(DEFAULT_CONSTANTS)
-        prediction = predict(measured.graph, measured.splits, measured.settings, system, times=times)
+        measured = self.measured
+        prediction = self._forecast(self.system.calibrated(calibration)).times
         ratios = [math.log(prediction.images_per_s / measured.images_per_s)]
         for stage, measured_s in zip(prediction.stages, measured.stage_s):
             ratios.append(math.log(measured_s / (stage.forward_s + stage.backward_s)))

@@ -319,15 +319,15 @@ class PipelinePlan:
     predicted_host_bytes_per_s: float
     predicted_host_limit_images_per_s: float
     bottleneck: str
+    predicted_images_per_s_band: Tuple[float, float]
+    predicted_band_factor: float
+    published_fits: Tuple[int, int]
     options: Dict[str, Any]
     profile: Tuple[ProfileLayer, ...] = field(repr=False)
     comparison: Tuple[ComparisonRow, ...] = ()
     pareto: Tuple[ParetoRow, ...] = ()
     no_fit: Optional[NoFit] = None
     assumed: Tuple[str, ...] = ()
-    predicted_images_per_s_band: Optional[Tuple[float, float]] = None
-    predicted_band_factor: Optional[float] = None
-    published_fits: Optional[Tuple[int, int]] = None
     not_searched: Tuple[str, ...] = ()
     next_changes: Tuple[Change, ...] = ()
     remedy: Optional[Change] = None
@@ -380,13 +380,6 @@ class PipelinePlan:
         if version != SCHEMA_VERSION:
             raise DataError(
                 f"{where} has schema_version {shown_value(version)}, this ipucnn reads {SCHEMA_VERSION}",
-                remedy,
-            )
-        # Fields of plans made by the previous version.
-        whole.pop("searched_orders", None)
-        if whole.pop("order", None):
-            raise DataError(
-                f"{where}: its stages take the layers in another order than the network's, which no session runs",
                 remedy,
             )
         hint = f"it was changed by hand, or made by another version of ipucnn: {remedy}"

@@ -1,4 +1,4 @@
-"""Runs ``plan-splits`` from request to plan: the layer graph, the best or the judged splits, and all predictions.
+"""Runs ``plan-splits`` from question to plan: the layer graph, the best or the judged splits, and all predictions.
 
 It also assembles the resulting ``PipelinePlan``: stages, memory, profile, comparison with other splits.
 """
@@ -16,8 +16,8 @@ from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
-from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel, published_at
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS, band_factor, throughput_band
+from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.graphs.extract import known_graph, layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
@@ -32,7 +32,7 @@ from ipucnn.planning.pipeline_plan import (
     SystemFacts,
 )
 from ipucnn.planning.program import Choice, Placement
-from ipucnn.planning.request import PlanRequest, check_system
+from ipucnn.planning.question import Question, check_system
 from ipucnn.planning.search.front import fastest_programs
 from ipucnn.planning.search.neighbours import (
     Optimisation,
@@ -57,25 +57,25 @@ Comparison = Callable[[LayerGraph, int], Mapping[str, Sequence[str]]]
 _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
 
 
-def with_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[], object]) -> PlanRequest:
-    """Returns the request with the network's layer graph, with untrained layers frozen.
+def with_graph(question: Question, note: Note, import_tensorflow: Callable[[], object]) -> Question:
+    """Returns the question with the network's layer graph, with untrained layers frozen.
 
-    The graph is shipped, cached, or made by building the network, once for a request.
+    The graph is shipped, cached, or made by building the network, once for a question.
 
     Args:
         note: the function called with a line for the user.
         import_tensorflow: the function that imports TensorFlow as in a run, called before the network is built, if
             it has to be.
     """
-    if request.planned is not None:
-        return request
-    graph = request.graph or known_graph(request.record, request.options)
+    if question.planned is not None:
+        return question
+    graph = question.graph or known_graph(question.record, question.options)
     if graph is None:
-        note(f"reading the layers of {request.record.name}, once (TensorFlow is imported)")
+        note(f"reading the layers of {question.record.name}, once (TensorFlow is imported)")
         import_tensorflow()
-        graph = layer_graph(request.record, request.options)
-    planned, assumed = graph, [*request.assumed, *estimates(graph)]
-    freeze = request.config.freeze
+        graph = layer_graph(question.record, question.options)
+    planned, assumed = graph, [*question.assumed, *estimates(graph)]
+    freeze = question.config.freeze
     if freeze is not None:
         frozen = frozen_layers(graph, freeze)
         planned = frozen_graph(graph, frozen)
@@ -83,13 +83,13 @@ def with_graph(request: PlanRequest, note: Note, import_tensorflow: Callable[[],
             f" and {len(frozen) - 5} more" if frozen[5:] else ""
         )
         assumed.append(f"freeze {shown_value(freeze)}: {counted(len(frozen), 'layer')} not trained: {names}")
-    return replace(request, graph=graph, planned=planned, assumed=tuple(assumed))
+    return replace(question, graph=graph, planned=planned, assumed=tuple(assumed))
 
 
 def make_plan(
-    request: PlanRequest, comparisons: Sequence[str], note: Note, import_tensorflow: Callable[[], object]
+    question: Question, comparisons: Sequence[str], note: Note, import_tensorflow: Callable[[], object]
 ) -> PipelinePlan:
-    """Plans, or judges the splits that the request names.
+    """Plans, or judges the splits that the question names.
 
     Args:
         comparisons: names of rules, or files with splits, to compare with; if empty, the rule "params".
@@ -101,45 +101,45 @@ def make_plan(
         InfeasibleError: nothing fits.
     """
     compared = [_comparison(name, note) for name in comparisons or ["params"]]
-    request = with_graph(request, note, import_tensorflow)
-    planner = _planner(request)
+    question = with_graph(question, note, import_tensorflow)
+    planner = _planner(question)
     pareto: Tuple[ParetoRow, ...] = ()
-    if request.splits is None and request.space is not None:
-        candidate, pareto = fastest_programs(planner, request.space, request.row)
+    if question.splits is None and question.space is not None:
+        candidate, pareto = fastest_programs(planner, question.space, question.row)
     else:
-        candidate = _best(planner, request)
-    others: Dict[str, Sequence[str]] = dict(request.preset_splits)
+        candidate = _best(planner, question)
+    others: Dict[str, Sequence[str]] = dict(question.preset_splits)
     for splits_of in compared:
         others.update(splits_of(planner.graph, candidate.settings.num_stages))
     for splits in others.values():
         check_cuts(splits, planner.graph)
-    if request.splits and candidate.solution.feasible:
+    if question.splits and candidate.solution.feasible:
         others = {"planned": planner.names(candidate.solution.starts), **others}
     no_fit = None
-    exceeds = request.splits is not None and candidate.predicted_fill > max(LIMITS)
-    if request.splits is None and candidate.memory_limit > LIMITS[0]:
-        no_fit = _why_no_fit(planner, request, choices(candidate.settings, request.values), LIMITS[0])
+    exceeds = question.splits is not None and candidate.predicted_fill > max(LIMITS)
+    if question.splits is None and candidate.memory_limit > LIMITS[0]:
+        no_fit = _why_no_fit(planner, question, choices(candidate.settings, question.values), LIMITS[0])
     elif exceeds:
-        tried = request.choices()
+        tried = question.choices()
         if not any(planner.fits(each, max(LIMITS)) for choice in tried for each in choice.programs):
-            no_fit = _why_no_fit(planner, request, tried, max(LIMITS))
+            no_fit = _why_no_fit(planner, question, tried, max(LIMITS))
     plan = assemble(
         planner,
         candidate,
-        planned=request.splits is None,
-        build=request.build,
-        options=request.kept,
+        planned=question.splits is None,
+        build=question.build,
+        options=question.kept,
         # Without a search, the program has one schedule with a known origin, and others that were tried beside it.
-        comparison=(*_under_own_schedule(planner, candidate, request), *compare(planner, candidate, others)),
+        comparison=(*_under_own_schedule(planner, candidate, question), *compare(planner, candidate, others)),
         pareto=pareto,
         no_fit=no_fit,
-        assumed=request.assumed,
+        assumed=question.assumed,
     )
     changes, remedy = next_changes(planner, candidate)
-    fixed = [name for name in trial_settings(plan.settings) if name not in request.resolved.typed]
+    fixed = [name for name in trial_settings(plan.settings) if name not in question.resolved.typed]
     return replace(
         plan,
-        not_searched=tuple(fixed) if request.space is None else (),
+        not_searched=tuple(fixed) if question.space is None else (),
         next_changes=changes,
         remedy=remedy,
         # Splits beyond an IPU's memory are at best as fast as others beyond it, so they are no optimum.
@@ -147,42 +147,42 @@ def make_plan(
     )
 
 
-def _planner(request: PlanRequest) -> Planner:
-    """Returns the planner for the request's network and system, after checking the request against both."""
-    graph = request.planned
+def _planner(question: Question) -> Planner:
+    """Returns the planner for the question's network and system, after checking the question against both."""
+    graph = question.planned
     assert graph is not None  # set by ``with_graph``
-    if request.splits is not None:
-        check_cuts(request.splits, graph)
-    check_stages(request.settings.num_stages, graph)
-    check_system(request)
-    return Planner(graph, request.system)
+    if question.splits is not None:
+        check_cuts(question.splits, graph)
+    check_stages(question.settings.num_stages, graph)
+    check_system(question)
+    return Planner(graph, question.system)
 
 
 def make_optimisations(
-    request: PlanRequest, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
-) -> Tuple[PlanRequest, Candidate, Forecast, List[Optimisation]]:
-    """Returns each optimisation's effect on a request's program, with given splits, else a preset's, else the best.
+    question: Question, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
+) -> Tuple[Question, Candidate, Forecast, List[Optimisation]]:
+    """Returns each optimisation's effect on a question's program, with given splits, else a preset's, else the best.
 
     Returns:
-        The request with its network, the program, its prediction, and the optimisations.
+        The question with its network, the program, its prediction, and the optimisations.
 
     Raises:
         ConfigurationError: the number of stages is not given, or it is not a training pipeline.
         InfeasibleError: nothing fits.
     """
-    if request.space is not None:
+    if question.space is not None:
         raise ConfigurationError(
             "--optimisations takes one program, and nothing says how many stages it has", "add --stages 4"
         )
-    splits = request.splits
-    if splits is None and request.preset_splits:
-        splits = next(iter(request.preset_splits.values()))
+    splits = question.splits
+    if splits is None and question.preset_splits:
+        splits = next(iter(question.preset_splits.values()))
     # The optimisations compare with the program as it is, under no other schedule.
-    values = {**request.values, "schedule": (request.settings.schedule,)}
-    request = replace(request, splits=splits, values=values)
-    request = with_graph(request, note, import_tensorflow)
-    planner = _planner(request)
-    candidate = _best(planner, request)
+    values = {**question.values, "schedule": (question.settings.schedule,)}
+    question = replace(question, splits=splits, values=values)
+    question = with_graph(question, note, import_tensorflow)
+    planner = _planner(question)
+    candidate = _best(planner, question)
     base, rows = optimisations(
         planner,
         candidate.splits,
@@ -190,10 +190,10 @@ def make_optimisations(
         loss_scaling=config.loss_scaling,
         exchange_target=config.internal_exchange_optimization_target,
     )
-    return request, candidate, base, rows
+    return question, candidate, base, rows
 
 
-def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
+def check_not_fitting(plan: PipelinePlan, question: Question) -> None:
     """Refuses a plan of given splits that do not fit.
 
     Raises:
@@ -206,66 +206,66 @@ def check_not_fitting(plan: PipelinePlan, request: PlanRequest) -> None:
     raise InfeasibleError(
         f"these splits do not fit: IPU {fullest.ipu} takes {percent(fullest.predicted_fill)} of its memory "
         f"(predicted), most of it {largest.replace('_', ' ')}",
-        _what_would_fit(plan, request),
+        _what_would_fit(plan, question),
     )
 
 
-def _what_would_fit(plan: PipelinePlan, request: PlanRequest) -> str:
-    same_stages = request.with_stages(plan.num_stages)
+def _what_would_fit(plan: PipelinePlan, question: Question) -> str:
+    same_stages = question.with_stages(plan.num_stages)
     if plan.no_fit is None:
         return f"use {same_stages} in place of the splits: it finds the best that fit"
     why = f"no splits into {plan.num_stages} stages fit; "
-    ways = ways_to_fit(plan.no_fit, request.with_stages, f" {same_stages}")
+    ways = ways_to_fit(plan.no_fit, question.with_stages, f" {same_stages}")
     return why + (f"in place of the splits {ways}" if ways else less_memory(plan.model, plan.settings))
 
 
-def _best(planner: Planner, request: PlanRequest) -> Candidate:
+def _best(planner: Planner, question: Question) -> Candidate:
     """Returns the given splits with the best settings for them, else the best splits.
 
     Raises:
         InfeasibleError: no splits fit.
     """
-    tried = request.choices()
-    candidate = _best_of(planner, request, tried)
+    tried = question.choices()
+    candidate = _best_of(planner, question, tried)
     if candidate is None:
-        why = _why_no_fit(planner, request, tried, max(LIMITS))
+        why = _why_no_fit(planner, question, tried, max(LIMITS))
         raise infeasible(
             planner.graph.model,
             why,
-            request.settings,
-            request.system.title,
-            request.with_stages,
-            request.assumed_input,
+            question.settings,
+            question.system.title,
+            question.with_stages,
+            question.assumed_input,
         )
     return candidate
 
 
-def _best_of(planner: Planner, request: PlanRequest, tried: Sequence[Choice]) -> Optional[Candidate]:
+def _best_of(planner: Planner, question: Question, tried: Sequence[Choice]) -> Optional[Candidate]:
     """Returns the best of several programs for the given splits, else with the best splits; None if none fit."""
-    if request.splits is not None:
-        return planner.best_judged(request.splits, tried)
+    if question.splits is not None:
+        return planner.best_judged(question.splits, tried)
     return planner.fastest_program(tried)
 
 
-def _why_no_fit(planner: Planner, request: PlanRequest, tried: Sequence[Choice], limit: float) -> NoFit:
+def _why_no_fit(planner: Planner, question: Question, tried: Sequence[Choice], limit: float) -> NoFit:
     """Calls ``why_no_fit`` with as many stages as the system has IPUs for; replicas occupy powers of two."""
     programs = [program for choice in tried for program in choice.programs]
-    each = max(1, request.system.num_ipus // programs[0].num_replicas)
+    each = max(1, question.system.num_ipus // programs[0].num_replicas)
     most = max(1 << (each.bit_length() - 1), programs[0].num_stages)
-    return why_no_fit(planner, programs, limit, most, request.values["recomputation"])
+    return why_no_fit(planner, programs, limit, most, question.values["recomputation"])
 
 
 def _under_own_schedule(
-    planner: Planner, candidate: Candidate, request: PlanRequest
+    planner: Planner, candidate: Candidate, question: Question
 ) -> Tuple[ComparisonRow, ...]:
     """Returns the program under its preset's or the default schedule, if another schedule is faster."""
-    schedule = request.settings.schedule
-    if request.space is not None or candidate.settings.schedule == schedule:
+    schedule = question.settings.schedule
+    if question.space is not None or candidate.settings.schedule == schedule:
         return ()
-    other = _best_of(planner, request, request.choices((schedule,)))
+    other = _best_of(planner, question, question.choices((schedule,)))
     if other is None:
         return ()
-    name = f"{schedule} ({request.resolved.origins['pipeline_schedule']})"
+    name = f"{schedule} ({question.resolved.origins['pipeline_schedule']})"
     return (_comparison_row(name, other, other.prediction.tick_s, candidate.prediction.tick_s),)
 
 
@@ -390,9 +390,9 @@ def assemble(
         predicted_fill_drain_s=max(0.0, prediction.weight_update_s - prediction.update_s - steady),
         bottleneck=prediction.bottleneck,
         profile=_profile(planner, candidate),
-        predicted_images_per_s_band=throughput_band(prediction.images_per_s, system),
-        predicted_band_factor=band_factor(system),
-        published_fits=published_at(candidate.predicted_fill),
+        predicted_images_per_s_band=candidate.forecast.images_per_s_band,
+        predicted_band_factor=candidate.forecast.band_factor,
+        published_fits=candidate.forecast.published_fits,
         ipucnn_version=ipucnn.__version__,
         **details,
     )

@@ -181,17 +181,10 @@ class PlannedProgram:
                 "give one IPU per stage, counted from 0 without gaps",
             )
 
-    def proportions_of(self, stage: int, num_stages: Optional[int] = None) -> StageProportions:
-        """Returns the availableMemoryProportion of a stage.
-
-        Args:
-            num_stages: the stages of the pipeline; None for the number of these settings.  Proportions given for single
-                stages do not apply to pipelines with other numbers of stages: their smallest then holds for all stages.
-        """
+    def proportions_of(self, stage: int) -> StageProportions:
+        """Returns the availableMemoryProportion of a stage."""
         shares = self.available_memory_proportion
-        if len(shares) == 1:
-            return shares[0]
-        return shares[stage] if num_stages in (None, self.num_stages) else smallest(shares)[0]
+        return shares[stage] if len(shares) > 1 else shares[0]
 
     @property
     def proportions_differ(self) -> bool:
@@ -199,7 +192,9 @@ class PlannedProgram:
         return len(self.available_memory_proportion) > 1
 
     def restaged(self, num_stages: int, **changes: Any) -> "PlannedProgram":
-        """Returns the same settings for another number of stages; see :meth:`proportions_of`.
+        """Returns the same settings for another number of stages.
+
+        Proportions of single stages do not apply to other numbers of stages: their smallest then holds for all.
 
         Args:
             changes: values of other fields; without a device mapping among them each stage is on its default IPU.

@@ -302,9 +302,8 @@ def plan_differences(
         ("classes", plan.num_classes, num_classes),
     ]
     planned, of_run = layer_options(plan.options), layer_options(kept_options(config))
-    if plan.options:  # plans of older versions do not store them
-        pairs += [(key, planned.get(key), of_run.get(key)) for key in sorted({*planned, *of_run})]
-        pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
+    pairs += [(key, planned.get(key), of_run.get(key)) for key in sorted({*planned, *of_run})]
+    pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
     differing = [f"{name} {of_plan} (here {of_run})" for name, of_plan, of_run in pairs if of_plan != of_run]
     differing += differences(plan.settings, planned_program(config, program))
     if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:

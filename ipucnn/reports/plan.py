@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 from rich.console import Console
 from rich.text import Text
 
-from ipucnn.planning.cost.products import band_factor
 from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.search.front import TABLE_ROWS
@@ -25,7 +24,7 @@ from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import MeasuredRow, SystemProfile
-    from ipucnn.planning.request import PlanRequest
+    from ipucnn.planning.question import Question
 
 # Letter and colour of a category of memory.
 _CATEGORIES: Dict[str, Tuple[str, str]] = {
@@ -204,21 +203,21 @@ def _yaml(value: object) -> str:
 
 
 def optimisations_json(
-    request: PlanRequest, candidate: Candidate, base: Forecast, optimisations: Sequence[Optimisation]
+    question: Question, candidate: Candidate, base: Forecast, optimisations: Sequence[Optimisation]
 ) -> str:
     """Returns the optimisations as indented JSON."""
     answer = {
-        "model": request.record.name,
-        "system": request.system.name,
+        "model": question.record.name,
+        "system": question.system.name,
         "splits": list(candidate.splits),
         "settings": asdict(candidate.settings),
         "predicted": _outcome_json(base),
-        "predicted_band_factor": band_factor(request.system),
+        "predicted_band_factor": base.band_factor,
         "optimisations": [
             {**asdict(replace(one, outcome=None)), "outcome": _outcome_json(one.outcome)}
             for one in optimisations
         ],
-        "assumed": request.assumed,
+        "assumed": question.assumed,
     }
     return json.dumps(answer, indent=2)
 
@@ -236,15 +235,15 @@ def _outcome_json(outcome: Optional[Forecast]) -> Optional[Dict[str, Any]]:
 
 
 def print_optimisations(
-    request: PlanRequest, candidate: Candidate, base: Forecast, optimisations: Sequence[Optimisation]
+    question: Question, candidate: Candidate, base: Forecast, optimisations: Sequence[Optimisation]
 ) -> None:
     """Prints the table on stdout."""
     settings, out = candidate.settings, console(sys.stdout)
-    size = "x".join(map(str, request.options.input_shape[:2]))
+    size = "x".join(map(str, question.options.input_shape[:2]))
     rows = [(str(o.number), o.name, o.here, o.instead, *_outcome(o.outcome, base)) for o in optimisations]
     sheet = Sheet(
-        f"{request.record.name} at {size}, {counted(settings.num_stages, 'stage')} on "
-        f"{counted(settings.num_ipus, 'IPU')}, {request.system.title}: what one optimisation alone brings, predicted",
+        f"{question.record.name} at {size}, {counted(settings.num_stages, 'stage')} on "
+        f"{counted(settings.num_ipus, 'IPU')}, {question.system.title}: what one optimisation alone brings, predicted",
         ("", "optimisation", "here", "instead", "fullest IPU", "images/s"),
         ("optimisation", "here", "instead"),
         [("", "as it is", "", "", *_outcome(base, base)), *rows],
@@ -261,9 +260,9 @@ def print_optimisations(
     for one in optimisations:
         options.add_row(str(one.number), Text(one.option + (f": {one.note}" if one.note else "")))
     out.print(options)
-    out.print(Text(plan_text.within(band_factor(request.system))))
+    out.print(Text(plan_text.within(base.band_factor)))
     out.print(Text(f"splits: {' '.join(candidate.splits)}"))
-    out.print(Text(plan_text.assumed(request.assumed)))
+    out.print(Text(plan_text.assumed(question.assumed)))
 
 
 def _outcome(outcome: Optional[Forecast], base: Forecast) -> Tuple[str, str]:

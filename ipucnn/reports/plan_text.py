@@ -126,15 +126,15 @@ def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
 
 
 def _band(plan: PipelinePlan) -> str:
-    band = plan.predicted_images_per_s_band
-    return f" ({band[0]:,.0f} to {band[1]:,.0f} in 80% of cases)" if band else ""
+    low, high = plan.predicted_images_per_s_band
+    return f" ({low:,.0f} to {high:,.0f} in 80% of cases)"
 
 
 def memory(plan: PipelinePlan) -> str:
     """Returns the verdict, and what is known of configurations with a similar fill."""
     text = f"{plan.verdict}: the fullest IPU at {units.percent(plan.predicted_fill)} of its memory"
-    if plan.published_fits is not None and plan.published_fits[1]:
-        fits, number = plan.published_fits
+    fits, number = plan.published_fits
+    if number:
         text += f"; published configurations with {_tenth(plan.predicted_fill)}: {fits} of {number} fit"
     if plan.planned and plan.memory_limit > FITS_BELOW:
         text += f"; no splits stay below {units.percent(FITS_BELOW)}, these may take "
@@ -327,7 +327,7 @@ def comparison_sheet(plan: PipelinePlan) -> Sheet:
 
 
 def _band_note(plan: PipelinePlan) -> Tuple[str, ...]:
-    return () if plan.predicted_band_factor is None else (within(plan.predicted_band_factor),)
+    return (within(plan.predicted_band_factor),)
 
 
 _RECOMPUTATION = "r"

@@ -324,14 +324,14 @@ class MemoryModel:
         slots = settings.optimizer_slots if settings.training and not settings.offloads_optimizer_state else 0
         self._per_weight = weight, settings.weight_bytes * accumulated, settings.weight_bytes * slots
 
-    def working(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+    def working(self, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """Returns the bytes of the layers at work under the availableMemoryProportion of a stage.
 
         Returns:
             (layers,) bytes of the temporaries of a layer's largest pass, and a table of the largest sum of them and
             ``alive`` in each range.
         """
-        share = self.settings.proportions_of(stage, num_stages)
+        share = self.settings.proportions_of(stage)
         if share not in self._working:
             times = layer_times(self.graph, self.settings, self.ipu, proportions=share)
             temporaries = times.temporary_bytes.max(axis=1) * self.ipu.num_tiles
@@ -364,7 +364,7 @@ class MemoryModel:
         """
         settings, counts = self.settings, self.counts
         scale = self.sample_bytes
-        at_work = self.working(num_stages, stage)[1]
+        at_work = self.working(stage)[1]
         is_recomputed = settings.training and settings.recomputation
         if settings.placement is Placement.SEGMENTS:
             # Segments pass tensors on in place.  The inputs of a recomputed segment wait as its checkpoint.
@@ -409,7 +409,7 @@ class MemoryModel:
     def fits(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
         """Returns (n, n + 1): whether items a .. b - 1 take at most ``most_bytes`` as that stage."""
         # Stages with the same proportions differ only in the depth of their FIFO, except for the last, which keeps all.
-        key = (stage == num_stages - 1, self.settings.proportions_of(stage, num_stages), most_bytes)
+        key = (stage == num_stages - 1, self.settings.proportions_of(stage), most_bytes)
         if key not in self._within:
             self._within[key] = self.within(num_stages, stage, most_bytes)
         allowed: np.ndarray = self._within[key] >= self.depth(num_stages, stage)
@@ -433,7 +433,7 @@ class MemoryModel:
         """Returns the memory of items a .. b - 1 as that stage; its sum is that of ``total``."""
         stash, work = self._activations(num_stages, stage)
         first, last = self.item_starts[a], self.item_starts[b]
-        temporary = self.working(num_stages, stage)[0]
+        temporary = self.working(stage)[0]
         fullest = first + int(np.argmax((self.alive + temporary)[first:last]))
         temporaries = float(_on_fullest_tile(temporary[fullest]))
         return StageMemory(

@@ -84,16 +84,6 @@ BAND_SHARE = 0.8
 BAND_FACTOR = 1.135
 
 
-def band_factor(system: System) -> float:
-    """Returns the factor of a system: wider if measurements on it showed larger errors."""
-    return max(BAND_FACTOR, system.calibration.band_factor)
-
-
-def throughput_band(images_per_s: float, system: System) -> Tuple[float, float]:
-    """Returns the range in which 80 of 100 measurements of a predicted throughput are expected."""
-    return images_per_s / band_factor(system), images_per_s * band_factor(system)
-
-
 _STEPS = 3  # receive, rearrange, multiply
 _REDUCTION_STEPS = 2  # receive partial sums, add
 

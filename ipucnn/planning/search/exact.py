@@ -115,7 +115,7 @@ def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
     if tables.options:
         options_s = [_run_s(option, num_stages, stage) for option in tables.options]
         return np.choose(np.minimum(tables.choice(num_stages, stage), len(options_s) - 1), options_s)
-    forward, backward = tables.sums(num_stages, stage)
+    forward, backward = tables.sums(stage)
     ahead = forward[None, :] - forward[:-1, None]
     cost: np.ndarray = ahead + (backward[None, :] - backward[:-1, None])
     return cost + ahead if tables.recomputes(num_stages, stage) else cost
@@ -138,7 +138,7 @@ class _OneIpu:
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
         self.num_evaluations = 0
         self.most = self.n
-        forward, backward = tables.sums(num_stages, 0)
+        forward, backward = tables.sums(0)
         # (n + 1,) seconds of a micro-batch if the last segment opens at each item.
         recomputed_s = forward if tables.recompute and tables.training else 0.0 * forward
         self.tick_s = forward[-1] + backward[-1] + recomputed_s

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Iterator, List, Sequence, Tuple
 
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
 from ipucnn.planning.program import Choice, Placement, PlannedProgram
@@ -170,11 +169,9 @@ def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, co
     settings = replace(candidate.settings, num_replicas=num_replicas, gradient_accumulation_count=count)
     if settings == candidate.settings:
         return candidate
-    if (count > 1) != (candidate.settings.gradient_accumulation_count > 1):
-        changed = forecast(planner.graph, candidate.splits, settings, planner.system)
-    else:  # the memory of a replica stays
-        times = predict(planner.graph, candidate.splits, settings, planner.system)
-        changed = replace(candidate.forecast, times=times)
+    is_same = (count > 1) == (candidate.settings.gradient_accumulation_count > 1)
+    ipus = candidate.forecast.ipus if is_same else None
+    changed = forecast(planner.graph, candidate.splits, settings, planner.system, ipus=ipus)
     return replace(candidate, settings=settings, forecast=changed)
 
 
@@ -222,10 +219,11 @@ def _front(compared: Sequence[Candidate]) -> List[Candidate]:
 def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
     """Returns the candidate without 8-bit transfer unless that is slower: the two differ only in the host's limit."""
     settings = replace(candidate.settings, eight_bit_transfer=False)
-    times = predict(planner.graph, candidate.splits, settings, planner.system)
-    if times.images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
+    ipus = candidate.forecast.ipus
+    changed = forecast(planner.graph, candidate.splits, settings, planner.system, ipus=ipus)
+    if changed.predicted_images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
         return candidate
-    return replace(candidate, settings=settings, forecast=replace(candidate.forecast, times=times))
+    return replace(candidate, settings=settings, forecast=changed)
 
 
 def _table_first(front: Sequence[Candidate]) -> List[Candidate]:

@@ -58,12 +58,10 @@ class _Loads:
         order = Schedule(schedule, tables.training)
         self.weight, self.alternates = order.directions, order.alternates
         # Sums of the items before each one, for each stage: a stage's seconds depend on its position, too.
-        self.sums = [tables.sums(num_stages, stage) for stage in range(num_stages)]
+        self.sums = [tables.sums(stage) for stage in range(num_stages)]
         # If a stage uses the first of several settings with which its run fits, these sums are those of the fastest
         # setting.
-        self.options = [
-            [option.sums(num_stages, stage) for option in tables.options] for stage in range(num_stages)
-        ]
+        self.options = [[option.sums(stage) for option in tables.options] for stage in range(num_stages)]
         # For each stage, the first stage with the same loads.
         self.groups = [self._group(stage) for stage in range(num_stages)]
         # While the even stages go forward and the odd ones backward, only the cuts that open odd stages transfer, in
@@ -83,7 +81,7 @@ class _Loads:
         return (stage - 1) % len(self.levels)
 
     def _group(self, stage: int) -> int:
-        if len(self.tables.stage_s) == self.num_stages:
+        if self.tables.stage_s:
             return stage
         last = stage == self.num_stages - 1 and self.tables.recompute
         return stage if last else stage % 2 if self.alternates else 0

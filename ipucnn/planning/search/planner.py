@@ -309,7 +309,7 @@ class Planner:
     def least_seconds(self, settings: PlannedProgram) -> Tuple[np.ndarray, np.ndarray]:
         """Returns (items,) seconds of each item's forward and backward pass in the stage in which it is fastest."""
         if settings.proportions_differ:
-            return self.tables(settings, max(LIMITS)).least_seconds(settings.num_stages)
+            return self.tables(settings, max(LIMITS)).least_seconds()
         alone = settings.restaged(1, schedule=GROUPED, recomputation=False, num_replicas=1)
         return self._seconds(replace(alone, gradient_accumulation_count=1, optimizer_state_offloading=False))
 

@@ -29,8 +29,7 @@ class StageTables:
     Attributes:
         forward_s: (n,) seconds of an item's forward pass of one micro-batch; those of a run add up.
         backward_s: (n,) likewise, without recomputation; 0 for inference.
-        stage_s: the same two for each stage, if an item's time depends on its stage.  They apply to pipelines with
-            exactly this number of stages; all others use the two above.
+        stage_s: the same two for each stage, if an item's time depends on its stage; () if it does not.
         cut_s: (n + 1,) seconds in which everything that crosses cut c, including tensors that skip over the cut, moves
             from one IPU to the next, in one direction; 0 at 0 and n.
         capacity_bytes: the bytes available to a stage on its IPU.
@@ -75,20 +74,18 @@ class StageTables:
         """Tells whether the stages are segments on one IPU."""
         return self.checkpoint_bytes is not None
 
-    def seconds(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+    def seconds(self, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """Returns (n,) seconds of the items' forward and backward passes as that stage."""
-        if num_stages == len(self.stage_s):
-            return self.stage_s[stage]
-        return self.forward_s, self.backward_s
+        return self.stage_s[stage] if self.stage_s else (self.forward_s, self.backward_s)
 
-    def least_seconds(self, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
+    def least_seconds(self) -> Tuple[np.ndarray, np.ndarray]:
         """Returns (n,) seconds like ``seconds``, for each item in the stage in which it is fastest."""
-        seconds = [self.seconds(num_stages, stage) for stage in range(num_stages)]
-        return np.min([f for f, _ in seconds], axis=0), np.min([b for _, b in seconds], axis=0)
+        forward, backward = (np.min(each, axis=0) for each in zip(*(self.stage_s or [self.seconds(0)])))
+        return forward, backward
 
-    def sums(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
+    def sums(self, stage: int) -> Tuple[np.ndarray, np.ndarray]:
         """Returns (n + 1,) seconds of all items before each one, forward and backward, as that stage."""
-        forward, backward = self.seconds(num_stages, stage)
+        forward, backward = self.seconds(stage)
         return np.append(0.0, np.cumsum(forward)), np.append(0.0, np.cumsum(backward))
 
     def choice(self, num_stages: int, stage: int) -> np.ndarray:
@@ -129,22 +126,18 @@ def stage_tables(
     """Returns the planner's tables for a graph under some settings.
 
     Args:
-        settings: the settings.  The planner may request other numbers of stages than theirs; availableMemoryProportion
-            is then as in ``PlannedProgram.proportions_of``.  Sequential stages without a device mapping, or with all on
-            one IPU, are recomputation segments of that IPU; otherwise each stage has its own.
+        settings: the settings.  If their stages have the same availableMemoryProportion, the planner may request other
+            numbers of stages than theirs.
         max_fill: the share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
         model: the memory model of the graph's items under these settings, if there is one already.
     """
     starts = item_starts(graph)
 
-    def seconds(stage: int, num_stages: int) -> Tuple[np.ndarray, np.ndarray]:
-        share = settings.proportions_of(stage, num_stages)
-        times = layer_times(graph, settings, system.ipu, proportions=share)
+    def seconds(stage: int) -> Tuple[np.ndarray, np.ndarray]:
+        times = layer_times(graph, settings, system.ipu, proportions=settings.proportions_of(stage))
         return np.add.reduceat(times.forward_s, starts), np.add.reduceat(times.backward_s, starts)
 
-    # No pipeline has 0 stages, so this returns the values for all numbers of stages other than the settings'.
-    forward_s, backward_s = seconds(0, 0)
-    count = settings.num_stages if settings.proportions_differ else 0
+    forward_s, backward_s = seconds(0)
     memory = model or MemoryModel(graph, settings, system.ipu, starts)
     n = len(starts)
     is_segmented = settings.placement is Placement.SEGMENTS
@@ -154,7 +147,7 @@ def stage_tables(
     common: Dict[str, Any] = dict(
         forward_s=forward_s,
         backward_s=backward_s,
-        stage_s=tuple(seconds(stage, count) for stage in range(count)),
+        stage_s=tuple(map(seconds, range(settings.num_stages if settings.proportions_differ else 0))),
         cut_s=cut_s,
         recompute=settings.recomputation and settings.training,
         training=settings.training,
@@ -191,7 +184,7 @@ def tick_s(tables: StageTables, starts: Sequence[int], schedule: str) -> float:
         chosen = [tables.options[number] for number in chosen_options(tables, starts)]
     ahead, back = np.zeros((2, num_stages))
     for stage, (i, j) in enumerate(zip(bounds, bounds[1:])):
-        forward, backward = chosen[stage].sums(num_stages, stage)
+        forward, backward = chosen[stage].sums(stage)
         ahead[stage] = forward[j] - forward[i]
         back[stage] = backward[j] - backward[i]
         if tables.recomputes(num_stages, stage):

@@ -1,4 +1,4 @@
-"""Turns a resolved configuration into a planning request, which lists values that neither a flag nor a preset gave."""
+"""Turns a resolved configuration into a planning question, which lists values that neither a flag nor a preset gave."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class Question:
     """The input of the planner.
 
     Attributes:
@@ -146,7 +146,7 @@ class PlanRequest:
         return [choice for program in programs for choice in choices(program, self.values, self.by_stage)]
 
 
-def make_request(
+def make_question(
     resolved: Resolved,
     *,
     stages: Optional[int] = None,
@@ -157,8 +157,8 @@ def make_request(
     recomputation: Optional[str] = None,
     inference: bool = False,
     stage_proportions: bool = True,
-) -> PlanRequest:
-    """Returns the request of ``plan-splits``.
+) -> Question:
+    """Returns the question of ``plan-splits``.
 
     Args:
         row: the row of a search result, from 1 on, to plan; None for the first, which is the fastest.
@@ -193,7 +193,7 @@ def make_request(
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     config = _with_legal_proportions(resolved, config, count, assumed)
     proportions = given_proportions(config, count or 1)
-    request = PlanRequest(
+    question = Question(
         resolved=resolved,
         config=config,
         options=options,
@@ -215,13 +215,13 @@ def make_request(
         graph=graph,
     )
     if count is None:
-        return _of_search(request, named_system)
+        return _of_search(question, named_system)
     if row is not None:
         raise ConfigurationError(
             f"--row {row}: there is no table of best uses, because the number of stages is given",
             "leave out --row, or give --ipus and neither a number of stages nor splits",
         )
-    return _of_stages(request, count, named_system)
+    return _of_stages(question, count, named_system)
 
 
 def _named_system(
@@ -433,10 +433,10 @@ def _with_legal_proportions(
     return replace(config, available_memory_proportion=())
 
 
-def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> PlanRequest:
-    """Returns the request with settings for a number of stages: batch, mapping and system."""
-    config, typed = request.config, request.resolved.typed
-    assumed, warnings = list(request.assumed), []  # type: List[str], List[str]
+def _of_stages(question: Question, count: int, system: Optional[System]) -> Question:
+    """Returns the question with settings for a number of stages: batch, mapping and system."""
+    config, typed = question.config, question.resolved.typed
+    assumed, warnings = list(question.assumed), []  # type: List[str], List[str]
     mapping, schedule = _mapping(config, count), config.pipeline_schedule
     base = overlap_length(schedule, count)
     accumulation, total = config.gradient_accumulation_count, config.global_batch_size
@@ -472,19 +472,21 @@ def _of_stages(request: PlanRequest, count: int, system: Optional[System]) -> Pl
         warnings += changed
     settings = planned_program(config, layout, config.training)
     schedules: Tuple[str, ...] = (schedule,)
-    if not request.resolved.is_typed("pipeline_schedule") and not request.resolved.is_typed("device_mapping"):
+    if not question.resolved.is_typed("pipeline_schedule") and not question.resolved.is_typed(
+        "device_mapping"
+    ):
         schedules = _schedules(settings, total is not None or "gradient_accumulation_count" in typed)
-    if request.splits is None and 1 < ipus < count:
+    if question.splits is None and 1 < ipus < count:
         raise ConfigurationError(
             f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
             "Sequential stages on one IPU",
             "drop it, or give --splits to judge",
         )
     return replace(
-        request,
+        question,
         settings=settings,
         system=system or _assumed_system(settings.occupied_ipus, assumed),
-        values={**request.values, "schedule": schedules},
+        values={**question.values, "schedule": schedules},
         assumed=tuple(assumed),
         warnings=tuple(warnings),
     )
@@ -555,14 +557,14 @@ def _assumed_system(num_ipus: int, assumed: List[str]) -> System:
     return system
 
 
-def check_system(request: PlanRequest) -> None:
+def check_system(question: Question) -> None:
     """Refuses more IPUs than the system has.
 
     Raises:
         ConfigurationError: the system is too small; the message names one that has enough.
     """
-    settings, system = request.settings, request.system
-    needed = settings.occupied_ipus if request.space is None else request.space.num_ipus
+    settings, system = question.settings, question.system
+    needed = settings.occupied_ipus if question.space is None else question.space.num_ipus
     if needed > system.num_ipus:
         larger = smallest_system(needed)
         fewer = "use fewer replicas or stages"
@@ -572,9 +574,9 @@ def check_system(request: PlanRequest) -> None:
         )
 
 
-def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
-    """Returns the request with a search over configurations."""
-    config, typed, assumed = request.config, request.resolved.typed, list(request.assumed)
+def _of_search(question: Question, system: Optional[System]) -> Question:
+    """Returns the question with a search over configurations."""
+    config, typed, assumed = question.config, question.resolved.typed, list(question.assumed)
     replicas = config.num_replicas if "num_replicas" in typed else None
     ipus = config.ipus
     if ipus is None:
@@ -588,28 +590,28 @@ def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
     has_one = "pipeline_schedule" in typed or not config.training
     values = {
         **OPEN,
-        **request.values,
+        **question.values,
         "schedule": (config.pipeline_schedule,) if has_one else OPEN["schedule"],
         "micro_batch_size": (config.micro_batch_size,),
         # Typed options are kept, even if others are faster.
-        **{name: (getattr(request.settings, name),) for name in FREE if name in typed},
+        **{name: (getattr(question.settings, name),) for name in FREE if name in typed},
     }
     if replicas is not None:
         values["num_replicas"] = (replicas,)
     compared = {
         **COMPARED,
         "micro_batch_size": values["micro_batch_size"],
-        "optimizer_state_offloading": (request.settings.optimizer_state_offloading,),
+        "optimizer_state_offloading": (question.settings.optimizer_state_offloading,),
     }
     if "micro_batch_size" not in typed:
         compared["micro_batch_size"] = (*{config.micro_batch_size, *micro_batches(total, compared=True)},)
         values["micro_batch_size"] = (*{*compared["micro_batch_size"], *micro_batches(total)},)
     space = Space(
-        program=request.settings,
+        program=question.settings,
         values=values,
         compared=compared,
         num_ipus=ipus,
-        by_stage=request.by_stage,
+        by_stage=question.by_stage,
         global_batch_size=total,
         global_batch_from="--global-batch-size"
         if "global_batch_size" in typed
@@ -620,4 +622,4 @@ def _of_search(request: PlanRequest, system: Optional[System]) -> PlanRequest:
     )
     if total is not None and "global_batch_size" not in typed:
         assumed.append(f"global batch {total}, the preset's")
-    return replace(request, space=space, system=system, assumed=tuple(assumed))
+    return replace(question, space=space, system=system, assumed=tuple(assumed))
