@@ -427,7 +427,9 @@ class Training:
     @property
     def report(self) -> Mapping[str, Any]:
         """The content of ``report.json`` after the run; empty before that."""
-        return self._run.final_report
+        from ipucnn.runs.records import plain
+
+        return {} if self._run.final_report is None else plain(self._run.final_report)
 
     def __iter__(self) -> Iterator["RunEvent"]:
         """Trains, and yields each event as it happens.
@@ -479,7 +481,7 @@ def train(model: str, **options: PlainValue) -> Training:
     Raises:
         UserError: as for the command, in this call or during training.
     """
-    from ipucnn.runs.start import is_cross_validation
+    from ipucnn.runs.resume import is_cross_validation
     from ipucnn.runs.train import TrainingRun
 
     resolved = _request("train", model, options).resolve()

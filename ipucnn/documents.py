@@ -289,24 +289,25 @@ def load_record(text: str, at_most: int = MAX_RECORD_BYTES) -> Any:
         raise NotJson(shown_value(str(error))) from None
 
 
-def read_record_if_present(path: Path, without: str, *kinds: object) -> Any:
-    """Reads the value of a JSON file that ipucnn wrote; None if there is no file of that name.
+def read_record_if_present(path: Path, without: str, kind: Type[Record]) -> Optional[Record]:
+    """Reads a JSON file that ipucnn wrote; None if there is no file of that name.
 
     Args:
         without: what happens if the user moves a damaged file away, for the hint.
-        kinds: types that the value must fit, which may be structs of msgspec.
+        kind: the type to convert the value to, such as a struct of msgspec.
 
     Raises:
-        DataError: it is not a file, cannot be read, is not JSON, or does not fit a type.
+        DataError: it is not a file, cannot be read, is not JSON, or does not fit the type.
     """
     if not exists(path) and not is_link(path):
         return None
     name = shown(path)
     hint = f"restore it, or move it away: mv {shlex.quote(name)} {shlex.quote(name)}.damaged; {without}"
     value = read_record(path, hint)
-    for reason in filter(None, (misfit(value, kind) for kind in kinds)):
-        raise DataError(f"{name} is damaged: {reason}", hint)
-    return value
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{name} is damaged: {shown_value(str(error))}", hint) from None
 
 
 def read_record(path: Path, hint: str) -> Any:

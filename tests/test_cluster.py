@@ -46,7 +46,7 @@ from ipucnn.runs import train as runs_train
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
-from ipucnn.runs.start import resume_command
+from ipucnn.runs.resume import resume_command
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions import group as group_module
 from ipucnn.sessions import mpi

@@ -10,6 +10,7 @@ import xml.dom.minidom
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support.refusals import Refusal, check_refused
@@ -214,9 +215,8 @@ def test_runs_shows_one_name_for_data_however_typed(folder, dataset, path, label
 def test_runs_names_the_class_of_a_dice_score(folder, names, shown, has_report, monkeypatch, capsys):
     run = read_run(folder / "first")
     monkeypatch.setattr(compare.RunRecord, "facts", {"class_names": names})
-    report = (
-        {**run.report, "dataset": {**run.report["dataset"], "class_names": names}} if has_report else None
-    )
+    dataset = msgspec.structs.replace(run.report.dataset, class_names=names)
+    report = msgspec.structs.replace(run.report, dataset=dataset) if has_report else None
     history = [{"event": "validation", "weight_updates": 1, "dice": 0.5}]
     print_runs([summary(replace(run, report=report, history=history))])
     assert shown in capsys.readouterr().out

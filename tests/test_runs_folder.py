@@ -19,7 +19,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import folder as run_folder
 from ipucnn.runs.folder import RunFolder, claim_default, default_run_dir, is_unfinished
 from ipucnn.runs.kfold import CrossValidation
-from ipucnn.runs.start import check_new, latest_run_dir
+from ipucnn.runs.resume import check_new, latest_run_dir
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.training.program import make_program

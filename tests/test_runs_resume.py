@@ -26,6 +26,7 @@ from ipucnn.filesystem import is_locked
 from ipucnn.interrupts import Interrupted
 from ipucnn.reports import units
 from ipucnn.reports.train import report_rows
+from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import session as host
@@ -546,9 +547,10 @@ def test_report_of_a_continued_run_is_of_its_last_process(cut_run, succeeds):
     measured = report["measured"]
     assert measured["first_weight_update"] == 5 and 0 < measured["samples"] < report["trained_samples"] == 320
     # Times are those of the last process, so samples must be, too.
-    measured.update(train_s=1.0, images_per_s=measured["samples"] * 1.0)
-    report["compilation"]["compile_s"] = 1.0
-    rows = dict(report_rows(report, "r", None))
+    record = RunFolder(cut_run).read_report()
+    record.measured.train_s = record.compilation.compile_s = 1.0
+    record.measured.images_per_s = float(record.measured.samples)
+    rows = dict(report_rows(record, "r", None))
     assert rows["with compilation"] == f"{units.rate(measured['samples'] / 2)} images/s"
 
 
@@ -652,7 +654,7 @@ def test_run_does_not_continue_from_weights_alone(tmp_path):
     folder = tmp_path / "r" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["best.npz"]
     run = training(tmp_path / "r", resume=True, ckpts_per_epoch="1/2")
-    assert run.context.start.checkpoint is None and "begins again" in run.context.start.notes[0]
+    assert run.context.checkpoint is None and "begins again" in run.context.start.notes[0]
     run.context.folder.unlock()
     options = {"ckpts_per_epoch": "1/2", "checkpoint_input_dir": str(folder)}
     check_raises(DataError, "it has weights alone", "--weights", train, tmp_path / "other", **options)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from light_training import benchmark_briefly
 from PIL import Image
@@ -65,16 +66,18 @@ def trained(tmp_path_factory):
 
 def show_report():
     from ipucnn.reports.train import print_report
+    from ipucnn.runs.folder import RunFolder
 
-    report = json.loads(Path("run/report.json").read_text(encoding="utf-8"))
+    report = RunFolder(Path("run")).read_report()
     print_report(report, "run", 0.97, 123456789)
     return 0
 
 
 def show_folds():
     from ipucnn.reports.train import print_folds
+    from ipucnn.runs.records import Folds
 
-    report = json.loads(Path("folds/folds.json").read_text(encoding="utf-8"))
+    report = msgspec.json.decode(Path("folds/folds.json").read_bytes(), type=Folds)
     print_folds(report, "folds", [str(n) for n in range(10)], [])
     return 0
 

@@ -13,7 +13,7 @@ from support.refusals import check_raises
 
 from ipucnn.errors import DataError, InfeasibleError
 from ipucnn.filesystem import write_atomically, write_text
-from ipucnn.runs.start import newest_checkpoint
+from ipucnn.runs.resume import newest_checkpoint
 from ipucnn.training import checkpoints
 from ipucnn.training.checkpoints import (
     Checkpoint,

@@ -137,7 +137,7 @@ def _of_run(path: Path, name: str) -> _Report:
         raise DataError(f"{name} is no report of a run", _HINT)
     config = folder.read_config()
     place = RunFolder(path.parent, config.checkpoint_dir).checkpoints
-    kept = [place / each for each in report["checkpoints"] if is_file(place / each)]
+    kept = [place / each for each in report.checkpoints if is_file(place / each)]
     if not kept:
         raise DataError(
             f"{name}: the run kept no checkpoint, which knows the size of its images",
@@ -146,9 +146,9 @@ def _of_run(path: Path, name: str) -> _Report:
     meta = read_meta(kept[-1])
     return _Report(
         config=config,
-        program=report["program"],
-        device_kind=report["compilation"]["device"]["kind"],
-        images_per_s=report["measured"]["images_per_s"],
+        program=report.program,
+        device_kind=report.compilation.device.kind,
+        images_per_s=report.measured.images_per_s,
         input_shape=meta["input_shape"],
         num_classes=meta["num_classes"],
     )

@@ -15,14 +15,14 @@ def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
     resolved = request.resolve()
     if request.print_config:
         from ipucnn.reports.configuration import print_config
-        from ipucnn.runs.start import continued
+        from ipucnn.runs.resume import continued
 
         print_config(continued(resolved), json_output)
         return
     from ipucnn.reports.console import indexing_progress
     from ipucnn.reports.runs import write_page_of
     from ipucnn.reports.train import RunDisplay, print_result, print_result_of_folds, show_dry_run
-    from ipucnn.runs.start import is_cross_validation
+    from ipucnn.runs.resume import is_cross_validation
 
     if is_cross_validation(resolved):
         from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted

@@ -298,10 +298,9 @@ def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None)
 
 
 def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts:
-    report = run.report or {}
-    measured, compiled = report.get("measured", {}), report.get("compilation", {})
+    report = run.report
     best, validations = run.best(), run.rows("validation")
-    dataset = data_label(run.config) or report.get("dataset", {}).get("name")
+    dataset = data_label(run.config) or (report and report.dataset.name)
     cards = []
     if best is not None:
         cards.append(
@@ -311,14 +310,15 @@ def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts
         last = validations[-1]
         when = f"after {last['weight_updates']:,} weight updates"
         cards.append(("validation loss", f"{last['loss']:.4f}", when))
-    progress = report.get("ended_early") or counted(run.weight_updates, "weight update")
+    progress = (report and report.ended_early) or counted(run.weight_updates, "weight update")
     cards.append(("state", run.state, progress))
-    if measured:
-        device, continued = compiled.get("device", {}), measured.get("first_weight_update", 0)
+    if report is not None:
+        measured, device = report.measured, report.compilation.device
+        continued = measured.first_weight_update
         part = f"since weight update {continued:,}" if continued else "from start to end"
         cards += [
-            ("throughput", f"{units.rate(measured['images_per_s'])} images/s", f"on {device.get('name')}"),
-            ("time", units.duration(measured["wall_s"]), part),
+            ("throughput", f"{units.rate(measured.images_per_s)} images/s", f"on {device.name}"),
+            ("time", units.duration(measured.wall_s), part),
         ]
     names = ("cpu", "threads", "platform", "tensorflow", "keras", "numpy", "python", "ipucnn")
     return Facts(

@@ -8,9 +8,9 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ipucnn.aliases import PlainDict
+from ipucnn.aliases import PlainValue
 from ipucnn.config.origin import RUN
 from ipucnn.filesystem import expand, write_output
 from ipucnn.reports import units
@@ -30,6 +30,16 @@ from ipucnn.reports.console import (
     waiting,
 )
 from ipucnn.reports.dry_run import batch_text, draw_schedule, print_plan_of_run, sheet_of_samples, stages_text
+from ipucnn.runs.records import (
+    Compilation,
+    CompiledReport,
+    Fold,
+    Folds,
+    Report,
+    ReportedDataset,
+    plain,
+)
+from ipucnn.runs.resume import Finished
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.text import counted, printable
 from ipucnn.training.program import Program
@@ -148,12 +158,12 @@ class RunDisplay(ProgressBar):
         context = self._run.context
         resolved, start = context.resolved, context.start
         lines = list(start.notes)
-        if start.report is not None:
+        if isinstance(start, Finished):
             lines.append(f"{context.folder.path} is finished: nothing to continue")
         lines += resolved.notes(runs_on_ipus(resolved.config.device))
         lines += [f"warning: {line}" for line in context.warnings]
         preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
-        if start.in_place:
+        if start.target.is_own:
             preset = "the run's configuration"
         elif resolved.origins["model_name"] == RUN:
             preset = "the cross-validation's configuration"
@@ -200,12 +210,13 @@ def print_result(run: TrainingRun, as_json: bool) -> None:
     folder, neighbours = run.context.folder, run.neighbours_accuracy
     if run.is_silent:
         return
+    assert report is not None
     if as_json:
         extra = (
-            {} if report.get("compiled_only") else {"run_dir": str(folder.path), "knn_accuracy": neighbours}
+            {"run_dir": str(folder.path), "knn_accuracy": neighbours} if isinstance(report, Report) else {}
         )
-        print(json.dumps({**report, **extra}, indent=2))
-    elif report.get("compiled_only"):
+        print(json.dumps({**plain(report), **extra}, indent=2))
+    elif isinstance(report, CompiledReport):
         print_compiled(report)
     else:
         print_report(report, str(folder.path), neighbours, folder.size_bytes, run.context.own_files)
@@ -226,11 +237,12 @@ def draw_predictions(run: TrainingRun, images: List[SegmentedImage]) -> Path:
 def _heading(run: TrainingRun) -> str:
     """Returns the title of a picture: the Dice scores over all held-out images, and the run folder."""
     report, names = run.final_report, run.context.info.class_names
-    validation = report.get("validation") or {}
+    assert isinstance(report, Report)
+    validation = report.validation or {}
     parts = [f"{title} {value:.4f}" for title, value in _dice_scores(validation, names)]
     if parts:
-        images = counted(int(validation["samples"]), "held-out image")
-        parts[-1] += f" over {images}{_region(report['dataset'])}"
+        images = counted(int(validation["samples"] or 0), "held-out image")
+        parts[-1] += f" over {images}{_region(report.dataset)}"
     return ", ".join([*parts, str(run.context.folder.path)])
 
 
@@ -276,104 +288,94 @@ def print_result_of_folds(validation: CrossValidation, as_json: bool) -> None:
     """Prints the report of a cross-validation on stdout."""
     report, root, context = validation.report(), str(validation.root), validation.first.context
     if as_json:
-        print(json.dumps({**report, "run_dir": root}, indent=2))
+        print(json.dumps({**plain(report), "run_dir": root}, indent=2))
     else:
         print_folds(report, root, context.info.class_names, context.own_files)
 
 
 def report_rows(
-    report: PlainDict, folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
+    report: Report, folder: str, neighbours: Optional[float], size_bytes: Optional[int] = None
 ) -> List[Tuple[str, str]]:
     """Returns the end report as (name, value) rows."""
-    data, compiled = report["dataset"], report["compilation"]
-    continued = report["measured"].get("first_weight_update", 0)
-    sizes = f"{data['train']:,} train, {data['evaluation']:,} evaluation"
-    if data.get("left_out"):
-        sizes += f", {counted(len(data['left_out']), 'damaged image')} left out"
-    rows = [("data set", f"{data['name']}, {data['location']}: {sizes}"), *_validation_rows(report)]
+    data, compiled = report.dataset, report.compilation
+    continued = report.measured.first_weight_update
+    sizes = f"{data.train:,} train, {data.evaluation:,} evaluation"
+    if data.left_out:
+        sizes += f", {counted(len(data.left_out), 'damaged image')} left out"
+    rows = [("data set", f"{data.name}, {data.location}: {sizes}"), *_validation_rows(report)]
     if neighbours is not None:
         rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))
     rows += _speed_rows(report)
     if continued:
         since = "throughput and times are those of the part since then"
         rows.append(("continued", f"after weight update {continued:,}; {since}"))
-    fused = compiled["fused_micro_batches"]
+    fused = compiled.fused_micro_batches
     model = (
-        f"{units.count(compiled['num_parameters'])} parameters",
-        f"{units.count(compiled['macs_per_sample'])} MACs per sample",
+        f"{units.count(compiled.num_parameters)} parameters",
+        f"{units.count(compiled.macs_per_sample)} MACs per sample",
         "no micro-batches fused" if fused == 1 else f"{fused:,} micro-batches fused",
     )
     size = "" if size_bytes is None else f" ({units.size(size_bytes)})"
     return [*rows, ("model", ", ".join(model)), ("saved in", folder + size)]
 
 
-def _validation_rows(report: PlainDict) -> List[Tuple[str, str]]:
+def _validation_rows(report: Report) -> List[Tuple[str, str]]:
     """Returns the rows of the last validation: figures, averaged weights, early end and target."""
     rows: List[Tuple[str, str]] = []
-    validation, best, data = report["validation"], report["best_validation"], report["dataset"]
+    validation, best, data, target = report.validation, report.best_validation, report.dataset, report.target
     if validation:
-        line = f"{validation['accuracy']:.2%} of {counted(int(validation['samples']), 'held-out sample')}"
+        line = (
+            f"{validation['accuracy']:.2%} of {counted(int(validation['samples'] or 0), 'held-out sample')}"
+        )
         line += _region(data)
-        if best and best["accuracy"] > validation["accuracy"]:
+        if best and (best["accuracy"] or 0) > (validation["accuracy"] or 0):
             line += f" (best {best['accuracy']:.2%})"
         rows.append(("pixel accuracy" if "dice" in validation else "accuracy", line))
-        rows += _dice_rows(validation, data.get("class_names", ()))
+        rows += _dice_rows(validation, data.class_names)
         rows.append(("validation loss", f"{validation['loss']:.4f}"))
-    if report.get("averaged_weights"):
+    if report.averaged_weights:
         rows.append(("weights", "averaged over training, in the figures above and in the checkpoints"))
-    if report.get("ended_early"):
-        rows.append(("ended early", report["ended_early"]))
-    target = report.get("target")
-    if target and not target["reached"]:
-        rows.append(("target", f"{target['accuracy']:g} was not reached"))
-    elif target and target["time_to_train_s"] is not None:
+    if report.ended_early:
+        rows.append(("ended early", report.ended_early))
+    if target and not target.reached:
+        rows.append(("target", f"{target.accuracy:g} was not reached"))
+    elif target and target.time_to_train_s is not None:
         how = "from the end of compiling to the validation that reached the target"
-        rows.append(("time to train", f"{units.duration(target['time_to_train_s'])} {how}"))
+        rows.append(("time to train", f"{units.duration(target.time_to_train_s)} {how}"))
     return rows
 
 
-def _speed_rows(report: PlainDict) -> List[Tuple[str, str]]:
+def _speed_rows(report: Report) -> List[Tuple[str, str]]:
     """Returns the rows with throughput, memory and times of the process."""
-    measured, compiled = report["measured"], report["compilation"]
+    measured, compiled = report.measured, report.compilation
     rows: List[Tuple[str, str]] = []
-    if measured["images_per_s"]:
-        speed, kind = units.rate(measured["images_per_s"]), compiled["device"]["kind"].upper()
+    if measured.images_per_s:
+        speed, kind = units.rate(measured.images_per_s), compiled.device.kind.upper()
         rows.append(("throughput", f"{speed} images/s steady, measured on {kind}"))
-        sharing = measured.get("sharing")
+        sharing = measured.sharing
         if sharing:
-            share = sharing["collective_s"] / max(measured["train_s"], 1e-9)
-            adding = f"{share:.0%} of the time for adding gradients up ({sharing['reduction']})"
-            size = f"{units.size(sharing['received_bytes'])} for each worker and weight update"
-            rows.append(("workers", f"{sharing['workers']}; {adding}, {size}"))
-        samples = samples_measured(report)
-        if samples is not None:
-            total = samples / max(measured["train_s"] + compiled["compile_s"], 1e-9)
-            rows.append(("with compilation", f"{units.rate(total)} images/s"))
-        if measured.get("peak_memory_bytes"):
-            size = units.size(measured["peak_memory_bytes"])
+            share = sharing.collective_s / max(measured.train_s, 1e-9)
+            adding = f"{share:.0%} of the time for adding gradients up ({sharing.reduction})"
+            size = f"{units.size(sharing.received_bytes)} for each worker and weight update"
+            rows.append(("workers", f"{sharing.workers}; {adding}, {size}"))
+        total = measured.samples / max(measured.train_s + compiled.compile_s, 1e-9)
+        rows.append(("with compilation", f"{units.rate(total)} images/s"))
+        if measured.peak_memory_bytes:
+            size = units.size(measured.peak_memory_bytes)
             rows.append(("peak memory", f"{size} of this process, libraries included"))
-        rows.append(("arithmetic", f"{units.count(measured['flop_per_s'])}FLOP/s (2 x MACs x 3 passes)"))
-    return [*rows, ("compile time", _compile_time(compiled)), ("time", units.duration(measured["wall_s"]))]
+        rows.append(("arithmetic", f"{units.count(measured.flop_per_s)}FLOP/s (2 x MACs x 3 passes)"))
+    return [*rows, ("compile time", _compile_time(compiled)), ("time", units.duration(measured.wall_s))]
 
 
-def samples_measured(report: PlainDict) -> Optional[int]:
-    """Returns the samples trained by the process whose times a report has; None if an old report lacks them."""
-    measured = report["measured"]
-    if "samples" in measured or measured.get("first_weight_update", 0):
-        return measured.get("samples")
-    return int(report["trained_samples"])
-
-
-def _region(data: PlainDict) -> str:
+def _region(data: ReportedDataset) -> str:
     """Names the region of the images that was validated; empty if that is all pixels."""
-    region = data.get("validated_pixels")
-    if not region:
+    if not data.validated_pixels:
         return ""
-    inner, whole = ("x".join(map(str, region[key])) for key in ("inner", "of"))
+    inner, whole = ("x".join(map(str, data.validated_pixels[key])) for key in ("inner", "of"))
     return f", their inner {inner} of {whole} pixels"
 
 
-def _dice_scores(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, float]]:
+def _dice_scores(validation: Mapping[str, PlainValue], names: Sequence[str]) -> List[Tuple[str, float]]:
     """Returns (title, value) of the Dice scores, for example ``Dice of cell``.
 
     With more than two classes ``mean Dice`` is first.  The list is empty for a network that classifies.
@@ -382,7 +384,7 @@ def _dice_scores(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str,
     return [(title, validation[key]) for key, title in titles if key in validation]
 
 
-def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, str]]:
+def _dice_rows(validation: Mapping[str, PlainValue], names: Sequence[str]) -> List[Tuple[str, str]]:
     """Returns the rows with Dice and IoU; with two classes, also the score of calling every pixel class 1."""
     if "dice" not in validation:
         return []
@@ -403,7 +405,7 @@ def _dice_rows(validation: PlainDict, names: Sequence[str]) -> List[Tuple[str, s
 
 
 def print_report(
-    report: PlainDict,
+    report: Report,
     folder: str,
     neighbours: Optional[float],
     size_bytes: Optional[int] = None,
@@ -422,39 +424,38 @@ def print_report(
 
     out = console(sys.stdout)
     rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
-    out.print(fact_table(rows, title=f"{report['model']} on {report['dataset']['name']}"))
+    out.print(fact_table(rows, title=f"{report.model} on {report.dataset.name}"))
     lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
     if find_spec("tensorboard") is None:
         lines.append("  (after: pip install tensorboard)")
-    if report["checkpoints"] and not report.get("checkpoints_deleted"):
+    if report.checkpoints and not report.checkpoints_deleted:
         lines.insert(0, f"evaluate it: {shlex.join(['ipucnn', 'evaluate', folder, *files])}")
     print_lines(out, *lines)
 
 
-def print_compiled(report: PlainDict) -> None:
+def print_compiled(report: CompiledReport) -> None:
     """Prints the result of ``--compile-only`` on stdout."""
-    compiled = report["compilation"]
-    time = units.duration(compiled["compile_s"])
+    compiled = report.compilation
     print_lines(
         console(sys.stdout),
-        f"compiled {report['model']} for {compiled['device']['name']} in {time}"
-        + (": all programs were there already" if compiled["cached"] else ""),
-        f"programs in {report['executable_cache']}",
+        f"compiled {report.model} for {compiled.device.name} in {units.duration(compiled.compile_s)}"
+        + (": all programs were there already" if compiled.cached else ""),
+        f"programs in {report.executable_cache}",
         "train with them: the same command without --compile-only",
     )
 
 
-def _compile_time(compiled: PlainDict) -> str:
+def _compile_time(compiled: Compilation) -> str:
     """Describes the compile time.
 
     On the host it names the size of the traced graph.  On IPUs it is the time of the first execution, and the text says
     if a cache made compiling unnecessary.
     """
-    if compiled["device"]["kind"] != "ipu":
-        size = f"{compiled['num_graph_operations']:,} graph operations, {counted(compiled['num_layers'], 'layer')}"
+    if compiled.device.kind != "ipu":
+        size = f"{compiled.num_graph_operations:,} graph operations, {counted(compiled.num_layers, 'layer')}"
     else:
-        size = "the first execution" + ("; its program was compiled before" if compiled.get("cached") else "")
-    return f"{units.duration(compiled['compile_s'])} ({size})"
+        size = "the first execution" + ("; its program was compiled before" if compiled.cached else "")
+    return f"{units.duration(compiled.compile_s)} ({size})"
 
 
 def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
@@ -479,17 +480,17 @@ def _metrics(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
     ]
 
 
-def fold_line(row: PlainDict, num_folds: int, class_names: Sequence[str]) -> str:
+def fold_line(row: Fold, num_folds: int, class_names: Sequence[str]) -> str:
     """Describes one finished fold in a line, for stderr."""
     figures = ", ".join(
-        f"{title} {text.format(row['validation'][key])}"
+        f"{title} {text.format(row.validation[key])}"
         for key, title, text in _metrics(class_names)
-        if row["validation"] and key in row["validation"]
+        if row.validation and key in row.validation
     )
-    return f"fold {row['fold']} of {num_folds}: {figures or 'not validated'}"
+    return f"fold {row.fold} of {num_folds}: {figures or 'not validated'}"
 
 
-def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_files: Sequence[str]) -> None:
+def print_folds(report: Folds, folder: str, class_names: Sequence[str], own_files: Sequence[str]) -> None:
     """Prints the folds as a table on stdout.
 
     Args:
@@ -498,32 +499,33 @@ def print_folds(report: PlainDict, folder: str, class_names: Sequence[str], own_
         class_names: the names of the classes, one per class.
         own_files: words that name the user's own files to `ipucnn evaluate`.
     """
-    columns = [column for column in _metrics(class_names) if column[0] in report["mean"]]
+    columns = [column for column in _metrics(class_names) if column[0] in report.mean]
     figures = {printable(title): NUMBER for _, title, _ in columns}
     rows = []
-    for row in report["folds"]:
-        cells = [
-            text.format(row["validation"][key]) if row["validation"] else "-" for key, _, text in columns
-        ]
-        held_out = held_out_text(row["held_out"])
-        rows.append([str(row["fold"]), held_out, *cells, units.duration(row["train_s"])])
-    if len(report["folds"]) > 1 and columns:
-        for name in ("mean", "std"):
-            values = [(report[name][key], text) for key, _, text in columns]
+    for row in report.folds:
+        cells = [text.format(row.validation[key]) if row.validation else "-" for key, _, text in columns]
+        held_out = held_out_text(row.held_out)
+        rows.append([str(row.fold), held_out, *cells, units.duration(row.train_s)])
+    if len(report.folds) > 1 and columns:
+        for name, figures_of in (("mean", report.mean), ("std", report.std)):
+            values = [(figures_of[key], text) for key, _, text in columns]
             cells = ["-" if value is None else text.format(value) for value, text in values]
             rows.append([name, "", *cells, ""])
-    title = f"{report['model']} on {report['dataset']}, {counted(report['kfold'], 'fold')}, measured"
+    title = f"{report.model} on {report.dataset}, {counted(report.kfold, 'fold')}, measured"
     headings = {"fold": TEXT, "held out": TEXT, **figures, "time": NUMBER}
     out = console(sys.stdout)
     out.print(text_table(headings, rows, title=printable(title)))
     lines = []
-    trivial = [row["validation"].get("dice_all_foreground") for row in report["folds"] if row["validation"]]
-    if trivial and None not in trivial:
+    validations = [row.validation for row in report.folds if row.validation]
+    trivial = [
+        value for value in (each.get("dice_all_foreground") for each in validations) if value is not None
+    ]
+    if trivial and len(trivial) == len(validations):
         mean = sum(trivial) / len(trivial)
         lines.append(f"calling every pixel {class_names[-1]} scores a Dice of {mean:.4f}")
-    if report["missing"]:
-        lines.append(f"not trained: fold {', '.join(map(str, report['missing']))}")
-    example = report["folds"][0]["run"] if report["folds"] else "fold-1"
+    if report.missing:
+        lines.append(f"not trained: fold {', '.join(map(str, report.missing))}")
+    example = report.folds[0].run if report.folds else "fold-1"
     command = shlex.join(["ipucnn", "evaluate", os.path.join(folder, example), *own_files])
     print_lines(out, *lines, f"saved in {folder}; evaluate one: {command}")
 

@@ -1,6 +1,7 @@
 """Runs: what commands share between a configuration and a session (folder, checkpoints, training, loading).
 
-Start and training: ``start.py`` decides where a run begins, and ``context.py`` makes its frozen ``RunContext``.
+Start and training: ``resume.py`` decides how a run begins or continues, and ``context.py`` makes its frozen
+``RunContext``.
 ``rules.py`` is the table of options that have no effect or exclude each other.  ``setup.py`` makes the frozen ``Setup``
 of a configuration: data, shapes, and how the network is built.  ``train.py`` is one training run, ``recorder.py``
 records the events of its session, ``trackers.py`` and ``mlperf.py`` report them to other tools, and ``kfold.py``
@@ -11,6 +12,7 @@ Trained networks: ``trained.py`` makes a setup whose network already has weights
 exported networks, and runs them as a script without this package.  ``verification.py`` compares their outputs with the
 run's, ``exported.py`` loads them in place of a run, and ``network_input.py`` describes their input.
 
-Files: ``folder.py`` is the run folder, ``checkpoints.py`` the facts in a checkpoint besides weights, ``provenance.py``
-the origin of a result, and ``compare.py`` reads run folders to compare them.
+Files: ``folder.py`` is the run folder, ``records.py`` declares the records in its JSON files, ``checkpoints.py`` the
+facts in a checkpoint besides weights, ``provenance.py`` the origin of a result, and ``compare.py`` reads run folders to
+compare them.
 """

@@ -1,7 +1,7 @@
 """Checkpoints of runs: their content beside the weights, restoring them, and opening a trained run.
 
 A checkpoint has everything that a run needs to continue: model, optimizer, position (data order, augmentation, dropout
-and schedule are pure functions of seed and position), the unfinished execution, and the history so far.  ``start.py``
+and schedule are pure functions of seed and position), the unfinished execution, and the history so far.  ``resume.py``
 chooses the checkpoint from which a run continues; ``training/checkpoints.py`` defines the file format.  Nothing here
 imports TensorFlow; functions that load weights take a built network.
 """

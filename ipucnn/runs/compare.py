@@ -48,6 +48,7 @@ from ipucnn.runs.folder import (
     folds_of,
     is_run,
 )
+from ipucnn.runs.records import Report
 from ipucnn.text import counted, printable
 
 SORTS = ("name", "age", "accuracy", "time", "size")
@@ -80,7 +81,7 @@ class RunRecord:
     program: Mapping[str, Any]
     history: List[PlainDict]
     timings: List[PlainDict]
-    report: Optional[PlainDict]
+    report: Optional[Report]
     processes: List[PlainDict]
     is_locked: bool
     unreadable: int = 0
@@ -107,7 +108,7 @@ class RunRecord:
     def state(self) -> str:
         """One of finished, ended early, running and stopped."""
         if self.report is not None:
-            return "ended early" if self.report.get("ended_early") else "finished"
+            return "ended early" if self.report.ended_early else "finished"
         return "running" if self.is_locked else "stopped"
 
     @property
@@ -135,8 +136,8 @@ class RunRecord:
 
     def dice_class(self) -> Optional[str]:
         """Returns the class whose Dice validations report: class 1 of two.  None for more classes: Dice is a mean."""
-        report = self.report or {}
-        names = report.get("dataset", {}).get("class_names") or self.facts.get("class_names", ())
+        of_report = () if self.report is None else self.report.dataset.class_names
+        names = of_report or self.facts.get("class_names", ())
         return printable(names[1]) if len(names) == 2 else None
 
     def seconds(self, event: Optional[str] = None) -> float:
@@ -421,6 +422,6 @@ def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
     for name in ("loss", "accuracy", "dice", "iou", "top5"):
         if any(name in last for last in lasts):
             figures[f"validation {name}"] = [last.get(name) for last in lasts]
-    reports = [run.report or {"measured": {}} for run in (first, second)]
-    figures["images per second"] = [report["measured"].get("images_per_s") for report in reports]
+    reports = (first.report, second.report)
+    figures["images per second"] = [report and report.measured.images_per_s for report in reports]
     return figures

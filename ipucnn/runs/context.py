@@ -23,13 +23,14 @@ from ipucnn.runs.checkpoints import as_started, facts_of_weights
 from ipucnn.runs.folder import RunFolder, SilentFolder
 from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
+from ipucnn.runs.resume import Continue, Start, check_same_run, find_start
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.start import Start, check_same_run, find_start
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.runs.weight_files import check_frozen_weights
 from ipucnn.sessions.evaluated import Statistics, statistics_policy
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
 from ipucnn.text import counted
+from ipucnn.training.checkpoints import Checkpoint
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 from ipucnn.training.schedules import Schedule
@@ -73,10 +74,19 @@ class RunContext(Setup):
         return self.group.size if isinstance(self.group, Mpi) else 1
 
     @property
+    def checkpoint(self) -> Optional[Checkpoint]:
+        """The checkpoint that the run continues from; None for a new run, and for a finished one."""
+        return self.start.checkpoint if isinstance(self.start, Continue) else None
+
+    @property
+    def weight_updates_done(self) -> int:
+        """The number of weight updates of the checkpoint that the run continues from."""
+        return self.start.weight_updates if isinstance(self.start, Continue) else 0
+
+    @property
     def saved_program(self) -> Optional[Dict[str, Any]]:
         """The Program of the checkpoint that the run continues from; None for a new run."""
-        checkpoint = self.start.checkpoint
-        return None if checkpoint is None else dict(checkpoint.meta.get("program", {}))
+        return None if self.checkpoint is None else dict(self.checkpoint.meta.get("program", {}))
 
     def saved_config(self, num_devices: int = 1) -> RunConfig:
         """Returns the configuration that repeats this run.
@@ -85,7 +95,7 @@ class RunContext(Setup):
             num_devices: the number of this process's devices that share the training.
         """
         config, sharing = self.config, self.config.max_workers
-        if self.start.checkpoint is None:
+        if self.checkpoint is None:
             # A run that is killed before its first checkpoint begins again with the same fused micro-batches.
             sharing = max(sharing, self.num_workers * num_devices)
         return replace(
@@ -107,11 +117,9 @@ def make_context(resolved: Resolved) -> RunContext:
         UserError: the configuration, the data or the run folder is wrong.
     """
     group = find_group()
-    if not group.is_writer:
-        # The writer may have made the folder already; this process does not touch it.
-        resolved = replace(resolved, config=replace(resolved.config, overwrite=not resolved.config.resume))
-    start = find_start(resolved, locks=group.is_writer and not resolved.config.dry_run)
-    with start.folder.unlocked_after_error():
+    locks = group.is_writer and not resolved.config.dry_run
+    start = find_start(resolved, is_writer=group.is_writer, locks=locks)
+    with start.target.folder.unlocked_after_error():
         return _context_of(start, group)
 
 
@@ -127,8 +135,9 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         rules.check_group(group, config)
     check_device(config.device)
     rules.check_rules(rules.Facts(resolved, layout))
-    _check_files(config.weights if start.checkpoint is None else None, resolved)
-    if config.weights is None and start.checkpoint is None and config.training:
+    begins = not isinstance(start, Continue)
+    _check_files(config.weights if begins else None, resolved)
+    if config.weights is None and begins and config.training:
         check_frozen_weights(resolved.record)
     if config.wandb and group.is_writer:
         import_wandb()
@@ -139,7 +148,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     config = replace(config, seed=seed)
     setup = run_setup.prepare(replace(resolved, config=config), seed)
     if config.weights is not None:
-        facts = facts_of_weights(config.weights) if start.checkpoint is None else start.checkpoint.meta
+        facts = start.checkpoint.meta if isinstance(start, Continue) else facts_of_weights(config.weights)
         setup = replace(setup, source=as_started(setup.source, facts))
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
@@ -149,6 +158,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         config = replace(config, micro_batch_size=most)
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
     num_instances = group.size if group.under_poprun else 1
+    folder = start.target.folder
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     program = replace(program, frozen_layers=frozen)
     if runs_on_ipus(config.device):
@@ -157,7 +167,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         **vars(setup),
         start=start,
         group=group,
-        folder=start.folder if group.is_writer else _folder_of(group, start.folder, config),
+        folder=folder if group.is_writer else _folder_of(group, folder, config),
         program=program,
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
@@ -171,7 +181,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     if max(group.size, config.devices or 1, config.max_workers) > 1:
         rules.check_workers(group, config, program)
     context = replace(context, program=program)
-    if start.checkpoint is not None:
+    if isinstance(start, Continue):
         check_same_run(start, config, program, context.info, context.data_sha256)
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
@@ -214,17 +224,17 @@ def _rate_change(context: RunContext) -> List[str]:
 
     A rate that had decayed to the end of the run then rises again (a warm restart).
     """
-    checkpoint, program = context.start.checkpoint, context.program
-    if checkpoint is None:
+    start, program = context.start, context.program
+    if not isinstance(start, Continue):
         return []
-    done = int(checkpoint.meta["weight_updates"])
-    saved = RunConfig.from_yaml(checkpoint.meta["config"], str(context.start.checkpoint_path))
+    done = start.weight_updates
+    saved = RunConfig.from_yaml(start.checkpoint.meta["config"], str(start.path))
     former = run_setup.learning_rates(saved, replace(program, num_epochs=saved.num_epochs))
     updates = np.array([max(0, done - 1), done])
     (last, expected), following = former(updates), context.schedule(updates)[1]
     if done >= program.num_weight_updates or np.isclose(expected, following, rtol=1e-3, atol=0):
         return []
-    weights = f"--weights {shown(context.start.folder.path)}"
+    weights = f"--weights {shown(start.target.folder.path)}"
     return [
         f"the learning rate was {last:.3g} and goes on with {following:.3g}, because the schedule is now one of "
         f"{counted(program.num_epochs, 'epoch')} (it was {saved.num_epochs:,}); a new run keeps the rate with: "
@@ -235,7 +245,7 @@ def _rate_change(context: RunContext) -> List[str]:
 def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     config, program, info = context.config, context.program, context.info
     lines = [*info.warnings, *info.training_warnings]
-    if context.start.checkpoint is None:  # the size is fixed for a continued run
+    if context.checkpoint is None:  # the size is fixed for a continued run
         lines += size_warnings(context)
     lines += program.warnings
     lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]

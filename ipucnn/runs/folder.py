@@ -17,7 +17,7 @@ import numpy as np
 
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.config.options import RunConfig
-from ipucnn.documents import MAX_BYTES, Figures, Finite, Natural, read_record_if_present
+from ipucnn.documents import MAX_BYTES, read_record_if_present
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.filesystem import (
     append_text,
@@ -41,6 +41,7 @@ from ipucnn.filesystem import (
     write_text,
 )
 from ipucnn.models.registry import folder_name, natural_key
+from ipucnn.runs.records import Report, plain
 from ipucnn.text import counted
 from ipucnn.training.program import Program
 
@@ -71,86 +72,6 @@ Arrays = Mapping[str, np.ndarray]
 
 
 _Threshold = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-
-
-class _Validation(msgspec.Struct):
-    """Figures of a validation that the end report shows; Dice needs IoU, and Dice of the background needs both."""
-
-    accuracy: float
-    samples: float
-    loss: float
-    iou: Optional[float] = None
-    dice: Optional[float] = None
-    dice_all_foreground: Optional[float] = None
-    dice_background: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        if self.dice is not None and self.iou is None:
-            raise ValueError("dice without iou")
-        if self.dice_background is not None and None in (self.dice, self.dice_all_foreground):
-            raise ValueError("dice_background without dice")
-
-
-class _Device(msgspec.Struct):
-    kind: str
-
-
-class _Compilation(msgspec.Struct):
-    """Size of the compiled program, on IPUs or on the host, and the time that compiling took."""
-
-    device: _Device
-    compile_s: Finite
-    num_parameters: Finite
-    macs_per_sample: Finite
-    fused_micro_batches: Finite
-    cached: Optional[bool] = None
-    num_graph_operations: Optional[Finite] = None
-    num_layers: Optional[Finite] = None
-
-    def __post_init__(self) -> None:
-        needed = (self.num_graph_operations, self.num_layers)
-        if None in ((self.cached,) if self.device.kind == "ipu" else needed):
-            raise ValueError("what was compiled is not said")
-
-
-class _Dataset(msgspec.Struct):
-    name: str
-    location: str
-    train: Natural
-    evaluation: Natural
-    class_names: List[str] = []
-    left_out: List[str] = []
-    validated_pixels: Optional[Dict[str, PlainValue]] = None
-
-
-class _Measured(msgspec.Struct):
-    images_per_s: Finite
-    flop_per_s: Finite
-    train_s: Finite
-    wall_s: Finite
-    first_weight_update: Natural = 0
-    samples: Natural = 0
-
-
-class _Report(msgspec.Struct):
-    """The entries that a report must have."""
-
-    model: str
-    dataset: _Dataset
-    program: Dict[str, PlainValue]
-    compilation: _Compilation
-    measured: _Measured
-    trained_samples: Natural
-    validation: Optional[_Validation]
-    best_validation: Optional[_Validation]
-    checkpoints: List[str]
-
-
-class _AllFigures(msgspec.Struct):
-    """The figures of the validations; other than those of ``_Validation`` may be absent or None."""
-
-    validation: Optional[Figures]
-    best_validation: Optional[Figures]
 
 
 def is_unfinished(path: Path) -> bool:
@@ -442,17 +363,14 @@ class RunFolder:
         known = {**self.thresholds(), str(weight_updates): threshold}
         write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
 
-    def read_report(self) -> Optional[PlainDict]:
+    def read_report(self) -> Optional[Report]:
         """Returns the content of ``report.json``; None for a run that did not finish.
 
         Raises:
             DataError: the file is damaged or cannot be read.
         """
         without = "the run then counts as unfinished, and --resume writes it again"
-        report: Optional[PlainDict] = read_record_if_present(
-            self.path / REPORT, without, _Report, _AllFigures
-        )
-        return report
+        return read_record_if_present(self.path / REPORT, without, Report)
 
     def read_program(self) -> PlainDict:
         """Returns the content of ``program.json``; an empty dict if there is none.
@@ -477,10 +395,10 @@ class RunFolder:
         with contextlib.suppress(OSError):
             _remove_empty((self.checkpoints,))
 
-    def write_report(self, report: PlainDict) -> None:
+    def write_report(self, report: Report) -> None:
         """Writes ``report.json``."""
         self.check_writer()
-        write_text(self.path / REPORT, json.dumps(report, indent=2) + "\n")
+        write_text(self.path / REPORT, json.dumps(plain(report), indent=2) + "\n")
 
     def read_config(self) -> RunConfig:
         """Returns the resolved configuration of the run.
@@ -561,7 +479,7 @@ class SilentFolder(RunFolder):
     def clean(self, names: Iterable[str]) -> None:
         """Deletes nothing."""
 
-    def write_report(self, report: PlainDict) -> None:
+    def write_report(self, report: Report) -> None:
         """Writes nothing."""
 
     def write_checkpoint(self, name: str, weights: Arrays, slots: Arrays, meta: PlainDict) -> Path:

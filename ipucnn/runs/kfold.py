@@ -11,15 +11,11 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Literal, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-import msgspec
-
-from ipucnn.aliases import Annotated, PlainDict
-from ipucnn.config import bounds
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
-from ipucnn.documents import Figures, Finite, Natural, misfit, read_record_if_present
+from ipucnn.documents import Finite, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import (
     check_makeable,
@@ -39,37 +35,19 @@ from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, claim_default, default_run_dir
 from ipucnn.runs.recorder import RunEvent
-from ipucnn.runs.rules import check_group
-from ipucnn.runs.start import (
+from ipucnn.runs.records import Fold, Folds, Report, plain
+from ipucnn.runs.resume import (
+    Finished,
     check_new,
     latest_run_dir,
     network_to_continue,
     resume_command,
 )
+from ipucnn.runs.rules import check_group
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.group import Mpi, find_group
 
-SCHEMA_VERSION = 1
 _NOT_FIGURES = ("samples",)
-Threads = Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_THREADS)]
-
-
-class _Fold(msgspec.Struct):
-    fold: Natural
-    run: str
-    held_out: List[Natural]
-    validation: Optional[Figures]
-    train_s: Finite
-
-
-class _Folds(msgspec.Struct):
-    """The entries that ``folds.json`` must have for its folds to count as finished."""
-
-    schema_version: Literal[1]
-    kfold: Natural
-    folds: List[_Fold]
-    data_sha256: Optional[str] = None
-    threads: Optional[Threads] = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +63,7 @@ class FoldStarted:
 class FoldFinished:
     """A fold is done: its row of ``folds.json``."""
 
-    row: PlainDict
+    row: Fold
 
 
 class CrossValidation:
@@ -150,20 +128,20 @@ class CrossValidation:
             # Only the writer checks: another instance may come later, when the writer has already made folders.
             self._check_folders(config)
         without = "--resume then finds finished folds by their own files"
-        former: PlainDict = {}
+        former: Optional[Folds] = None
         if config.resume:
-            former = read_record_if_present(self.root / FOLDS, without, _Folds) or {}
-            if former.get("kfold") != self.num_folds:
-                former = {}
-        self._rows: Dict[int, PlainDict] = {row["fold"]: row for row in former.get("folds", ())}
+            former = read_record_if_present(self.root / FOLDS, without, Folds)
+            if former is not None and former.kfold != self.num_folds:
+                former = None
+        self._rows: Dict[int, Fold] = {} if former is None else {row.fold: row for row in former.folds}
         # Folds that begin in another process, or on another machine, use the same number of threads as those before.
-        self._threads: Optional[int] = former.get("threads")
+        self._threads = None if former is None else former.threads
         if self._threads is not None and config.threads is None:
             fix_threads(self._threads)
         # Preparing the first run makes the checks of all runs, before anything is written.
         self.first = self._make_run(self.folds[0])
         self.data_sha256 = self.first.context.source.pool_sha256
-        digest = former.get("data_sha256")
+        digest = None if former is None else former.data_sha256
         if config.resume and not (digest == self.data_sha256 if digest else self._are_folds_of_this_data()):
             raise ConfigurationError(
                 f"the folds in {self.root} are of other data than {self.first.context.info.location} (images or "
@@ -203,7 +181,7 @@ class CrossValidation:
             run = self.first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
             # With MPI the root's files are written after the first event, once the processes agree on the run.
-            is_written = run.context.start.report is not None
+            is_written = isinstance(run.context.start, Finished)
             try:
                 if not is_written and not isinstance(self._group, Mpi):
                     is_written = self._write(run)
@@ -224,31 +202,31 @@ class CrossValidation:
             yield FoldFinished(self._rows[fold])
             _forget_graphs()
 
-    def report(self) -> PlainDict:
+    def report(self) -> Folds:
         """Returns the content of ``folds.json``: finished folds, and mean and deviation of their last validations.
 
         The deviation is the sample standard deviation (divided by n - 1); None for one fold.
         """
         rows = [self._rows[fold] for fold in sorted(self._rows)]
-        figures = [row["validation"] for row in rows if row["validation"] is not None]
+        figures = [row.validation for row in rows if row.validation is not None]
         mean, deviation = {}, {}
         for name in figures[0] if figures else ():
             values = [row.get(name) for row in figures]
             if name not in _NOT_FIGURES and not misfit(values, List[Finite]):
-                mean[name], deviation[name] = mean_and_deviation(list(map(float, values)))
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": self.resolved.config.model_name,
-            "dataset": self.resolved.choice.name,
-            "kfold": self.num_folds,
-            "seed": self.resolved.config.seed,
-            "data_sha256": self.data_sha256,
-            "threads": self._threads,
-            "folds": rows,
-            "missing": [fold for fold in range(1, self.num_folds + 1) if fold not in self._rows],
-            "mean": mean,
-            "std": deviation,
-        }
+                mean[name], deviation[name] = mean_and_deviation([float(value or 0) for value in values])
+        return Folds(
+            schema_version=1,
+            model=self.resolved.config.model_name,
+            dataset=self.resolved.choice.name,
+            kfold=self.num_folds,
+            seed=self.resolved.config.seed,
+            data_sha256=self.data_sha256,
+            threads=self._threads,
+            folds=rows,
+            missing=[fold for fold in range(1, self.num_folds + 1) if fold not in self._rows],
+            mean=mean,
+            std=deviation,
+        )
 
     def _find_root(self, resolved: Resolved) -> Path:
         config = resolved.config
@@ -342,22 +320,23 @@ class CrossValidation:
         )
         return TrainingRun(resolved, self._verbose)
 
-    def _row(self, fold: int, run: TrainingRun) -> PlainDict:
+    def _row(self, fold: int, run: TrainingRun) -> Fold:
         report, train_s = run.final_report, 0.0
+        assert isinstance(report, Report)
         path = run.context.folder.path
         if is_file(path / CONFIG):  # a process that writes nothing may have no run folder
             train_s = read_run(path).seconds("execution")
-        return {
-            "fold": fold,
-            "run": fold_path(self.root, fold).name,
-            "train": report["dataset"]["train"],
-            "evaluation": report["dataset"]["evaluation"],
-            "held_out": list(run.context.source.held_out),
-            "weight_updates": run.context.program.num_weight_updates,
-            "validation": report["validation"],
-            "best_validation": report["best_validation"],
-            "train_s": train_s or report["measured"]["train_s"],
-        }
+        return Fold(
+            fold=fold,
+            run=fold_path(self.root, fold).name,
+            train=report.dataset.train,
+            evaluation=report.dataset.evaluation,
+            held_out=list(run.context.source.held_out),
+            weight_updates=run.context.program.num_weight_updates,
+            validation=report.validation,
+            best_validation=report.best_validation,
+            train_s=train_s or report.measured.train_s,
+        )
 
     def _write(self, run: TrainingRun) -> bool:
         """Writes the files of the root, in the first process only.
@@ -383,7 +362,7 @@ class CrossValidation:
                 resume=False,
             )
             write_text(self.root / CONFIG, config.to_yaml())
-            write_text(self.root / FOLDS, json.dumps(self.report(), indent=2) + "\n")
+            write_text(self.root / FOLDS, json.dumps(plain(self.report()), indent=2) + "\n")
         return True
 
 

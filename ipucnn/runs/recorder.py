@@ -6,10 +6,21 @@ ensures that a run can continue from every checkpoint.
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -29,8 +40,9 @@ from ipucnn.runs.context import RunContext
 from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS, SilentFolder
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.provenance import changes, environment
+from ipucnn.runs.records import Compilation, Measured, Report, ReportedDataset, Target
+from ipucnn.runs.resume import resume_command
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.start import resume_command
 from ipucnn.runs.trackers import Curves, Tracker, WeightsAndBiases
 from ipucnn.sessions.evaluated import (
     AS_TRAINED,
@@ -161,7 +173,7 @@ class Recorder:
         remarks: notes on the network and the weights that it begins with, for the report.
 
     Attributes:
-        report: the end report; empty before :meth:`save_last`.
+        report: the end report, which :meth:`save_last` makes.
     """
 
     def __init__(
@@ -191,7 +203,7 @@ class Recorder:
         self._time_to_train_s: Optional[float] = None
         self._environment: PlainDict = {}
         self._processes: List[PlainDict] = []
-        self.report: PlainDict = {}
+        self.report: Optional[Report] = None
 
     def __enter__(self) -> "Recorder":
         folder, config, is_writer = self._folder.path, self._config, self._context.group.is_writer
@@ -494,9 +506,10 @@ class Recorder:
         """Writes the report last, because a run with a report counts as finished."""
         config = self._config
         yield from self._warn_of_collectives()
+        assert self.report is not None
         self._folder.write_report(self.report)
         if config.clean_dir:
-            self._folder.clean(self.report["checkpoints"])
+            self._folder.clean(self.report.checkpoints)
         if self._session.any_instance(self._guard.is_set):
             # The signal came too late to interrupt this run, but the next fold must not begin.
             raise Interrupted(
@@ -520,7 +533,7 @@ class Recorder:
             ]
         )
 
-    def _make_report(self) -> PlainDict:
+    def _make_report(self) -> Report:
         """Returns the content of ``report.json``: results, data set, Program and environment.
 
         Throughput and times are those of this process: in a continued run, those of its last part.
@@ -530,55 +543,54 @@ class Recorder:
         assert compilation is not None
         images_per_s = timer.images_per_s
         trained = program.samples_before(session.state.weight_updates)
-        forward_flops = 2 * compilation.macs_per_sample
-        return {
-            "model": self._config.model_name,
-            "dataset": {
-                "name": info.name,
-                "location": info.location,
-                "train": info.num_train,
-                "evaluation": info.num_eval,
-                "class_names": list(info.class_names),
-                "left_out": list(info.left_out),
-                "unused": [asdict(one) for one in info.unused],
-                "validated_pixels": _validated_pixels(context),
-            },
-            "notes": list(self._remarks),
-            "program": program.to_dict(),
-            "compilation": compilation.to_dict(),
-            "measured": {
-                "images_per_s": images_per_s,
-                # A weight update counts as three forward passes: forward, and the two products of the backward pass.
-                "flop_per_s": images_per_s * forward_flops * 3,
-                "train_s": timer.busy_s,
-                "wall_s": time.perf_counter() - timer.started,
-                "peak_memory_bytes": peak_memory_bytes(),
-                "sharing": None if session.sharing is None else asdict(session.sharing),
-                "first_weight_update": first,
-                "samples": trained - program.samples_before(first),
-            },
-            "ended_early": self._reason if self._is_early else None,
-            "target": self._target(),
-            "averaged_weights": bool(self._config.ema_decay and self._config.training),
-            "moving_statistics": self._evaluated.statistics,
-            "checkpoints": self._checkpoint_names(session.state.weight_updates),
-            "checkpoints_deleted": self._config.clean_dir,
-            "trained_samples": trained,
-            "validation": self._state.last_validation,
-            "best_validation": self._state.best,
-            "processes": [
+        return Report(
+            model=self._config.model_name,
+            dataset=ReportedDataset(
+                name=info.name,
+                location=info.location,
+                train=info.num_train,
+                evaluation=info.num_eval,
+                class_names=list(info.class_names),
+                left_out=list(info.left_out),
+                unused=list(info.unused),
+                validated_pixels=_validated_pixels(context),
+            ),
+            notes=list(self._remarks),
+            program=program.to_dict(),
+            compilation=Compilation.of(compilation),
+            measured=Measured(
+                images_per_s=images_per_s,
+                # A weight update counts as three forward passes: forward, and both products of the backward pass.
+                flop_per_s=images_per_s * 2 * compilation.macs_per_sample * 3,
+                train_s=timer.busy_s,
+                wall_s=time.perf_counter() - timer.started,
+                peak_memory_bytes=peak_memory_bytes(),
+                sharing=session.sharing,
+                first_weight_update=first,
+                samples=trained - program.samples_before(first),
+            ),
+            ended_early=self._reason if self._is_early else None,
+            target=self._target(),
+            averaged_weights=bool(self._config.ema_decay and self._config.training),
+            moving_statistics=self._evaluated.statistics,
+            checkpoints=self._checkpoint_names(session.state.weight_updates),
+            checkpoints_deleted=self._config.clean_dir,
+            trained_samples=trained,
+            validation=self._state.last_validation,
+            best_validation=self._state.best,
+            processes=[
                 {key: process.get(key) for key in ("started", "first_weight_update", "command")}
                 for process in self._processes
             ],
-            "environment": self._environment,
-        }
+            environment=self._environment,
+        )
 
     @property
     def _is_early(self) -> bool:
         """Whether weight updates are left."""
         return self._session.state.weight_updates < self._program.num_weight_updates
 
-    def _target(self) -> Optional[PlainDict]:
+    def _target(self) -> Optional[Target]:
         """Returns whether ``--target-accuracy`` was reached, and the time that took; None without the option.
 
         Time to train begins when compiling ends, after the first weight update (on IPUs: execution) of the process.  It
@@ -589,16 +601,16 @@ class Recorder:
         if target is None:
             return None
         whole = self._first_weight_update == 0
-        return {
-            "accuracy": target,
-            "reached": self._has_target,
-            "weight_updates": self._session.state.weight_updates if self._has_target else None,
-            "time_to_train_s": self._time_to_train_s if whole else None,
-        }
+        return Target(
+            accuracy=target,
+            reached=self._has_target,
+            weight_updates=self._session.state.weight_updates if self._has_target else None,
+            time_to_train_s=self._time_to_train_s if whole else None,
+        )
 
     def _checkpoint_names(self, weight_updates: int) -> List[str]:
         """Returns the names of this run's checkpoints that exist after ``weight_updates``."""
-        first = 0 if self._context.start.in_place else self._first_weight_update
+        first = 0 if self._context.start.target.is_own else self._first_weight_update
         names = checkpoints.written_names(self._program, first, weight_updates)
         return sorted({path.name for path in entries(self._folder.checkpoints)}.intersection(names))
 
@@ -664,7 +676,7 @@ def _num_images(weight: float, source: DataSource) -> int:
     return len(source.eval)
 
 
-def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
+def _validated_pixels(setup: Setup) -> Optional[Dict[str, Tuple[int, int]]]:
     """Returns the predicted region ``inner`` of the input ``of`` (height, width).
 
     It is smaller than the input if an unpadded network sees each image once, and predicts its centre.  The result is
@@ -672,5 +684,5 @@ def _validated_pixels(setup: Setup) -> Optional[PlainDict]:
     """
     if setup.output_shape is None or setup.source.info.patchwise:
         return None
-    inner, whole = [int(n) for n in setup.output_shape], [int(n) for n in setup.input_shape[:2]]
+    inner, whole = ((int(shape[0]), int(shape[1])) for shape in (setup.output_shape, setup.input_shape))
     return None if inner == whole else {"inner": inner, "of": whole}

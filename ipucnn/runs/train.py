@@ -6,7 +6,7 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.context import RunContext, make_context
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
-from ipucnn.runs.start import resume_command
+from ipucnn.runs.records import Compilation, CompiledReport, Report
+from ipucnn.runs.resume import Continue, Finished, resume_command
 from ipucnn.runs.weight_files import check_scaling, file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
@@ -50,7 +51,7 @@ class TrainingRun:
         context: network, data, Program and run folder.
         state: history and validations so far.
         fresh_weights: the number of weights that keep their initial values, in a new head, beside ``--weights``.
-        final_report: the content of ``report.json``; empty before the run is over.
+        final_report: the content of ``report.json``, or the result of ``--compile-only``; None before the run is over.
 
     Raises:
         UserError: the configuration, the data or the run folder is wrong.
@@ -62,7 +63,7 @@ class TrainingRun:
         self._former_rows = 0
         self.fresh_weights = 0
         self._weight_notes: List[str] = []
-        self.final_report: Dict[str, Any] = {}
+        self.final_report: Union[Report, CompiledReport, None] = None
         self._verbose = verbose
         # The differences between processes that can change the last digits of a result.
         self._differences: List[str] = []
@@ -75,7 +76,8 @@ class TrainingRun:
     @property
     def neighbours_accuracy(self) -> Optional[float]:
         """Accuracy of 3-nearest-neighbours on the same split; only for the embedded digits, where it is cheap."""
-        if self.context.info.name != "digits" or self.final_report.get("validation") is None:
+        report = self.final_report
+        if self.context.info.name != "digits" or not isinstance(report, Report) or report.validation is None:
             return None
         from ipucnn.datasets.base import knn_accuracy
 
@@ -88,7 +90,7 @@ class TrainingRun:
             ConfigurationError: the network cannot be built, or cannot be split as the options say.
             MissingError: the device is absent, or Keras lacks the network.
         """
-        is_finished = self.context.start.report is not None
+        is_finished = isinstance(self.context.start, Finished)
         if not is_finished:
             self._check_network()
         context = self.context
@@ -100,8 +102,6 @@ class TrainingRun:
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
         l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
         momentum = {"momentum": config.bn_momentum} if norm_of(config.norm_layer) == "batch" else {}
-        checkpoint = context.start.checkpoint
-        done = 0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
         return {
             "model": context.record.name,
             "input_shape": list(context.input_shape),
@@ -113,7 +113,7 @@ class TrainingRun:
             },
             "device": device or counted(p.num_ipus, "IPU"),
             "run_dir": str(context.folder.path),
-            "continues_after": p.num_weight_updates if is_finished else done,
+            "continues_after": p.num_weight_updates if is_finished else context.weight_updates_done,
             "finished": is_finished,
             "seed": context.seed,
             "stochastic_rounding": config.stochastic_rounding,
@@ -176,7 +176,7 @@ class TrainingRun:
         from ipucnn.sessions.factory import runs_on_ipus
 
         context = self.context
-        config, checkpoint = context.config, context.start.checkpoint
+        config, checkpoint = context.config, context.checkpoint
         threads = config.threads
         if threads is None and checkpoint is not None:
             # The number of threads decides the order of sums, so a continued run keeps it on any machine.
@@ -196,7 +196,7 @@ class TrainingRun:
             ConfigurationError: a process would not train the same network.
         """
         context = self.context
-        checkpoint = context.start.checkpoint
+        checkpoint = context.checkpoint
         threads, is_fixed = self._threads()
         if isinstance(context.group, Mpi):
             context.group.connection.timeout_s = context.config.rank_timeout
@@ -205,9 +205,7 @@ class TrainingRun:
             if context.record.own is not None:
                 compared["the network's file"] = context.record.own.sha256
             compared["the data set's file"] = context.resolved.choice.sha256
-            compared["weight updates done"] = (
-                0 if checkpoint is None else int(checkpoint.meta["weight_updates"])
-            )
+            compared["weight updates done"] = context.weight_updates_done
             compared["the checkpoint"] = None if checkpoint is None else checkpoint.digest
             threads, self._differences = agree(context.group, context.config, compared, threads)
             is_fixed = True
@@ -233,14 +231,14 @@ class TrainingRun:
             NotFiniteError: the loss became NaN or infinite.
         """
         context = self.context
-        if context.start.report is not None:
+        if isinstance(context.start, Finished):
             self.final_report = context.start.report
             if context.config.clean_dir:
-                context.folder.clean(self.final_report.get("checkpoints", ()))
+                context.folder.clean(context.start.report.checkpoints)
             context.folder.unlock()
             return
         hint = None
-        if context.start.checkpoint is not None and context.start.in_place:
+        if context.checkpoint is not None and context.start.target.is_own:
             # The command to show if a signal ends this process before it did anything.
             hint = f"continue it with: {resume_command(context.folder.path, context.own_files)}"
         try:
@@ -290,13 +288,13 @@ class TrainingRun:
         guard.defer()
         self._open_folder(session)
         context = self.context
-        if context.start.checkpoint is None:
+        if context.checkpoint is None:
             of_network = () if context.record.own is None else context.record.own.notes
             self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
         remarks = [*self.state.notes, *matched]
         recorder = Recorder(context, session, self.dataset, self.state, guard, timer, remarks)
         notes = _notes_of_sharing(context, self._differences, session.num_devices)
-        notes += recorder.note_process(is_continued=context.start.checkpoint is not None)
+        notes += recorder.note_process(is_continued=context.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]
         notes += [f"note: {note}" for note in remarks]
         notes += _notes_of_room(context, session.state)
@@ -356,24 +354,23 @@ class TrainingRun:
     def _open_folder(self, session: Session) -> None:
         """Creates or reopens the run folder, and restores the session from the checkpoint."""
         context = self.context
-        start, checkpoint, num_devices = context.start, context.start.checkpoint, session.num_devices[0]
-        if checkpoint is not None:
-            self.state = checkpoints.restore(checkpoint, session.state, str(start.checkpoint_path))
+        start, target, num_devices = context.start, context.start.target, session.num_devices[0]
+        if isinstance(start, Continue):
+            self.state = checkpoints.restore(start.checkpoint, session.state, str(start.path))
             self._former_rows = len(self.state.history)
-        if start.in_place and checkpoint is not None:
+        if isinstance(start, Continue) and target.is_own:
             context.folder.reopen(context.saved_config(num_devices), context.program, self.state.history)
             return
         if context.group.is_writer:
-            context = self.context = replace(context, folder=start.claim())
-        is_replaced = start.in_place or context.config.overwrite
-        context.folder.create(context.saved_config(num_devices), context.program, is_replaced)
+            context = self.context = replace(context, folder=target.claim(context.resolved))
+        context.folder.create(context.saved_config(num_devices), context.program, target.replaces)
         for line in self.state.history:
             context.folder.append(METRICS, line)
 
     def _load_weights(self, model: KerasModel) -> None:
         """Loads the weights of ``--weights`` into the network, unless the run continues from a checkpoint."""
         weights = self.context.config.weights
-        if weights is None or self.context.start.checkpoint is not None:
+        if weights is None or self.context.checkpoint is not None:
             return
         if weights == "imagenet":
             from ipucnn.models.imagenet import load_imagenet_weights
@@ -388,13 +385,10 @@ class TrainingRun:
             self.fresh_weights = len(fresh)
 
 
-def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> Dict[str, Any]:
+def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> CompiledReport:
     """Compiles training, statistics and validation into the executable cache, for ``--compile-only``.
 
     It needs no IPU, trains nothing, and makes no run folder.
-
-    Returns:
-        The report: model, program, compilation and the cache's folder.
     """
     from ipucnn.sessions.poplar.surroundings import executable_cache
 
@@ -402,13 +396,10 @@ def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> D
     if program.executions_per_validation:
         batch = program.validation_micro_batch_size * program.validation_num_replicas
         batches = run_setup.evaluation_batches(context, batch, session)
-    return {
-        "model": context.config.model_name,
-        "compiled_only": True,
-        "executable_cache": executable_cache(),
-        "program": program.to_dict(),
-        "compilation": session.compile_ahead(run.dataset, batches).to_dict(),
-    }
+    compilation = session.compile_ahead(run.dataset, batches)
+    return CompiledReport(
+        context.config.model_name, executable_cache(), program.to_dict(), Compilation.of(compilation)
+    )
 
 
 def _notes_of_sharing(
@@ -417,7 +408,7 @@ def _notes_of_sharing(
     """Describes the workers and how they share a weight update; empty for one device of one worker."""
     if context.num_workers == 1 and num_devices == (1, 1):
         return []
-    begins = context.start.checkpoint is None
+    begins = context.checkpoint is None
     notes = notes_of_sharing(context.num_workers, context.config, context.program, begins, num_devices)
     different = "the result may differ in bytes from one process's"
     return [*notes, *(f"warning: {line}; {different}" for line in differences)]

@@ -1,4 +1,4 @@
-"""Decides where a run begins: anew or at a checkpoint, as a single run or as one fold, and in which folder.
+"""Decides how a run begins or continues: :func:`find_start` returns Fresh, Continue or Finished, with the run folder.
 
 All checks are made here before anything is computed or written; ``folder.py`` writes the folder.
 """
@@ -8,7 +8,7 @@ import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
@@ -52,6 +52,7 @@ from ipucnn.runs.folder import (
     is_unfinished,
     numbered_run_dirs,
 )
+from ipucnn.runs.records import Report
 from ipucnn.sessions.group import resume_words
 from ipucnn.text import counted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
@@ -199,43 +200,87 @@ def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], 
 
 
 @dataclass(frozen=True)
-class Start:
-    """The point where a run begins.
+class Target:
+    """The run folder to write.
 
     Attributes:
-        resolved: the configuration; of a continued run, that of its folder.
-        folder: the run folder, which may not exist yet.
-        in_place: whether the run continues in its own folder.
-        checkpoint: the checkpoint to continue from; None for a new run.
-        checkpoint_path: the file of the checkpoint.
+        folder: the folder, which may not exist yet.
+        is_own: whether it is the folder of the run that ``--resume`` names.
+        is_default: whether the run takes the next free default name, because no folder was given.
+        replaces: whether files of a former run in it may be replaced.
+    """
+
+    folder: RunFolder
+    is_own: bool = False
+    is_default: bool = False
+    replaces: bool = False
+
+    def claim(self, resolved: Resolved) -> RunFolder:
+        """Returns the run folder that only this process writes; without ``--run-dir``, makes the next free one."""
+        if not self.is_default:
+            return self.folder
+        config = resolved.config
+        directory = _checkpoint_dir(config.checkpoint_dir)
+        return claim_default(config.model_name, resolved.choice.name, checkpoint_dir=directory)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A run that begins with its first weight update.
+
+    Attributes:
+        resolved: the configuration; that of the run's folder if ``--resume`` names one without a checkpoint.
+        target: the folder to write.
         notes: lines for the user.
-        report: the report of the run if it is finished already.
-        takes_default: whether the run takes the next free default name, because no folder was given.
     """
 
     resolved: Resolved
-    folder: RunFolder
-    in_place: bool = False
-    checkpoint: Optional[Checkpoint] = None
-    checkpoint_path: Optional[Path] = None
+    target: Target
     notes: Tuple[str, ...] = ()
-    report: Optional[Dict[str, Any]] = None
-    takes_default: bool = False
-
-    def claim(self) -> RunFolder:
-        """Returns the run folder that only this process writes; without ``--run-dir``, makes the next free one."""
-        if not self.takes_default:
-            return self.folder
-        config = self.resolved.config
-        directory = _checkpoint_dir(config.checkpoint_dir)
-        return claim_default(config.model_name, self.resolved.choice.name, checkpoint_dir=directory)
 
 
-def find_start(resolved: Resolved, locks: bool = False) -> Start:
+@dataclass(frozen=True)
+class Continue:
+    """A run that goes on from a checkpoint, in its own folder or in another one.
+
+    Attributes:
+        resolved, target, notes: as for :class:`Fresh`.
+        checkpoint: the checkpoint.
+        path: its file.
+    """
+
+    resolved: Resolved
+    target: Target
+    checkpoint: Checkpoint
+    path: Path
+    notes: Tuple[str, ...] = ()
+
+    @property
+    def weight_updates(self) -> int:
+        """The number of weight updates that are done."""
+        return int(self.checkpoint.meta["weight_updates"])
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is finished already, with its report."""
+
+    resolved: Resolved
+    target: Target
+    report: Report
+    notes: Tuple[str, ...] = ()
+
+
+Start = Union[Fresh, Continue, Finished]
+
+
+def find_start(resolved: Resolved, is_writer: bool = True, locks: bool = False) -> Start:
     """Finds the point where a run begins: anew, or with ``--resume`` at the newest checkpoint of its folder.
 
     Args:
         resolved: the configuration.
+        is_writer: whether this process writes the run.  Another one checks no folders, because the writer may have
+            made them already.
         locks: whether this process goes on to write the run: a run that is continued in its own folder is locked
             before it is read, so that no other process changes it in between.
 
@@ -243,10 +288,10 @@ def find_start(resolved: Resolved, locks: bool = False) -> Start:
         ConfigurationError: the folder is taken or in use, or options contradict those of the run.
         DataError: there is nothing readable to continue from.
     """
-    config, notes = resolved.config, []
+    config = resolved.config
     names = config.model_name, resolved.choice.name
     path = None if config.run_dir is None else expand(config.run_dir)
-    takes_default = path is None and not config.resume
+    is_default = path is None and not config.resume
     if path is None and config.resume:
         path = latest_run_dir(*names)
     path = path or default_run_dir(*names)
@@ -255,28 +300,26 @@ def find_start(resolved: Resolved, locks: bool = False) -> Start:
         if locks:
             run.lock()
         with run.unlocked_after_error():
-            return _continue(resolved, run, locks)
-    check_new(path, config.overwrite)
-    if config.resume:
-        notes.append(f"nothing to resume in {path}: the run begins")
+            return _with_own_network(_resumed(resolved, run, locks), resolved)
     checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
-    if checkpoint_dir is not None:
-        _check_checkpoint_dir(path, Path(checkpoint_dir), config.overwrite)
-    start = Start(resolved, RunFolder(path, checkpoint_dir), notes=tuple(notes), takes_default=takes_default)
+    if is_writer:
+        check_new(path, config.overwrite)
+        if checkpoint_dir is not None:
+            _check_checkpoint_dir(path, Path(checkpoint_dir), config.overwrite)
+    target = Target(RunFolder(path, checkpoint_dir), is_default=is_default, replaces=config.overwrite)
+    notes = (f"nothing to resume in {path}: the run begins",) if config.resume else ()
     if config.checkpoint_input_dir is None:
-        return start
+        return Fresh(resolved, target, notes)
     folder = expand(config.checkpoint_input_dir)
     if not config.training and keras_checkpoints(folder):
-        return start
+        return Fresh(resolved, target, notes)
     newest, skipped = _read(folder)
     if not config.training:
-        return start  # every checkpoint of the folder is validated
-    start = _going_on(start, newest, skipped)
-    if config.seed is None and start.checkpoint is not None:
+        return Fresh(resolved, target, notes)  # every checkpoint of the folder is validated
+    if config.seed is None:
         # Without the seed of the continued run, data order and dropout would be different.
-        seeded = replace(config, seed=int(start.checkpoint.meta["seed"]))
-        start = replace(start, resolved=replace(resolved, config=seeded))
-    return start
+        resolved = replace(resolved, config=replace(config, seed=int(newest[1].meta["seed"])))
+    return _from_checkpoint(resolved, target, newest, skipped, notes)
 
 
 def continued(resolved: Resolved) -> Resolved:
@@ -296,24 +339,24 @@ def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     return str(absolute(expand(directory)))
 
 
-def _continue(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
-    """Returns the start of a run that continues in its own folder; with its report, if it is finished."""
+def _resumed(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
+    """Returns the start of a run that goes on in its own folder."""
     saved, path = folder.read_config(), folder.path
     merged = resolve_resumed(resolved, saved, str(path))
-    config = replace(merged.config, overwrite=False)
+    config = merged.config
     folder = folder.with_checkpoints(_checkpoint_dir(config.checkpoint_dir))
     if locks:
         folder.lock()
-    start = Start(replace(merged, config=config), folder, in_place=True)
+    target = Target(folder, is_own=True, replaces=True)
     report = folder.read_report()
     folder.processes()  # a damaged record of them is refused now, before anything is computed
     ends = (spec.name for spec in SPECS if spec.effect is Effect.END)
     changed = {name for name in ends if getattr(config, name) != getattr(saved, name)}
-    if report is not None and report.get("ended_early"):
+    if report is not None and report.ended_early:
         # A run that ended early would end there again, whatever its number of epochs.
         changed -= {"num_epochs"}
     if report is not None and not changed:
-        return replace(start, report=report)
+        return Finished(merged, target, report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
         raise DataError(
             f"{path} is finished and its checkpoints were deleted (--clean-dir): nothing to train on from",
@@ -321,18 +364,16 @@ def _continue(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
         )
     _check_former_checkpoints(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
-        start = _going_on(start, *_read(expand(config.checkpoint_input_dir)))
-        return _with_own_network(start, resolved)
+        return _from_checkpoint(merged, target, *_read(expand(config.checkpoint_input_dir)))
     newest, skipped = newest_checkpoint(folder.checkpoints)
     if newest is not None and is_whole(newest[1].meta):
-        return _with_own_network(_going_on(start, newest, skipped), resolved)
+        return _from_checkpoint(merged, target, newest, skipped)
     if skipped:
         hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
         if newest is not None:
             hint = f"train on from the weights of its best validation with --weights {newest[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
-    note = f"{path} ended before its first checkpoint: the run begins again"
-    return _with_own_network(replace(start, notes=(note,)), resolved)
+    return Fresh(merged, target, (f"{path} ended before its first checkpoint: the run begins again",))
 
 
 def _with_own_network(start: Start, given: Resolved) -> Start:
@@ -343,11 +384,12 @@ def _with_own_network(start: Start, given: Resolved) -> Start:
         DataError: the checkpoint's record is damaged.
     """
     resolved = start.resolved
-    if resolved.record.own is None:
+    if resolved.record.own is None or isinstance(start, Finished):
         return start
-    meta = None if start.checkpoint is None else start.checkpoint.meta
-    what = f"checkpoint {start.checkpoint_path}"
-    record = network_to_continue(given, resolved.config.model_name, meta, what, start.folder.path)
+    meta, what = (start.checkpoint.meta, str(start.path)) if isinstance(start, Continue) else (None, "")
+    record = network_to_continue(
+        given, resolved.config.model_name, meta, f"checkpoint {what}", start.target.folder.path
+    )
     return replace(start, resolved=replace(resolved, record=record))
 
 
@@ -418,21 +460,24 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     return newest, skipped
 
 
-def _going_on(start: Start, newest: Tuple[Path, Checkpoint], skipped: Sequence[str]) -> Start:
+def _from_checkpoint(
+    resolved: Resolved,
+    target: Target,
+    newest: Tuple[Path, Checkpoint],
+    skipped: Sequence[str],
+    notes: Tuple[str, ...] = (),
+) -> Continue:
     """Returns a start from a checkpoint, with notes on its position and on newer checkpoints that were skipped."""
-    path, checkpoint = newest
-    done = int(checkpoint.meta["weight_updates"])
-    per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
-    epoch = f" (epoch {done / per_epoch:.2f})" if per_epoch else ""
+    start = Continue(resolved, target, newest[1], newest[0])
+    per_epoch = start.checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
+    epoch = f" (epoch {start.weight_updates / per_epoch:.2f})" if per_epoch else ""
     warnings = [f"warning: {reason}; the one before it is used" for reason in skipped]
-    origin = f"continuing after weight update {done}{epoch}, checkpoint {path}"
-    return replace(
-        start, checkpoint=checkpoint, checkpoint_path=path, notes=(*start.notes, *warnings, origin)
-    )
+    origin = f"continuing after weight update {start.weight_updates}{epoch}, checkpoint {start.path}"
+    return replace(start, notes=(*notes, *warnings, origin))
 
 
 def check_same_run(
-    start: Start, config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+    start: Continue, config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
 ) -> None:
     """Refuses a checkpoint that belongs to another run than the one to continue.
 
@@ -440,8 +485,7 @@ def check_same_run(
         ConfigurationError: it belongs to another run (the error names the first difference), or it has more weight
             updates than the run.
     """
-    assert start.checkpoint is not None
-    check_same_network(start.resolved.record, start.checkpoint.meta, str(start.checkpoint_path))
+    check_same_network(start.resolved.record, start.checkpoint.meta, str(start.path))
     if program.num_stages > 1 and not program.pipeline_splits:
         # Splits that were not given are those of the checkpoint.
         saved = start.checkpoint.meta.get("program", {})
@@ -449,14 +493,13 @@ def check_same_run(
     differing = differences(start.checkpoint.meta, config, program, info, data_sha256)
     if differing:
         raise ConfigurationError(
-            f"{start.checkpoint_path} is of another run: {differing[0]}",
-            f"continue with that run's options, or start from its weights: --weights {start.checkpoint_path}",
+            f"{start.path} is of another run: {differing[0]}",
+            f"continue with that run's options, or start from its weights: --weights {start.path}",
         )
-    done = int(start.checkpoint.meta["weight_updates"])
-    if done > program.num_weight_updates:
+    if start.weight_updates > program.num_weight_updates:
         raise ConfigurationError(
             f"--num-epochs {config.num_epochs} are {counted(program.num_weight_updates, 'weight update')}, and "
-            f"{start.checkpoint_path} has {done}",
+            f"{start.path} has {start.weight_updates}",
             "give more epochs",
         )
 
