@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tensorflow import keras
 
 from ipucnn.compiled import jit
-from ipucnn.models.blueprint import read_blueprint
 from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
     ExecutionContext,
@@ -293,7 +293,7 @@ def replaced(model, needed=None):
     """Returns the layers of a network of one stage that are computed in another way."""
     blueprint = read_blueprint(model)
     layers = {layer.name: layer for layer in model.layers}
-    return fast_layers.find_fast_layers(blueprint.steps[1:], layers, needed or [blueprint.output])
+    return fast_layers.find_fast_layers(blueprint.nodes[1:], layers, needed or [blueprint.output])
 
 
 def computed_by_others(functions):

@@ -36,7 +36,7 @@ def edited(name, edit, *arguments, **options):
     blueprint = copy.deepcopy(unedited(name))
     edit(blueprint, *arguments, **options)
     by_kind = {}
-    for step in blueprint.steps:
+    for step in blueprint.nodes:
         by_kind.setdefault(step.kind, {})[step.name] = step.config
     return by_kind
 
@@ -227,10 +227,10 @@ def test_resnet_v1_5_strides_in_the_3x3_without_biases():
         ("conv2_block1_2_conv", 1),
     ):
         assert tuple(ours[name].config["strides"]) == (stride, stride)
-    assert not any(step.config["use_bias"] for step in ours.steps if step.kind == "Conv2D")
+    assert not any(step.config["use_bias"] for step in ours.nodes if step.kind == "Conv2D")
     assert tuple(keras_v1["conv3_block1_1_conv"].config["strides"]) == (2, 2)
     assert keras_v1["conv3_block1_1_conv"].config["use_bias"]
-    assert [step.name for step in ours.steps[1:]] == [step.name for step in keras_v1.steps[1:]]
+    assert [step.name for step in ours.nodes[1:]] == [step.name for step in keras_v1.nodes[1:]]
 
 
 # Preprocessing inside the Keras model; here the input pipeline does it.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tensorflow import keras
 
-from ipucnn.models.blueprint import assemble, read_blueprint
-from ipucnn.models.editing import end_in_logits
+from ipucnn.models.blueprint import assemble, remove_softmax
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.names import number_from_zero
 
 
@@ -21,7 +21,7 @@ def small_model():
 def test_a_rebuilt_model_computes_the_same_function():
     model = small_model()
     blueprint = read_blueprint(model)
-    assert [s.name for s in blueprint.steps] == [layer.name for layer in model.layers]
+    assert [s.name for s in blueprint.nodes] == [layer.name for layer in model.layers]
     assert blueprint["join"].inputs == ["a_relu", "a_conv", "a_relu"]
     assert blueprint["a_conv"].channels == 3
     rebuilt = assemble(blueprint, keras.Input((6, 6, 2), name="images"), "again")
@@ -39,7 +39,7 @@ def test_bypass_rename_and_logits():
     blueprint.rename(lambda step: step.name.replace("_", "/"))
     blueprint.rename(lambda step: step.name.replace("/", "_"))
     assert blueprint["join"].inputs == ["a_conv"] * 3
-    end_in_logits(blueprint)
+    remove_softmax(blueprint)
     model = assemble(blueprint, keras.Input((6, 6, 2)), "edited")
     assert model.get_layer("top").activation is keras.activations.linear
     with pytest.raises(ValueError, match="same name"):
@@ -52,8 +52,8 @@ def test_a_softmax_layer_at_the_end_is_removed():
         inputs, keras.layers.Activation("softmax", name="p")(keras.layers.Dense(2, name="d")(inputs))
     )
     blueprint = read_blueprint(model)
-    end_in_logits(blueprint)
-    assert blueprint.output == "d" and len(blueprint.steps) == 2
+    remove_softmax(blueprint)
+    assert blueprint.output == "d" and len(blueprint.nodes) == 2
 
 
 def test_counted_names_start_from_zero():
@@ -65,13 +65,20 @@ def test_counted_names_start_from_zero():
         x = keras.layers.ReLU(name="re_lu_7")(x)
         blueprint = read_blueprint(keras.Model(inputs, x))
         number_from_zero(blueprint, keep=("re_lu_7",))
-        return [s.name for s in blueprint.steps[1:]]
+        return [s.name for s in blueprint.nodes[1:]]
 
     assert names() == names() == ["conv2d", "max_pooling2d", "conv2d_1", "re_lu_7"]
 
 
-def test_shared_layers_are_refused():
+def test_a_shared_layer_is_one_layer_of_the_rebuilt_model():
     inputs = keras.Input((3,))
-    dense = keras.layers.Dense(3)
-    with pytest.raises(ValueError, match="called 2 times"):
-        read_blueprint(keras.Model(inputs, dense(dense(inputs))))
+    dense = keras.layers.Dense(3, name="d")
+    model = keras.Model(inputs, keras.layers.Add(name="sum")([dense(dense(inputs)), inputs]))
+    blueprint = read_blueprint(model)
+    assert [(node.name, node.layer) for node in blueprint.nodes[1:]] == [
+        ("d", "d"), ("d/call1", "d"), ("sum", "sum"),
+    ]  # fmt: skip
+    rebuilt = assemble(blueprint, keras.Input((3,)), "rebuilt")
+    rebuilt.set_weights(model.get_weights())
+    x = np.random.RandomState(0).randn(3, 3).astype("float32")
+    np.testing.assert_allclose(rebuilt(x), model(x), rtol=1e-6)

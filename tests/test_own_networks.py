@@ -20,10 +20,10 @@ from ipucnn.command_group import parse_line
 from ipucnn.datasets.base import pool
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.models.architecture import from_data
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.layers.micro_batches import BatchNormalization
 from ipucnn.models.names import named_weights
+from ipucnn.models.own import of_checkpoint
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
 from ipucnn.sessions.host.session import HostSession
@@ -223,7 +223,6 @@ REFUSED = {
     "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
     "samples joined": ("x = layers.Concatenate(axis=0)([x, x])", "mixes the samples"),
     "samples weighed": ("x = layers.Softmax(axis=-4)(x)", "mixes the samples"),
-    "too wide": ("x = layers.Conv2D(2**16 + 1, 1)(x)", "65,537 filters"),
     "zero gamma": ("x = layers.BatchNormalization(gamma_initializer='zeros')(x)", "gamma Zeros"),
     "initializer": ("x = layers.Conv2D(2, 3, kernel_initializer='orthogonal')(x)", "Orthogonal"),
     "ends": (
@@ -401,7 +400,8 @@ def test_the_four_commands_of_the_docs_page(run, succeeds):
 def test_settings_that_name_objects_for_keras_to_import_are_refused():
     def read(**settings):
         layers = [["dense", "Dense", {"units": 3, **settings}, ["input"]]]
-        return from_data({"input_shape": [8, 8, 1], "layers": layers}, "checkpoint a").layers[0].config
+        data = {"input_shape": [8, 8, 1], "layers": layers}
+        return of_checkpoint("a", data, "checkpoint a", "").architecture["dense"].config
 
     def constant(value):
         return {"class_name": "Constant", "config": {"value": value}}

@@ -22,8 +22,6 @@ from support.scores import naive_scores
 from support.trained_runs import run_of
 
 from ipucnn.datasets.base import ArrayExamples, data_source
-from ipucnn.errors import DataError
-from ipucnn.models import keras_files
 from ipucnn.reports.evaluate import draw_evaluation, worst_pairs
 from ipucnn.runs.evaluate import measure
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
@@ -256,46 +254,6 @@ def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_pa
         assert result["checkpoint"] == path.name
     code, out, err = run("evaluate", "lenet", "--weights", "a.weights.h5", *LENET[2:])
     assert code == 0 and "37 of 37" in out and "data set digits" in err
-
-
-def huge_chunks(file):
-    file.attrs["layer_names"] = ["dense"]
-    file.create_group("dense").attrs["weight_names"] = ["kernel"]
-    file.create_dataset("dense/kernel", (4,), "f4", chunks=(2**20,), maxshape=(None,))
-
-
-def many_texts(file):
-    file.attrs.create("layer_names", ["dense"] * 5000, dtype=h5py.special_dtype(vlen=str))
-
-
-def names_in_a_table(file):
-    file.attrs["layer_names"] = np.array([[b"dense"]])
-
-
-def test_parts_of_a_keras_file_that_are_larger_than_a_network_s_are_refused(tmp_path, run):
-    for damage, error in (
-        (huge_chunks, "/dense/kernel is not a stored float tensor"),
-        (many_texts, "its attribute layer_names has the shape (5000,)"),
-        (names_in_a_table, "its attribute layer_names has the shape (1, 1)"),
-    ):
-        with h5py.File(str(tmp_path / "a.h5"), "w", libver="latest") as file:
-            damage(file)
-        check_refused(run, Refusal(["evaluate", "lenet", "--weights", "a.h5", *LENET[2:]], error, code=3))
-
-
-def test_a_zip_is_read_no_further_than_the_size_it_gives(tmp_path):
-    import tracemalloc
-
-    with zipfile.ZipFile(str(tmp_path / "a.keras"), "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("config.json", b" " * 2**26)
-    data = (tmp_path / "a.keras").read_bytes()
-    size = (2**26).to_bytes(4, "little")
-    (tmp_path / "a.keras").write_bytes(data.replace(size, (1000).to_bytes(4, "little")))
-    tracemalloc.start()
-    with pytest.raises(DataError, match="damaged"):
-        keras_files.read_configuration(tmp_path / "a.keras", "hint")
-    assert tracemalloc.get_traced_memory()[1] < 2**24
-    tracemalloc.stop()
 
 
 def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(trained, run, tmp_path):

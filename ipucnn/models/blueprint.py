@@ -1,149 +1,147 @@
-"""A Keras functional model as plain data that can be edited and built again.
+"""A network as plain data that can be edited and built again: nodes, which are calls of layers.
 
+A blueprint is made of a Keras model's public configuration (``keras_config.py``), of the data in a checkpoint
+(``own.py``), or by the builder of a registered network.  It is edited as a list, and assembled into a new model.
 ``keras.models.clone_model`` can replace a layer, but cannot rewire or rename layers in both Keras 2.6 and Keras 3, and
-it fails on operations that are not layers (``x + 3`` in MobileNetV3).  A blueprint is read from the model's public
-configuration, edited as a list, and assembled into a new model.
+it fails on operations that are not layers (``x + 3`` in MobileNetV3).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, Tensor
-from ipucnn.models.keras_config import read_calls
+
+INPUT_NAME = "input"
+"""The name of the input of every network."""
+INPUT_LAYER = "InputLayer"
 
 
-@dataclass
-class Step:
-    """A layer and the sources of its inputs.
+@dataclass(eq=False)
+class Node:
+    """A call of a layer, or of an operation on tensors.
 
     Attributes:
-        name: name of the layer, unique in the blueprint.
-        kind: class name of the layer; for a bare operation, the name under which Keras records it.
-        layer_class: class of the layer; None for a bare operation, which must be replaced or removed, and for a layer
-            whose class is still to be looked up by its kind.
-        config: argument of ``layer_class.from_config``.
-        inputs: names of the steps that it reads, in the order of its arguments.
-        channels: last dimension of its output.
-        constants: numbers among a bare operation's arguments.
-        is_own: whether the class is the user's own, in a network of the user's.
+        name: unique name; that of the layer for its first call.
+        kind: class name of the layer, or the name under which Keras records the operation.
+        config: settings of the layer without its name, equal in all calls of the layer.
+        inputs: names of the nodes that it reads, in the order of its arguments.
+        layer: name of the layer, which several nodes may call.
+        layer_class: class of the layer; None for Keras' own class of the name ``kind``, and for an operation.
+        arguments: (name, value) of further arguments of the call; the name of a positional one is "".
+        place: names of the models that contain the layer in the model that was read, from the outermost, and the
+            layer's name in the innermost.
+        is_operation: whether it is an operation, which must be replaced or removed.
+        is_own: whether the layer's class is a user's own.
+        channels: last dimension of the output, if it is known without building the network.
     """
 
     name: str
     kind: str
-    layer_class: Optional[type]
     config: Dict[str, Any]
     inputs: List[str]
-    channels: Optional[int] = None
-    constants: List[float] = field(default_factory=list)
+    layer: str = ""
+    layer_class: Optional[type] = None
+    arguments: Tuple[Tuple[str, Any], ...] = ()
+    place: Tuple[str, ...] = ()
+    is_operation: bool = False
     is_own: bool = False
+    channels: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        self.layer = self.layer or self.name
+
+    @property
+    def constants(self) -> List[float]:
+        """The numbers among an operation's arguments."""
+        return [value for _, value in self.arguments if type(value) in (int, float)]
+
+    def replace(self, layer_class: type, config: KerasConfig) -> None:
+        """Changes the class and the settings of the layer; its name stays."""
+        self.layer_class, self.kind = layer_class, layer_class.__name__
+        self.config, self.is_operation, self.arguments = dict(config), False, ()
+
+    def layer_in(self, model: KerasModel) -> KerasLayer:
+        """The layer itself in the model whose configuration was read."""
+        for part in self.place:
+            model = next(layer for layer in model.layers if layer.name == part)
+        return model
+
+
+def named(layer_class: type, name: str, inputs: List[str], **config: object) -> Node:
+    """A node that calls a new layer of a class."""
+    return Node(name, layer_class.__name__, config, inputs, layer_class=layer_class)
 
 
 @dataclass
 class Blueprint:
-    """Steps in topological order, of which the first is the input; ``output`` is the name of the output step."""
+    """Nodes in an order in which they can run, of which the first is the input; ``output`` is the last node's name."""
 
-    steps: List[Step]
+    nodes: List[Node]
     output: str
 
-    def __getitem__(self, name: str) -> Step:
-        for step in self.steps:
-            if step.name == name:
-                return step
+    def __getitem__(self, name: str) -> Node:
+        for node in self.nodes:
+            if node.name == name:
+                return node
         raise KeyError(name)
 
-    def consumers(self, name: str) -> List[Step]:
-        """The steps that read ``name``."""
-        return [step for step in self.steps if name in step.inputs]
+    def consumers(self, name: str) -> List[Node]:
+        """The nodes that read ``name``."""
+        return [node for node in self.nodes if name in node.inputs]
 
-    def insert(self, position: int, source: str, chain: Iterable[Tuple[str, type, KerasConfig]]) -> str:
-        """Inserts a chain of layers: the first reads ``source``, and each other one the layer before it.
-
-        Args:
-            position: index of the first in ``steps``.
-            source: name of the step that the first reads.
-            chain: (name, class, settings) of each layer.
-
-        Returns:
-            The name of the last layer.
-        """
-        for name, kind, config in chain:
-            step = Step(name, kind.__name__, kind, {"name": name, **config}, [source])
-            self.steps.insert(position, step)
-            position, source = position + 1, name
-        return source
+    def insert(self, position: int, chain: Iterable[Node]) -> None:
+        """Inserts nodes; ``position`` is the index of the first."""
+        self.nodes[position:position] = chain
 
     def reroute(self, old: str, new: str) -> None:
         """Makes all readers of ``old`` read ``new``."""
-        for step in self.steps:
-            step.inputs = [new if name == old else name for name in step.inputs]
+        for node in self.nodes:
+            node.inputs = [new if name == old else name for name in node.inputs]
         if self.output == old:
             self.output = new
 
     def bypass(self, names: Iterable[str]) -> None:
-        """Removes steps of one input, and connects their readers to that input."""
-        removed: Set[str] = set(names)
-        for name in removed:
-            step = self[name]
-            if len(step.inputs) != 1:
-                raise ValueError(f"{name} has {len(step.inputs)} inputs and can't be bypassed")
-            self.reroute(name, step.inputs[0])
-        self.steps = [step for step in self.steps if step.name not in removed]
+        """Removes nodes of one input, and connects their readers to that input."""
+        for name in set(names):
+            node = self[name]
+            if len(node.inputs) != 1:
+                raise ValueError(f"{name} has {len(node.inputs)} inputs and can't be bypassed")
+            self.reroute(name, node.inputs[0])
+            self.nodes.remove(node)
 
-    def rename(self, new_name: Callable[[Step], str]) -> None:
-        """Renames every step.
+    def rename(self, new_name: Callable[[Node], str]) -> None:
+        """Renames every node and its layer.
 
         Raises:
-            ValueError: two steps would get the same name.
+            ValueError: two nodes would get the same name.
         """
-        table = {step.name: new_name(step) for step in self.steps}
-        counts = Counter(table.values())
-        if len(counts) < len(table):
-            clash = sorted(name for name, count in counts.items() if count > 1)
+        table = {node.name: new_name(node) for node in self.nodes}
+        clash = sorted(name for name, count in Counter(table.values()).items() if count > 1)
+        if clash:
             raise ValueError(f"renaming gives two layers the same name: {clash}")
-        for step in self.steps:
-            step.name = table[step.name]
-            step.config["name"] = step.name
-            step.inputs = [table[name] for name in step.inputs]
+        for node in self.nodes:
+            node.name, node.layer = table[node.name], table[node.layer]
+            node.inputs = [table[name] for name in node.inputs]
         self.output = table[self.output]
 
 
-def read_blueprint(model: KerasModel) -> Blueprint:
-    """Reads the blueprint of a functional model with one input and one output in which every layer is called once.
+def remove_softmax(blueprint: Blueprint) -> bool:
+    """Removes the softmax at the end, which is a layer of its own or the last layer's activation.
 
-    Raises:
-        ValueError: a layer is called several times.
+    Returns:
+        Whether there was one.
     """
-    with warnings.catch_warnings():
-        # Keras 2.6 warns that it could not find custom layers when loading; nothing is loaded here.
-        warnings.simplefilter("ignore")
-        calls = read_calls(model.name, "Functional", model.get_config())
-    names = {call.name: call.place[-1] for call in calls}
-    steps = []
-    for call in calls:
-        if call.call[1]:
-            raise ValueError(f"layer {names[call.name]} is called {call.call[1] + 1} times")
-        layer = None if call.is_operation else call.layer_in(model)
-        steps.append(
-            Step(
-                name=names[call.name],
-                kind=call.kind.capitalize() if call.is_operation else call.kind,
-                layer_class=None if layer is None else type(layer),
-                config={} if layer is None else layer.get_config(),
-                inputs=[names[source] for source, _ in call.reads],
-                channels=None if layer is None else _channels(layer),
-                constants=[value for _, value in call.arguments if type(value) in (int, float)],
-            )
-        )
-    return Blueprint(steps, steps[-1].name)
-
-
-def _channels(layer: KerasLayer) -> Optional[int]:
-    output = layer.output[0] if isinstance(layer.output, list) else layer.output
-    return output.shape[-1]
+    last = blueprint[blueprint.output]
+    if last.is_own or (last.kind != "Softmax" and last.config.get("activation") != "softmax"):
+        return False
+    if last.kind in ("Activation", "Softmax"):
+        blueprint.bypass([last.name])
+    else:
+        last.config = {**last.config, "activation": "linear"}
+    return True
 
 
 def stages_by_layer(order: Sequence[str], splits: Sequence[str]) -> Dict[str, int]:
@@ -172,20 +170,23 @@ def assemble(blueprint: Blueprint, inputs: Tensor, name: str) -> KerasModel:
     """Builds the model of a blueprint.
 
     Args:
-        blueprint: the steps; ``inputs`` replaces the first one, the input.
+        blueprint: the nodes; ``inputs`` replaces the first one, the input.
         inputs: Keras tensor of the images.
         name: name of the model.
 
     Raises:
-        ValueError: the blueprint has a bare operation.
+        ValueError: the blueprint has an operation.
     """
     from tensorflow import keras
 
-    tensors = {blueprint.steps[0].name: inputs}
-    for step in blueprint.steps[1:]:
-        if step.layer_class is None:
-            raise ValueError(f"operation {step.kind} ({step.name}) is not a layer")
-        layer = step.layer_class.from_config(step.config)  # type: ignore[attr-defined]
-        arguments = [tensors[source] for source in step.inputs]
-        tensors[step.name] = layer(arguments[0] if len(arguments) == 1 else arguments)
+    tensors = {blueprint.nodes[0].name: inputs}
+    layers: Dict[str, KerasLayer] = {}
+    for node in blueprint.nodes[1:]:
+        if node.is_operation:
+            raise ValueError(f"operation {node.kind} ({node.name}) is not a layer")
+        if node.layer not in layers:
+            layer_class: Any = node.layer_class or getattr(keras.layers, node.kind)
+            layers[node.layer] = layer_class.from_config({**node.config, "name": node.layer})
+        arguments = [tensors[source] for source in node.inputs]
+        tensors[node.name] = layers[node.layer](arguments[0] if len(arguments) == 1 else arguments)
     return keras.Model(inputs, tensors[blueprint.output], name=name)

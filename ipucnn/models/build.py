@@ -196,8 +196,10 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     from tensorflow import keras
 
     from ipucnn.models import editing
-    from ipucnn.models.blueprint import assemble
-    from ipucnn.models.names import INPUT_NAME, name_input
+    from ipucnn.models.blueprint import INPUT_NAME, assemble, remove_softmax
+    from ipucnn.models.names import name_input
+    from ipucnn.models.own import seeded_generators
+    from ipucnn.models.preprocessing import strip_preprocessing
 
     shape = tuple(int(n) for n in options.input_shape)
 
@@ -208,7 +210,9 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
         arguments["seed"] = options.seed
     blueprint = record.builder(images(), options.num_classes, **arguments)
     name_input(blueprint)
-    editing.end_in_logits(blueprint)
+    if record.own is None:
+        strip_preprocessing(blueprint)
+        remove_softmax(blueprint)
     if norm == "batch":
         editing.set_batch_norm(
             blueprint, options.norm_momentum, options.norm_epsilon, options.norm_moves_once
@@ -221,10 +225,8 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
         editing.remove_norm(blueprint)
     editing.set_dropout(blueprint, options.dropout)
     editing.seed_weights(blueprint, options.seed)
-    if record.own is not None:
-        from ipucnn.models.own_networks import seeded
-
-        # The user's own layers draw their initial weights from the process' global generators.
-        with seeded(options.seed, "initial weights"):
-            return assemble(blueprint, images(), record.own.label)
-    return assemble(blueprint, images(), record.name)
+    if record.own is None:
+        return assemble(blueprint, images(), record.name)
+    # The user's own layers draw their initial weights from the process' global generators.
+    with seeded_generators(options.seed, "initial weights"):
+        return assemble(blueprint, images(), record.own.label)

@@ -18,35 +18,14 @@ from ipucnn.aliases import KerasConfig, KerasInitializer, KerasModel, Tensor, Te
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.pixels import REVERSING, InputRange
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.blueprint import Blueprint, Step, assemble, read_blueprint
-from ipucnn.models.keras_config import PREPROCESSING
+from ipucnn.models.blueprint import Blueprint, Node, assemble, named
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout, GroupNormalization
 from ipucnn.models.layers.per_sample import Cropping2D, GroupedConv2D, HardSigmoid, HardSwish, SubsamplePad
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose", "GroupedConv2D")
 # Default number of groups of GroupNormalization, as in the paper, if the channels are divisible by it.
 _USUAL_GROUPS = 32
-
-
-def replace_layer(step: Step, layer_class: type, config: KerasConfig) -> None:
-    """Changes the layer of ``step`` to another class and configuration, and keeps its name."""
-    step.layer_class = layer_class
-    step.kind = layer_class.__name__
-    step.config = {"name": step.name, **config}
-
-
-def strip_preprocessing(blueprint: Blueprint) -> None:
-    """Removes the preprocessing at the start of some Keras Applications, which the input pipeline does instead."""
-    blueprint.bypass([s.name for s in blueprint.steps if s.kind in PREPROCESSING])
-
-
-def end_in_logits(blueprint: Blueprint) -> None:
-    """Removes the softmax at the end, which is a layer of its own or the last layer's activation."""
-    last = blueprint[blueprint.output]
-    if last.kind in ("Activation", "Softmax"):
-        blueprint.bypass([last.name])
-    elif "activation" in last.config:
-        last.config["activation"] = "linear"
 
 
 def set_group_norm(
@@ -71,10 +50,10 @@ def set_group_norm(
             f"group norm got {groups} groups and {channels_per_group} channels per group",
             "give only one of them",
         )
-    steps = [s for s in blueprint.steps if s.kind == "BatchNormalization"]
+    steps = [s for s in blueprint.nodes if s.kind == "BatchNormalization"]
     divisor = groups if channels_per_group is None else channels_per_group
-    for step in steps:
-        channels = int(step.channels or 0)
+    for node in steps:
+        channels = int(node.channels or 0)
         if divisor is not None and (divisor < 1 or channels % divisor):
             common = functools.reduce(math.gcd, (int(s.channels or 0) for s in steps))
             legal = [str(d) for d in range(1, common + 1) if common % d == 0]
@@ -82,15 +61,13 @@ def set_group_norm(
                 f"{groups} groups" if groups is not None else f"groups of {channels_per_group} channels"
             )
             raise ConfigurationError(
-                f"the {step.channels} channels of layer {step.name} can't be normalised in {division}",
+                f"the {node.channels} channels of layer {node.name} can't be normalised in {division}",
                 f"all layers of this network can take {' or '.join(legal)}",
             )
         number = math.gcd(channels, _USUAL_GROUPS) if groups is None else groups
         if channels_per_group is not None:
             number = channels // channels_per_group
-        replace_layer(
-            step, GroupNormalization, {"groups": number, "epsilon": 1e-5 if epsilon is None else epsilon}
-        )
+        node.replace(GroupNormalization, {"groups": number, "epsilon": 1e-5 if epsilon is None else epsilon})
 
 
 def set_batch_norm(
@@ -103,12 +80,11 @@ def set_batch_norm(
         epsilon: epsilon of the norm; None for each layer's own.
         moves_once: whether the moving statistics move once per weight update.
     """
-    for step in blueprint.steps:
-        if step.kind == "BatchNormalization":
-            old_config = step.config
+    for node in blueprint.nodes:
+        if node.kind == "BatchNormalization":
+            old_config = node.config
             frozen = {} if old_config.get("trainable", True) else {"trainable": False}
-            replace_layer(
-                step,
+            node.replace(
                 BatchNormalization,
                 {
                     **frozen,
@@ -123,15 +99,15 @@ def set_batch_norm(
 
 def remove_norm(blueprint: Blueprint) -> None:
     """Removes every batch norm; if there were any, all convolutions get a bias, which the norms provided."""
-    norms = [s.name for s in blueprint.steps if s.kind == "BatchNormalization"]
-    for step in blueprint.steps:
-        if step.kind in CONVOLUTIONS and norms:
-            step.config["use_bias"] = True
+    norms = [s.name for s in blueprint.nodes if s.kind == "BatchNormalization"]
+    for node in blueprint.nodes:
+        if node.kind in CONVOLUTIONS and norms:
+            node.config["use_bias"] = True
     blueprint.bypass(norms)
 
 
 def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
-    """Replaces Keras' dropout by this package's, whose masks are a pure function of the seed and the step.
+    """Replaces Keras' dropout by this package's, whose masks are a pure function of the seed and the node.
 
     Args:
         rate: rate of the element-wise dropout; None for each layer's own.  0 also switches drop connect (stochastic
@@ -141,14 +117,14 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
         ConfigurationError: ``rate`` is above 0, and the network has no element-wise dropout.
     """
     has_elementwise = False
-    for step in blueprint.steps:
-        if step.kind != "Dropout":
+    for node in blueprint.nodes:
+        if node.kind != "Dropout":
             continue
-        old_config = step.config
+        old_config = node.config
         elementwise = old_config.get("noise_shape") is None
         has_elementwise = has_elementwise or elementwise
         new_rate = rate if rate is not None and (elementwise or rate == 0) else old_config["rate"]
-        replace_layer(step, Dropout, {"rate": new_rate, "noise_shape": old_config.get("noise_shape")})
+        node.replace(Dropout, {"rate": new_rate, "noise_shape": old_config.get("noise_shape")})
     if rate and not has_elementwise:
         raise ConfigurationError(
             f"dropout {rate} was asked for, but this network has no dropout layer", "leave --dropout out"
@@ -157,24 +133,24 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
 
 def set_kernel_initializer(blueprint: Blueprint, initializer: KerasInitializer) -> None:
     """Gives every ``Conv2D`` a kernel initialiser."""
-    for step in blueprint.steps:
-        if step.kind in ("Conv2D", "GroupedConv2D"):
-            step.config["kernel_initializer"] = initializer
+    for node in blueprint.nodes:
+        if node.kind in ("Conv2D", "GroupedConv2D"):
+            node.config["kernel_initializer"] = initializer
 
 
 def use_grouped_convolutions(blueprint: Blueprint) -> None:
     """Replaces every ``Conv2D`` with groups by ``GroupedConv2D``, which can also be trained on CPUs."""
-    for step in blueprint.steps:
-        if step.kind == "Conv2D" and step.config.get("groups", 1) > 1:
-            replace_layer(step, GroupedConv2D, step.config)
+    for node in blueprint.nodes:
+        if node.kind == "Conv2D" and node.config.get("groups", 1) > 1:
+            node.replace(GroupedConv2D, node.config)
 
 
 def seed_weights(blueprint: Blueprint, seed: int) -> None:
     """Gives each weight with random initial values its own generator."""
-    for step in blueprint.steps:
-        for key in [k for k in step.config if k.endswith("_initializer")]:
+    for node in blueprint.nodes:
+        for key in [k for k in node.config if k.endswith("_initializer")]:
             weight = key[: -len("_initializer")]
-            step.config[key] = seeded(step.config[key], seed, f"{step.name}/{weight}")
+            node.config[key] = seeded(node.config[key], seed, f"{node.name}/{weight}")
 
 
 # --- initial weights
@@ -297,63 +273,63 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
         Dropout: layers.Dropout,
         Cropping2D: layers.Cropping2D,
     }
-    for step in list(blueprint.steps):
-        layer_class, config = step.layer_class, dict(step.config)
+    for node in list(blueprint.nodes):
+        layer_class, config = node.layer_class, dict(node.config)
         for key in [k for k in config if k.endswith("_initializer")]:
             del config[key]  # the default will do, because weights are copied
-        config.pop("name", None)
         if layer_class in same:
             config.pop("moves_once", None)
-            replace_layer(step, same[layer_class], config)
+            node.replace(same[layer_class], config)
         elif layer_class is SubsamplePad:
             identity = {"filters": config["channels"], "kernel_size": 1, "strides": 2, "use_bias": False}
-            replace_layer(step, layers.Conv2D, {**identity, "trainable": False})
+            node.replace(layers.Conv2D, {**identity, "trainable": False})
         elif layer_class in (HardSigmoid, HardSwish):
-            _spell_out(blueprint, step, times_itself=layer_class is HardSwish)
+            _spell_out(blueprint, node, times_itself=layer_class is HardSwish)
         elif layer_class in (GroupedConv2D, GroupNormalization):
             if not all_of_them:
                 continue
             if not KERAS_3:
                 missing = "group norm" if layer_class is GroupNormalization else "convolutions in groups"
                 raise ConfigurationError(
-                    f"layer {step.name}: Keras 2.6 has no {missing} that runs on a CPU",
+                    f"layer {node.name}: Keras 2.6 has no {missing} that runs on a CPU",
                     "--format saved-model, or a newer TensorFlow",
                 )
             kind = layers.Conv2D if layer_class is GroupedConv2D else layers.GroupNormalization
-            replace_layer(step, kind, config)
+            node.replace(kind, config)
         else:
-            step.config = {"name": step.name, **config}
+            node.config = config
 
 
-def _spell_out(blueprint: Blueprint, step: Step, times_itself: bool) -> None:
+def _spell_out(blueprint: Blueprint, node: Node, times_itself: bool) -> None:
     """Replaces a ``HardSigmoid`` or ``HardSwish`` by layers of all versions of Keras; the last one keeps the name."""
     layers = keras.layers
-    chain: List[Tuple[str, type, Dict[str, Any]]] = [
-        (f"{step.name}_plus_3", layers.Rescaling, {"scale": 1.0, "offset": 3.0}),
-        (f"{step.name}_relu6", layers.ReLU, {"max_value": 6.0}),
+    (source,) = node.inputs
+    plus_3, relu6, sixth = (f"{node.name}_{name}" for name in ("plus_3", "relu6", "sixth"))
+    chain = [
+        named(layers.Rescaling, plus_3, [source], scale=1.0, offset=3.0),
+        named(layers.ReLU, relu6, [plus_3], max_value=6.0),
+        named(layers.Rescaling, sixth, [relu6], scale=1.0 / 6.0, offset=0.0),
     ]
-    sixth = {"scale": 1.0 / 6.0, "offset": 0.0}
     if times_itself:
-        chain.append((f"{step.name}_sixth", layers.Rescaling, sixth))
-        replace_layer(step, layers.Multiply, {})
+        node.replace(layers.Multiply, {})
+        node.inputs = [source, sixth]
     else:
-        replace_layer(step, layers.Rescaling, sixth)
-    last = blueprint.insert(blueprint.steps.index(step), step.inputs[0], chain)
-    step.inputs = [step.inputs[0], last] if times_itself else [last]
+        node.replace(layers.Rescaling, chain.pop().config)
+        node.inputs = [relu6]
+    blueprint.insert(blueprint.nodes.index(node), chain)
 
 
 def begin_with_pixels(blueprint: Blueprint, input_range: InputRange) -> None:
-    """Inserts the input pipeline's normalisation of pixels of 0..255 before the first layer, as Keras layers.
-
-    Args:
-        input_range: the network's input range.
-    """
-    source = blueprint.steps[0].name
-    chain = [(name, getattr(keras.layers, kind), settings) for name, kind, settings in input_range.layers()]
-    readers = blueprint.consumers(source)
-    last = blueprint.insert(1, source, chain)
-    for step in readers:
-        step.inputs = [last if name == source else name for name in step.inputs]
+    """Inserts the input pipeline's normalisation of pixels of 0..255 before the first layer, as Keras layers."""
+    source = blueprint.nodes[0].name
+    chain: List[Node] = []
+    for name, kind, settings in input_range.layers():
+        chain.append(
+            named(getattr(keras.layers, kind), name, [chain[-1].name if chain else source], **settings)
+        )
+    blueprint.reroute(source, chain[-1].name)
+    chain[0].inputs = [source]
+    blueprint.insert(1, chain)
 
 
 _OUTPUTS = ("logits", "probabilities")
@@ -380,18 +356,18 @@ def stock_model(
         A functional model whose output layer is named "logits" or "probabilities".
     """
     blueprint = read_blueprint(model)
-    special = {step.name: step.layer_class for step in blueprint.steps}
+    special = {node.name: node.layer_class for node in blueprint.nodes}
     use_stock_layers(blueprint, all_of_them)
     if pixels is not None:
         begin_with_pixels(blueprint, pixels)
     output = blueprint.output
     # MobileNetV3 already has a layer of this name, before its last one.
-    new_names = {step.name: f"network_{step.name}" for step in blueprint.steps if step.name in _OUTPUTS}
+    new_names = {node.name: f"network_{node.name}" for node in blueprint.nodes if node.name in _OUTPUTS}
     new_names[output] = _OUTPUTS[0]
-    blueprint.rename(lambda step: new_names.get(step.name, step.name))
+    blueprint.rename(lambda node: new_names.get(node.name, node.name))
     if probabilities:
-        last = Step(_OUTPUTS[1], "Softmax", keras.layers.Softmax, {"name": _OUTPUTS[1]}, [_OUTPUTS[0]])
-        blueprint.steps.append(last)
+        last = named(keras.layers.Softmax, _OUTPUTS[1], [_OUTPUTS[0]])
+        blueprint.nodes.append(last)
         blueprint.output = last.name
     stock = assemble(blueprint, inputs, model.name)
     trained = {layer.name: layer for layer in model.layers}
@@ -414,8 +390,8 @@ def in_64_bits(model: KerasModel) -> KerasModel:
         ValueError, TypeError: a layer of a user's class supports only one number type.
     """
     blueprint = read_blueprint(model)
-    for step in blueprint.steps:
-        step.config["dtype"] = "float64"
+    for node in blueprint.nodes:
+        node.config["dtype"] = "float64"
     shape = tuple(model.inputs[0].shape[1:])
     double = assemble(blueprint, keras.Input(shape, dtype="float64"), model.name)
     for layer in double.layers[1:]:

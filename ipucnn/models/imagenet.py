@@ -14,7 +14,7 @@ from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.filesystem import read_text
 from ipucnn.models.build import check_requirements
-from ipucnn.models.keras_config import PREPROCESSING
+from ipucnn.models.preprocessing import PREPROCESSING
 from ipucnn.models.registry import ModelRecord
 
 NUM_CLASSES = 1000

@@ -1,4 +1,4 @@
-"""Reads the calls of a Keras model's layers from its configuration, as plain values; nothing is imported or run.
+"""Reads the nodes of a Keras model from its configuration, as plain values; nothing is imported or run.
 
 It reads functional and sequential models of Keras 2.6 and 3.  Models inside models are flattened.
 """
@@ -6,18 +6,14 @@ It reads functional and sequential models of Keras 2.6 and 3.  Models inside mod
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+import warnings
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
-from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainDict, PlainValue
+from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node
 from ipucnn.text import shown_value
 
-INPUT_NAME = "input"
-"""The name of the input of every network."""
-MAX_CALLS = 3000
-INPUT_LAYER = "InputLayer"
-PREPROCESSING = ("Rescaling", "Normalization")
-"""Layers that prepare images, which is done in the input pipeline."""
 _MODELS = ("Functional", "Sequential", "Model")
 FUNCTIONAL_HINT = "give a functional or sequential model with one input and one output"
 # Name of an operation on tensors, in Keras 3 or Keras 2.6 -> the layer that computes the same.
@@ -31,130 +27,125 @@ Call = Tuple[str, int]
 """A layer's name, and the number of the call, from 0."""
 
 
-class LayerCall(NamedTuple):
-    """A call of a layer.
+def read_blueprint(model: KerasModel, name: Optional[str] = None) -> Blueprint:
+    """The blueprint of a functional model with one input and one output, without inner models.
 
-    Attributes:
-        call: the layer's name and the number of the call; names of layers in an inner model begin with its name.
-        kind: class name of the layer, or name of the operation.
-        settings: configuration of the layer.
-        reads: the calls whose tensors it reads.
-        arguments: (name, value) of its further arguments; the name of a positional one is "".
-        place: names of the models that contain the layer, from the outermost, and the layer's name in the innermost.
-        is_operation: whether it is an operation on tensors instead of a layer.
-        is_stock: whether the class is Keras' own according to the configuration.
-        is_trained: whether neither the layer nor a model around it is frozen.
+    Args:
+        name: name of the network for messages; None for the model's.
+
+    Raises:
+        ConfigurationError: the model has several inputs or outputs.
     """
-
-    call: Call
-    kind: str
-    settings: KerasConfig
-    reads: Tuple[Call, ...]
-    arguments: Tuple[Tuple[str, Any], ...]
-    place: Tuple[str, ...]
-    is_operation: bool
-    is_stock: bool
-    is_trained: bool
-
-    @property
-    def name(self) -> str:
-        return self.call[0]
-
-    def layer_in(self, model: KerasModel) -> Optional[KerasLayer]:
-        """The layer itself in the model whose configuration was read; None for an operation."""
-        for part in self.place:
-            model = next((layer for layer in model.layers if layer.name == part), None)
-            if model is None:
-                return None
-        return model
+    with warnings.catch_warnings():
+        # Keras 2.6 warns that it could not find custom layers when loading; nothing is loaded here.
+        warnings.simplefilter("ignore")
+        nodes = read_nodes(name or model.name, "Functional", model.get_config())
+    calls: Dict[str, int] = {}
+    for node in nodes:
+        if node.is_operation:
+            continue
+        layer, number = node.layer_in(model), calls.get(node.layer, 0)
+        calls[node.layer] = number + 1
+        node.layer_class, node.config = type(layer), layer.get_config()
+        node.config.pop("name")
+        node.channels = output_shape(layer, number)[-1]
+    return Blueprint(nodes, nodes[-1].name)
 
 
-def read_calls(name: str, kind: str, config: PlainValue, renumbers: bool = False) -> List[LayerCall]:
-    """Reads the calls of a model's layers in an order in which they can run, from the input to the output.
+def output_shape(layer: KerasLayer, call: int = 0) -> TensorShape:
+    """The shape of the (first) output of a call of a layer, with the batch."""
+    node = layer._inbound_nodes[call]
+    outputs = node.output_tensors if hasattr(node, "output_tensors") else node.outputs
+    while isinstance(outputs, (list, tuple)):
+        outputs = outputs[0]
+    return tuple(outputs.shape)
+
+
+def read_nodes(name: str, kind: str, config: PlainValue, canonical: bool = False) -> List[Node]:
+    """Reads the nodes of a model in an order in which they can run, from the input to the output.
 
     Args:
         name: name of the network, for messages.
         kind: class name of the model.
         config: configuration of the model.
-        renumbers: whether to number layers that Keras named by its counter from zero, separately in each model.
+        canonical: whether layers get canonical names: without slashes, and layers that Keras named by its counter are
+            numbered from zero, separately in each model.
 
     Raises:
-        ConfigurationError: there are several inputs or outputs, or too many layers, or layers that are not listed or
-            not connected.
+        ConfigurationError: there are several inputs or outputs, or layers that are not listed or not connected.
         DataError: the configuration is damaged.
     """
-    reader = _Reader(name, renumbers)
+    reader = _Reader(name, canonical)
     try:
         output = reader.expand({"class_name": kind, "config": config}, (), "", None, True)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(
             f"{name} is damaged: {shown_value(repr(error))}", "save it again with Keras"
         ) from None
-    # The input is the first call that reads nothing; a model may be listed in any order.
-    return sorted(reader.calls, key=lambda call: (call.call == output, bool(call.reads)))
+    # The input is the first node that reads nothing; a model may be listed in any order.
+    return sorted(reader.nodes, key=lambda node: (node.name == output, bool(node.inputs)))
 
 
 class _Reader:
-    def __init__(self, name: str, renumbers: bool) -> None:
-        self.name, self._renumbers = name, renumbers
-        self.calls: List[LayerCall] = []
+    def __init__(self, name: str, canonical: bool) -> None:
+        self.name, self._canonical = name, canonical
+        self.nodes: List[Node] = []
         # Name of each layer -> its number of calls so far, and its place.
         self._called: Dict[str, Tuple[int, Tuple[str, ...]]] = {}
-        self._num_calls = 0
 
     def _fail(self, what: str, hint: str = FUNCTIONAL_HINT) -> NoReturn:
         raise ConfigurationError(f"{self.name}: {what}", hint)
 
-    def _count(self, number: int) -> None:
-        self._num_calls += number
-        if self._num_calls > MAX_CALLS:
-            self._fail(f"more than {MAX_CALLS:,} layers", "give a smaller network")
-
     def expand(
-        self, model: PlainDict, place: Tuple[str, ...], prefix: str, source: Optional[Call], is_trained: bool
-    ) -> Call:
-        """Adds the calls of a model's layers for one call of the model.
+        self, model: PlainDict, place: Tuple[str, ...], prefix: str, source: Optional[str], is_trained: bool
+    ) -> str:
+        """Adds the nodes of a model for one call of the model.
 
         Args:
             model: class and configuration of the model.
             place: names of the models that contain its layers.
             prefix: prefix for the names of its layers.
-            source: the call whose tensor it reads; None for the outermost model.
+            source: the node whose tensor it reads; None for the outermost model.
             is_trained: whether no model around it is frozen.
 
         Returns:
-            The call that is the model's output.
+            The name of the node that is the model's output.
         """
         where = f"'{shown_value(prefix[:-1])}'" if prefix else "the network"
         entries, first, last = self._entries(model, where)
         is_trained = is_trained and model["config"].get("trainable", True) is not False
-        nodes = {
-            local: [_arguments(node) for node in entry["inbound_nodes"]] for local, entry in entries.items()
+        calls: _Calls = {
+            local: [([], [])] if local == first else [_arguments(node) for node in entry["inbound_nodes"]]
+            for local, entry in entries.items()
         }
-        nodes[first] = [([], [])]
-        for local, calls in nodes.items():
-            if local != first and not (calls and all(reads for reads, _ in calls)):
+        for local, of_layer in calls.items():
+            if local != first and not (of_layer and all(reads for reads, _ in of_layer)):
                 self._fail(f"layer '{shown_value(local)}' reads no tensor")
-        self._count(sum(map(len, nodes.values())))
-        renamed = _numbered(entries) if self._renumbers else {}
-        outputs: Dict[Call, Call] = {}
-        for local, number in self._ordered(nodes):
-            entry, (reads, others) = entries[local], nodes[local][number]
-            name = prefix + renamed.get(local, local).replace("/", "_")
+        calls, last = _counted_calls(calls, last)
+        renamed = _numbered(entries) if self._canonical else {}
+        outputs: Dict[Call, str] = {}
+        for local, number in self._ordered(calls):
+            entry, (reads, others) = entries[local], calls[local][number]
+            name = prefix + renamed.get(local, local)
+            name = name.replace("/", "_") if self._canonical else name
+            inputs = [outputs[read] for read in reads]
             if local == first and source is not None:
                 outputs[local, number] = source
             elif entry["class_name"] in _MODELS:
-                if len(reads) != 1:
-                    self._fail(f"model '{shown_value(name)}' reads {len(reads)} tensors")
+                if len(inputs) != 1:
+                    self._fail(f"model '{shown_value(name)}' reads {len(inputs)} tensors")
                 outputs[local, number] = self.expand(
-                    entry, (*place, local), f"{name}_", outputs[_known(reads[0], nodes)], is_trained
+                    entry, (*place, local), f"{name}_", inputs[0], is_trained
                 )
             else:
-                node = ([outputs[_known(read, nodes)] for read in reads], others)
-                outputs[local, number] = self._add(entry, name, (*place, local), node, is_trained)
-        if _known(last, nodes) not in outputs:
+                node = self._node(entry, name, (*place, local), inputs, others)
+                if not is_trained:
+                    node.config["trainable"] = False
+                self.nodes.append(node)
+                outputs[local, number] = node.name
+        if last not in outputs:
             self._fail(f"its output '{shown_value(last[0])}' is no layer of it")
-        return outputs[_known(last, nodes)]
+        return outputs[last]
 
     def _entries(self, model: PlainDict, where: str) -> Tuple[Dict[str, PlainDict], str, Call]:
         """A model's layers by name, the name of its input, and the call that is its output."""
@@ -179,31 +170,35 @@ class _Reader:
                 self._fail(f"'{shown_value(local)}' {problem}")
         return entries, first, last
 
-    def _add(
-        self, entry: PlainDict, name: str, place: Tuple[str, ...], node: _Node, is_trained: bool
-    ) -> Call:
-        """Adds a call of a layer."""
+    def _node(
+        self,
+        entry: PlainDict,
+        name: str,
+        place: Tuple[str, ...],
+        inputs: List[str],
+        others: List[Tuple[str, Any]],
+    ) -> Node:
+        """The node of a call of a layer."""
         number, known_place = self._called.get(name, (0, place))
         if known_place != place:
             self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
         self._called[name] = number + 1, place
-        kind, settings, is_operation = entry["class_name"], dict(entry["config"]), _is_operation(entry)
-        reads, arguments = node
-        is_stock = entry.get("registered_name") in (None, kind)
-        self.calls.append(
-            LayerCall(
-                (name, number),
-                _operation(entry) if is_operation else kind,
-                settings,
-                tuple(reads),
-                tuple(arguments),
-                place,
-                is_operation,
-                is_stock and str(entry.get("module", "keras")).startswith("keras"),
-                is_trained and settings.get("trainable", True) is not False,
-            )
+        kind, is_operation = entry["class_name"], _is_operation(entry)
+        is_stock = entry.get("registered_name") in (None, kind) and str(
+            entry.get("module", "keras")
+        ).startswith("keras")
+        operation = _operation(entry)
+        return Node(
+            name if number == 0 else f"{name}/call{number}",
+            LAYER_OF_OPERATION.get(operation, operation) if is_operation else kind,
+            dict(entry["config"]),
+            inputs,
+            name,
+            arguments=tuple(others),
+            place=place,
+            is_operation=is_operation,
+            is_own=not (is_stock or is_operation),
         )
-        return name, number
 
     def _end(self, config: PlainDict, key: str, where: str) -> Call:
         """The call that is the model's only input or output.
@@ -218,12 +213,12 @@ class _Reader:
             self._fail(f"{where} has {len(names)} {key.split('_')[0]}s ({listed}), and one is taken")
         return ends[0]
 
-    def _ordered(self, nodes: _Nodes) -> List[Call]:
+    def _ordered(self, calls: _Calls) -> List[Call]:
         """Sorts calls so that each comes after those that it reads, and otherwise keeps their order."""
         reads = {
-            (local, number): {_known(read, nodes) for read in node[0]}
-            for local, calls in nodes.items()
-            for number, node in enumerate(calls)
+            (local, number): set(node[0])
+            for local, of_layer in calls.items()
+            for number, node in enumerate(of_layer)
         }
         ordered: List[Call] = []
         placed: Set[Call] = set()
@@ -237,15 +232,25 @@ class _Reader:
         return ordered
 
 
-_Node = Tuple[List[Call], List[Tuple[str, Any]]]
-_Nodes = Mapping[str, Sequence[_Node]]
+_Reads = Tuple[List[Call], List[Tuple[str, Any]]]
+_Calls = Mapping[str, Sequence[_Reads]]
 """Name of a layer -> the result of :func:`_arguments` for each of its calls."""
 
 
-def _known(call: Call, nodes: _Nodes) -> Call:
-    """A call counted from 0: Keras 2.6 counts the calls of some models from 1."""
-    name, number = call
-    return call if number < len(nodes.get(name, ())) else (name, number - 1)
+def _counted_calls(calls: _Calls, last: Call) -> Tuple[_Calls, Call]:
+    """The calls and the last one with numbers from 0: Keras counts those of some models from 1."""
+    largest: Dict[str, int] = {}
+    for name, number in [last, *(read for layer in calls.values() for reads, _ in layer for read in reads)]:
+        largest[name] = max(number, largest.get(name, 0))
+    from_one = {name for name, number in largest.items() if number == len(calls.get(name, ()))}
+
+    def counted(call: Call) -> Call:
+        return call[0], call[1] - (call[0] in from_one)
+
+    return {
+        name: [([counted(read) for read in reads], others) for reads, others in layer]
+        for name, layer in calls.items()
+    }, counted(last)
 
 
 def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
@@ -260,7 +265,7 @@ def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
     return chain
 
 
-def _arguments(node: PlainValue) -> _Node:
+def _arguments(node: PlainValue) -> _Reads:
     """The calls whose tensors a call reads, and (name, value) of its further arguments."""
     reads: List[Call] = []
     others: List[Tuple[str, Any]] = []

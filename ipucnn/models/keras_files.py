@@ -16,7 +16,6 @@ Weights have one of three layouts:
 from __future__ import annotations
 
 import io
-import math
 import re
 import zipfile
 from collections import Counter
@@ -29,10 +28,11 @@ import numpy as np
 
 from ipucnn.aliases import HdfItem, KerasModel, TfVariable
 from ipucnn.datasets.limits import check_memory
-from ipucnn.documents import MAX_RECORD_BYTES, load_record
+from ipucnn.documents import load_record
 from ipucnn.errors import DataError, MissingError, UserError
-from ipucnn.filesystem import file_size, open_regular, shown
-from ipucnn.models.keras_config import LayerCall, counted_from_zero, read_calls, snake_case
+from ipucnn.filesystem import open_regular, shown
+from ipucnn.models.blueprint import Node
+from ipucnn.models.keras_config import counted_from_zero, read_blueprint, read_nodes, snake_case
 from ipucnn.models.names import named_weights
 from ipucnn.text import counted
 
@@ -43,10 +43,6 @@ EXTENSIONS = (".h5", ".hdf5", ".keras")
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _FILTERS = (1, 2, 3)
 """HDF5's filters for deflate, shuffle and checksums; for any other filter HDF5 loads a library."""
-_MOST_NAMES, _MOST_TEXTS = 100_000, 4096
-"""Most names in an attribute, and most of them if their length is variable."""
-_SMALL_CHUNK = 2**16
-"""Numbers in a chunk that any tensor may have."""
 _NO_WEIGHTS = ("rescaling", "seed_generator")
 """Kinds of layers whose values are not weights of the network."""
 
@@ -119,30 +115,18 @@ def _hdf5_of(path: Path) -> Any:
     return str(path) if is_hdf5 else io.BytesIO(_zip_member(path, "model.weights.h5", HINT))
 
 
-def _zip_member(path: Path, name: str, hint: str, at_most: Optional[int] = None) -> bytes:
-    """A file inside of a zip.
-
-    Args:
-        hint: what to give instead of an unusable zip.
-        at_most: its largest size; None for as much as fits into memory.
-    """
+def _zip_member(path: Path, name: str, hint: str) -> bytes:
+    """A file inside of a zip; ``hint`` says what to give instead of an unusable one."""
     with open_regular(path, hint=hint) as handle:
         is_zip = handle.read(len(_ZIP)) == _ZIP
     if not is_zip:
         raise DataError(f"{shown(path)} was not saved by Keras: it is neither HDF5 nor a zip", hint)
-    check_memory(file_size(path), f"Keras file {shown(path)}")
     with zipfile.ZipFile(path) as archive:
         members = [entry for entry in archive.infolist() if entry.filename == name]
         if len(members) != 1:
             raise DataError(f"{shown(path)} was not saved by Keras: it holds no {name}", hint)
-        if at_most is not None and members[0].file_size > at_most:
-            raise DataError(f"{shown(path)}: its {name} is too large for a network's", hint)
         check_memory(members[0].file_size, f"{name} in {shown(path)}")
-        with archive.open(members[0]) as member:
-            data = member.read(members[0].file_size + 1)
-    if len(data) > members[0].file_size:
-        raise DataError(f"{shown(path)} is damaged: its {name} is longer than it says", hint)
-    return data
+        return archive.read(members[0])
 
 
 def read_configuration(path: Path, hint: str) -> Any:
@@ -155,7 +139,7 @@ def read_configuration(path: Path, hint: str) -> Any:
         DataError: the file is absent, damaged, larger than any network's, or not a zip of Keras 3.
     """
     try:
-        return load_record(_zip_member(path, "config.json", hint, MAX_RECORD_BYTES).decode("utf-8"))
+        return load_record(_zip_member(path, "config.json", hint).decode("utf-8"))
     except UserError:
         raise
     except Exception as error:
@@ -164,8 +148,8 @@ def read_configuration(path: Path, hint: str) -> Any:
         raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
 
 
-def read_model_calls(path: Path) -> Optional[List[LayerCall]]:
-    """The calls of the layers of a whole model in a file, with canonical names; None for weights alone.
+def read_model(path: Path) -> Optional[List[Node]]:
+    """The nodes of a whole model in a file, with canonical names; None for weights alone.
 
     A model with several inputs or outputs, or a configuration that cannot be read, counts as weights alone.
     """
@@ -175,7 +159,7 @@ def read_model_calls(path: Path) -> Optional[List[LayerCall]]:
         config = _hdf5_configuration(path) if is_hdf5 else read_configuration(path, HINT)
         if config is None:
             return None
-        return read_calls(path.name, str(config["class_name"]), config["config"], renumbers=True)
+        return read_nodes(path.name, str(config["class_name"]), config["config"], canonical=True)
     except (UserError, ImportError, OSError, RuntimeError, KeyError, TypeError, ValueError):
         return None  # reading the weights reports what is wrong with a damaged file
 
@@ -193,16 +177,13 @@ def _hdf5_configuration(path: Path) -> Any:
     with h5py.File(str(path), "r") as file:
         if "model_config" not in file.attrs:
             return None
-        attribute = file.attrs.get_id("model_config")
-        if attribute.shape != () or attribute.dtype.itemsize > MAX_RECORD_BYTES:
-            return None
         text = file.attrs["model_config"]
     return load_record(text.decode("utf-8") if isinstance(text, bytes) else str(text))
 
 
-def read_statistics(path: Path, call: LayerCall) -> Optional[Tuple[np.ndarray, np.ndarray]]:
+def read_statistics(path: Path, node: Node) -> Optional[Tuple[np.ndarray, np.ndarray]]:
     """Mean and variance of a Normalization layer that were measured before the file was saved; None without them."""
-    name = "_".join(call.place).replace("/", "_")
+    name = "_".join(node.place).replace("/", "_")
     with _open_layers(path, statistics=True) as (layers, _):
         for layer in layers:
             if name in (layer.name, layer.name.replace("/", "_")) and len(layer.tensors) == 2:
@@ -246,28 +227,11 @@ def _base(weight: str) -> str:
 
 def _names(group: HdfItem, attribute: str) -> List[str]:
     """The list of names in an attribute; Keras splits long lists into ``<attribute>0``, ``<attribute>1``, ..."""
-    names, part = _attribute(group, attribute) if attribute in group.attrs else [], 0
+    names, part = list(group.attrs.get(attribute, ())), 0
     while f"{attribute}{part}" in group.attrs:
-        names += _attribute(group, f"{attribute}{part}")
+        names += list(group.attrs[f"{attribute}{part}"])
         part += 1
     return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in names]
-
-
-def _attribute(group: HdfItem, name: str) -> List[Any]:
-    """The entries of an attribute.
-
-    Raises:
-        ValueError: there are more entries than a network can have layers, or they are too long.
-    """
-    attribute = group.attrs.get_id(name)
-    length = math.prod(map(int, attribute.shape))
-    # Many entries of variable length can refer to one large text, and HDF5 does not give its length beforehand.
-    most = _MOST_TEXTS if attribute.dtype.kind == "O" else _MOST_NAMES
-    if len(attribute.shape) != 1 or length > most or length * attribute.dtype.itemsize > _MOST_NAMES * 256:
-        raise ValueError(
-            f"its attribute {name} has the shape {attribute.shape}, and at most {most:,} names are read"
-        )
-    return list(group.attrs[name])
 
 
 def _counted_layers(container: HdfItem, path: Path, seen: Set[int], prefix: str) -> List[LayerWeights]:
@@ -330,8 +294,7 @@ def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
     if is_stored and tensor.dtype.kind == "f":
         plist = tensor.id.get_create_plist()
         has_filters = all(plist.get_filter(i)[0] in _FILTERS for i in range(plist.get_nfilters()))
-        # HDF5 reads whole chunks, and a small tensor may have huge ones.
-        if has_filters and math.prod(map(int, tensor.chunks or ())) <= max(int(tensor.size), _SMALL_CHUNK):
+        if has_filters:
             return tensor
     raise DataError(f"{path} is no weight file of Keras: {tensor.name} is not a stored float tensor", HINT)
 
@@ -453,9 +416,9 @@ def _named(layers: Sequence[LayerWeights], path: Path) -> Iterator[Dict[str, Lay
     own = {layer.name.replace("/", "_"): layer for layer in layers}
     if len(own) < len(layers):
         return  # names are absent, or do not tell layers apart
-    calls = read_model_calls(path)
-    if calls is not None:
-        canonical = {"_".join(call.place).replace("/", "_"): call.name for call in calls}
+    nodes = read_model(path)
+    if nodes is not None:
+        canonical = {"_".join(node.place).replace("/", "_"): node.layer for node in nodes}
         yield {canonical.get(name, name): layer for name, layer in own.items()}
     yield own
     bases = {name: re.sub(r"_\d+$", "", name) for name in own}
@@ -471,11 +434,9 @@ def _confusable(
     Args:
         in_order: whether layers of different classes may be mistaken for each other, too.
     """
-    calls = read_calls("", "Functional", model.get_config())
-    reads = {call.name: [source for source, _ in call.reads] for call in calls}
     before: Dict[str, Set[str]] = {}
-    for name, sources in reads.items():
-        before[name] = set(sources).union(*(before[source] for source in sources))
+    for node in read_blueprint(model).nodes:
+        before[node.name] = set(node.inputs).union(*(before[source] for source in node.inputs))
     for i, first in enumerate(targets):
         for second in targets[i + 1 :]:
             is_alike = first.shapes == second.shapes and (in_order or first.kind == second.kind)

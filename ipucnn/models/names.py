@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from ipucnn.aliases import KerasModel, TfVariable
-from ipucnn.models.blueprint import Blueprint
-from ipucnn.models.keras_config import INPUT_NAME, counted_from_zero, snake_case
+from ipucnn.models.blueprint import INPUT_NAME, Blueprint
+from ipucnn.models.keras_config import counted_from_zero, snake_case
 
 MOVING_STATISTICS = ("moving_mean", "moving_variance")
 # Keras 3 shortened the names of these weights; the older, longer name distinguishes two kernels of a layer.
@@ -38,17 +38,17 @@ def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:
         keep: names that look like Keras' counted names, but are the network's own.
     """
     table = counted_from_zero(
-        (step.name, step.name, snake_case(step.kind), (snake_case(step.kind),))
-        for step in blueprint.steps
-        if step.name not in keep
+        (node.name, node.name, snake_case(node.kind), (snake_case(node.kind),))
+        for node in blueprint.nodes
+        if node.name not in keep
     )
-    blueprint.rename(lambda step: table.get(step.name, step.name))
+    blueprint.rename(lambda node: table.get(node.name, node.name))
 
 
 def name_input(blueprint: Blueprint) -> None:
-    """Names the first step ``input``."""
-    first = blueprint.steps[0]
-    blueprint.rename(lambda step: INPUT_NAME if step is first else step.name)
+    """Names the first node ``input``."""
+    first = blueprint.nodes[0]
+    blueprint.rename(lambda node: INPUT_NAME if node is first else node.name)
 
 
 def named_weights(model: KerasModel) -> Dict[str, TfVariable]:

@@ -20,7 +20,7 @@ from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.models.blueprint import Blueprint
-    from ipucnn.models.own_networks import OwnNetwork
+    from ipucnn.models.own import OwnNetwork
 
 NORMS = ("batch", "group", "none")
 NETWORK_FILES = (".keras", ".json")
@@ -307,9 +307,9 @@ def get_model(name: str) -> ModelRecord:
         return records[_key(name)]
     except KeyError:
         if is_own_name(name) or name in entry_points(MODELS_GROUP):
-            from ipucnn.models import own_networks  # imported here because it needs NumPy
+            from ipucnn.models import own  # imported here because it needs NumPy
 
-            return _own_record(own_networks.OwnNetwork(name, "", needs=_name_it(name)))
+            return _own_record(own.OwnNetwork(name, "", needs=_name_it(name)))
         hint = did_you_mean(name, [*(r.name for r in records.values()), *entry_points(MODELS_GROUP)])
         raise ConfigurationError(
             f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
@@ -337,12 +337,10 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
         function = entry_points(MODELS_GROUP).get(name)
         if function is None:
             return get_model(name)
-    from ipucnn.models import own_networks  # imported here because it needs NumPy
+    from ipucnn.models import own  # imported here because it needs NumPy
 
     if function is not None:
-        return replace(
-            _own_record(own_networks.OwnNetwork(function.name, function.sha256, function)), file=path
-        )
+        return replace(_own_record(own.of_function(function)), file=path)
     assert path is not None
     if not is_network_file(name):
         raise ConfigurationError(
@@ -356,7 +354,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
             f"{shown_value(name)} is a file with a layer graph, from which no network can be built",
             f"it can be planned: ipucnn plan-splits {shown_value(name)}",
         )
-    return replace(_own_record(own_networks.of_keras_file(name, path)), file=path)
+    return replace(_own_record(own.of_keras_file(name, path)), file=path)
 
 
 def saved_network(name: str, data: PlainValue, what: str, needs: str) -> ModelRecord:
@@ -371,9 +369,9 @@ def saved_network(name: str, data: PlainValue, what: str, needs: str) -> ModelRe
     Raises:
         DataError: the checkpoint has no network.
     """
-    from ipucnn.models import own_networks  # imported here because it needs NumPy
+    from ipucnn.models import own  # imported here because it needs NumPy
 
-    return _own_record(own_networks.of_checkpoint(name, data, what, needs))
+    return _own_record(own.of_checkpoint(name, data, what, needs))
 
 
 def check_buildable(record: ModelRecord) -> None:

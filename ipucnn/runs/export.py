@@ -32,8 +32,8 @@ from ipucnn.filesystem import (
     write_folder,
     write_text,
 )
-from ipucnn.models.architecture import own_layers
-from ipucnn.models.names import INPUT_NAME as NETWORK_INPUT
+from ipucnn.models.blueprint import INPUT_NAME as NETWORK_INPUT
+from ipucnn.models.own import own_layers
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run

@@ -15,8 +15,8 @@ import numpy as np
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
-from ipucnn.models.architecture import Scaling, preprocessing_of
-from ipucnn.models.keras_files import has_statistics, read_model_calls, read_statistics
+from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
+from ipucnn.models.preprocessing import Scaling, preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord
 from ipucnn.runs.setup import Setup, input_range
 from ipucnn.text import shown_value
@@ -36,9 +36,9 @@ def check_frozen_weights(record: ModelRecord) -> None:
         ConfigurationError: there is such a layer.
     """
     own = record.own
-    if own is None or own.architecture is None or file_with_weights(record) is None:
+    if own is None or file_with_weights(record) is None:
         return
-    name, frozen = shown_value(record.name), own.architecture.frozen_layers
+    name, frozen = shown_value(record.name), own.frozen_layers
     if frozen:
         raise ConfigurationError(
             f"{name}: layer '{shown_value(frozen[0])}' is frozen (trainable=False), and training would draw weights "
@@ -53,8 +53,8 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
     Raises:
         DataError: its numbers cannot be taken over.
     """
-    calls = read_model_calls(path)
-    if calls is None:
+    nodes = read_model(path)
+    if nodes is None:
         if has_statistics(path):
             raise DataError(
                 f"{shown(path)} has weights of a Normalization layer, and does not say where it stands in the network",
@@ -62,7 +62,7 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
             )
         return None
     try:
-        return preprocessing_of(shown(path), calls, lambda call: read_statistics(path, call))
+        return preprocessing_of(shown(path), nodes, lambda node: read_statistics(path, node))
     except ConfigurationError as error:
         raise DataError(error.message, error.hint) from None
 
@@ -129,7 +129,7 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
     if scaling is None:
         return [f"{shown(path)} does not say how its images were scaled; here they are in the range {name}"]
     if own is not None and own.architecture is not None and own.first_rescaling is not None:
-        present: Optional[Scaling] = own.architecture.scaling
+        present: Optional[Scaling] = scaling_of(own.architecture.nodes)
     else:
         present = _range_of(setup, name)
     if present is not None and present.equals(scaling):

@@ -7,7 +7,8 @@ new channels with zeros.
 from __future__ import annotations
 
 from ipucnn.aliases import Tensor
-from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.blueprint import Blueprint
+from ipucnn.models.keras_config import read_blueprint
 
 _EPSILON = 1.001e-5
 

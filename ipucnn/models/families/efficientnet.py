@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 
 from ipucnn.aliases import Tensor
-from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.blueprint import Blueprint
+from ipucnn.models.keras_config import read_blueprint
 
 
 def build_grouped_efficientnet(
@@ -36,7 +37,6 @@ def build_grouped_efficientnet(
     """
     from tensorflow import keras
 
-    from ipucnn.models.editing import replace_layer, strip_preprocessing
     from ipucnn.models.layers.per_sample import GroupedConv2D
 
     module = inspect.getmodule(keras.applications.EfficientNetB0)
@@ -57,18 +57,17 @@ def build_grouped_efficientnet(
         classes=num_classes,
     )
     blueprint = read_blueprint(model)
-    strip_preprocessing(blueprint)
-    for step in blueprint.steps:
-        if step.kind == "DepthwiseConv2D":
-            channels = int(step.channels or 0)
+    for node in blueprint.nodes:
+        if node.kind == "DepthwiseConv2D":
+            channels = int(node.channels or 0)
             settings = {
-                key: step.config[key]
+                key: node.config[key]
                 for key in ("kernel_size", "strides", "padding", "use_bias", "activation", "bias_initializer")
             }
             settings.update(
                 filters=channels,
                 groups=channels // group_size,
-                kernel_initializer=step.config["depthwise_initializer"],
+                kernel_initializer=node.config["depthwise_initializer"],
             )
-            replace_layer(step, GroupedConv2D, settings)
+            node.replace(GroupedConv2D, settings)
     return blueprint

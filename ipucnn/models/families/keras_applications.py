@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Tuple
 
 from ipucnn.aliases import KerasModel, Tensor
-from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.blueprint import Blueprint
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.names import number_from_zero
 
 
@@ -33,11 +34,8 @@ def build_application(
         application_name: attribute of ``keras.applications``.
         keep: names of layers that look like Keras' counted names, but are the network's own.
     """
-    from ipucnn.models.editing import strip_preprocessing
-
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
-    strip_preprocessing(blueprint)
     # Keras 2.6's ``conv1/conv`` is Keras 3's ``conv1_conv``.
-    blueprint.rename(lambda step: step.name.replace("/", "_"))
+    blueprint.rename(lambda node: node.name.replace("/", "_"))
     number_from_zero(blueprint, keep)
     return blueprint

@@ -8,18 +8,19 @@ from __future__ import annotations
 from typing import Dict, List, Optional
 
 from ipucnn.aliases import Tensor
-from ipucnn.models.blueprint import Blueprint, Step, read_blueprint
+from ipucnn.models.blueprint import Blueprint, Node
 from ipucnn.models.families.keras_applications import application
+from ipucnn.models.keras_config import read_blueprint
 
 
 def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
     """Builds MobileNet; its pooling keeps the two spatial axes, as in Keras 3, where Keras 2.6 reshapes afterwards."""
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
-    pool = next(step for step in blueprint.steps if step.kind == "GlobalAveragePooling2D")
+    pool = next(node for node in blueprint.nodes if node.kind == "GlobalAveragePooling2D")
     pool.config["keepdims"] = True
-    blueprint.bypass([step.name for step in blueprint.consumers(pool.name) if step.kind == "Reshape"])
+    blueprint.bypass([node.name for node in blueprint.consumers(pool.name) if node.kind == "Reshape"])
     fixed = {pool.name: "avg_pool"}
-    blueprint.rename(lambda step: fixed.get(step.name, step.name))
+    blueprint.rename(lambda node: fixed.get(node.name, node.name))
     return blueprint
 
 
@@ -27,18 +28,17 @@ def build_mobilenet(inputs: Tensor, num_classes: int, application_name: str) -> 
 _HARD_SWISH = ("hard_swish", "hard_silu")
 
 
-def _single_reader(blueprint: Blueprint, name: str, kind: str) -> Optional[Step]:
+def _single_reader(blueprint: Blueprint, name: str, kind: str) -> Optional[Node]:
     readers = blueprint.consumers(name)
     return readers[0] if len(readers) == 1 and readers[0].kind == kind else None
 
 
 def _fold_operations(blueprint: Blueprint) -> None:
     """Replaces each ``relu6(x + 3) / 6``, and each product of it with x, by one layer."""
-    from ipucnn.models.editing import replace_layer
     from ipucnn.models.layers.per_sample import HardSigmoid, HardSwish
 
-    removed: List[Step] = []
-    for add in [step for step in blueprint.steps if step.kind == "Add" and step.constants == [3.0]]:
+    removed: List[Node] = []
+    for add in [node for node in blueprint.nodes if node.kind == "Add" and node.constants == [3.0]]:
         relu = _single_reader(blueprint, add.name, "ReLU")
         scale = relu and _single_reader(blueprint, relu.name, "Multiply")
         if relu is None or scale is None or len(scale.constants) != 1:
@@ -49,16 +49,16 @@ def _fold_operations(blueprint: Blueprint) -> None:
         last, folded = (product, HardSwish) if swish else (scale, HardSigmoid)
         assert last is not None
         removed += [add, relu] + ([scale] if swish else [])
-        last.inputs, last.constants = [source], []
-        replace_layer(last, folded, {})
-    blueprint.steps = [step for step in blueprint.steps if not any(step is r for r in removed)]
-    for step in blueprint.steps:
-        if step.kind == "Activation" and _activation_name(step) in _HARD_SWISH:
-            replace_layer(step, HardSwish, {})
+        last.inputs = [source]
+        last.replace(folded, {})
+    blueprint.nodes = [node for node in blueprint.nodes if not any(node is r for r in removed)]
+    for node in blueprint.nodes:
+        if node.kind == "Activation" and _activation_name(node) in _HARD_SWISH:
+            node.replace(HardSwish, {})
 
 
-def _activation_name(step: Step) -> str:
-    activation = step.config["activation"]
+def _activation_name(node: Node) -> str:
+    activation = node.config["activation"]
     if isinstance(activation, dict):
         activation = activation.get("config", "")
     return str(activation)
@@ -73,26 +73,23 @@ def _canonical(blueprint: Blueprint) -> None:
     def spell(name: str) -> str:
         return name.replace("/BatchNorm", "_bn").replace("AvgPool", "avg_pool").replace("/", "_").lower()
 
-    def new_name(step: Step) -> str:
-        if step.kind in _SUFFIX and "squeeze_excite" not in step.name:
-            source = spell(step.inputs[0])
+    def new_name(node: Node) -> str:
+        if node.kind in _SUFFIX and "squeeze_excite" not in node.name:
+            source = spell(node.inputs[0])
             source = source[: -len("_bn")] if source.endswith("_bn") else source
-            return f"{source}_{_SUFFIX[step.kind]}"
-        if step.kind == "GlobalAveragePooling2D" and "squeeze" not in step.name:
+            return f"{source}_{_SUFFIX[node.kind]}"
+        if node.kind == "GlobalAveragePooling2D" and "squeeze" not in node.name:
             return "avg_pool"
-        if step.kind in ("Dropout", "Flatten"):
-            return step.kind.lower()
-        return spell(step.name)
+        if node.kind in ("Dropout", "Flatten"):
+            return node.kind.lower()
+        return spell(node.name)
 
     blueprint.rename(new_name)
 
 
 def build_mobilenet_v3(inputs: Tensor, num_classes: int, application_name: str) -> Blueprint:
     """Builds MobileNetV3 Small or Large."""
-    from ipucnn.models.editing import strip_preprocessing
-
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
-    strip_preprocessing(blueprint)
     _fold_operations(blueprint)
     _canonical(blueprint)
     return blueprint

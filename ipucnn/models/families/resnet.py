@@ -11,8 +11,9 @@ import re
 from typing import Sequence
 
 from ipucnn.aliases import KerasInitializer, Tensor
-from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.blueprint import Blueprint
 from ipucnn.models.families.keras_applications import application
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.names import number_from_zero
 
 _EPSILON = 1.001e-5
@@ -31,13 +32,13 @@ def build_keras_resnet_v1_5(inputs: Tensor, num_classes: int, application_name: 
     from ipucnn.models.editing import set_kernel_initializer
 
     blueprint = read_blueprint(application(application_name, inputs, num_classes))
-    for step in blueprint.steps:
-        if step.kind == "Conv2D":
-            step.config["use_bias"] = False  # a norm follows each convolution
-            first = re.fullmatch(r"(conv\d_block1)_1_conv", step.name)
-            if first is not None and tuple(step.config["strides"]) != (1, 1):
-                blueprint[f"{first.group(1)}_2_conv"].config["strides"] = step.config["strides"]
-                step.config["strides"] = (1, 1)
+    for node in blueprint.nodes:
+        if node.kind == "Conv2D":
+            node.config["use_bias"] = False  # a norm follows each convolution
+            first = re.fullmatch(r"(conv\d_block1)_1_conv", node.name)
+            if first is not None and tuple(node.config["strides"]) != (1, 1):
+                blueprint[f"{first.group(1)}_2_conv"].config["strides"] = node.config["strides"]
+                node.config["strides"] = (1, 1)
     set_kernel_initializer(blueprint, he_fan_out())
     return blueprint
 

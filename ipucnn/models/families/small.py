@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ipucnn.aliases import Tensor
-from ipucnn.models.blueprint import Blueprint, read_blueprint
+from ipucnn.models.blueprint import Blueprint
+from ipucnn.models.keras_config import read_blueprint
 
 
 def build_toy_model(inputs: Tensor, num_classes: int) -> Blueprint:

@@ -4,12 +4,11 @@ This module imports no TensorFlow: a caller that has a model has imported it alr
 """
 
 import math
-import warnings
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.keras_config import Call, read_calls
+from ipucnn.models.keras_config import output_shape, read_blueprint
 from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, LayerGraph
 
 Shape = Tuple[int, ...]
@@ -73,34 +72,30 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
     Raises:
         ConfigurationError: several inputs or outputs, an operation that is no layer, or an input that is no image.
     """
-    with warnings.catch_warnings():
-        # Keras 2.6 warns of custom layers that it could not load; nothing is loaded here.
-        warnings.simplefilter("ignore")
-        calls = read_calls(name, "Functional", model.get_config())
-    shapes: Dict[Call, Shape] = {}
-    names: Dict[Call, str] = {}
+    shapes: Dict[str, Shape] = {}
+    names: Dict[str, str] = {}
     kinds: Dict[str, str] = {}
     layers: List[Layer] = []
     tied: List[Tuple[str, str]] = []
-    for call in calls:
-        layer = None if call.is_operation else call.layer_in(model)
-        if layer is None:
+    num_calls: Dict[str, int] = {}
+    for node in read_blueprint(model, name).nodes:
+        if node.is_operation:
             raise ConfigurationError(
-                f"operation '{call.name}' of {name} is not a layer", "build the network of Keras layers alone"
+                f"operation '{node.name}' of {name} is not a layer", "build the network of Keras layers alone"
             )
-        number = call.call[1]
-        name_of_call = call.name if number == 0 else f"{call.name}/call{number}"
+        layer, number = node.layer_in(model), num_calls.get(node.layer, 0)
+        num_calls[node.layer] = number + 1
         facts, shape = _facts(layer), _sample_shape(layer, number)
-        inputs = [names[source] for source in call.reads]
-        input_shapes = [shapes[source] for source in call.reads]
-        parts = _layers(facts, name_of_call, inputs, input_shapes, shape, first_call=number == 0)
+        inputs = [names[source] for source in node.inputs]
+        input_shapes = [shapes[source] for source in node.inputs]
+        parts = _layers(facts, node.name, inputs, input_shapes, shape, first_call=number == 0)
         if number > 0:
-            tied.append((call.name, parts[-1].name))
+            tied.append((node.layer, parts[-1].name))
         elif len(parts) > 1:
             tied.append((parts[0].name, parts[-1].name))
         layers += parts
         kinds.update((part.name, facts.kind) for part in parts)
-        shapes[call.call], names[call.call] = shape, parts[-1].name
+        shapes[node.name], names[node.name] = shape, parts[-1].name
     layers = _crops_first(layers, kinds)
     for first, last in _shared_weights(model):
         tied.append((first, last + _POINTWISE if last + _POINTWISE in kinds else last))
@@ -152,11 +147,7 @@ def _crops_first(layers: List[Layer], kinds: Dict[str, str]) -> List[Layer]:
 
 def _sample_shape(layer: KerasLayer, call: int) -> Shape:
     """Returns the output shape of one sample."""
-    node = layer._inbound_nodes[call]
-    outputs = node.output_tensors if hasattr(node, "output_tensors") else node.outputs
-    while isinstance(outputs, (list, tuple)):
-        outputs = outputs[0]
-    shape = tuple(outputs.shape)[1:]
+    shape = output_shape(layer, call)[1:]
     if any(n is None for n in shape):
         raise ConfigurationError(
             f"layer '{layer.name}' has the shape {shape}: plans need a fixed image size",

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.aliases import KerasLayer, Tensor
-from ipucnn.models.blueprint import Step
+from ipucnn.models.blueprint import Node
 from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm, unbiased_variance
 from ipucnn.models.layers.per_sample import SubsamplePad
 from ipucnn.sessions.host import operations
@@ -62,7 +62,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def find_fast_layers(
-    steps: Sequence[Step], layers: Dict[str, KerasLayer], needed: Container[str]
+    steps: Sequence[Node], layers: Dict[str, KerasLayer], needed: Container[str]
 ) -> FastLayers:
     """Chooses the layers of a pipeline stage to replace by faster functions.
 

@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
 from ipucnn.compat import tf_variable
-from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
+from ipucnn.models.blueprint import Node, stages_by_layer
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
@@ -57,7 +58,7 @@ class _Stage(NamedTuple):
         fast: the faster functions of its layers.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[Node]
     sources: Sequence[str]
     leaving: Sequence[str]
     fast: FastLayers
@@ -92,8 +93,8 @@ class Network:
         self.model, self.arithmetic = model, arithmetic
         self._unpack = unpack
         blueprint = read_blueprint(model)
-        self._input, self._output = blueprint.steps[0].name, blueprint.output
-        steps = blueprint.steps[1:]
+        self._input, self._output = blueprint.nodes[0].name, blueprint.output
+        steps = blueprint.nodes[1:]
         self._layers = {step.name: model.get_layer(step.name) for step in steps}
         self._exact = {name for name, layer in self._layers.items() if _is_exact(layer)}
         self._takes_training = {
@@ -101,7 +102,7 @@ class Network:
             for name, layer in self._layers.items()
             if "training" in inspect.signature(layer.call).parameters
         }
-        numbers = stages_by_layer([step.name for step in blueprint.steps], splits)
+        numbers = stages_by_layer([step.name for step in blueprint.nodes], splits)
         self._stages: List[_Stage] = []
         for number in range(len(splits) + 1):
             in_stage = [step for step in steps if numbers[step.name] == number]

@@ -197,7 +197,7 @@ class HostSession(Session):
         make_dataset: Optional[MakeDataset],
     ) -> int:
         """Returns the number of micro-batches to fuse; 1 if the user's own layers may mix samples."""
-        from ipucnn.models.architecture import own_layers
+        from ipucnn.models.own import own_layers
 
         if own_layers(model):
             return 1
@@ -472,7 +472,7 @@ def _check_own_layers(model: KerasModel, program: Program) -> None:
     Raises:
         ConfigurationError: there is such a layer; the message names it.
     """
-    from ipucnn.models.architecture import own_layers
+    from ipucnn.models.own import own_layers
 
     layers = own_layers(model)
     combined = max(program.fused_micro_batches, program.dbn_replica_group_size)

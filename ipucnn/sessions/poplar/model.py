@@ -27,9 +27,10 @@ from tensorflow import keras
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.datasets.pixels import InputRange, Transfer
-from ipucnn.models.blueprint import Step, read_blueprint, stages_by_layer
+from ipucnn.models.blueprint import INPUT_NAME, Node, stages_by_layer
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers import micro_batches
-from ipucnn.models.names import INPUT_NAME, named_weights
+from ipucnn.models.names import named_weights
 from ipucnn.sessions.poplar.device import Api, compute_type
 
 SEEDS_NAME = "micro_batch_seeds"
@@ -274,7 +275,7 @@ class _Builder:
         self.norms: List[str] = []
         self.moved_once: List[MovedByGradient] = []
 
-    def layer(self, step: Step, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
+    def layer(self, step: Node, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """Returns the output of a step."""
         common = {"name": step.name, "dtype": _policy(self.spec.precision)}
         if not step.config["trainable"]:
@@ -303,7 +304,7 @@ class _Builder:
         assert kind is not None  # bare operations were edited away
         return kind.from_config({**config, **common})(inputs)
 
-    def _normalised(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
+    def _normalised(self, step: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
         if not step.config["trainable"]:
             return _batch_norm(step.config, common)(inputs)
         settings = {key: step.config[key] for key in ("epsilon", "center", "scale")}
@@ -319,7 +320,7 @@ class _Builder:
         self.statistics += [mean, variance]
         return output
 
-    def _dropped(self, step: Step, inputs: Tensor, common: KerasConfig) -> Tensor:
+    def _dropped(self, step: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
         rate, noise = step.config["rate"], step.config["noise_shape"]
         if self.spec.purpose == PREDICTION or rate == 0:
             return keras.layers.Activation("linear", **common)(inputs)
@@ -349,7 +350,7 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
     """
     blueprint = read_blueprint(network)
     builder = _Builder(api, spec)
-    first = blueprint.steps[0]
+    first = blueprint.nodes[0]
     sizes = tuple(int(n) for n in network.inputs[0].shape[1:])
     compute = compute_type(spec.precision)
     transfer, on_device = spec.preprocess.dtype, spec.preprocess.on_device
@@ -359,7 +360,7 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
         fused = api.ipu.image_ops.normalise_image if spec.fused_preprocessing else None
         x = Preprocess(on_device, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
-    for step in blueprint.steps[1:]:
+    for step in blueprint.nodes[1:]:
         sources = [tensors[source] for source in step.inputs]
         tensors[step.name] = builder.layer(step, sources[0] if len(sources) == 1 else sources)
     outputs = tensors[blueprint.output]

@@ -1,0 +1,812 @@
+"""How a user's own Keras network becomes one that is trained here: the only module that decides it.
+
+A network comes from a function in a Python file or an installed package (:func:`of_function`), from a file that Keras
+saved (:func:`of_keras_file`) or from a checkpoint (:func:`of_checkpoint`).  Then:
+
+1. The function is called, once for each build; a Python file is run only if the command line names it.
+2. Keras' configuration of the model, or of the file, is read as nodes (``keras_config.py``).
+3. Each node becomes a stock layer with plain settings (``settings.py``), or is refused (:func:`_accepted`): training
+   would not compute it as Keras does.  A softmax at the end is left out.  The result is the network's architecture,
+   which checkpoints store as data: names of stock layers, their settings and inputs.  None of it is run as code, so
+   data from others, such as a run folder, can at worst give a wrong network.
+4. :meth:`OwnNetwork.blueprint` builds the network with Keras' layers, checks what only a built network shows, and
+   exchanges layers for those of this package.  ``build.py`` then continues as with registered networks.
+
+Layers of the user's own classes are not exchanged.  They may mix the samples of a micro-batch, so micro-batches are
+computed one by one.  A layer that keeps state from batch to batch, or draws random numbers itself, is refused, because
+a resumed run could not continue to the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
+from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
+from ipucnn.filesystem import file_size, read_bytes
+from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
+from ipucnn.models.keras_config import FUNCTIONAL_HINT, LAYER_OF_OPERATION, output_shape, read_nodes
+from ipucnn.models.keras_files import read_configuration, read_statistics
+from ipucnn.models.preprocessing import PREPROCESSING, Statistics, as_rescaling, first_rescaling
+from ipucnn.models.settings import check_activations, formulas_of, keras_settings, plain_settings
+from ipucnn.python_files import OwnFunction, label_of, own_code_failed
+from ipucnn.text import counted, shown_value
+
+PER_SAMPLE = (
+    "Activation", "Add", "Average", "AveragePooling2D", "BatchNormalization", "Concatenate", "Conv2D",
+    "Conv2DTranspose", "Cropping2D", "Dense", "DepthwiseConv2D", "Dropout", "ELU", "Flatten", "GlobalAveragePooling2D",
+    "GlobalMaxPooling2D", "GroupNormalization", "Identity", "LayerNormalization", "LeakyReLU", "MaxPooling2D",
+    "Maximum", "Minimum", "Multiply", "PReLU", "Permute", "ReLU", "Rescaling", "Reshape", "SeparableConv2D", "Softmax",
+    "SpatialDropout2D", "Subtract", "UpSampling2D", "ZeroPadding2D",
+)  # fmt: skip
+"""Stock layers that compute each sample separately and have no state, and layers that are exchanged for such ones."""
+# Keras layers that augment images, in addition to those whose names begin with Random.
+_AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
+_OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
+_CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
+# Stateful operations that only read variables, call functions, or check.  All others change state for the next call,
+# draw random numbers from hidden state, or run Python code.
+_READS = (
+    "Assert", "Case", "If", "PartitionedCall", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
+    "StatefulPartitionedCall", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "While",
+)  # fmt: skip
+Make = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class OwnNetwork:
+    """A network that is not registered.
+
+    Attributes:
+        name: the user's name of the network.
+        sha256: digest of its file; for an installed package, of the entry point's value.
+        make: function from (input shape, number of classes) to a Keras model; None if the architecture is known.
+        architecture: the network as data, without the batch in the shapes of its input; for a function, None until it
+            has been called.
+        needs: the hint to name its file, for a network that is known only from a run folder or checkpoint and needs
+            the user's code; otherwise None.
+        remarks: what conversion changed, a sentence each.
+        trained_as: the network in the checkpoint whose weights a function's network gets; None without a checkpoint.
+    """
+
+    name: str
+    sha256: str
+    make: Optional[Make] = None
+    architecture: Optional[Blueprint] = None
+    needs: Optional[str] = None
+    remarks: Sequence[str] = ()
+    trained_as: Optional[Blueprint] = None
+    _called: Optional[Tuple[Tuple[int, ...], int, int]] = None
+
+    @property
+    def label(self) -> str:
+        """A short name whose characters are valid in names of folders and layers."""
+        return label_of(self.name)
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether only the user's own code can build it; True for a function that has not been called yet."""
+        return self.make is not None if self.architecture is None else bool(_own_nodes(self.architecture))
+
+    @property
+    def input_shape(self) -> Tuple[Optional[int], ...]:
+        """(height, width, channels) of its input; None for sizes that the data determine."""
+        known = self.architecture if self.make is None else None
+        return (None, None, None) if known is None else _input_sizes(known)
+
+    @property
+    def num_classes(self) -> Optional[int]:
+        """Its number of logits, from the last layer's ``units``; None if the data determine it."""
+        if self.architecture is None or self.make is not None:
+            return None
+        units = self.architecture[self.architecture.output].config.get("units")
+        return units if isinstance(units, int) else None
+
+    @property
+    def first_rescaling(self) -> Optional[str]:
+        """Name of the layer that scales pixels of 0..255; None without it, or for a function that was not called."""
+        known = self.architecture or self.trained_as
+        return None if known is None else first_rescaling(known.nodes)
+
+    @property
+    def notes(self) -> List[str]:
+        """Remarks for the user about the network, a sentence each."""
+        notes, own_nodes = (
+            list(self.remarks),
+            [] if self.architecture is None else _own_nodes(self.architecture),
+        )
+        if own_nodes:
+            kinds = ", ".join(f"{shown_value(node.name)} ({node.kind})" for node in own_nodes)
+            notes.append(
+                f"micro-batches are computed one by one, because layers of its own may mix their samples: {kinds}"
+            )
+        return [f"{shown_value(self.name)}: {note}" for note in notes]
+
+    @property
+    def frozen_layers(self) -> Tuple[str, ...]:
+        """Names of the frozen layers that have weights."""
+        return tuple(
+            node.name
+            for node in ([] if self.architecture is None else self.architecture.nodes)
+            if node.config.get("trainable") is False
+            and (node.is_own or any(key.endswith("_initializer") for key in node.config))
+        )
+
+    def to_data(self) -> Dict[str, Any]:
+        """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
+        assert self.architecture is not None
+        layers = [
+            [node.name, node.kind, None if node.is_own else node.config, tuple(node.inputs)]
+            for node in self.architecture.nodes[1:]
+        ]
+        shape = list(_input_sizes(self.architecture))
+        return {"name": self.name, "sha256": self.sha256, "input_shape": shape, "layers": layers}
+
+    def check_buildable(self) -> None:
+        """Checks that the file that the network needs was named on the command line.
+
+        Raises:
+            ConfigurationError: it was not named; the hint says what to type.
+        """
+        if self.needs is None:
+            return
+        layers = [] if self.architecture is None else [node.name for node in _own_nodes(self.architecture)]
+        parts = f"layers of its own ({', '.join(map(shown_value, layers))})" if layers else "layers"
+        raise ConfigurationError(
+            f"the network is {shown_value(self.name)}, whose {parts} are in that file alone, and a file is run only if "
+            "the command line names it",
+            f"if you trust it, {self.needs}",
+        )
+
+    def check_input(self, shape: Sequence[int]) -> None:
+        """Refuses images of a shape that does not fit the known sizes of the network's input.
+
+        Raises:
+            ConfigurationError: the shape does not fit.
+        """
+        known = () if self.architecture is None else _input_sizes(self.architecture)
+        if all(size in (None, given) for size, given in zip(known, shape)):
+            return
+        takes = "x".join("any" if n is None else str(n) for n in known)
+        hint = "build it for the shape that the function is given"
+        if self.make is None:
+            hint = "drop --image-size, or take data of as many channels"
+        raise ConfigurationError(
+            f"{shown_value(self.name)} takes images of {takes}, and is to be built for "
+            f"{'x'.join(map(str, shape))} (height, width, channels)",
+            hint,
+        )
+
+    def call(self, shape: Sequence[int], num_classes: int, seed: int) -> None:
+        """Calls the function that makes the network, if there is one and it was not just called with these arguments.
+
+        Raises:
+            ConfigurationError: as :meth:`blueprint`.
+        """
+        key = tuple(map(int, shape)), num_classes, seed
+        if self.make is None or self._called == key:
+            return
+        self.check_buildable()
+        name = shown_value(self.name)
+        model, first_values = _called(name, self.make, *key)
+        try:
+            config = model.get_config()
+        except UserError:
+            raise
+        except Exception as error:
+            failed = own_code_failed(error, f"get_config of a layer of {name}")
+            raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
+        kind = "Sequential" if type(model).__name__ == "Sequential" else "Functional"
+        nodes = read_nodes(name, kind, config, canonical=True)
+        self.architecture, self.remarks = _architecture_of(name, nodes, _measured_in(model), model)
+        _check_initial_weights(name, nodes, model, first_values)
+        _check_formulas(name, self.architecture, self.trained_as)
+        self._called = key
+
+    def blueprint(self, images: Tensor, num_classes: int, seed: int = 0) -> Blueprint:
+        """Makes the blueprint of the network, with layers of Keras, of this package and of the user.
+
+        Raises:
+            ConfigurationError: training would not compute a layer as Keras does; the message names it.
+        """
+        from ipucnn.models.editing import use_grouped_convolutions
+
+        shape = tuple(int(n) for n in images.shape[1:])
+        self.check_buildable()
+        self.call(shape, num_classes, seed)
+        self._called = None
+        assert self.architecture is not None
+        self.check_input(shape)
+        name = shown_value(self.name)
+        blueprint = _of_installed_keras(name, self.architecture)
+        with seeded_generators(seed, "own"):
+            try:
+                model = assemble(blueprint, images, "own")
+            except Exception as error:
+                text = " ".join(text_of(error).split())
+                raise ConfigurationError(
+                    f"{name} cannot be built for images of {'x'.join(map(str, shape))}: {shown_value(text)}",
+                    "change the network or --image-size",
+                ) from error
+        _check_axes(name, blueprint, model)
+        self._check_output(model, num_classes)
+        for node in _own_nodes(self.architecture):
+            _check_own_layer(name, model.get_layer(node.layer))
+        if model.losses:
+            raise ConfigurationError(
+                f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
+                "drop them; --weight-decay and --l2-regularization hold for the whole network",
+            )
+        _exchange(blueprint, model, name)
+        use_grouped_convolutions(blueprint)
+        return blueprint
+
+    def _check_output(self, model: KerasModel, num_classes: int) -> None:
+        shape = tuple(model.output.shape)
+        if len(shape) == 2 and shape[1] == num_classes:
+            return
+        gives = (
+            counted(int(shape[1] or 0), "logit") if len(shape) == 2 else f"numbers of the shape {shape[1:]}"
+        )
+        hint = "take data of as many classes, or save the network with another last layer"
+        if len(shape) == 4:
+            hint = "end it with keras.layers.Dense(num_classes), to classify images; masks are for the network unet"
+        elif self.make is not None:
+            hint = "end it with keras.layers.Dense(num_classes)"
+        raise ConfigurationError(
+            f"{shown_value(self.name)} gives {gives} for each image, and the data have "
+            f"{counted(num_classes, 'class')}",
+            hint,
+        )
+
+
+def _own_nodes(blueprint: Blueprint) -> List[Node]:
+    return [node for node in blueprint.nodes if node.is_own]
+
+
+def _input_sizes(blueprint: Blueprint) -> Tuple[Optional[int], ...]:
+    """(height, width, channels) of the input; None for a size that is not fixed."""
+    return tuple(blueprint.nodes[0].config["batch_shape"][1:])
+
+
+# --- calling a user's function
+
+
+def _called(
+    name: str, make: Make, shape: Tuple[int, ...], num_classes: int, seed: int
+) -> Tuple[KerasModel, FirstValues]:
+    """The model that a user's function returns, and the first values of its weights.
+
+    Raises:
+        ConfigurationError: it is no functional or sequential model, or the function sets Keras' number type.
+    """
+    from tensorflow import keras
+
+    old_policy = keras.mixed_precision.global_policy()
+    with seeded_generators(seed, "own"), _first_values() as first_values:
+        model = make(shape, num_classes)
+    policy = keras.mixed_precision.global_policy().name
+    if policy != "float32":
+        # Otherwise later networks of this process would also get this policy.
+        keras.mixed_precision.set_global_policy(old_policy)
+        raise ConfigurationError(
+            f"{name} sets the type of all of Keras' layers to {policy}",
+            "leave types out of the network: --precision 16.16 trains in 16 bits",
+        )
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(
+            f"{name} returned {shown_value(type(model).__name__)} instead of a functional or sequential model",
+            _CONTRACT,
+        )
+    is_graph = isinstance(model, keras.Sequential) or getattr(model, "_is_graph_network", False)
+    if not (
+        is_graph or type(model) is keras.Model or "Functional" in {c.__name__ for c in type(model).__mro__}
+    ):
+        raise ConfigurationError(
+            f"{name} returned a {shown_value(type(model).__name__)}, a model whose layers are hidden in its code",
+            "return keras.Model(inputs, outputs), or a keras.Sequential",
+        )
+    return model, first_values
+
+
+FirstValues = Dict[int, Tuple[KerasVariable, Tensor]]
+"""Identity of a weight -> the weight, and its value when its layer created it."""
+
+
+@contextlib.contextmanager
+def _first_values() -> Iterator[FirstValues]:
+    """Records the first value of each weight that a layer creates inside the block."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from ipucnn.compat import tf_variable
+
+    values: FirstValues = {}
+    add_weight = keras.layers.Layer.add_weight
+
+    def recording(layer: KerasLayer, *arguments: object, **named: object) -> KerasVariable:
+        weight = add_weight(layer, *arguments, **named)
+        # A layer that creates weights while it is traced has no values yet.
+        if tf.executing_eagerly() and getattr(weight, "_value", weight) is not None:
+            values[id(weight)] = weight, tf_variable(weight).read_value()
+        return weight
+
+    keras.layers.Layer.add_weight = recording
+    try:
+        yield values
+    finally:
+        keras.layers.Layer.add_weight = add_weight
+
+
+def _check_initial_weights(
+    name: str, nodes: Sequence[Node], model: KerasModel, first_values: FirstValues
+) -> None:
+    """Refuses weights that the function set, or that it took from a layer made before: training draws its own.
+
+    Raises:
+        ConfigurationError: a layer has such weights; the message names it.
+    """
+    for node in nodes:
+        if node.is_operation or node.kind in (INPUT_LAYER, "Normalization"):
+            continue
+        layer = node.layer_in(model)
+        for weight in layer.weights:
+            first = first_values.get(id(weight), (weight, None))[1]
+            if first is None and not _is_stock(layer):
+                continue  # a variable of the user's own
+            if first is not None and np.array_equal(np.asarray(first), np.asarray(weight.numpy())):
+                continue
+            base = weight.name.split("/")[-1].split(":")[0]
+            hint = "return it untrained (weights=None); --weights begins with weights that were trained"
+            if f"{base}_initializer" in node.config and node.kind != "BatchNormalization":
+                constant = f"{base}_initializer=keras.initializers.Constant(values)"
+                hint = f"give the layer {constant} to keep them, or {hint}"
+            raise ConfigurationError(
+                f"{name} sets weights itself ({base} of layer '{shown_value(node.layer)}'), and training draws its own "
+                "with the seed",
+                hint,
+            )
+
+
+def _is_stock(layer: KerasLayer) -> bool:
+    """Whether a layer's class is Keras' own class of that name."""
+    from tensorflow import keras
+
+    return type(layer) is getattr(keras.layers, type(layer).__name__, None)
+
+
+def own_layers(model: KerasModel) -> Tuple[str, ...]:
+    """Names of the layers of a built network whose classes are neither from Keras nor from this package."""
+    return tuple(
+        layer.name
+        for layer in model.layers
+        if not _is_stock(layer) and not type(layer).__module__.startswith("ipucnn.models.")
+    )
+
+
+def _measured_in(model: KerasModel) -> Statistics:
+    def statistics(node: Node) -> Sequence[np.ndarray]:
+        layer = node.layer_in(model)
+        return layer.mean, layer.variance
+
+    return statistics
+
+
+@contextlib.contextmanager
+def seeded_generators(seed: int, key: str) -> Iterator[None]:
+    """Seeds the generators of Python, NumPy and TensorFlow from (seed, key) inside the block.
+
+    The user's own layers draw their initial weights from these generators.
+    """
+    import tensorflow as tf
+
+    digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
+    number = int.from_bytes(digest[:4], "little")
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(number)
+    np.random.seed(number)
+    tf.random.set_seed(number)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+# --- from Keras' nodes to an architecture
+
+
+def _architecture_of(
+    name: str, nodes: Sequence[Node], statistics: Statistics, model: Optional[KerasModel] = None
+) -> Tuple[Blueprint, List[str]]:
+    """The architecture of a functional or sequential model, and a sentence for each change.
+
+    Args:
+        name: name of the network, for messages.
+        nodes: nodes of the model.
+        statistics: see :data:`Statistics`.
+        model: the model itself, which has the user's own classes; None for one in a file.
+
+    Raises:
+        ConfigurationError: training would not compute a layer as Keras does; the message names it.
+    """
+    num_calls = Counter(node.layer for node in nodes)
+    layers = []
+    for node in nodes[1:]:
+        if node.name == INPUT_NAME:
+            raise ConfigurationError(
+                f"{name}: a layer is called '{INPUT_NAME}', as the images are", "rename it"
+            )
+        inputs = [INPUT_NAME if source == nodes[0].name else source for source in node.inputs]
+        where = f"{name}: layer '{shown_value(node.layer)}'"
+        layers.append(
+            _accepted(where, replace(node, inputs=inputs), num_calls[node.layer], statistics, model)
+        )
+    shape = nodes[0].config.get("batch_shape", nodes[0].config.get("batch_input_shape"))
+    sizes: Tuple[Optional[int], ...] = (None, None, None)
+    if isinstance(shape, (list, tuple)):
+        sizes = tuple(shape[1:])
+        if len(sizes) != 3 or any(n is not None and (not isinstance(n, int) or n < 1) for n in sizes):
+            raise ConfigurationError(
+                f"{name}: takes {shown_value(str(sizes))} instead of images (height, width and channels)",
+                FUNCTIONAL_HINT,
+            )
+    blueprint = Blueprint([_input(sizes), *layers], nodes[-1].name)
+    changes = []
+    if remove_softmax(blueprint):
+        changes.append("its softmax at the end is left out: loss and metrics take logits")
+    _check_end(name, blueprint)
+    rescaling = first_rescaling(blueprint.nodes)
+    if rescaling is not None:
+        changes.append(f"it takes pixels of 0..255, which its layer {rescaling} scales")
+    return blueprint, changes
+
+
+def _input(sizes: Sequence[Optional[int]]) -> Node:
+    return Node(INPUT_NAME, INPUT_LAYER, {"batch_shape": [None, *sizes]}, [])
+
+
+def _check_end(name: str, blueprint: Blueprint) -> None:
+    """Refuses a network that does not end in logits.
+
+    Raises:
+        ConfigurationError: the network ends in an activation, or has no layer.
+    """
+    last = blueprint[blueprint.output]
+    if last.name == INPUT_NAME:
+        raise ConfigurationError(
+            f"{name}: it has no layer with weights between images and output",
+            "end it with keras.layers.Dense",
+        )
+    activation = "linear" if last.is_own else last.config.get("activation", "linear")
+    if activation != "linear" or last.kind in ("ReLU", "Softmax"):
+        end = last.kind if activation == "linear" else activation
+        raise ConfigurationError(
+            f"{name}: its last layer '{shown_value(last.name)}' ends in {end}, and training takes logits",
+            "end it with a keras.layers.Dense(num_classes) without activation, or with softmax",
+        )
+
+
+def _accepted(
+    where: str, node: Node, num_calls: int, statistics: Statistics, model: Optional[KerasModel]
+) -> Node:
+    """The node with plain settings.
+
+    Args:
+        where: the layer, for messages.
+        node: a node of Keras' configuration.
+        num_calls: number of calls of the layer.
+        statistics: see :data:`Statistics`.
+        model: the network itself; None for one in a file.
+
+    Raises:
+        ConfigurationError: training would not compute the layer as Keras does.
+    """
+    kind = node.kind
+    live = None if model is None or node.is_operation else node.layer_in(model)
+    is_own = node.is_own if live is None else not _is_stock(live)
+    is_of_keras = live is None or type(live).__module__.split(".")[0] in ("keras", "tensorflow")
+    if (kind.startswith("Random") or kind in _AUGMENTING) and is_of_keras:
+        raise ConfigurationError(
+            f"{where} ({shown_value(kind)}) augments images, which is done to the data and not in the network",
+            "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
+        )
+    if num_calls != 1:
+        raise ConfigurationError(f"{where} is called {num_calls} times", "give each call a layer of its own")
+    # Keras 3 records Dropout's default as if it had been given.
+    others = ", ".join(
+        f"{key}={value}"[:40] if key else str(value)[:40]
+        for key, value in node.arguments
+        if not (kind in _OFF_BY_DEFAULT and key == "training" and value is False)
+    )
+    plain_node = Node(node.name, kind, {}, node.inputs, node.layer)
+    if node.is_operation:
+        _check_operation(where.replace(": layer", ": operation", 1), node, others)
+        return plain_node
+    if others:
+        raise ConfigurationError(
+            f"{where} ({shown_value(kind)}) is called with {shown_value(others)}",
+            "call it with one tensor, or one list of them, alone; trainable=False freezes a layer",
+        )
+    if kind == "Lambda":
+        raise ConfigurationError(
+            f"{where} is a Lambda layer, whose function no file can keep",
+            "write it as a class: class Mine(keras.layers.Layer)",
+        )
+    if is_own and live is None:
+        raise ConfigurationError(
+            f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
+            "name the function that makes the network: --model my_net.py:build",
+        )
+    if is_own:
+        return replace(plain_node, config=node.config, layer_class=type(live), is_own=True)
+    if kind not in PER_SAMPLE and kind not in PREPROCESSING:
+        raise ConfigurationError(
+            f"{where} is a {shown_value(kind)}, which may mix the samples of a batch, or keep something from one "
+            "batch to the next",
+            "use another layer, or a class of your own, whose micro-batches are computed one by one",
+        )
+    if kind == "Normalization":
+        return as_rescaling(where, node, statistics)
+    keras = 3
+    if live is not None:
+        from ipucnn.compat import KERAS_3
+
+        keras = 3 if KERAS_3 else 2
+    plain_node.config = plain_settings(f"{where} ({kind})", node, keras)  # .keras files are of Keras 3
+    if live is not None:
+        check_activations(where, live, plain_node.config)
+    return plain_node
+
+
+def _check_operation(where: str, node: Node, others: str) -> None:
+    """Refuses an operation that no layer computes, or that reads numbers besides tensors.
+
+    Raises:
+        ConfigurationError: the operation is refused.
+    """
+    num_inputs = len(node.inputs)
+    if node.kind not in LAYER_OF_OPERATION.values():
+        raise ConfigurationError(
+            f"{where.replace(': operation ', ': ', 1)} is the operation {shown_value(node.kind)}, which is no layer",
+            "use a layer of Keras in its place, or write it as a class of layers",
+        )
+    if others or (node.kind == "ReLU") != (num_inputs == 1):
+        raise ConfigurationError(
+            f"{where} reads {counted(num_inputs, 'tensor')} and numbers besides ({shown_value(others)})",
+            "use a layer in its place, such as keras.layers.Rescaling",
+        )
+
+
+def _check_formulas(name: str, architecture: Blueprint, trained_as: Optional[Blueprint]) -> None:
+    """Refuses a network whose activations have other formulas in this Keras than they had where it was trained.
+
+    Raises:
+        ConfigurationError: a formula differs; the message names the layer and both.
+    """
+    trained = {} if trained_as is None else {node.name: node for node in trained_as.nodes}
+    for node in architecture.nodes:
+        former = trained.get(node.name)
+        if former is None or node.is_own:
+            continue
+        now, then = formulas_of(node.config), formulas_of(former.config)
+        for key in sorted({*now, *then}):
+            if now.get(key) != then.get(key):
+                former_one, present = (one.get(key, "another activation") for one in (then, now))
+                raise ConfigurationError(
+                    f"{name}: layer '{shown_value(node.name)}' was trained with {former_one}, and this Keras computes "
+                    f"{present}",
+                    "use the TensorFlow that the run was trained with (environment.json has its version)",
+                )
+
+
+# --- from an architecture to a network
+
+
+def _of_installed_keras(name: str, architecture: Blueprint) -> Blueprint:
+    """A copy of an architecture with the classes and the spellings of the installed Keras.
+
+    Raises:
+        ConfigurationError: the installed Keras lacks a layer or a setting.
+    """
+    from tensorflow import keras
+
+    nodes = [replace(architecture.nodes[0])]
+    for node in architecture.nodes[1:]:
+        where, config = f"{name}: layer '{shown_value(node.layer)}'", dict(node.config)
+        layer_class = node.layer_class if node.is_own else getattr(keras.layers, node.kind, None)
+        if layer_class is None:
+            raise ConfigurationError(
+                f"{where} is a {node.kind}, which this Keras lacks", "use a newer TensorFlow"
+            )
+        if not node.is_own:
+            config = keras_settings(where, node, layer_class)
+        nodes.append(replace(node, layer_class=layer_class, config=config, inputs=list(node.inputs)))
+    return Blueprint(nodes, architecture.output)
+
+
+def _check_axes(name: str, blueprint: Blueprint, model: KerasModel) -> None:
+    """Refuses layers that mix the samples of a batch.
+
+    Raises:
+        ConfigurationError: a stock layer computes along the axis of samples; the message names it.
+    """
+    for node in blueprint.nodes[1:]:
+        shape = output_shape(model.get_layer(node.layer))
+        axes = [] if node.is_own else node.config.get("axis", [])
+        if any(axis % len(shape) == 0 for axis in (axes if isinstance(axes, list) else [axes])):
+            raise ConfigurationError(
+                f"{name}: layer '{shown_value(node.layer)}' has axis = {axes}, which mixes the samples of a batch",
+                "name an axis of a sample's own, such as axis=-1",
+            )
+        node.channels = shape[-1] if len(shape) > 1 else None
+
+
+def _is_stateful(operation: str) -> bool:
+    """Whether an operation of TensorFlow changes or hides state, by its definition."""
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(operation)
+    return definition is not None and definition.is_stateful and operation not in _READS
+
+
+def _check_own_layer(name: str, layer: KerasLayer) -> None:
+    """Refuses a layer of the user's own that has state, draws random numbers, or does not compute in float32.
+
+    Raises:
+        ConfigurationError: the layer is refused; the message names it and the operation.
+    """
+    import tensorflow as tf
+    from tensorflow import keras
+
+    what = f"{name}: layer '{shown_value(layer.name)}' ({shown_value(type(layer).__name__)})"
+    if layer.compute_dtype != "float32":
+        raise ConfigurationError(
+            f"{what} computes in {layer.compute_dtype}",
+            "leave types out of the network: --precision 16.16 trains in 16 bits",
+        )
+    tensors = layer.input if isinstance(layer.input, (list, tuple)) else [layer.input]
+
+    class Training(keras.layers.Layer):  # type: ignore[misc]
+        """Calls the layer without ``training``, which its inner layers get from this outer call, as in a run."""
+
+        def call(self, values: Tensor, training: Optional[bool] = None) -> Tensor:
+            return layer(values)
+
+    def call(*values: Tensor) -> Tensor:
+        return Training()(values[0] if len(values) == 1 else list(values), training=True)
+
+    specs = [tf.TensorSpec([2, *tensor.shape[1:]], tf.float32) for tensor in tensors]
+    try:
+        graph = tf.function(call, autograph=False).get_concrete_function(*specs).graph.as_graph_def()
+    except Exception as error:
+        raise own_code_failed(error, what) from error
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    operation = next((node.op for node in nodes if _is_stateful(node.op)), None)
+    if operation is not None:
+        raise ConfigurationError(
+            f"{what} draws random numbers, or remembers something from batch to batch (operation {operation}), which a "
+            "continued run would not know",
+            "use keras.layers.Dropout or BatchNormalization, which are exchanged for layers that can be continued",
+        )
+
+
+def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
+    """Replaces further layers that have a counterpart in this package, and refuses settings that would get lost.
+
+    The layers that are replaced in every network, such as batch norm, are checked here and replaced later.
+
+    Raises:
+        ConfigurationError: a layer has such a setting; the message names it.
+    """
+    from ipucnn.models.layers.micro_batches import Dropout, GroupNormalization
+
+    for node in blueprint.nodes:
+        where, config = f"{name}: layer '{shown_value(node.layer)}' ({node.kind})", node.config
+        if node.kind == "SpatialDropout2D":
+            node.replace(Dropout, {"rate": config["rate"], "noise_shape": [None, 1, 1, None]})
+        elif node.kind == "Dropout" and (config.get("noise_shape") or [None])[0] is not None:
+            raise ConfigurationError(f"{where} has one mask for all samples", "begin noise_shape with None")
+        elif node.kind in ("BatchNormalization", "GroupNormalization"):
+            axis, rank = config.get("axis", -1), len(output_shape(model.get_layer(node.layer)))
+            if (axis[0] if isinstance(axis, list) and len(axis) == 1 else axis) not in (-1, rank - 1):
+                raise ConfigurationError(
+                    f"{where} normalises axis {axis}", "normalise the last axis, the channels"
+                )
+            for key in ("gamma", "moving_variance", "beta", "moving_mean"):
+                usual = "Ones" if key in ("gamma", "moving_variance") else "Zeros"
+                kind = (config.get(f"{key}_initializer") or {}).get("class_name", usual)
+                if kind != usual:
+                    raise ConfigurationError(
+                        f"{where} begins with {key} {kind}", f"leave out {key}_initializer"
+                    )
+            lost = [key for key in ("renorm", "virtual_batch_size", "synchronized") if config.get(key)]
+            if lost:
+                raise ConfigurationError(f"{where} has {lost[0]}", f"leave it out; {_CONTRACT}")
+            if node.kind == "GroupNormalization" and config.get("center", True) and config.get("scale", True):
+                if config["groups"] == -1:
+                    config["groups"] = node.channels
+                kept = {key: config[key] for key in ("groups", "epsilon")}
+                frozen = {} if config.get("trainable", True) else {"trainable": False}
+                node.replace(GroupNormalization, {**kept, **frozen})
+
+
+# --- sources of networks
+
+
+def of_function(function: OwnFunction) -> OwnNetwork:
+    """The network that a function of the user makes, which is not called yet."""
+    return OwnNetwork(function.name, function.sha256, function)
+
+
+def of_keras_file(name: str, path: Path) -> OwnNetwork:
+    """Reads the network in a file that Keras 3 saved, without its weights.
+
+    Raises:
+        DataError: the file is absent or damaged, or training does not support its network.
+    """
+    hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
+    config = read_configuration(path, hint)
+    if not isinstance(config, dict):
+        raise DataError(f"{shown_value(name)} holds no model", hint)
+    try:
+        nodes = read_nodes(
+            shown_value(name), str(config.get("class_name")), config.get("config"), canonical=True
+        )
+        architecture, changes = _architecture_of(
+            shown_value(name), nodes, lambda node: read_statistics(path, node)
+        )
+    except ConfigurationError as error:
+        raise DataError(error.message, error.hint) from None  # an error of the file, not of the command line
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
+    digest = hashlib.sha256(read_bytes(path, file_size(path))).hexdigest()
+    return OwnNetwork(name, digest, architecture=architecture, remarks=changes)
+
+
+def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetwork:
+    """Reads the network of a checkpoint, which is not trusted; no file that the checkpoint names is read or run.
+
+    Args:
+        name: name of the network.
+        data: the data of :meth:`OwnNetwork.to_data`.
+        what: name of the checkpoint, for messages.
+        needs: the hint to name the user's file, if the network has layers that are only in that file.
+
+    Raises:
+        DataError: the data are not a network.
+    """
+    try:
+        shape = tuple(data["input_shape"])
+        if len(shape) != 3 or any(n is not None and (type(n) is not int or n < 1) for n in shape):
+            raise ValueError(f"an input of {shape}")
+        nodes = {INPUT_NAME: _input(shape)}
+        for layer, kind, settings, inputs in data["layers"]:
+            if not isinstance(layer, str) or layer in nodes or not isinstance(kind, str):
+                raise ValueError(f"a layer {layer!r}")
+            if not inputs or not set(inputs) <= set(nodes):
+                raise ValueError(f"layer {layer!r} reads {inputs!r}")
+            node = Node(layer, kind, settings or {}, list(inputs), is_own=settings is None)
+            if not node.is_own:
+                if kind not in PER_SAMPLE:
+                    raise ValueError(f"layer {layer!r} is of the class {kind!r}")
+                node.config = plain_settings(f"layer '{shown_value(layer)}'", node)
+            nodes[layer] = node
+        if len(nodes) == 1:
+            raise ValueError("0 layers")
+        architecture = Blueprint(list(nodes.values()), layer)
+    except (TypeError, ValueError, KeyError, AttributeError, ConfigurationError) as error:
+        reason = text_of(error)
+        raise DataError(
+            f"{what} has no network that can be read: {shown_value(reason)}", "give another checkpoint"
+        ) from None
+    hint = needs if _own_nodes(architecture) else None
+    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=hint)

@@ -1,0 +1,134 @@
+"""Preprocessing layers with which a network begins: Rescaling and Normalization.
+
+A registered network gets its images in its range, so the layers are removed (:func:`strip_preprocessing`).  A user's
+own network keeps them and gets pixels of 0..255.  Weights of a whole model say how its images were scaled
+(:func:`preprocessing_of`).
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from ipucnn.errors import ConfigurationError
+from ipucnn.models.blueprint import INPUT_NAME, Blueprint, Node
+from ipucnn.models.settings import plain, plain_settings
+from ipucnn.text import shown_value
+
+PREPROCESSING = ("Rescaling", "Normalization")
+# Layers without weights that pixels pass before they are scaled.
+_MOVES_PIXELS = (
+    "AveragePooling2D", "Cropping2D", "Dropout", "Flatten", "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity",
+    "MaxPooling2D", "Permute", "Reshape", "SpatialDropout2D", "UpSampling2D", "ZeroPadding2D",
+)  # fmt: skip
+Statistics = Callable[[Node], Optional[Sequence[np.ndarray]]]
+"""A function that returns mean and variance of a Normalization layer, which were measured; None if they are absent."""
+
+
+class Scaling(NamedTuple):
+    """The numbers with which a network begins: pixels x factor + offset, one for all channels or one per channel."""
+
+    factor: np.ndarray
+    offset: np.ndarray
+
+    def equals(self, other: Scaling) -> bool:
+        """Whether two scalings of pixels of 0..255 differ by rounding only."""
+        ends = [np.float64(end) * one.factor + one.offset for end in (0, 255) for one in (self, other)]
+        return all(
+            np.allclose(mine, theirs, rtol=1e-5, atol=1e-5) for mine, theirs in zip(ends[::2], ends[1::2])
+        )
+
+
+def strip_preprocessing(blueprint: Blueprint) -> None:
+    """Removes the preprocessing at the start of a registered network, which the input pipeline does instead."""
+    blueprint.bypass([node.name for node in blueprint.nodes if node.kind in PREPROCESSING])
+
+
+def first_rescaling(nodes: Iterable[Node]) -> Optional[str]:
+    """Name of the layer that scales the images before any layer with weights; None if there is none.
+
+    A network with such a layer takes pixels of 0..255.
+    """
+    unscaled = {INPUT_NAME}
+    for node in nodes:
+        if unscaled.isdisjoint(node.inputs):
+            continue
+        if node.kind == "Rescaling":
+            return node.name
+        if node.kind in _MOVES_PIXELS:
+            unscaled.add(node.name)
+    return None
+
+
+def scaling_of(nodes: Iterable[Node]) -> Scaling:
+    """The scaling of the Rescaling layers that follow each other from the input on; 1 and 0 without any."""
+    factor, offset, source = np.float64(1), np.float64(0), INPUT_NAME
+    for node in nodes:
+        if node.inputs == [source] and node.kind == "Rescaling":
+            scale, shift = (np.asarray(node.config.get(key, 0.0), np.float64) for key in ("scale", "offset"))
+            factor, offset, source = factor * scale, offset * scale + shift, node.name
+    return Scaling(np.asarray(factor), np.asarray(offset))
+
+
+def as_rescaling(where: str, node: Node, statistics: Statistics) -> Node:
+    """A Normalization layer as a Rescaling layer with the same numbers: (x - mean) / max(deviation, 1e-7).
+
+    Args:
+        where: the layer, for messages.
+
+    Raises:
+        ConfigurationError: its numbers are not known, or there is not one number per channel or for all.
+    """
+    numbers: Optional[Sequence[object]] = statistics(node)
+    if numbers is None or numbers[0] is None:
+        numbers = [plain(node.config.get(key), where, key) for key in ("mean", "variance")]
+    if numbers[0] is None:
+        raise ConfigurationError(
+            f"{where} (Normalization) has no mean and variance",
+            "call its adapt() before the network is saved",
+        )
+    mean, variance = (np.squeeze(np.asarray(value, np.float64)) for value in numbers)
+    axis = node.config.get("axis")
+    axes = list(axis) if isinstance(axis, (list, tuple)) else [] if axis is None else [axis]
+    if axes not in ([], [-1], [3]) or mean.ndim > 1 or not np.isfinite([*mean.flat, *variance.flat]).all():
+        raise ConfigurationError(
+            f"{where} (Normalization) has other numbers than one per channel", "use axis=-1 or axis=None"
+        )
+    deviation = np.maximum(np.sqrt(variance), 1e-7)
+    factor, offset = 1 / deviation, -mean / deviation
+    if node.config.get("invert"):
+        factor, offset = deviation, mean
+    return Node(node.name, "Rescaling", {"scale": factor.tolist(), "offset": offset.tolist()}, node.inputs)
+
+
+def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -> Optional[Scaling]:
+    """The scaling at the beginning of a whole model; None if it has no Rescaling and no Normalization.
+
+    Args:
+        name: name of the model, for messages.
+        nodes: its nodes; the first is the input.
+        statistics: see :data:`Statistics`.
+
+    Raises:
+        ConfigurationError: such a layer does not follow the input, or its numbers are not known.
+    """
+    chain: List[Node] = []
+    source = nodes[0].name
+    for node in nodes[1:]:
+        if node.kind not in PREPROCESSING:
+            continue
+        where = f"{name}: layer '{shown_value(node.name)}'"
+        if node.inputs != [source]:
+            raise ConfigurationError(
+                f"{where} ({node.kind}) does not follow the images, so its numbers cannot be those of the images",
+                "use the network of the file itself: save it as .keras",
+            )
+        if node.kind == "Normalization":
+            scaled = as_rescaling(where, node, statistics)
+        else:
+            scaled = Node(node.name, node.kind, plain_settings(where, node, 3), [])
+        scaled.inputs = [chain[-1].name if chain else INPUT_NAME]
+        chain.append(scaled)
+        source = node.name
+    return scaling_of(chain) if chain else None
