@@ -176,7 +176,7 @@ class _Reader:
         name: str,
         place: Tuple[str, ...],
         inputs: List[str],
-        others: List[Tuple[str, Any]],
+        others: Sequence[Tuple[str, PlainValue]],
     ) -> Node:
         """The node of a call of a layer."""
         number, known_place = self._called.get(name, (0, place))
