@@ -57,7 +57,6 @@ _HINTS = {
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 _STREAM = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/(?:self|thread-self))/fd/(\d{1,9})")
 _STANDARD = ("stdin", "stdout", "stderr")
-_UNMEASURED_BYTES = 2**20  # read at least this from files of /proc, which report a size of 0
 # Without O_NONBLOCK, opening would wait for the other end of a FIFO that meanwhile replaced a file.
 _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -399,19 +398,11 @@ def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
     Raises:
         DataError: the path is absent, not a regular file, too large, or not readable.
     """
-    parts: List[bytes] = []
     with open_regular(path, hint) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= at_most:
-            # To the end: a file may hold more than it says (those of /proc say 0).
-            step, left = max(size + 1, _UNMEASURED_BYTES), at_most + 1
-            while left and (part := file.read(min(step, left))):
-                parts.append(part)
-                left -= len(part)
-            size = at_most + 1 - left
-    if size > at_most:
+        data = file.read(at_most + 1)  # not by its size: files of /proc say 0
+    if len(data) > at_most:
         raise DataError(f"{shown(path)} is larger than {at_most:,} bytes", hint or "give another file")
-    return b"".join(parts)
+    return data
 
 
 def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
@@ -513,22 +504,14 @@ def append_text(path: Path, text: str) -> None:
     """Appends UTF-8 text to a file of a run; creates the file if it is absent.
 
     Raises:
-        DataError: the file cannot be written, or is a link or not a regular file, which no run creates.
+        DataError: the file cannot be written, or is a link, which no run creates.
     """
-    hint = f"remove it: rm {shown(path)}"
-    with errors_about(path, _WRITTEN):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _SAFELY
-        try:
-            handle = os.open(path, flags, 0o666)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise DataError(f"{shown(path)} is a link or a FIFO, not a file", hint) from None
-            raise
-        with os.fdopen(handle, "ab") as file:
-            kind = _kind_of_mode(os.fstat(file.fileno()).st_mode)
-            if kind is not Kind.FILE:
-                raise DataError(f"{shown(path)} is {kind.value}, not a file", hint)
-            file.write(text.encode("utf-8"))
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | _SAFELY, 0o666)
+
+    with errors_about(path, _WRITTEN), open(path, "ab", opener=opener) as file:
+        file.write(text.encode("utf-8"))
 
 
 def make_folder(path: Path) -> None:
@@ -652,19 +635,10 @@ def check_output(path: Path) -> None:
     """Refuses, before anything is computed, a path that :func:`write_output` could not write.
 
     Raises:
-        DataError: the path is a folder, a socket, a disk or a file that is not writable; or its folder is absent or not
-            writable; or it is a stream that is closed or open for reading only.
+        DataError: the path is a folder, a socket, a disk or a file that is not writable, or its folder is absent or not
+            writable.
     """
-    stream = _stream_of(path)
-    if stream is not None:
-        import fcntl
-
-        with errors_about(path):
-            mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
-        if mode == os.O_RDONLY:
-            raise DataError(
-                f"{shown(path)} is open for reading only", "give the name of a file, or /dev/stdout"
-            )
+    if _stream_of(path) is not None:
         return
     kind = kind_of(path)
     if kind is Kind.FOLDER:
@@ -675,11 +649,8 @@ def check_output(path: Path) -> None:
         check_writable(path)
     if kind is not Kind.OTHER:
         folder = (real(path) if is_link(path) else path).parent  # without links: as typed, for messages
-        kind = kind_of(folder)
-        if kind is Kind.ABSENT:
+        if kind_of(folder) is not Kind.FOLDER:
             raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
-        if kind is not Kind.FOLDER:
-            raise DataError(f"{shown(path)}: {shown(folder)} is {kind.value}", "give another name")
         check_writable(folder)
 
 
