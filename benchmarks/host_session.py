@@ -119,7 +119,7 @@ class SessionSide:
         from ipucnn.sessions.host.session import HostSession
         from ipucnn.training.losses import Loss
         from ipucnn.training.optimizer_settings import make_settings
-        from ipucnn.training.program import make_program
+        from ipucnn.training.program import BuiltProgram, Layers, make_program
 
         config = dataclasses.replace(
             RunConfig(),
@@ -128,22 +128,23 @@ class SessionSide:
             validation=False,
         )
         program = make_program(config, case.global_batch * 1000, seed=0)
-        fix_threads(threads_of_training(program, config.max_workers))
+        fix_threads(threads_of_training(program, None, config.max_workers))
         session = create_session("cpu", trains=True)
         assert isinstance(session, HostSession)
         self.session = session
         model = build(case)
         optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
+        division = session.divide(model, program)
         session.compile(
             model,
-            program,
+            BuiltProgram.of(program, Layers((), "", ()), division.fused_micro_batches),
+            division,
             optimizer,
             Loss("cross_entropy"),
             lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
         )
-        assert session.program is not None
-        self.batches = session.feed(random_data(case, model, session.program.samples_per_fused_batch))
-        self.fused, self.side_by_side = session.program.fused_micro_batches, session.num_parallel
+        self.batches = session.feed(random_data(case, model, division.samples_per_group))
+        self.fused, self.side_by_side = division.fused_micro_batches, division.num_lanes
         self.model = model
 
     def run(self, updates: int) -> None:

@@ -6,7 +6,7 @@ import sys
 from ipucnn.config.options import RunConfig
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.factory import create_session
-from ipucnn.training.program import make_program
+from ipucnn.training.program import BuiltProgram, Layers, make_program
 
 
 def peak_mib(recomputation: bool) -> float:
@@ -28,9 +28,10 @@ def peak_mib(recomputation: bool) -> float:
     model = build_model(get_model("cifar_resnet56"), BuildOptions((32, 32, 3), 10, seed=1))
     blocks = [layer.name for layer in model.layers if type(layer).__name__ == "Add"]
     splits = [blocks[len(blocks) * i // 4] for i in range(1, 4)]
-    program = make_program(config, 10**6, seed=0).with_splits(splits)
+    layers = Layers(tuple(splits), "given", ())
+    program = BuiltProgram.of(make_program(config, 10**6, seed=0), layers, 0)
     compile_session(session, model, program, ("sgd", {}, {}), constant(1e-3))
-    size = session.program.samples_per_fused_batch
+    size = session.division.samples_per_group
     images, labels = tf.zeros([size, 32, 32, 3]), tf.zeros([size], tf.int32)
     batches = session.feed(tf.data.Dataset.from_tensors((images, labels)).repeat())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

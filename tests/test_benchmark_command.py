@@ -26,7 +26,7 @@ from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import DeviceInfo
-from ipucnn.training.program import make_program
+from ipucnn.training.program import BuiltProgram, Layers, make_program
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("short_benchmarks", "run")
@@ -168,13 +168,13 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
         gradient_accumulation_count=30,
         num_replicas=4,
     )
-    column = predict_ipu(graph, PredictionRequest(work.resolved.config, program, training=True), "16.16")
+    column = predict_ipu(graph, PredictionRequest(work.resolved.config, program, (), training=True), "16.16")
     assert column.ipus_per_replica > 1 and len(column.splits) == len(column.memory) - 1 > 0
     assert column.num_ipus == 4 * column.ipus_per_replica
     assert column.system != "m2000" and column.images_per_s > 0
     assert any("does not fit on one IPU" in note for note in column.notes)
     small = predict_ipu(
-        graph, PredictionRequest(work.resolved.config, program, training=True, system="m2000"), "16.16"
+        graph, PredictionRequest(work.resolved.config, program, (), training=True, system="m2000"), "16.16"
     )
     assert any("more than the 4" in note for note in small.notes)
 
@@ -277,7 +277,9 @@ def test_an_execution_without_results_is_refused(monkeypatch):
             return [np.full((4, 10), self.logit) for _ in list(batches)[:2]]
 
     side = contenders.SessionInference(
-        Lazy(), itertools.repeat(0), make_program(RunConfig(micro_batch_size=2), 8, seed=0).with_fused(2)
+        Lazy(),
+        itertools.repeat(0),
+        BuiltProgram.of(make_program(RunConfig(micro_batch_size=2), 8, seed=0), Layers((), "", ()), 2),
     )
     side.execute(4)
     side.check()

@@ -61,7 +61,7 @@ from ipucnn.sessions.group import (
 )
 from ipucnn.sessions.host import agreement, division, gpus
 from ipucnn.sessions.host.agreement import agree, require_same_weights
-from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
+from ipucnn.sessions.host.division import Division, threads_of_training
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
@@ -462,14 +462,14 @@ def test_a_process_may_start_late(tmp_path, seconds):
 
 
 def test_notes_name_the_processes():
-    program = make_program(accumulate=4).with_fused(1)
-    notes = notes_of_sharing(2, RunConfig(max_workers=2), program, True)
+    program = make_program(accumulate=4)
+    notes = Division(program, 1, num_workers=2).notes(RunConfig(max_workers=2), is_new=True)
     # The user chose the groups of fused micro-batches, so nothing is said about them.
     assert len(notes) == 1 and notes[0].startswith("2 workers")
 
 
 def test_the_most_workers_that_there_may_be_decide_the_threads(run, monkeypatch):
-    def refuse(program, sharing):
+    def refuse(program, fused, sharing):
         raise DataError(f"{sharing} workers share {program.num_micro_batches} micro-batches", "a hint")
 
     monkeypatch.setattr(runs_train, "threads_of_training", refuse)
@@ -499,7 +499,9 @@ def test_the_most_workers_that_there_may_be_decide_the_threads(run, monkeypatch)
 )
 def test_threads_of_training(monkeypatch, cores, program, sharing, threads):
     monkeypatch.setattr(division, "num_cores", lambda: cores)
-    assert threads_of_training(make_program(**{"accumulate": 12, **program}), sharing) == threads
+    program = {"accumulate": 12, **program}
+    fused = program.pop("fused_micro_batches", None)
+    assert threads_of_training(make_program(**program), fused, sharing) == threads
 
 
 def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):

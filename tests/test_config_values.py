@@ -189,7 +189,6 @@ def test_norm_layers_map_to_kinds_of_norms_and_back():
 @pytest.mark.parametrize(
     ("key", "word", "number"),
     [
-        ("fused-micro-batches", "measure", values.MEASURE),
         ("devices", "ALL", values.ALL),
         ("keep-checkpoints", "all", None),
         ("weight-updates-per-epoch", "-1", -1),

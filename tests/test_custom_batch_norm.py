@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from poplar_double import installed
 from support.reference import run_naive
-from support.sessions import CPU, PLAIN, SIZE, data, make_model, make_program, run
+from support.sessions import CPU, PLAIN, SIZE, data, make_model, make_program, run, with_fused
 
 from ipucnn.config.options import RunConfig
 from ipucnn.models.layers.micro_batches import BatchNormalization
@@ -26,7 +26,7 @@ def train(session, program, images, labels, optimizer=PLAIN, state=None):
 
 def on_host(program, images, labels, fused=0, **more):
     config = dataclasses.replace(RunConfig(), precision=program.precision)
-    return train(HostSession(CPU, config=config), program.with_fused(fused), images, labels, **more)
+    return train(HostSession(CPU, config=config), with_fused(program, fused), images, labels, **more)
 
 
 def on_ipus(program, images, labels, **more):

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from ipucnn.runs.rules import check_workers
 from ipucnn.sessions import factory
 from ipucnn.sessions.group import Alone
 from ipucnn.sessions.host import environment
-from ipucnn.sessions.host.division import Capacity, check_sharing, choose_devices, notes_of_sharing
+from ipucnn.sessions.host.division import Capacity, Division, check_sharing, choose_devices
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import Loss
@@ -52,7 +53,7 @@ import tensorflow as tf
 from support.sessions import batches, compile_session, constant, data, evaluated_now, make_model, make_program
 from support.sessions import values as arrays
 
-program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"]).with_fused(given["fused"])
+program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"], fused_micro_batches=given["fused"])
 images, labels = data(6 * program.global_batch_size, 1)
 dataset = batches(program, images, labels)
 for devices, session in sorted(sessions.items()):
@@ -130,18 +131,18 @@ def test_several_devices_give_the_bytes_of_one_in_every_precision(config, progra
 # -- numbers of devices ------------------------------------------------------------------------------------------------
 
 
-def shared(micro_batches, accumulation=None, fused=0, group=1):
+def shared(micro_batches, accumulation=None, group=1):
     """Returns a Program whose weight updates have ``micro_batches`` micro-batches."""
     accumulation = accumulation or micro_batches
     replicas = micro_batches // accumulation
-    return make_program(2, accumulation, replicas, fused_micro_batches=fused, dbn_replica_group_size=group)
+    return make_program(2, accumulation, replicas, dbn_replica_group_size=group)
 
 
-def chosen(available, devices=None, micro_batches=8, fused=0, group=1, **options):
+def chosen(available, devices=None, micro_batches=8, fused=None, group=1, **options):
     """Returns the number of devices, of those available, that share a weight update."""
-    program, config = shared(micro_batches, fused=fused, group=group), RunConfig(devices=devices, **options)
-    number = choose_devices(program, config, 1, Capacity(devices=available))
-    check_sharing(program, config, 1, number)
+    program, config = shared(micro_batches, group=group), RunConfig(devices=devices, **options)
+    number = choose_devices(program, config, 1, Capacity(devices=available), fused)
+    check_sharing(program, config, 1, number, fused)
     return number
 
 
@@ -174,9 +175,9 @@ def test_gpus_that_share_a_weight_update_evenly_are_used(expected, given):
             (1, 4),
             "--max-workers 2 with 4 devices: it has to be a multiple of 4",
         ),
-        (shared(4, fused=1), {}, (2, 3), "2 workers with 3 devices each cannot share the 4 groups"),
-        (shared(4, fused=1), {"max_workers": 3}, (1, 1), "3 workers cannot share the 4 groups"),
-        (shared(12, fused=2), {}, (4, 1), "4 workers cannot share the 6 groups of fused micro-batches"),
+        (shared(4), {}, (2, 3, 1), "2 workers with 3 devices each cannot share the 4 groups"),
+        (shared(4), {"max_workers": 3}, (1, 1, 1), "3 workers cannot share the 4 groups"),
+        (shared(12), {}, (4, 1, 2), "4 workers cannot share the 6 groups of fused micro-batches"),
         (shared(4), {}, (2, 4), "4 micro-batches, which 2 workers with 4 devices each cannot"),
         (shared(1), {}, (2, 1), "1 micro-batch, which 2 workers cannot"),
         (make_program(1, 2**31 - 1), {}, (2, 1), "2,147,483,647 micro-batches"),
@@ -229,7 +230,7 @@ def test_suggested_numbers_of_workers_are_accepted(num_groups, sharing):
         try:
             check_sharing(shared(num_groups, accumulation), RunConfig(), sharing)
             assert num_groups % sharing == 0
-            check_sharing(shared(num_groups, accumulation, fused=1), RunConfig(), sharing)
+            check_sharing(shared(num_groups, accumulation), RunConfig(), sharing, fused=1)
             continue
         except ConfigurationError as refused:
             hint = refused.hint
@@ -289,16 +290,16 @@ def test_workers_use_their_common_capacity():
 
 
 def test_notes_describe_the_devices():
-    program = shared(8, fused=2)
-    two, groups = notes_of_sharing(1, RunConfig(), program, True, (2, 2))
+    division, both = Division(shared(8), 2, num_present=2), ("/GPU:0", "/GPU:1")
+    two, groups = replace(division, devices=both).notes(RunConfig(), is_new=True)
     assert two == "2 devices: a weight update is 4 groups of 2 fused micro-batches, 2 for each device"
     assert (
         groups.startswith("the groups of fused micro-batches are those of --max-workers 2")
         and "or devices" in groups
     )
-    (idle,) = notes_of_sharing(1, RunConfig(), program, True, (1, 3))
+    (idle,) = replace(division, num_present=3).notes(RunConfig(), is_new=True)
     assert idle.startswith("1 of 3 devices takes part: more cannot share the 8 micro-batches")
-    first = notes_of_sharing(2, RunConfig(), program, False, (2, 2))[0]
+    first = replace(division, devices=both, num_workers=2).notes(RunConfig(), is_new=False)[0]
     assert first.startswith("2 workers with 2 devices each, ") and first.endswith("1 for each device")
 
 

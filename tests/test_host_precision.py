@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sessions import CPU, batches, compile_session, constant, make_program
+from support.sessions import CPU, batches, compile_session, constant, make_program, with_fused
 from tensorflow import keras
 
 from ipucnn import cli
@@ -158,7 +158,9 @@ PIPELINE = dict(num_stages=3, pipeline_splits=("norm", "pool"), device_mapping=(
 
 def program_of(precision, fused, updates=3, **changes):
     changes = {"loss_scaling": 8.0 if precision != "32.32" else 0.0, **changes}
-    return make_program(2, 2, 2, updates_per_epoch=updates, precision=precision, **changes).with_fused(fused)
+    return make_program(
+        2, 2, 2, updates_per_epoch=updates, precision=precision, **changes, fused_micro_batches=fused
+    )
 
 
 @pytest.mark.parametrize("precision", ["16.16", pytest.param("16.32", marks=pytest.mark.slow)])
@@ -253,7 +255,9 @@ def test_a_16_bit_weight_update_equals_a_numpy_loop(precision):
         variable.assign(rng.normal(0, 0.5, variable.shape))
     images = rng.normal(0, 1, (24, 6)).astype(np.float32)
     labels = rng.integers(0, 3, 24).astype(np.int32)
-    program = make_program(4, 2, updates_per_epoch=3, precision=precision, loss_scaling=16.0).with_fused(2)
+    program = make_program(
+        4, 2, updates_per_epoch=3, precision=precision, loss_scaling=16.0, fused_micro_batches=2
+    )
     session = compile_(session_of(precision), model, program, 0.25)
     weights = {name: v.numpy() for name, v in session.state.weights.items()}
     slots = {name: v.numpy() for name, v in session.state.slots.items()}
@@ -294,13 +298,15 @@ def separable(samples):
 def test_a_network_that_learns_only_with_loss_scaling(scale, learns):
     """Gradients of about 2**-2 are multiplied by 2**-24, where float16 rounds them to 0, and then by 2**24."""
     images, labels = separable(64)
-    program = make_program(8, updates_per_epoch=8, precision="16.32", loss_scaling=scale).with_fused(1)
+    program = make_program(
+        8, updates_per_epoch=8, precision="16.32", loss_scaling=scale, fused_micro_batches=1
+    )
     model = chain([2.0**12, 2.0**12, 2.0**-12, 2.0**-12])
     values, (loss,) = train(compile_(session_of("16.32"), model, program, 2.0**-11), images, labels)
     assert (loss < np.log(2) - 1e-4) == learns
     assert values["learns/kernel"].any() == learns
     # In 32 bits it learns without loss scaling.
-    program = make_program(8, updates_per_epoch=8).with_fused(1)
+    program = make_program(8, updates_per_epoch=8, fused_micro_batches=1)
     model = chain([2.0**12, 2.0**12, 2.0**-12, 2.0**-12])
     _, (loss,) = train(compile_(session_of("32.32"), model, program, 2.0**-11), images, labels)
     assert loss < np.log(2) - 1e-4
@@ -318,7 +324,7 @@ def test_weights_stall_under_nearest_rounding_and_not_under_stochastic():
         start = np.float32([[1, 1.5], [1.5, 1]])
         model.get_layer("learns").set_weights([start])
         session = compile_(
-            session_of(precision, rounding), model, program.with_fused(1), 1e-3, ("sgd", {}, {})
+            session_of(precision, rounding), model, with_fused(program, 1), 1e-3, ("sgd", {}, {})
         )
         values, losses[precision, rounding] = train(session, images, labels)
         assert np.array_equal(values["learns/kernel"], start) == ((precision, rounding) == ("16.16", "OFF"))

@@ -1,8 +1,6 @@
 """The host session against a naive loop: micro-batches and replicas one at a time, NumPy optimizers."""
 
 import threading
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Dict
 
 import numpy as np
@@ -28,11 +26,12 @@ from support.sessions import (
     make_model,
     make_program,
     run,
+    with_fused,
 )
+from support.workers import Given
 from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.values import MEASURE
 from ipucnn.errors import InfeasibleError, MissingError
 from ipucnn.models.names import named_weights
 from ipucnn.sessions import factory
@@ -42,7 +41,8 @@ from ipucnn.sessions.host.division import (
     TRAINING_FACTOR,
     Capacity,
     choose_fused,
-    choose_parallel,
+    divide,
+    fusible,
 )
 from ipucnn.sessions.host.session import HostSession, UpdateLoop
 from ipucnn.sessions.session import ExecutionFinished, NotFiniteError
@@ -68,7 +68,7 @@ OPTIMIZERS = [
 def run_session(norm, program, optimizer, images, labels, fused, seed=3, frozen=(), session=None):
     """Returns final weights and slots by name, and the events, of the host session."""
     model = sessions.frozen(make_model(norm, seed), frozen)
-    return run(session or HostSession(CPU), model, program.with_fused(fused), optimizer, images, labels)[:3]
+    return run(session or HostSession(CPU), model, with_fused(program, fused), optimizer, images, labels)[:3]
 
 
 def compare(norm, program, optimizer, *fused, seed=3, frozen=()):
@@ -178,7 +178,7 @@ def test_dropout_does_not_depend_on_the_fused_micro_batches():
             weight.assign(np.random.default_rng(1).normal(size=weight.shape))
         rate = constant(0.1)
         trained = run(
-            HostSession(CPU), model, program.with_fused(fused), PLAIN, images, labels, schedule=rate
+            HostSession(CPU), model, with_fused(program, fused), PLAIN, images, labels, schedule=rate
         )
         results.append(trained.weights)
     assert_close(*results, tolerance=1e-5)
@@ -240,7 +240,7 @@ def test_groups_computed_in_parallel_change_no_byte(monkeypatch, norm, method, f
         weights, slots, events = run_session(
             norm, program, ("adam", {}, {}), images, labels, fused, session=session
         )
-        parallel_groups.append(session.num_parallel)
+        parallel_groups.append(session.division.num_lanes)
         metrics = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
         results.append((metrics, [value.tobytes() for value in (*weights.values(), *slots.values())]))
     assert parallel_groups == [1, 2, 6] and len(metrics) > 0 and all(one == results[0] for one in results)
@@ -253,11 +253,13 @@ def test_parallel_groups_are_limited_by_cores_and_memory(groups, samples, at_onc
     needed = TRAINING_FACTOR * 1000 * samples / MEMORY_FRACTION
     capacity = Capacity(1, at_once, int(needed * (in_memory + 0.5)) if in_memory else 0, 1000)
     most = min(at_once, in_memory) if in_memory else at_once
-    program = make_program(samples, groups).with_fused(1)
-    assert choose_parallel(program, workers, 1, capacity) == max(
-        [n for n in range(1, most + 1) if groups % (n * workers) == 0], default=1
-    )
-    assert choose_parallel(program, workers, 2, capacity) == 1
+    program, group = make_program(samples, groups), Given(workers, 0)
+    if groups % workers == 0:
+        lanes = divide(program, RunConfig(), capacity, group, ["/CPU:0"], 1).num_lanes
+        assert lanes == max([n for n in range(1, most + 1) if groups % (n * workers) == 0], default=1)
+    if groups % (2 * workers) == 0:
+        on_two = capacity._replace(devices=2)
+        assert divide(program, RunConfig(devices=2), on_two, group, ["/GPU:0", "/GPU:1"], 1).num_lanes == 1
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.integers(20, 27), st.booleans())
@@ -267,21 +269,22 @@ def test_fused_micro_batches_are_as_many_as_suit_workers_pairs_and_memory(
 ):
     program = make_program(4, groups, group, dbn_replica_group_size=group)
     total, capacity = groups * group, Capacity(1, 1, 2**33 if is_limited else 0, 2**exponent)
+    fitting = 2**31 // (TRAINING_FACTOR * 4 * 2**exponent)
 
     def legal(sharing):
         return [d for d in range(group, total + 1, group) if total % d == 0 and total // d % sharing == 0]
 
-    assert program.fusible(sharing) == legal(sharing)
+    assert fusible(program, sharing) == legal(sharing)
     if groups % sharing:
         return
     alone, fused = choose_fused(program, capacity), choose_fused(program, capacity, sharing)
     assert fused == max([d for d in legal(sharing) if d <= alone], default=legal(sharing)[0])
-    pairs = choose_fused(program, capacity, sharing, pairs=True)
+    pairs = choose_fused(program, capacity._replace(on_cpu=True), sharing)
     halves = legal(2 * sharing)
     if not halves:
         assert pairs == fused
     elif is_limited:  # two groups fit into the memory
-        assert pairs in halves and (2 * pairs <= capacity.fused(4) or pairs == halves[0])
+        assert pairs in halves and (2 * pairs <= fitting or pairs == halves[0])
     else:  # as large as without pairs, if there are enough micro-batches
         assert pairs == max([d for d in halves if d <= fused], default=halves[0])
 
@@ -358,7 +361,7 @@ def test_a_loss_that_is_not_finite_stops_the_run():
     )
     images, labels = data(12, 0)
     images[7] = np.nan
-    program = make_program(2, updates_per_epoch=6).with_fused(1)
+    program = make_program(2, updates_per_epoch=6, fused_micro_batches=1)
     session = compile_session(HostSession(CPU), model, program, PLAIN, constant(0.1))
     with pytest.raises(NotFiniteError, match="loss became nan at weight update 4"):
         list(session.train(batches(program, images, labels)))
@@ -368,7 +371,7 @@ def test_moving_statistics_of_a_pipeline_are_recomputed():
     program = make_program(2, 2, 2, updates_per_epoch=3, num_stages=2, device_mapping=(0, 1))
     images, labels = data(6 * 8, 4)
     session = compile_session(
-        HostSession(CPU), make_model("batch"), program.with_fused(2), PLAIN, constant(0.0)
+        HostSession(CPU), make_model("batch"), with_fused(program, 2), PLAIN, constant(0.0)
     )
     dataset = batches(program, images, labels)
     list(session.train(dataset))
@@ -406,40 +409,3 @@ def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
     assert made(None, trains=False).places == both[:1]
     on_cpu = made(None, device="cpu")
     assert on_cpu.device.kind == "cpu" and on_cpu.places == ("/device:CPU:0",)
-
-
-@pytest.mark.slow_cases("8589934592-tried0")
-@pytest.mark.parametrize("memory, tried", [(8 * 2**30, {1, 2, 4, 8}), (2**18, {1, 2})])
-def test_the_fastest_number_of_fused_micro_batches_is_measured(monkeypatch, memory, tried):
-    """By the clock, 4 or 2 fused micro-batches are fastest; weights and slots equal those of a run with that number."""
-    best = max(tried - {8})
-    program = make_program(replicas=2, accumulate=4)
-    images, labels = data(program.global_batch_size * 4, 1)
-    device = replace(CPU, memory_bytes=memory)
-    session = HostSession(device, config=RunConfig(fused_micro_batches=MEASURE))
-    now, elements = [0.0], []
-
-    def clock():
-        size = elements[-1] if elements else 1
-        now[0] += abs(size / program.micro_batch_size - best) + 1
-        return now[0]
-
-    monkeypatch.setattr(host_session, "time", SimpleNamespace(perf_counter=clock))
-
-    def dataset(first, per_element):
-        elements.append(per_element)
-        return batches(program, images, labels)(first, per_element)
-
-    model = make_model("batch")
-    before = [weight.numpy() for weight in model.weights]
-    compile_session(session, model, program, make_dataset=dataset)
-    assert session.program.fused_micro_batches == best
-    assert {size // program.micro_batch_size for size in elements} == tried
-    for weight, value in zip(model.weights, before):
-        np.testing.assert_array_equal(weight.numpy(), value)
-    list(session.train(dataset))
-    expected, slots, _ = run_session("batch", program, SGD, images, labels, best)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(session.state.weights[name].numpy(), value)
-    for name, value in slots.items():
-        np.testing.assert_array_equal(session.state.slots[name].numpy(), value)

@@ -11,7 +11,7 @@ from sklearn import metrics
 from support.data_sets import verified, write_pairs
 from support.refusals import check_raises
 from support.scores import naive_scores
-from support.sessions import CPU, SGD, SIZE, data, make_program, run
+from support.sessions import CPU, SGD, SIZE, data, make_program, run, with_fused
 from support.trained_runs import rows
 from tensorflow import keras
 
@@ -184,7 +184,7 @@ def test_both_sessions_train_as_a_naive_loop(loss):
     start = kernel, bias[0]
     naive, losses, shares = naive_training(start, images, labels, program, loss)
     config = RunConfig(num_replicas=2)
-    host = run(HostSession(CPU, config=config), network(), program.with_fused(2), SGD, images, labels, loss)
+    host = run(HostSession(CPU, config=config), network(), with_fused(program, 2), SGD, images, labels, loss)
     with installed():
         poplar = run(create_session("auto", config=config), network(), program, SGD, images, labels, loss)
     for trained in (host, poplar):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from support.own_networks import HEAD, MIXING, NESTED, OWN, RESIDUAL, TRAIN, assert_equal, write
 from support.refusals import Refusal, check_raises, check_refused
-from support.sessions import CPU, make_program
+from support.sessions import CPU, PLAIN, compile_session, constant, make_program, with_fused
 from tensorflow import keras
 
 from ipucnn.benchmarking.suite import parse_suite
@@ -27,8 +27,6 @@ from ipucnn.models.own import of_checkpoint
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.training.losses import Loss
-from ipucnn.training.optimizer_settings import make_settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
 NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -313,13 +311,7 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
     stock = record.own.make((6, 6, 2), 3)
     stock.set_weights(model.get_weights())
     session = HostSession(CPU)
-    session.compile(
-        model,
-        program.with_fused(fused) if fused else program,
-        make_settings("sgd", {"momentum": 0.0}, global_batch_size=program.global_batch_size),
-        Loss("cross_entropy"),
-        lambda updates: np.full(np.shape(updates), 0.05, np.float32),
-    )
+    compile_session(session, model, with_fused(program, fused), PLAIN, constant(0.05))
     assert session.program.fused_micro_batches == (fused or 1)
 
     def dataset(first, per_element):

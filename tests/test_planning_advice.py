@@ -163,7 +163,7 @@ def test_hint_lists_the_proposed_changes():
 def test_run_uses_its_own_network_for_proposals():
     config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, gradient_accumulation_count=1)
     model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
-    ask = training_advice(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config)
+    ask = training_advice(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config, ())
     hint = ask(None)
     assert hint.startswith("predicted to fit: --micro-batch-size ")
     size, count = int(hint.split()[4]), int(hint.split()[6])
@@ -207,7 +207,7 @@ def test_unknown_networks_get_no_promise_of_a_fit():
     inputs = keras.Input((4, 4, 1), batch_size=1)
     model = keras.Model(inputs, Odd()(inputs))
     config = RunConfig(model_name="lenet")
-    train = training_advice(model, "odd", make_program(config, 100, seed=1), config)
+    train = training_advice(model, "odd", make_program(config, 100, seed=1), config, ())
     advices = {
         "evaluate": "--validation-micro-batch-size",
         "infer": "--device cpu",

@@ -244,7 +244,9 @@ def test_reports_give_a_profile_for_plans_and_benchmarks(tmp_path, run):
     assert json.loads(out)["predicted_images_per_s"] > 1.1 * plan["predicted_images_per_s"]
     # The prediction of a benchmark uses it, too.
     config = RunConfig(model_name="lenet", micro_batch_size=8)
-    request = PredictionRequest(config, make_program(config, 1000, seed=1), training=True, profile=profile)
+    request = PredictionRequest(
+        config, make_program(config, 1000, seed=1), (), training=True, profile=profile
+    )
     calibrated = predict_ipu(home_graph("lenet"), request, "16.16").images_per_s
     shipped = predict_ipu(home_graph("lenet"), replace(request, profile=None), "16.16").images_per_s
     assert calibrated is not None and shipped is not None and calibrated < 0.9 * shipped

@@ -125,7 +125,9 @@ def test_benchmark_predicts_the_figures_of_an_inference_plan(run, planner, steps
     config = resolved.config
     assert config.steps_per_execution == planned.settings.gradient_accumulation_count == (steps or 32)
     program = make_program(replace(config, steps_per_execution=None), 60000, seed=1)
-    request = PredictionRequest(config, program, training=False, steps=config.steps_per_execution)
+    request = PredictionRequest(
+        config, program, config.named_splits, training=False, steps=config.steps_per_execution
+    )
     predicted = predict_ipu(planner.graph, request, config.precision)
     ratio = predicted.images_per_s / planned.predicted_images_per_s
     assert ratio == pytest.approx(1, rel=1e-9) or planned.bottleneck == "host"

@@ -118,10 +118,14 @@ def test_every_command_plans_the_same_program(graph, typed):
 
     config = resolved("train").config
     program = make_program(config, 4096, seed=1)
-    benchmark_request = PredictionRequest(resolved("benchmark").config, program, training=True)
+    benchmark_request = PredictionRequest(
+        resolved("benchmark").config, program, config.named_splits, training=True
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras_graph, "graph_of", lambda model, name: graph)
-        hinted = asked(patch, lambda: training_advice(None, MODEL, program, config)(None))
+        hinted = asked(
+            patch, lambda: training_advice(None, MODEL, program, config, config.named_splits)(None)
+        )
         measured = asked(patch, lambda: predict_ipu(graph, benchmark_request, config.precision))
         settings_by_command = {"hint": hinted, "benchmark": measured}
         if program.num_stages > 1:

@@ -10,7 +10,19 @@ import tensorflow as tf
 from poplar_double import installed
 from poplar_double.exchange import Alone
 from support.poprun import poprun
-from support.sessions import CLASSES, CPU, SGD, SIZE, data, falling, frozen, make_model, make_program, run
+from support.sessions import (
+    CLASSES,
+    CPU,
+    SGD,
+    SIZE,
+    compile_session,
+    data,
+    frozen,
+    make_model,
+    make_program,
+    run,
+    with_fused,
+)
 from tensorflow import keras
 
 from ipucnn.compat import KERAS_3, tf_variable
@@ -33,7 +45,7 @@ def both(norm, program, optimizer=SGD, dropout=0.0, sdk="3.4", **options):
     """Runs a program on the host and on the test double, micro-batch by micro-batch; returns results and machine."""
     weights, still = options.get("weights"), options.get("frozen", ())
     images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
-    unfused = program.with_fused(program.dbn_replica_group_size)
+    unfused = with_fused(program, program.dbn_replica_group_size)
     host_session = HostSession(CPU, config=config_of(program, options))
     model = frozen(make_model(norm, dropout=dropout), still)
     host = run(host_session, model, unfused, optimizer, images, labels, weights=weights)
@@ -92,7 +104,7 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
     config = RunConfig(num_replicas=2)
     optimizer = ("sgd", {"momentum": 0.9}, {})
     host = HostSession(CPU, config=config)
-    expected = run(host, network(), program.with_fused(1), optimizer, images, labels, loss)
+    expected = run(host, network(), with_fused(program, 1), optimizer, images, labels, loss)
     with installed():
         session = create_session("auto", config=config)
         result = run(session, network(), program, optimizer, images, labels, loss)
@@ -318,8 +330,7 @@ def test_evaluation_runs_several_batches_at_once(stages):
     config = RunConfig(pipeline_validation_model=stages == 2)
     with installed() as machine:
         session = create_session("auto", config=config)
-        settings = make_settings("sgd", {}, global_batch_size=program.global_batch_size)
-        session.compile(network, program, settings, Loss("cross_entropy"), falling())
+        compile_session(session, network, program, ("sgd", {}, {}))
         numbers_read = []
         for n, ((part, number), logits) in enumerate(session.logits((p, i) for i, p in enumerate(parts))):
             assert number == n and len(part) == len(logits)

@@ -190,7 +190,9 @@ def check_network(name: str) -> None:
                 )
                 if session.program is None:
                     settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=1)
-                    session.compile(network, program, settings, Loss("cross_entropy"), np.zeros_like)
+                    division = session.divide(network, program)
+                    loss = Loss("cross_entropy")
+                    session.compile(network, program, division, settings, loss, np.zeros_like)
                 else:
                     check_program(program, session._config)
                     session.program = program

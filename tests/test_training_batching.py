@@ -12,10 +12,14 @@ from support.refusals import check_raises
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.host.division import check_fused
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
 from ipucnn.training.batching import updates_per_event
 from ipucnn.training.program import (
+    BuiltProgram,
+    EpochPlan,
+    Layers,
     Program,
     make_layout,
     make_program,
@@ -439,18 +443,28 @@ def test_fused_micro_batches_are_whole_groups_of_a_weight_update(count, group, f
     assert program.num_micro_batches == number
     legal = [n for n in range(1, number + 1) if number % n == 0 and n % group == 0]
     if fused in legal:
-        assert program.with_checked_fused(fused) == dataclasses.replace(program, fused_micro_batches=fused)
+        check_fused(program, fused)
         return
     with pytest.raises(ConfigurationError, match="into whole groups") as error:
-        program.with_checked_fused(fused)
+        check_fused(program, fused)
     named = [int(word) for word in error.value.hint.split() if word.isdigit()]
     assert set(named) <= set(legal) and len(named) == min(2, len(legal))
     assert min(abs(n - fused) for n in named) == min(abs(n - fused) for n in legal)
 
 
-def test_program_survives_json_and_is_immutable():
-    program = cifar_program(2, 1.0, pipeline_splits=("a",), num_replicas=2)
-    assert Program.from_dict(json.loads(program.to_json())) == program
+def test_parts_of_a_program_survive_json_and_are_immutable():
+    program = cifar_program(2, 1.0, ipus_per_replica=2, num_replicas=2)
+    layers = Layers(("a",), "given", ("b", "c"))
+    built = BuiltProgram.of(program, layers, 3)
+    read = json.loads(built.to_json())
+    assert read["fused_micro_batches"] == 3 and read["frozen_layers"] == ["b", "c"]
+    assert BuiltProgram.from_dict(read) == built
+    # A larger part has all values of its parts.
+    assert Program.from_dict(read) == program and Layers.from_dict(read) == layers
+    assert EpochPlan.from_dict(read).num_weight_updates == program.num_weight_updates
+    del read["frozen_layers"]
+    with pytest.raises(TypeError, match="frozen_layers"):
+        BuiltProgram.from_dict(read)
     with pytest.raises(dataclasses.FrozenInstanceError):
         program.seed = 3
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from support import sessions
 from support.reference import run_naive
 from support.refusals import Refusal, check_refused
-from support.sessions import CPU, SGD, data, make_model, make_program
+from support.sessions import CPU, SGD, data, make_model, make_program, with_fused
 
 from ipucnn.config.resolve import resolve
 from ipucnn.runs.train import TrainingRun
@@ -65,7 +65,7 @@ def test_loss_and_weights_are_those_without_padding(method, fused):
     images, labels = data(96, 3)
     real = np.tile(np.arange(48) < 37, 2).astype(np.float32)
     result = sessions.run(
-        HostSession(CPU), make_model("none"), program.with_fused(fused), SGD, images, labels, weights=real
+        HostSession(CPU), make_model("none"), with_fused(program, fused), SGD, images, labels, weights=real
     )
     naive, losses, _ = run_naive("none", program, SGD, images, labels, real=real)
     executions = [event for event in result.events if isinstance(event, ExecutionFinished)]

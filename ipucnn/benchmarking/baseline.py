@@ -38,10 +38,7 @@ _NOT_OF_PROGRAM = (
     "executions_per_checkpoint",
     "first_checkpoint_execution",
     "seed",
-    "splits_from",
     "warnings",
-    # Checked separately: the host chooses it while compiling.
-    "fused_micro_batches",
 )
 
 METHOD = (
@@ -126,9 +123,8 @@ def check_same_request(baseline: BenchmarkReport, where: str, now: Request) -> N
 
 
 def _program_pairs(before: PlainDict, now: PlainDict) -> List[Tuple[str, Any, Any]]:
-    keys = [key for key in sorted({*before, *now}) if key not in _NOT_OF_PROGRAM]
-    # Splits that the planner chooses are known only later; options and network determine them.
-    keys = [key for key in keys if key != "pipeline_splits" or now[key]]
+    # Layers and fused micro-batches are known only later; options, network and device determine them.
+    keys = [key for key in sorted(now) if key not in _NOT_OF_PROGRAM]
     return [(key.replace("_", " "), _plain(before.get(key)), _plain(now.get(key))) for key in keys]
 
 

@@ -19,7 +19,7 @@ from ipucnn.benchmarking.rounds import Contender, Reference
 from ipucnn.errors import UserError
 from ipucnn.sessions.session import Session
 from ipucnn.training.optimizer_settings import OptimizerSettings
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram
 
 REFERENCE = (
     "a reference workload right before and after each execution: two forward passes and one with gradients of four 3x3 "
@@ -50,8 +50,8 @@ class SessionTraining(Contender):
     def __init__(
         self, session: Session, dataset: TfDataset, fixed_updates: Optional[int] = None, lead: int = 0
     ) -> None:
-        assert session.program is not None
-        self._lead = -(-lead // session.program.num_fused_batches)
+        assert session.program is not None and session.division is not None
+        self._lead = -(-lead // session.division.num_groups)
         self._session, self._batches = session, session.feed(dataset)
         self.samples_per_unit = session.program.global_batch_size
         self.fixed_units = fixed_updates
@@ -84,7 +84,7 @@ class SessionInference(Contender):
         self,
         session: Session,
         images: TfDataset,
-        program: Program,
+        program: BuiltProgram,
         fixed_micro_batches: Optional[int] = None,
         lead: int = 0,
         num_instances: int = 1,

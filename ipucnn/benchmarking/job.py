@@ -19,12 +19,12 @@ from ipucnn.config import values
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import Effect
-from ipucnn.config.values import MEASURE
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import expand
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import Facts, check_group, check_rules
 from ipucnn.sessions.group import ProcessGroup, find_instances
+from ipucnn.sessions.host.division import check_fused
 from ipucnn.text import shown_value
 from ipucnn.training.batching import divisors, updates_from_steps_per_execution
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
@@ -318,7 +318,8 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
     _check_on_ipus(program, config, settings, instances)
-    program = _with_fused(program, config.fused_micro_batches, settings, steps, instances)
+    if config.fused_micro_batches is not None:
+        _check_fused(program, config.fused_micro_batches, settings, steps, instances)
     baseline = None
     if settings.baseline is not None:
         from ipucnn.benchmarking.baseline import read_report
@@ -413,23 +414,13 @@ def _check_on_ipus(
         check_layout(instances, program, config)
 
 
-def _with_fused(
-    program: Program,
-    given: Optional[int],
-    settings: BenchmarkSettings,
-    steps: Optional[int],
-    instances: ProcessGroup,
-) -> Program:
+def _check_fused(
+    program: Program, given: int, settings: BenchmarkSettings, steps: Optional[int], instances: ProcessGroup
+) -> None:
     """Checks that --fused-micro-batches divides an execution, or in training a weight update."""
-    if given is None or (given == MEASURE and settings.training):
-        return program
     if settings.training:
-        return program.with_checked_fused(given)
-    if given == MEASURE:
-        raise ConfigurationError(
-            "--fused-micro-batches measure is for training: nothing is measured for inference",
-            "give a number, or leave it out: the network's size and the memory decide",
-        )
+        check_fused(program, given)
+        return
     whole = program.num_replicas // instances.size * (steps or given)
     if whole % given:
         near = min(divisors(whole), key=lambda d: abs(d - given))
@@ -437,7 +428,6 @@ def _with_fused(
             f"--fused-micro-batches {given} does not divide the {whole} micro-batches of an execution",
             f"use --fused-micro-batches {near}",
         )
-    return program
 
 
 def _like_baseline(job: Job, baseline: BenchmarkReport) -> Job:
@@ -454,7 +444,7 @@ def _like_baseline(job: Job, baseline: BenchmarkReport) -> Job:
     check_same_request(baseline, where, job.make_request())
     fused, whole = execution.fused_micro_batches, program.global_batch_size
     if job.settings.training:
-        program = program.with_checked_fused(fused)
+        check_fused(program, fused)
     else:
         whole = program.micro_batch_size * fused
     if execution.samples % whole:
@@ -462,7 +452,7 @@ def _like_baseline(job: Job, baseline: BenchmarkReport) -> Job:
             f"{where} is damaged: executions of {execution.samples} samples are no multiple of {whole}",
             "make it again",
         )
-    return replace(job, program=program, fused=fused)
+    return replace(job, fused=fused)
 
 
 def _compared_options(config: RunConfig) -> PlainDict:

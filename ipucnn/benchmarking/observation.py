@@ -25,7 +25,7 @@ from ipucnn.planning.splits import check_cuts
 from ipucnn.runs.folder import REPORT, RunFolder
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import read_meta
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram
 
 _HINT = "give run folders of `ipucnn train`, or reports of `ipucnn benchmark`, that ran with --device ipu"
 _MOST_PIXELS = 2**16
@@ -94,7 +94,7 @@ def read_observation(path: Path, import_tensorflow: Callable[[], object]) -> Obs
     if problem:
         raise DataError(f"{name}: its program is damaged: {problem}", "make it again")
     try:
-        program = Program.from_dict(report.program)
+        program = BuiltProgram.from_dict(report.program)
         settings = planned_program(report.config, program, report.training)
         check_cuts(program.pipeline_splits, graph)
     except (TypeError, ValueError, AttributeError) as error:

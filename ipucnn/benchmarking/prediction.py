@@ -40,6 +40,7 @@ class PredictionRequest:
     Attributes:
         config: the configuration of the run.
         program: the measured program.
+        splits: the layers that open its stages.
         training: training (True) or inference.
         steps: the micro-batches per execution of inference, None for ``INFERENCE_STEPS``.
         system: the name; None for the smallest from ``SMALLEST_SYSTEM`` on that has the IPUs.
@@ -48,6 +49,7 @@ class PredictionRequest:
 
     config: RunConfig
     program: Program
+    splits: Tuple[str, ...]
     training: bool
     steps: Optional[int] = None
     system: Optional[str] = None
@@ -163,8 +165,8 @@ def _best(
         settings = _settings(request, precision, p.num_stages, notes)
         system = _system(request, p.num_replicas * p.ipus_per_replica, notes)
         planner = Planner(graph, system)
-        if p.pipeline_splits:
-            return planner.judge(p.pipeline_splits, settings, max(LIMITS)), system
+        if request.splits:
+            return planner.judge(request.splits, settings, max(LIMITS)), system
         candidate = planner.fastest_program(choices(settings, {}))
         if candidate is None:
             notes.append(f"no splits into {p.num_stages} stages fit")

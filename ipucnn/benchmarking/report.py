@@ -31,6 +31,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import check_makeable, entries, expand, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT, claim_default, default_run_dir
+from ipucnn.training.program import BuiltProgram, Layers
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.work import Work
@@ -155,9 +156,8 @@ def _with_execution(
     first, p, training = rounds.sides[0], work.program, job.settings.training
     units = first.units
     if training:
-        splits, fused = p.pipeline_splits, p.fused_micro_batches
-        p = program_of(job.config, job.seed, job.instances, units).with_fused(fused)
-        p = p.with_splits(splits) if splits else p
+        measured = program_of(job.config, job.seed, job.instances, units)
+        p = BuiltProgram.of(measured, Layers.from_dict(p.to_dict()), p.fused_micro_batches)
     execution = ExecutionFacts(
         weight_updates=units if training else None,
         micro_batches=units * p.num_micro_batches if training else units,

@@ -20,10 +20,11 @@ from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
 from ipucnn.benchmarking.rounds import Clocks, Progress, Rounds, ignore_progress, measure
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
+from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.division import threads_of_training
 from ipucnn.sessions.session import NotFiniteError, Session
-from ipucnn.training.program import Program
+from ipucnn.training.program import Layers
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.work import Work
@@ -50,7 +51,7 @@ def run(job: Job, progress: Progress = ignore_progress, verbose: bool = False) -
     if settings.training and not runs_on_ipus(config.device):
         # As in training; but a comparison runs one operation at a time, with all cores for each.
         is_alone = settings.compare_with is None
-        threads = threads_of_training(job.program, config.max_workers) if is_alone else num_cores()
+        threads = threads_of_training(job.program, job.fused, config.max_workers) if is_alone else num_cores()
         fix_threads(threads, required=False)
     session = create_session(config.device, verbose=verbose, config=config)
     job = replace(job, setup=run_setup.move_preprocessing(job.setup, session))
@@ -79,22 +80,18 @@ def _reports(
     from ipucnn.benchmarking.work import compile_work
 
     progress("building the network", 0, 0, "")
-    model, program = run_setup.build(job.setup), job.program
-    if program.num_stages > 1:
-        from ipucnn.planning.splits import with_run_splits
-
-        program = with_run_splits(program, model, job.resolved, None)
-    predicted, notes = _predictions(job, program, model)
-    latest = structs.replace(
-        latest, program=program.to_dict(), predicted=predicted, notes=[*latest.notes, *notes]
-    )
+    model = run_setup.build(job.setup)
+    layers = Layers(*splits_of_run(job.program, model, job.resolved, None), ())
+    predicted, notes = _predictions(job, layers, model)
+    program = {**job.program.to_dict(), **layers.to_dict()}
+    latest = structs.replace(latest, program=program, predicted=predicted, notes=[*latest.notes, *notes])
     yield latest
     # The host's matrix products are no measure of IPUs.
     has_peak = job.settings.scope != DATA and session.device.kind != "ipu"
     matmul = peak.MatmulPeak(session.place) if has_peak else None
-    session.would_fit = _memory_advice(job, program, model)
+    session.would_fit = _memory_advice(job, layers, model)
     progress("compiling", 0, 0, "")
-    work = compile_work(job, program, session, model)
+    work = compile_work(job, layers, session, model)
     latest = structs.replace(
         latest,
         program=work.program.to_dict(),
@@ -105,11 +102,17 @@ def _reports(
     yield _measured(latest, job, work, session, began, progress, matmul)
 
 
-def _predictions(job: Job, program: Program, model: KerasModel) -> Tuple[List[Prediction], List[str]]:
+def _predictions(job: Job, layers: Layers, model: KerasModel) -> Tuple[List[Prediction], List[str]]:
     """Returns the predicted columns, and why there are none."""
     settings = job.settings
     request = PredictionRequest(
-        job.config, program, settings.training, job.steps, settings.system, settings.profile
+        job.config,
+        job.program,
+        layers.pipeline_splits,
+        settings.training,
+        job.steps,
+        settings.system,
+        settings.profile,
     )
     try:
         return predict_columns(model, job.resolved.record.name, request), []
@@ -117,7 +120,7 @@ def _predictions(job: Job, program: Program, model: KerasModel) -> Tuple[List[Pr
         return [], [f"nothing predicted: {error.message}"]
 
 
-def _memory_advice(job: Job, program: Program, model: KerasModel) -> MemoryAdvice:
+def _memory_advice(job: Job, layers: Layers, model: KerasModel) -> MemoryAdvice:
     """Returns the function for advice if the program does not fit; it calls the planner only after a failure."""
 
     def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
@@ -125,7 +128,7 @@ def _memory_advice(job: Job, program: Program, model: KerasModel) -> MemoryAdvic
 
         name, config = job.resolved.record.name, job.config
         if job.settings.training:
-            return training_advice(model, name, program, config)(overuse, without)
+            return training_advice(model, name, job.program, config, layers.pipeline_splits)(overuse, without)
         return prediction_advice(model, name, config, "benchmark")(overuse, without)
 
     return advise

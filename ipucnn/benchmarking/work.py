@@ -23,7 +23,7 @@ from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.session import CompilationReport, Session
 from ipucnn.training.losses import Loss
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram, Layers, Program
 
 # Micro-batches per replica from which inference may fuse, if executions are not prescribed.
 _OPEN_STEPS = 64
@@ -41,32 +41,32 @@ class Work:
         contenders: the work to time; the session, or the whole input pipeline, comes first.
     """
 
-    program: Program
+    program: BuiltProgram
     compilation: Optional[CompilationReport]
     contenders: Tuple[Contender, ...]
 
 
-def compile_work(job: Job, program: Program, session: Session, model: KerasModel) -> Work:
+def compile_work(job: Job, layers: Layers, session: Session, model: KerasModel) -> Work:
     """Compiles the work that a job measures.
 
     Args:
         job: the job.
-        program: its program, with splits.
+        layers: the layers that open stages.
         session: the session of the device.
         model: the built network.
     """
     settings = job.settings
     if settings.scope == DATA:
         # The whole pipeline comes first: progress, and how long to measure, follow the first contender.
-        parts = _pipeline_parts(job, program.micro_batch_size)
-        return Work(program, None, tuple(reversed(parts)))
+        parts = _pipeline_parts(job, job.program.micro_batch_size)
+        return Work(BuiltProgram.of(job.program, layers, 1), None, tuple(reversed(parts)))
     compile_ = _compile_training if settings.training else _compile_inference
-    work = compile_(job, program, session, model)
+    work = compile_(job, layers, session, model)
     contenders = work.contenders
     if settings.compare_with is not None:
         contenders += (keras_contender(job, work.program, model),)
     if settings.scope == END_TO_END:
-        element = work.program.samples_per_fused_batch
+        element = work.program.fused_micro_batches * work.program.micro_batch_size
         constant = pipeline.constant_batch(_pipeline(job, element))
         contender: Contender = (
             SessionTraining(session, constant)
@@ -131,30 +131,31 @@ def _lead(job: Job, samples_per_element: int) -> int:
     return 0 if is_alone or job.kind == DEVICE_GENERATED else _buffered(job, samples_per_element)
 
 
-def _compile_training(job: Job, program: Program, session: Session, model: KerasModel) -> Work:
+def _compile_training(job: Job, layers: Layers, session: Session, model: KerasModel) -> Work:
+    division = session.divide(model, job.program, job.fused)
+    p, fixed = BuiltProgram.of(job.program, layers, division.fused_micro_batches), None
     compilation = session.compile(
         model,
-        program,
+        p,
+        division,
         job.optimizer,
         Loss(job.loss_name, job.config.label_smoothing),
         lambda updates: np.full(np.shape(updates), job.learning_rate, np.float32),
         lambda first_update, samples_per_element: dataset(job, samples_per_element),
     )
-    assert session.program is not None
-    p, fixed = session.program, None
     if job.steps is not None:
         fixed = p.weight_updates_per_execution
     elif session.device.kind == "ipu":
         fixed = _IPU_UPDATES
-    element = p.samples_per_fused_batch
+    element = division.samples_per_group
     return Work(
         p, compilation, (SessionTraining(session, dataset(job, element), fixed, _lead(job, element)),)
     )
 
 
-def _compile_inference(job: Job, program: Program, session: Session, model: KerasModel) -> Work:
-    p = program.with_fused(fused_in_inference(job, program, session, model))
-    element = p.samples_per_fused_batch
+def _compile_inference(job: Job, layers: Layers, session: Session, model: KerasModel) -> Work:
+    p = BuiltProgram.of(job.program, layers, fused_in_inference(job, job.program, session, model))
+    element = p.fused_micro_batches * p.micro_batch_size
     compilation = session.compile_prediction(model, (element, *job.setup.input_shape))
     contender = SessionInference(
         session,

@@ -244,10 +244,8 @@ class HostOptions:
 
     fused_micro_batches: Optional[int] = option(
         None,
-        "Micro-batches that the host session computes as one batch. measure: try at the start of the run how many are "
-        "fastest here, which takes as long as compiling several times.",
-        within=Range(values.MEASURE, bounds.MAX_ACCUMULATION),
-        kind=int_or("measure", values.MEASURE),
+        "Micro-batches that the host session computes as one batch.",
+        within=Range(1, bounds.MAX_ACCUMULATION),
         default_text="chosen by memory and cache",
     )
     threads: Optional[int] = option(

@@ -173,8 +173,6 @@ def parse_fraction(value: object) -> float:
     return number
 
 
-MEASURE = 0
-"""Value of --fused-micro-batches for "measure"."""
 ALL = 0
 """Value of --devices for "all"."""
 

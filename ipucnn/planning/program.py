@@ -15,7 +15,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, Schedule, is_recomputed
 from ipucnn.training.batching import nearest_multiples, next_power_of_two
 from ipucnn.training.optimizer_settings import settings_of_run
-from ipucnn.training.program import Program, stage_proportions
+from ipucnn.training.program import Layout, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")
 
@@ -426,7 +426,7 @@ def given_proportions(config: RunConfig, num_stages: int) -> Optional[Proportion
     return (StageProportions(*pair, *pair),)
 
 
-def planned_program(config: RunConfig, program: Program, training: bool = True) -> PlannedProgram:
+def planned_program(config: RunConfig, program: Layout, training: bool = True) -> PlannedProgram:
     """Returns the program of a configuration, as the planner sees it.
 
     Args:

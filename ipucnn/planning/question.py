@@ -43,7 +43,7 @@ from ipucnn.training.batching import (
     next_power_of_two,
     overlap_length,
 )
-from ipucnn.training.program import Program, make_layout
+from ipucnn.training.program import Layout, make_layout
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
@@ -492,7 +492,7 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
     )
 
 
-def _check_batch(total: int, layout: Program, base: int) -> None:
+def _check_batch(total: int, layout: Layout, base: int) -> None:
     """Refuses a global batch below the program's smallest; another batch is rounded to the nearest.
 
     Args:

@@ -17,7 +17,7 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.network import network_options
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
 from ipucnn.text import counted, shown_value
-from ipucnn.training.program import Program
+from ipucnn.training.program import Layout
 
 
 def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str = "MODEL") -> None:
@@ -175,30 +175,36 @@ RULES: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
 # --- the splits of a run
 
 
-def with_run_splits(
-    program: Program, model: "KerasModel", resolved: Resolved, saved: Optional[PlainDict]
-) -> Program:
-    """Returns a program with its splits filled in and checked against the built model.
+def named_splits(resolved: Resolved) -> Tuple[Tuple[str, ...], str]:
+    """Returns the splits that options or a plan name, and their origin; empty if they name none."""
+    splits, origin = resolved.config.named_splits, "given"
+    if isinstance(resolved.plan, PipelinePlan) and splits == resolved.plan.splits:
+        origin = str(resolved.origins["pipeline_splits"])
+    return splits, origin if splits else ""
+
+
+def splits_of_run(
+    layout: Layout, model: "KerasModel", resolved: Resolved, saved: Optional[PlainDict]
+) -> Tuple[Tuple[str, ...], str]:
+    """Returns the splits of a run, checked against the built model, and their origin.
 
     Args:
-        program: the program; its splits are empty if the planner is to choose them.
+        layout: the stages of the run.
         model: the model from ``build_model``.
         saved: the program of the checkpoint to resume, whose splits are kept; None for a new run.
 
     Raises:
         ConfigurationError: an unknown layer, splits out of order, more stages than the model can be cut into.
     """
-    if program.num_stages == 1:
-        return program
-    splits, origin = program.pipeline_splits, "given"
-    if splits and isinstance(resolved.plan, PipelinePlan) and splits == resolved.plan.splits:
-        origin = str(resolved.origins["pipeline_splits"])
+    if layout.num_stages == 1:
+        return (), ""
+    splits, origin = named_splits(resolved)
     if not splits and saved is not None:
         splits, origin = tuple(saved.get("pipeline_splits", ())), str(saved.get("splits_from", ""))
     if not splits:
-        splits, origin = choose_splits(model, resolved.record.name, program, resolved.config)
+        splits, origin = choose_splits(model, resolved.record.name, layout, resolved.config)
     check_splits(splits, [layer.name for layer in model.layers], resolved.record.name)
-    return program.with_splits(splits, origin)
+    return splits, origin
 
 
 def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
@@ -213,7 +219,7 @@ def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
 def check_named_splits(resolved: Resolved) -> None:
     """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
 
-    If the layers differ from the shipped graph's (another norm), nothing is known yet, and :func:`with_run_splits`
+    If the layers differ from the shipped graph's (another norm), nothing is known yet, and :func:`splits_of_run`
     checks the splits on the built network.
 
     Raises:
@@ -258,7 +264,7 @@ def frozen_layers(graph: LayerGraph, named: str) -> Tuple[str, ...]:
 
 
 def choose_splits(
-    model: "KerasModel", name: str, program: Program, config: RunConfig
+    model: "KerasModel", name: str, program: Layout, config: RunConfig
 ) -> Tuple[Tuple[str, ...], str]:
     """Returns the planner's splits of a built model, and their origin.
 
@@ -288,7 +294,7 @@ def choose_splits(
 
 
 def plan_differences(
-    resolved: Resolved, program: Program, input_shape: Tuple[int, ...], num_classes: int
+    resolved: Resolved, program: Layout, input_shape: Tuple[int, ...], num_classes: int
 ) -> List[str]:
     """Returns messages about how a run differs from its plan; the run uses the plan's splits regardless."""
     plan = resolved.plan
@@ -306,8 +312,9 @@ def plan_differences(
     pairs.append(("freeze", plan.options.get("freeze"), config.freeze))
     differing = [f"{name} {of_plan} (here {of_run})" for name, of_plan, of_run in pairs if of_plan != of_run]
     differing += differences(plan.settings, planned_program(config, program))
-    if len(plan.splits) == len(program.pipeline_splits) and plan.splits != program.pipeline_splits:
-        differing.append(f"splits {' '.join(plan.splits)} (here {' '.join(program.pipeline_splits)})")
+    splits = config.named_splits
+    if len(plan.splits) == len(splits) and plan.splits != splits:
+        differing.append(f"splits {' '.join(plan.splits)} (here {' '.join(splits)})")
     lines = []
     if differing:
         lines.append("the plan was made for " + ", ".join(differing) + ": what it predicts isn't this run")

@@ -16,7 +16,7 @@ from ipucnn.reports.sheets import ContactSheet, PanelSheet, Sheet
 from ipucnn.runs.images.outputs import IGNORED_COLOUR, class_colours, mask_picture, overlay
 from ipucnn.runs.setup import TrainingSample, training_samples
 from ipucnn.text import counted, printable
-from ipucnn.training.program import Program
+from ipucnn.training.program import BatchLayout, Layers, PipelineLayout, Program
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _SAMPLES = 12
 _SEPARATE = 60
 
 
-def batch_text(program: Program) -> str:
+def batch_text(program: BatchLayout) -> str:
     """Describes the global batch: ``64 = micro-batch 8 x 4 accumulated x 2 replicas``."""
     return (
         f"{program.global_batch_size:,} = micro-batch {program.micro_batch_size:,} x "
@@ -40,9 +40,9 @@ def batch_text(program: Program) -> str:
     )
 
 
-def stages_text(program: Program, unknown: str) -> str:
-    """Describes the pipeline; ``unknown`` stands for layers that are not known yet."""
-    opened = ", ".join(program.pipeline_splits) or unknown
+def stages_text(program: PipelineLayout, splits: Sequence[str]) -> str:
+    """Describes the pipeline; without splits, the planner chooses them."""
+    opened = ", ".join(splits) or "layers that the planner chooses"
     return f"{counted(program.num_stages, 'stage')} ({program.pipeline_schedule}) opened by {opened}"
 
 
@@ -56,12 +56,14 @@ def print_plan_of_run(report: PlainDict, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    rows = [(name, printable(value)) for name, value in _rows(report, Program.from_dict(report["program"]))]
+    values = report["program"]
+    facts = _rows(report, Program.from_dict(values), Layers.from_dict(values))
+    rows = [(name, printable(value)) for name, value in facts]
     console(sys.stdout).print(fact_table(rows))
     note("nothing was trained or written: --dry-run")
 
 
-def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
+def _rows(report: PlainDict, p: Program, layers: Layers) -> List[Tuple[str, str]]:
     data, rates = report["dataset"], report["learning_rate"]
     size = "x".join(map(str, report["input_shape"]))
     execution = counted(p.weight_updates_per_execution, "weight update")
@@ -92,8 +94,8 @@ def _rows(report: PlainDict, p: Program) -> List[Tuple[str, str]]:
         start = f"after weight update {report['continues_after']:,} of {p.num_weight_updates:,}"
         rows.insert(4, ("starts", start))
     if p.num_stages > 1:
-        chooser = "" if p.splits_from in ("", "given") else f" ({p.splits_from})"
-        rows.append(("pipeline", stages_text(p, "layers that the planner chose") + chooser))
+        chooser = "" if layers.splits_from in ("", "given") else f" ({layers.splits_from})"
+        rows.append(("pipeline", stages_text(p, layers.pipeline_splits) + chooser))
     if p.num_ipus > 1:
         rows.append(("IPUs", f"{p.num_ipus}, {p.ipus_per_replica} for each replica"))
     scale = f", loss scale {p.loss_scaling:g}" if p.loss_scaling else ""

@@ -42,7 +42,7 @@ from ipucnn.runs.records import (
 from ipucnn.runs.resume import Finished
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.text import counted, printable
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram, Program
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import SegmentedImage
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ipucnn.runs.train import TrainingRun
 
 
-def program_line(program: Program) -> str:
+def program_line(program: Program, splits: Sequence[str]) -> str:
     """Describes a Program in one line: batch, epochs, executions, pipeline and training options."""
     execution = counted(program.weight_updates_per_execution, "weight update")
     parts = [
@@ -62,7 +62,7 @@ def program_line(program: Program) -> str:
         + (f", a log after every {program.executions_per_log:,}" if program.executions_per_log > 1 else ""),
     ]
     if program.num_stages > 1:
-        parts.append(stages_text(program, "layers that the planner chooses"))
+        parts.append(stages_text(program, splits))
     if program.num_ipus > 1:
         parts.append(f"{counted(program.num_ipus, 'IPU')}")
     recipe = (
@@ -73,8 +73,6 @@ def program_line(program: Program) -> str:
         (program.random_erasing, "random erasing {:g}"),
     )
     parts += [text.format(value) for value, text in recipe if value]
-    if program.frozen_layers:
-        parts.append(f"{counted(len(program.frozen_layers), 'layer')} frozen")
     return "; ".join(parts)
 
 
@@ -173,11 +171,11 @@ class RunDisplay(ProgressBar):
             full = "x".join(map(str, context.record.input_shape))
             published = context.record.builder_args.get("base_filters")
             network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
-        lines.append(f"{network}; {program_line(context.program)}")
+        lines.append(f"{network}; {program_line(context.program, context.config.named_splits)}")
         for line in lines:
             note(line)
 
-    def _begin(self, run: TrainingRun, program: Program) -> None:
+    def _begin(self, run: TrainingRun, program: BuiltProgram) -> None:
         context, frozen = run.context, program.frozen_layers
         if run.fresh_weights:
             head = f"with a new head for {counted(context.info.num_classes, 'class')}"

@@ -29,6 +29,7 @@ from ipucnn.runs.trackers import import_wandb
 from ipucnn.runs.weight_files import check_frozen_weights
 from ipucnn.sessions.evaluated import Statistics, statistics_policy
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
+from ipucnn.sessions.host.division import check_fused
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import Checkpoint
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
@@ -40,14 +41,15 @@ from ipucnn.training.schedules import Schedule
 class RunContext(Setup):
     """Configuration, data, Program and folder of a training run.
 
-    The built network and the session add facts (the range of images, splits, fused micro-batches); each makes a new
-    context with ``replace``.  The configuration has the run's seed filled in.
+    The session adds the range of images, and makes a new context with ``replace``.  The configuration has the run's
+    seed filled in.
 
     Attributes:
         start: the point where the run begins.
         group: the processes that train together, including this one.
         folder: the run folder, as this process writes it.
-        program: the Program to execute.
+        program: the arithmetic of the run.
+        fused_micro_batches: the number that an option or the checkpoint fixes; None: the session chooses it.
         optimizer: the checked settings of the optimizer.
         schedule: a function from weight updates (int array) to learning rates.
         data_sha256: ``fingerprint`` of the data set.
@@ -58,6 +60,7 @@ class RunContext(Setup):
     group: ProcessGroup
     folder: RunFolder
     program: Program
+    fused_micro_batches: Optional[int]
     optimizer: OptimizerSettings
     schedule: Schedule
     data_sha256: str
@@ -143,7 +146,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         import_wandb()
     if config.pipeline_splits:
         check_named_splits(resolved)
-    frozen = () if config.freeze is None else check_frozen(resolved)
+    check_frozen(resolved)
     seed = run_setup.draw_seed() if config.seed is None else config.seed
     config = replace(config, seed=seed)
     setup = run_setup.prepare(replace(resolved, config=config), seed)
@@ -160,27 +163,27 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     num_instances = group.size if group.under_poprun else 1
     folder = start.target.folder
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
-    program = replace(program, frozen_layers=frozen)
     if runs_on_ipus(config.device):
         check_program(program, config, group)
+    fused = config.fused_micro_batches
+    if fused is not None:
+        check_fused(program, fused)
+    elif isinstance(start, Continue):
+        # The number of fused micro-batches changes the rounding, so a continued run keeps it.
+        fused = start.checkpoint.meta.get("program", {}).get("fused_micro_batches")
+    if max(group.size, config.devices or 1, config.max_workers) > 1:
+        rules.check_workers(group, config, program, fused)
     context = RunContext(
         **vars(setup),
         start=start,
         group=group,
         folder=folder if group.is_writer else _folder_of(group, folder, config),
         program=program,
+        fused_micro_batches=fused,
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
         data_sha256=fingerprint(setup.source),
     )
-    if config.fused_micro_batches:  # a number: not `none`, and not `measure`
-        program = program.with_checked_fused(config.fused_micro_batches)
-    elif context.saved_program is not None:
-        # The number of fused micro-batches changes the rounding, so a continued run keeps it.
-        program = program.with_fused(int(context.saved_program.get("fused_micro_batches", 0)))
-    if max(group.size, config.devices or 1, config.max_workers) > 1:
-        rules.check_workers(group, config, program)
-    context = replace(context, program=program)
     if isinstance(start, Continue):
         check_same_run(start, config, program, context.info, context.data_sha256)
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]

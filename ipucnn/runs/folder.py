@@ -43,7 +43,7 @@ from ipucnn.filesystem import (
 from ipucnn.models.registry import folder_name, natural_key
 from ipucnn.runs.records import Report, plain
 from ipucnn.text import counted
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 # METRICS has the computed results: the same bytes in every run with the same seed.  TIMINGS has the measured times.
@@ -178,7 +178,7 @@ class RunFolder:
             self.unlock()
             raise
 
-    def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
+    def create(self, config: RunConfig, program: BuiltProgram, replace: bool = False) -> None:
         """Makes the folder and its first files.  If that fails, a new folder is removed again.
 
         Args:
@@ -271,7 +271,7 @@ class RunFolder:
                 f"{taken} was written by another run meanwhile", "use another folder, or --overwrite"
             )
 
-    def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
+    def reopen(self, config: RunConfig, program: BuiltProgram, history: Sequence[str]) -> None:
         """Prepares the folder of a run that is continued: its files end where ``history`` ends.
 
         Args:
@@ -463,10 +463,10 @@ class SilentFolder(RunFolder):
     def lock(self) -> None:
         """Locks nothing."""
 
-    def create(self, config: RunConfig, program: Program, replace: bool = False) -> None:
+    def create(self, config: RunConfig, program: BuiltProgram, replace: bool = False) -> None:
         """Makes nothing."""
 
-    def reopen(self, config: RunConfig, program: Program, history: Sequence[str]) -> None:
+    def reopen(self, config: RunConfig, program: BuiltProgram, history: Sequence[str]) -> None:
         """Changes nothing."""
 
     def append(self, name: str, line: str) -> None:

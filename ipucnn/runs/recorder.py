@@ -65,7 +65,7 @@ from ipucnn.sessions.session import (
     is_checkpoint_due,
 )
 from ipucnn.text import counted
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import SegmentedImage
@@ -80,7 +80,7 @@ EXPLODED = 10
 class Started:
     """The model is built and traced; training begins."""
 
-    program: Program
+    program: BuiltProgram
     compilation: CompilationReport
     folder: Path
     dataset: DatasetInfo
@@ -179,6 +179,7 @@ class Recorder:
     def __init__(
         self,
         context: RunContext,
+        program: BuiltProgram,
         session: Session,
         batches: MakeDataset,
         state: RunState,
@@ -189,7 +190,7 @@ class Recorder:
         self._context, self._session, self._batches = context, session, batches
         self._remarks = remarks
         self._state, self._guard, self._timer = state, guard, timer
-        self._config, self._folder, self._program = context.config, context.folder, context.program
+        self._config, self._folder, self._program = context.config, context.folder, program
         self._saved = context.saved_config(session.num_devices[0])
         self._first_weight_update = session.state.weight_updates
         self._has_warned = False
@@ -445,7 +446,7 @@ class Recorder:
             "std": list(info.std),
             "data_sha256": context.data_sha256,
             "seed": context.seed,
-            "program": context.program.to_dict(),
+            "program": self._program.to_dict(),
             **(
                 checkpoints.position(state, self._state)
                 if is_whole

@@ -135,7 +135,7 @@ def has_checkpoints(folder: Path) -> bool:
 # The number of replicas that validate does not change training.  The other fields follow from options, which are
 # compared themselves.
 _MAY_DIFFER = (
-    *("num_epochs", "num_executions", "splits_from", "validation_num_replicas", "frozen_layers"),
+    *("num_epochs", "num_executions", "validation_num_replicas"),
     *("clip_gradient_norm", "ema_decay", "mixup", "cutmix", "random_erasing"),
 )
 
@@ -486,10 +486,6 @@ def check_same_run(
             updates than the run.
     """
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.path))
-    if program.num_stages > 1 and not program.pipeline_splits:
-        # Splits that were not given are those of the checkpoint.
-        saved = start.checkpoint.meta.get("program", {})
-        program = replace(program, pipeline_splits=tuple(saved.get("pipeline_splits", ())))
     differing = differences(start.checkpoint.meta, config, program, info, data_sha256)
     if differing:
         raise ConfigurationError(

@@ -5,7 +5,7 @@ configurations also carry options for other runs, so their options are accepted.
 """
 
 from dataclasses import replace
-from typing import Callable, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import OF_16_BITS, Resolved
@@ -17,7 +17,7 @@ from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_instances, find_launched
 from ipucnn.sessions.host.division import check_sharing
-from ipucnn.training.program import Program, auto_loss_scaling_conflicts
+from ipucnn.training.program import BatchLayout, Layout, auto_loss_scaling_conflicts
 
 
 class Facts(NamedTuple):
@@ -29,7 +29,7 @@ class Facts(NamedTuple):
     """
 
     resolved: Resolved
-    layout: Program
+    layout: Layout
 
     @property
     def on_ipus(self) -> bool:
@@ -259,13 +259,16 @@ def refuse_instances(command: str) -> None:
         )
 
 
-def check_workers(group: ProcessGroup, config: RunConfig, program: Program) -> None:
+def check_workers(
+    group: ProcessGroup, config: RunConfig, batch: BatchLayout, fused: Optional[int] = None
+) -> None:
     """Refuses workers that cannot share a weight update, before TensorFlow is imported.
 
     Args:
         group: the group of processes.
         config: the configuration of the run.
-        program: the Program, with the number of fused micro-batches if that is known.
+        batch: the micro-batches of a weight update.
+        fused: the number of fused micro-batches; None: it is not fixed.
 
     Raises:
         ConfigurationError: they cannot share it; the error lists the numbers of workers that can.
@@ -273,4 +276,4 @@ def check_workers(group: ProcessGroup, config: RunConfig, program: Program) -> N
     count = group.size if isinstance(group, Mpi) else 1
     # `--devices all` counts as 1: only TensorFlow can count the devices.
     devices = max(config.devices or 1, 1)
-    check_sharing(program, config, count, devices)
+    check_sharing(batch, config, count, devices, fused)

@@ -21,7 +21,7 @@ from ipucnn.models.build import freeze_layers
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.planning.network import network_options
 from ipucnn.planning.search.neighbours import training_advice
-from ipucnn.planning.splits import with_run_splits
+from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
@@ -33,10 +33,11 @@ from ipucnn.runs.resume import Continue, Finished, resume_command
 from ipucnn.runs.weight_files import check_scaling, file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
-from ipucnn.sessions.host.division import notes_of_sharing, threads_of_training
+from ipucnn.sessions.host.division import threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
 from ipucnn.sessions.session import CompilationReport, Session, TrainState, ValidationDue
 from ipucnn.text import counted, shown_value
+from ipucnn.training.program import BuiltProgram, Layers
 from ipucnn.training.schedules import largest_rate
 
 
@@ -91,9 +92,8 @@ class TrainingRun:
             MissingError: the device is absent, or Keras lacks the network.
         """
         is_finished = isinstance(self.context.start, Finished)
-        if not is_finished:
-            self._check_network()
         context = self.context
+        layers = self._named_layers() if is_finished else self._check_network()
         p, config, settings, info = context.program, context.config, context.optimizer, context.info
         session = self._session()
         device = f"{session.device.kind.upper()}: {session.device.name}" if session else None
@@ -126,7 +126,7 @@ class TrainingRun:
                 "last": float(last),
             },
             "warnings": list(context.warnings),
-            "program": p.to_dict(),
+            "program": {**p.to_dict(), **layers.to_dict()},
         }
 
     def _session(self) -> Optional[Session]:
@@ -138,7 +138,12 @@ class TrainingRun:
             return None
         return create_session(config.device, verbose=self._verbose, config=config, trains=True)
 
-    def _check_network(self) -> None:
+    def _named_layers(self) -> Layers:
+        """Returns the layers that options name; those that only the built network tells are left out."""
+        resolved = self.context.resolved
+        return Layers(*named_splits(resolved), check_frozen(resolved))
+
+    def _check_network(self) -> Layers:
         """Checks the options that depend on the network's layers, and plans the splits if none were given.
 
         Builds the network only if its layers are not those of the shipped graph, or if splits have to be planned.
@@ -151,20 +156,19 @@ class TrainingRun:
         check_requirements(record)
         # Neither the input size nor the number of classes changes the list of layers.
         options = network_options(record, context.config, record.input_shape, record.num_classes)
-        is_planned = program.num_stages > 1 and not program.pipeline_splits
+        is_planned = program.num_stages > 1 and not context.config.named_splits
         if known_graph(record, options) is None or is_planned:
             self._session()
-            self._name_layers(run_setup.build(context))
+            return self._layers(run_setup.build(context))
+        return self._named_layers()
 
-    def _name_layers(self, model: KerasModel) -> None:
-        """Fills in the frozen layers and the splits, which depend on the built network."""
-        context = self.context
-        program = context.program
+    def _layers(self, model: KerasModel) -> Layers:
+        """Freezes layers of the built network; returns them and the layers that open stages."""
+        context, frozen = self.context, ()  # type: RunContext, Tuple[str, ...]
         if context.config.freeze is not None:
             frozen = freeze_layers(model, context.config.freeze, self.fresh_weights > 0)
-            program = replace(program, frozen_layers=frozen)
-        program = with_run_splits(program, model, context.resolved, context.saved_program)
-        self.context = replace(context, program=program)
+        splits, origin = splits_of_run(context.program, model, context.resolved, context.saved_program)
+        return Layers(splits, origin, frozen)
 
     @property
     def threads(self) -> int:
@@ -187,7 +191,8 @@ class TrainingRun:
             return threads, True
         if runs_on_ipus(config.device):
             return num_cores(), False
-        return threads_of_training(context.program, max(context.num_workers, config.max_workers)), False
+        sharing = max(context.num_workers, config.max_workers)
+        return threads_of_training(context.program, context.fused_micro_batches, sharing), False
 
     def _agree(self) -> None:
         """Agrees with the other processes of the run on what they train, and fixes the number of threads.
@@ -265,14 +270,14 @@ class TrainingRun:
         from ipucnn.datasets.pipeline import data_errors
 
         timer = Timer()
-        model, compilation = self._compile(session)
+        model, program, compilation = self._compile(session)
         context = self.context
         if isinstance(group, Mpi):
             require_same_weights(group, {**session.state.weights, **session.state.slots})
         if config.compile_only:
             yield Notes(["compiling; nothing is trained"])
             with data_errors():
-                self.final_report = _compile_ahead(context, session, self)
+                self.final_report = _compile_ahead(context, program, session, self)
             return
         validated: List[Path] = []
         skipped: List[str] = []
@@ -286,21 +291,21 @@ class TrainingRun:
         check()
         # From here on there is something to save, or a half-made folder: signals wait for the end of a slice or batch.
         guard.defer()
-        self._open_folder(session)
+        self._open_folder(session, program)
         context = self.context
         if context.checkpoint is None:
             of_network = () if context.record.own is None else context.record.own.notes
             self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
         remarks = [*self.state.notes, *matched]
-        recorder = Recorder(context, session, self.dataset, self.state, guard, timer, remarks)
-        notes = _notes_of_sharing(context, self._differences, session.num_devices)
+        recorder = Recorder(context, program, session, self.dataset, self.state, guard, timer, remarks)
+        notes = _notes_of_sharing(context, self._differences, session)
         notes += recorder.note_process(is_continued=context.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]
         notes += [f"note: {note}" for note in remarks]
         notes += _notes_of_room(context, session.state)
         if notes:
             yield Notes(notes)
-        yield Started(context.program, compilation, context.folder.path, context.info)
+        yield Started(program, compilation, context.folder.path, context.info)
         if session.any_instance(guard.is_set):
             guard.end_before_training()
         with recorder, data_errors():
@@ -317,24 +322,26 @@ class TrainingRun:
             yield from self._predictions(session, recorder)
             yield from recorder.finish()
 
-    def _compile(self, session: Session) -> Tuple[KerasModel, CompilationReport]:
-        """Builds the network with its first weights, and compiles it, which completes the Program."""
+    def _compile(self, session: Session) -> Tuple[KerasModel, BuiltProgram, CompilationReport]:
+        """Builds the network with its first weights, divides its Program, and compiles it."""
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.training.losses import Loss
 
         model = run_setup.build(self.context)
         self._load_weights(model)
-        self._name_layers(model)
         context, config = self.context, self.context.config
-        session.would_fit = training_advice(model, context.record.name, context.program, config)
+        layers = self._layers(model)
+        division = session.divide(model, context.program, context.fused_micro_batches)
+        program = BuiltProgram.of(context.program, layers, division.fused_micro_batches)
+        session.would_fit = training_advice(
+            model, context.record.name, program, config, layers.pipeline_splits
+        )
         loss = Loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
         with data_errors():
             compilation = session.compile(
-                model, context.program, context.optimizer, loss, context.schedule, self.dataset
+                model, program, division, context.optimizer, loss, context.schedule, self.dataset
             )
-        assert session.program is not None
-        self.context = replace(context, program=session.program)
-        return model, compilation
+        return model, program, compilation
 
     def _predictions(self, session: Session, recorder: Recorder) -> Iterator[Predicted]:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""
@@ -351,7 +358,7 @@ class TrainingRun:
                 predicted = predicted_images(context, session)
             yield Predicted(predicted)
 
-    def _open_folder(self, session: Session) -> None:
+    def _open_folder(self, session: Session, program: BuiltProgram) -> None:
         """Creates or reopens the run folder, and restores the session from the checkpoint."""
         context = self.context
         start, target, num_devices = context.start, context.start.target, session.num_devices[0]
@@ -359,11 +366,11 @@ class TrainingRun:
             self.state = checkpoints.restore(start.checkpoint, session.state, str(start.path))
             self._former_rows = len(self.state.history)
         if isinstance(start, Continue) and target.is_own:
-            context.folder.reopen(context.saved_config(num_devices), context.program, self.state.history)
+            context.folder.reopen(context.saved_config(num_devices), program, self.state.history)
             return
         if context.group.is_writer:
             context = self.context = replace(context, folder=target.claim(context.resolved))
-        context.folder.create(context.saved_config(num_devices), context.program, target.replaces)
+        context.folder.create(context.saved_config(num_devices), program, target.replaces)
         for line in self.state.history:
             context.folder.append(METRICS, line)
 
@@ -385,14 +392,16 @@ class TrainingRun:
             self.fresh_weights = len(fresh)
 
 
-def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> CompiledReport:
+def _compile_ahead(
+    context: RunContext, program: BuiltProgram, session: Session, run: TrainingRun
+) -> CompiledReport:
     """Compiles training, statistics and validation into the executable cache, for ``--compile-only``.
 
     It needs no IPU, trains nothing, and makes no run folder.
     """
     from ipucnn.sessions.poplar.surroundings import executable_cache
 
-    program, batches = context.program, None
+    batches = None
     if program.executions_per_validation:
         batch = program.validation_micro_batch_size * program.validation_num_replicas
         batches = run_setup.evaluation_batches(context, batch, session)
@@ -402,14 +411,12 @@ def _compile_ahead(context: RunContext, session: Session, run: TrainingRun) -> C
     )
 
 
-def _notes_of_sharing(
-    context: RunContext, differences: Sequence[str], num_devices: Tuple[int, int]
-) -> List[str]:
+def _notes_of_sharing(context: RunContext, differences: Sequence[str], session: Session) -> List[str]:
     """Describes the workers and how they share a weight update; empty for one device of one worker."""
-    if context.num_workers == 1 and num_devices == (1, 1):
+    division = session.division
+    if division is None or (context.num_workers == 1 and division.num_present == 1):
         return []
-    begins = context.checkpoint is None
-    notes = notes_of_sharing(context.num_workers, context.config, context.program, begins, num_devices)
+    notes = division.notes(context.config, is_new=context.checkpoint is None)
     different = "the result may differ in bytes from one process's"
     return [*notes, *(f"warning: {line}; {different}" for line in differences)]
 

@@ -26,11 +26,12 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.training.evaluation import Predictions, Sums
 from ipucnn.training.optimizer_settings import LOSS_SCALE, OptimizerSettings
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram, Program
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
     from ipucnn.datasets.pixels import InputRange
+    from ipucnn.sessions.host.division import Division
     from ipucnn.training.losses import Loss
 
 
@@ -227,7 +228,8 @@ class Session:
 
     Attributes:
         device: the device of the session.
-        program: the compiled Program, with the session's own choices filled in.
+        program: the compiled Program.
+        division: its division among processes and devices.
         state: everything that a weight update changes.
         compilation: the latest report, completed after the first weight update (on IPUs: execution).
         would_fit: the function that suggests changes if a program does not fit on IPUs, see
@@ -236,7 +238,8 @@ class Session:
     """
 
     device: DeviceInfo
-    program: Optional[Program] = None
+    program: Optional[BuiltProgram] = None
+    division: Optional["Division"] = None
     state: TrainState
     # Whether each weight update has its own loss; on IPUs all weight updates of an execution share one.
     _has_loss_of_each_update: bool = True
@@ -256,10 +259,24 @@ class Session:
         """
         return False
 
+    def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> "Division":
+        """Returns the division of each weight update among processes and devices.
+
+        Args:
+            model: the model that is to be trained.
+            program: its Program.
+            fused: the number of fused micro-batches that an option or a checkpoint fixes; None: the session chooses it.
+
+        Raises:
+            ConfigurationError: processes and devices cannot share a weight update evenly.
+        """
+        raise NotImplementedError
+
     def compile(
         self,
         model: KerasModel,
-        program: Program,
+        program: BuiltProgram,
+        division: "Division",
         optimizer: OptimizerSettings,
         loss: "Loss",
         schedule: Schedule,
@@ -270,7 +287,8 @@ class Session:
         Args:
             model: functional Keras model with logits as output.  The host trains its weights in place; IPUs train a
                 copy.  In both cases ``state.weights`` has the trained weights.
-            program: the Program; with ``fused_micro_batches`` 0 the session chooses, see ``self.program`` afterwards.
+            program: the Program.
+            division: its division, from :meth:`divide`.
             optimizer: checked settings.
             loss: the loss.
             schedule: weight updates (int array) -> learning rates.

@@ -105,7 +105,7 @@ class SetupFacts(msgspec.Struct, kw_only=True):
 
 class _Program(msgspec.Struct):
     weight_updates_per_epoch: Natural = 0
-    fused_micro_batches: Natural = 0
+    fused_micro_batches: Positive = 1
 
 
 class _Position(msgspec.Struct):

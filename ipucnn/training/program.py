@@ -1,14 +1,16 @@
-"""The Program: a complete description of a run, computed before the run starts.
+"""The Program: a complete description of a run, in parts that are each complete once they exist.
 
-Both sessions take the same Program; it is printed, saved with the run as ``program.json`` and compared when a run is
-resumed.  This module does not import TensorFlow.
+A :class:`Layout` is known from options alone.  A :class:`Program` adds what the data set and the seed decide, before
+TensorFlow is imported.  A :class:`BuiltProgram` adds what the network and the device decide; both sessions take it, and
+it is printed, saved with the run as ``program.json``, and compared when a run is resumed.  This module does not import
+TensorFlow.
 """
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from ipucnn.aliases import PlainDict
 from ipucnn.config.bounds import MAX_COUNT
@@ -32,69 +34,118 @@ Warn = Callable[[str], None]
 SEED_MASK = 0x7FFFFFFF
 
 
-@dataclass(frozen=True)
-class Program:
-    """The counts and settings of a run.  Counts are per run unless the name says otherwise; sizes are in samples."""
+_Self = TypeVar("_Self", bound="_Part")
 
-    # Batch arithmetic
+
+class _Part:
+    """A part of a Program, which is printed and saved as plain values."""
+
+    def to_dict(self) -> PlainDict:
+        """Returns all fields as plain values, ready for JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def to_json(self) -> str:
+        """Returns all fields as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls: Type[_Self], values: PlainDict) -> _Self:
+        """Returns the part that values of :meth:`to_dict` or of a larger part describe.
+
+        Raises:
+            TypeError: a value is missing.
+        """
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}  # type: ignore[arg-type]
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
+
+
+@dataclass(frozen=True)
+class BatchLayout(_Part):
+    """The micro-batches of a weight update; options alone decide them.  Sizes are in samples."""
+
     micro_batch_size: int
     gradient_accumulation_count: int
     num_replicas: int
     global_batch_size: int
     gradient_accumulation_reduction_method: str
     dbn_replica_group_size: int
-    # Epochs and executions
-    num_epochs: int
-    weight_updates_per_epoch: int
-    samples_per_epoch: int
-    samples_discarded_per_epoch: int
-    weight_updates_per_execution: int
-    steps_per_execution: int
-    num_executions: int
-    # Host events, in executions; 0: never
-    executions_per_checkpoint: int
-    first_checkpoint_execution: int
-    executions_per_validation: int
-    # Validation
-    validation_micro_batch_size: int
-    validation_num_replicas: int
-    # Pipeline
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Returns the micro-batches per weight update over all replicas."""
+        return self.gradient_accumulation_count * self.num_replicas
+
+
+@dataclass(frozen=True)
+class PipelineLayout(_Part):
+    """The stages of a replica and their IPUs; options alone decide them."""
+
     num_stages: int
-    pipeline_splits: Tuple[str, ...]
     device_mapping: Tuple[int, ...]
     pipeline_schedule: str
     recomputation: bool
     available_memory_proportion: Tuple[float, ...]
     ipus_per_replica: int
     num_ipus: int
-    # Numbers
+
+
+@dataclass(frozen=True)
+class Layout(PipelineLayout, BatchLayout):
+    """All that options alone decide: batch, pipeline, numbers, and changes to gradients, weights and images.
+
+    Attributes:
+        auto_loss_scaling: whether the loss scale is adjusted during training; ``loss_scaling`` is then not used.
+        clip_gradient_norm, ema_decay, mixup, cutmix, random_erasing: 0 if off.
+        warnings: remarks on the options, one line each.
+    """
+
     precision: str
     loss_scaling: float
+    auto_loss_scaling: bool
+    clip_gradient_norm: float
+    ema_decay: float
+    mixup: float
+    cutmix: float
+    random_erasing: float
+    warnings: Tuple[str, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class EpochPlan(_Part):
+    """The weight updates, executions and events of a run, which depend on the number of training samples, too.
+
+    Attributes:
+        samples_padded_per_epoch: the samples of weight 0 that pad the last weight update of an epoch.
+        executions_per_log: more than 1 if checkpoints, which end an execution, are more frequent than logs.
+        executions_per_checkpoint, executions_per_validation: 0 if there are none.
+        validation_num_replicas: the replicas of the validation model, in one process.
+    """
+
+    num_epochs: int
+    weight_updates_per_epoch: int
+    samples_per_epoch: int
+    samples_discarded_per_epoch: int
+    samples_padded_per_epoch: int
+    weight_updates_per_execution: int
+    steps_per_execution: int
+    num_executions: int
+    executions_per_log: int
+    executions_per_checkpoint: int
+    first_checkpoint_execution: int
+    executions_per_validation: int
+    validation_micro_batch_size: int
+    validation_num_replicas: int
     seed: int
-    # The number of fused micro-batches, which the host session chooses (0: not chosen yet)
-    fused_micro_batches: int = 0
-    # The source of the splits: "given", "plan FILE", or "planned for SYSTEM"; empty without a pipeline
-    splits_from: str = field(default="", compare=False)
-    # Samples of weight 0 that pad the last weight update of each epoch (--pad-dataset)
-    samples_padded_per_epoch: int = 0
-    # More than 1 if checkpoints, which end an execution, are more frequent than logs
-    executions_per_log: int = 1
-    # Whether the loss scale is adjusted during training in 16 bits; ``loss_scaling`` is then not used
-    auto_loss_scaling: bool = False
-    # Changes to gradients, weights and images in addition to the optimizer and the data set's augmentation; 0: off
-    clip_gradient_norm: float = 0.0
-    ema_decay: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    random_erasing: float = 0.0
-    # Layers whose weights are not trained, in the network's order; empty until the network is known
-    frozen_layers: Tuple[str, ...] = ()
-    warnings: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def num_weight_updates(self) -> int:
         """Returns the weight updates of the whole run."""
         return self.weight_updates_per_epoch * self.num_epochs
+
+
+@dataclass(frozen=True)
+class Program(EpochPlan, Layout):
+    """The arithmetic of a run: complete once options and data are known, before the network is built."""
 
     def samples_before(self, weight_updates: int) -> int:
         """Returns the samples in the first ``weight_updates`` weight updates, without padding."""
@@ -106,74 +157,35 @@ class Program:
         """Returns all samples of a padded weight update divided by those that are not padding."""
         return self.global_batch_size / max(self.global_batch_size - self.samples_padded_per_epoch, 1)
 
-    @property
-    def num_micro_batches(self) -> int:
-        """Returns the micro-batches per weight update over all replicas."""
-        return self.gradient_accumulation_count * self.num_replicas
 
-    @property
-    def num_fused_batches(self) -> int:
-        """Returns the groups of fused micro-batches per weight update.
+@dataclass(frozen=True)
+class Layers(_Part):
+    """What a run does with the layers of its network; the network decides it.
 
-        If their size is not chosen yet, it is the number of the smallest indivisible groups: micro-batches, or groups
-        of those whose replicas share batch norm's statistics.
-        """
-        return self.num_micro_batches // (self.fused_micro_batches or self.dbn_replica_group_size)
+    Attributes:
+        pipeline_splits: the layers that open the stages after the first.
+        splits_from: the source of the splits: "given", "plan FILE", or "planned for SYSTEM"; empty without a pipeline.
+        frozen_layers: the layers whose weights are not trained, in the network's order.
+    """
 
-    @property
-    def samples_per_fused_batch(self) -> int:
-        """Returns the samples in a group of fused micro-batches."""
-        return self.fused_micro_batches * self.micro_batch_size
+    pipeline_splits: Tuple[str, ...]
+    splits_from: str = field(compare=False)
+    frozen_layers: Tuple[str, ...]
 
-    def fusible(self, num_sharing: int = 1) -> List[int]:
-        """Returns the numbers of micro-batches to fuse with which ``num_sharing`` workers share all groups evenly."""
-        group_size = self.dbn_replica_group_size
-        groups = self.num_micro_batches // group_size
-        return [d * group_size for d in divisors(groups) if groups // d % num_sharing == 0]
 
-    def with_splits(self, splits: Sequence[str], splits_from: str = "given") -> "Program":
-        """Returns the same Program with the pipeline splits and their source filled in.
+@dataclass(frozen=True)
+class BuiltProgram(Layers, Program):
+    """A Program, its network's layers, and the number of fused micro-batches of its device: what a session runs.
 
-        Raises:
-            ValueError: the number of splits does not fit the number of stages.
-        """
-        if len(splits) != self.num_stages - 1:
-            raise ValueError(f"{len(splits)} splits for {self.num_stages} stages")
-        return replace(self, pipeline_splits=tuple(splits), splits_from=splits_from)
+    ``program.json`` and checkpoints have it.
+    """
 
-    def with_fused(self, fused_micro_batches: int) -> "Program":
-        """Returns the same Program with the number of fused micro-batches filled in."""
-        return replace(self, fused_micro_batches=fused_micro_batches)
-
-    def with_checked_fused(self, fused: int) -> "Program":
-        """Returns the same Program with a number of fused micro-batches that a user gave.
-
-        Raises:
-            ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
-        """
-        legal = self.fusible()
-        if fused not in legal:
-            near = sorted(sorted(legal, key=lambda d: (abs(d - fused), d))[:2])
-            raise ConfigurationError(
-                f"--fused-micro-batches {fused} does not divide the {self.num_micro_batches} micro-batches of "
-                "a weight update into whole groups",
-                "use --fused-micro-batches " + alternatives(near),
-            )
-        return self.with_fused(fused)
-
-    def to_dict(self) -> PlainDict:
-        """Returns the Program as plain values, ready for JSON."""
-        return asdict(self)
-
-    def to_json(self) -> str:
-        """Returns the Program as indented JSON text."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+    fused_micro_batches: int
 
     @classmethod
-    def from_dict(cls, values: PlainDict) -> "Program":
-        """Returns the Program of values from :meth:`to_dict`; raises ``TypeError`` on unknown or missing keys."""
-        fields: PlainDict = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**fields)
+    def of(cls, program: Program, layers: Layers, fused_micro_batches: int) -> "BuiltProgram":
+        """Returns the program of a built network."""
+        return cls(**vars(program), **vars(layers), fused_micro_batches=fused_micro_batches)
 
 
 def _device_mapping(
@@ -360,16 +372,8 @@ def validation_replicas(
     return num_replicas * whole // num_instances
 
 
-# The fields of a Program that depend on the data set, and the seed.
-_OF_DATA_SET = (
-    *("weight_updates_per_epoch", "samples_per_epoch", "samples_discarded_per_epoch", "seed"),
-    *("weight_updates_per_execution", "steps_per_execution", "num_executions"),
-    *("executions_per_checkpoint", "first_checkpoint_execution", "executions_per_validation"),
-)
-
-
-def make_layout(config: RunConfig) -> Program:
-    """Returns the part of the Program that needs no data set; the fields that depend on one, and the seed, are 0.
+def make_layout(config: RunConfig) -> Layout:
+    """Returns all that options alone decide, without a data set.
 
     Raises:
         ConfigurationError: a combination is illegal; the hint has the nearest legal values.
@@ -391,20 +395,14 @@ def make_layout(config: RunConfig) -> Program:
     replicas = _replicas(config.ipus, config.num_replicas, ipus_per_replica)
     accumulation = _accumulation(config, stages, replicas, warnings.append)
     check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
-    unknown: PlainDict = dict.fromkeys(_OF_DATA_SET, 0)
-    return Program(
+    return Layout(
         micro_batch_size=config.micro_batch_size,
         gradient_accumulation_count=accumulation,
         num_replicas=replicas,
         global_batch_size=config.micro_batch_size * accumulation * replicas,
         gradient_accumulation_reduction_method=config.gradient_accumulation_reduction_method,
         dbn_replica_group_size=config.dbn_replica_group_size,
-        num_epochs=config.num_epochs,
-        **unknown,
-        validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
-        validation_num_replicas=config.validation_num_replicas or 0,
         num_stages=stages,
-        pipeline_splits=config.named_splits,
         device_mapping=mapping,
         pipeline_schedule=config.pipeline_schedule,
         recomputation=config.recomputation,
@@ -466,29 +464,32 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
     validation = 0
     if config.validation and config.validation_freq > 0:
         validation = max(1, round(Fraction(per_epoch, updates) * config.validation_freq))
-    return replace(
-        layout,
-        seed=seed,
+    # The fields of the layout; its warnings are among those of this function.
+    values: PlainDict = {**vars(layout), "warnings": tuple(warnings)}
+    return Program(
+        **values,
+        num_epochs=config.num_epochs,
         weight_updates_per_epoch=per_epoch,
         samples_per_epoch=samples,
         samples_discarded_per_epoch=max(0, num_samples - samples),
         samples_padded_per_epoch=per_epoch * size - samples,
         weight_updates_per_execution=updates,
-        executions_per_log=per_log,
         steps_per_execution=updates * layout.gradient_accumulation_count,
         num_executions=per_epoch * config.num_epochs // updates,
+        executions_per_log=per_log,
         executions_per_checkpoint=per_checkpoint,
         first_checkpoint_execution=int(-(-(config.first_ckpt_epoch * per_epoch) // updates)),
         executions_per_validation=validation,
-        validation_num_replicas=layout.validation_num_replicas
+        validation_micro_batch_size=config.validation_micro_batch_size or config.micro_batch_size,
+        validation_num_replicas=config.validation_num_replicas
         or validation_replicas(
             config.pipeline_validation_model, layout.num_replicas, layout.ipus_per_replica, num_instances
         ),
-        warnings=tuple(warnings),
+        seed=seed,
     )
 
 
-def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
+def _smaller_batch(config: RunConfig, layout: Layout, num_samples: int) -> str:
     """Returns the hint for a global batch that is larger than the data set.
 
     It suggests a smaller accumulation count if that is enough, else a smaller micro-batch, else fewer replicas.
@@ -512,7 +513,7 @@ def _smaller_batch(config: RunConfig, layout: Program, num_samples: int) -> str:
     return f"use {' '.join(options)}, or less"
 
 
-def _periods(config: RunConfig, layout: Program, per_epoch: int, warn: Warn) -> Tuple[int, int, int]:
+def _periods(config: RunConfig, layout: Layout, per_epoch: int, warn: Warn) -> Tuple[int, int, int]:
     """Returns the weight updates of an execution, and the executions from one log, and one checkpoint, to the next.
 
     An execution normally ends with a log.  If checkpoints are requested more often than logs, its length is the

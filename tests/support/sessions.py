@@ -19,7 +19,7 @@ from ipucnn.sessions.evaluated import (
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram, Layers
 from ipucnn.training.program import make_program as program_of
 
 CPU = DeviceInfo("cpu", "test", 2, 8 * 2**30)
@@ -29,8 +29,10 @@ SGD: Any = ("sgd", {"momentum": 0.9}, {})
 PLAIN: Any = ("sgd", {"momentum": 0.0}, {})
 
 
-def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
+def make_program(batch=2, accumulate=1, replicas=1, **changes) -> BuiltProgram:
     """Returns a program of one epoch without checkpoints and validations; ``changes`` are its fields.
+
+    With 0 fused micro-batches, :func:`compile_session` lets the session choose them.
 
     Args:
         changes: fields of the program, and ``updates_per_epoch`` (4).
@@ -45,9 +47,16 @@ def make_program(batch=2, accumulate=1, replicas=1, **changes) -> Program:
         checkpoints=False,
         validation=False,
     )
-    program = program_of(config, updates * batch * accumulate * replicas, seed=1)
+    program = BuiltProgram.of(
+        program_of(config, updates * batch * accumulate * replicas, seed=1), Layers((), "", ()), 0
+    )
     changes.setdefault("validation_num_replicas", replicas * changes.get("ipus_per_replica", 1))
     return replace(program, **changes)
+
+
+def with_fused(program: BuiltProgram, number: int) -> BuiltProgram:
+    """Returns the program with a number of fused micro-batches."""
+    return replace(program, fused_micro_batches=number)
 
 
 def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
@@ -104,7 +113,7 @@ def constant(rate: float) -> Any:
     return lambda updates: np.full(np.shape(updates), rate, np.float32)
 
 
-def batches(program: Program, *parts: Any) -> Any:
+def batches(program: BuiltProgram, *parts: Any) -> Any:
     """Returns the data argument of ``train``: the arrays, repeated, from a weight update on."""
 
     def make(first: int, per_element: int) -> Any:
@@ -126,7 +135,7 @@ class Trained(NamedTuple):
 def compile_session(
     session: Any,
     model: Any,
-    program: Program,
+    program: BuiltProgram,
     optimizer: Any = SGD,
     schedule: Any = None,
     loss: Any = "cross_entropy",
@@ -141,7 +150,9 @@ def compile_session(
     name, params, more = optimizer
     settings = make_settings(name, params, global_batch_size=program.global_batch_size, **more)
     function = Loss(loss) if isinstance(loss, str) else loss
-    session.compile(model, program, settings, function, schedule or falling(), make_dataset)
+    division = session.divide(model, program, program.fused_micro_batches or None)
+    program = with_fused(program, division.fused_micro_batches)
+    session.compile(model, program, division, settings, function, schedule or falling(), make_dataset)
     return session
 
 
@@ -156,7 +167,7 @@ def set_state(session: Any, weights: Any, slots: Any, weight_updates: int) -> No
 def run(
     session: Any,
     model: Any,
-    program: Program,
+    program: BuiltProgram,
     optimizer: Any,
     images: Any,
     labels: Any,

@@ -35,7 +35,7 @@ from ipucnn.planning.search.open_settings import PROPORTIONS
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.text import counted, percent
 from ipucnn.training.batching import next_power_of_two
-from ipucnn.training.program import Program
+from ipucnn.training.program import Layout
 
 # Dynamic programs for the splits of a change: a hint needs splits that fit, not a proof.
 _EVALUATIONS = 4
@@ -665,19 +665,20 @@ def less_memory(model: str, settings: PlannedProgram) -> str:
 _UNKNOWN = "the planner cannot compute this network, so nothing is predicted"
 
 
-def training_advice(model: KerasModel, name: str, program: Program, config: RunConfig) -> MemoryAdvice:
+def training_advice(
+    model: KerasModel, name: str, layout: Layout, config: RunConfig, splits: Sequence[str]
+) -> MemoryAdvice:
     """Returns the function that makes the advice when training runs out of memory.
 
     Args:
         model: the model from ``build_model``.
         name: the name of the network.
-        program: the running program, with its splits filled in.
+        layout: batch and stages of the run.
         config: the configuration of the run.
+        splits: the layers that open its stages.
     """
     advice = "try a smaller --micro-batch-size, --recomputation or more stages"
-    return _advice(
-        model, name, lambda: planned_program(config, program), program.pipeline_splits, None, advice
-    )
+    return _advice(model, name, lambda: planned_program(config, layout), splits, None, advice)
 
 
 def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:

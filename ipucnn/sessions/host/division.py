@@ -1,21 +1,27 @@
-"""Divides a weight update over devices, into groups of fused micro-batches, and into groups computed in parallel.
+"""Divides a weight update: which process, device and lane computes which micro-batches, and in which order.
+
+Micro-batches are fused into groups, each of which is computed as one batch.  The session adds the groups' results in
+the order of the groups.  Processes and devices share the groups evenly, and a device computes as many at the same time
+as it has lanes.
 
 Memory, devices and ``--max-workers`` decide the size of the groups, so it may differ between machines.  It changes the
-result only by the order of floating-point sums.  A checkpoint keeps it.  The numbers of devices, and of groups computed
-in parallel, change only the speed.
+result only by the order of floating-point sums.  A checkpoint keeps it.  The numbers of devices and lanes change only
+the speed.
 """
 
 import math
-from typing import List, NamedTuple, Tuple
+from dataclasses import dataclass, replace
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.aliases import KerasModel
+from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.config.bounds import MAX_ACCUMULATION
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
+from ipucnn.sessions.group import ProcessGroup
 from ipucnn.text import counted
-from ipucnn.training.batching import divisors
-from ipucnn.training.program import Program
+from ipucnn.training.batching import alternatives, divisors
+from ipucnn.training.program import BatchLayout
 
 # Sizes of a group of fused micro-batches.  More samples per operation cost less overhead per sample, until the
 # activations no longer fit into the cache or the memory.  The size changes only the order of floating-point sums.
@@ -28,6 +34,94 @@ MEMORY_FRACTION = 0.25
 TRAINING_FACTOR = 4
 
 
+@dataclass(frozen=True)
+class Division:
+    """The division of a weight update; :func:`divide` makes it.
+
+    The groups of a step are computed at the same time.  Those of the first lane of all processes come first, in the
+    order of processes, then those of the second, and so on.
+
+    Attributes:
+        batch: the micro-batches of a weight update.
+        fused_micro_batches: the number of micro-batches in a group.
+        num_workers, rank: the number of processes that share the groups, and the number of this one.
+        devices: TensorFlow's names of this process's devices that take part; the first has the weights.
+        num_present: the number of all devices of this process.
+        num_lanes: the number of groups that a device computes at the same time.
+    """
+
+    batch: BatchLayout
+    fused_micro_batches: int
+    num_workers: int = 1
+    rank: int = 0
+    devices: Tuple[str, ...] = ("/CPU:0",)
+    num_present: int = 1
+    num_lanes: int = 1
+
+    @property
+    def num_groups(self) -> int:
+        """The groups of fused micro-batches in a weight update."""
+        return _num_groups(self.batch, self.fused_micro_batches)
+
+    @property
+    def samples_per_group(self) -> int:
+        """The samples of a group: of one element of the training data set."""
+        return self.fused_micro_batches * self.batch.micro_batch_size
+
+    @property
+    def lanes(self) -> Tuple[str, ...]:
+        """The device of each lane of this process."""
+        return self.devices * self.num_lanes
+
+    @property
+    def groups_per_step(self) -> int:
+        """The groups that all processes compute at the same time."""
+        return self.num_workers * len(self.lanes)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of a weight update."""
+        return self.num_groups // self.groups_per_step
+
+    @property
+    def shard(self) -> Tuple[int, int]:
+        """(count, index): this process computes every ``count``-th group from number ``index`` on."""
+        return self.num_workers, self.rank
+
+    def group(self, step: Tensor, lane: int) -> Tensor:
+        """Returns the number, within the weight update, of the group that a lane of this process computes in a step."""
+        return (step * len(self.lanes) + lane) * self.num_workers + self.rank
+
+    def notes(self, config: RunConfig, is_new: bool) -> List[str]:
+        """Returns notes to print at the start: who trains, and how a weight update is shared.
+
+        Args:
+            config: the options of the run.
+            is_new: whether the run begins, rather than continues from a checkpoint.
+        """
+        devices, workers, fused = len(self.devices), self.num_workers, self.fused_micro_batches
+        lines, sharing = [], workers * devices
+        if sharing > 1:
+            threads = "" if workers == 1 else f", {counted(operation_threads(), 'thread')} each"
+            lines.append(
+                f"{sharers(workers, devices)}{threads}: a weight update is {counted(self.num_groups, 'group')} of "
+                f"{counted(fused, 'fused micro-batch')}, {self.num_groups // sharing} for each "
+                f"{'worker' if devices == 1 else 'device'}"
+            )
+        if devices < self.num_present:
+            lines.append(
+                f"{devices} of {self.num_present} devices {'takes' if devices == 1 else 'take'} part: more cannot "
+                f"share the {counted(self.batch.num_micro_batches, 'micro-batch')} of a weight update evenly"
+                + (", or other workers have no more" if workers > 1 else "")
+            )
+        if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
+            lines.append(
+                f"the groups of fused micro-batches are those of --max-workers {sharing}: a run with another number of "
+                f"workers{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
+            )
+        return lines
+
+
 class Capacity(NamedTuple):
     """The capacity that every worker has: the minimum over all workers.
 
@@ -36,12 +130,14 @@ class Capacity(NamedTuple):
         operations: the number of parallel operations that keep all cores of a CPU busy; 1 on GPUs.
         memory_bytes: the machine's memory; 0 if unknown, or on GPUs.
         bytes_per_sample: the size of all layer outputs of the network for one sample.
+        on_cpu: whether the devices are a CPU.
     """
 
     devices: int = 1
     operations: int = 1
     memory_bytes: int = 0
     bytes_per_sample: int = 0
+    on_cpu: bool = False
 
     def trained(self, samples: int) -> int:
         """Returns the maximum number of groups of ``samples`` samples each that are trained in parallel."""
@@ -53,11 +149,6 @@ class Capacity(NamedTuple):
         if not self.memory_bytes or not needed:
             return self.operations
         return max(1, min(self.operations, int(self.memory_bytes * MEMORY_FRACTION) // needed))
-
-    def fused(self, micro_batch_size: int) -> int:
-        """Returns the maximum number of fused micro-batches that fits into memory, which is known."""
-        needed = TRAINING_FACTOR * max(1, self.bytes_per_sample * micro_batch_size)
-        return int(self.memory_bytes * MEMORY_FRACTION) // needed
 
 
 def activation_bytes_per_sample(model: KerasModel) -> int:
@@ -74,61 +165,117 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
     return total
 
 
-def choose_devices(program: Program, config: RunConfig, workers: int, capacity: Capacity) -> int:
+def divide(
+    batch: BatchLayout,
+    config: RunConfig,
+    capacity: Capacity,
+    group: ProcessGroup,
+    devices: Sequence[str],
+    fused: Optional[int] = None,
+    mixing: Sequence[str] = (),
+) -> Division:
+    """Returns the division of a weight update among processes, devices and lanes.
+
+    Args:
+        batch: the micro-batches of a weight update.
+        config: the options of the run.
+        capacity: the capacity of every process.
+        group: the processes that train together.
+        devices: TensorFlow's names of this process's devices.
+        fused: the number of fused micro-batches that an option or a checkpoint fixes; None: as many as suit capacity
+            and sharing.
+        mixing: layers that may mix the samples of a batch, so that micro-batches are computed one by one.
+
+    Raises:
+        ConfigurationError: processes and devices cannot share the weight update evenly, or several micro-batches would
+            be computed together although a layer may mix them.
+    """
+    workers = group.size
+    num_devices = choose_devices(batch, config, workers, capacity, fused)
+    check_sharing(batch, config, workers, num_devices, fused)
+    combined = max(fused or 1, batch.dbn_replica_group_size)
+    if mixing and combined > 1:
+        option = "--fused-micro-batches" if (fused or 1) > 1 else "--dbn-replica-group-size"
+        raise ConfigurationError(
+            f"{option} {combined}: layer '{mixing[0]}' of the network is of a class of its own and may mix samples, so "
+            "that micro-batches are computed one by one",
+            f"drop {option}",
+        )
+    if fused is None:
+        sharing = max(config.max_workers, workers * num_devices)
+        fused = 1 if mixing else choose_fused(batch, capacity, sharing)
+    alone = Division(batch, fused, workers, group.rank, tuple(devices[:num_devices]), len(devices))
+    # Each of several devices computes one group at a time.
+    most = 1 if num_devices > 1 else capacity.trained(alone.samples_per_group)
+    groups = alone.num_groups
+    lanes = max(n for n in divisors(groups) if n <= most and (n == 1 or groups % (n * workers) == 0))
+    return replace(alone, num_lanes=lanes)
+
+
+def _num_groups(batch: BatchLayout, fused: Optional[int]) -> int:
+    """Returns the groups of ``fused`` micro-batches in a weight update.
+
+    None stands for the smallest indivisible groups: micro-batches, or groups of those whose replicas share batch norm's
+    statistics.
+    """
+    return batch.num_micro_batches // (fused or batch.dbn_replica_group_size)
+
+
+def fusible(batch: BatchLayout, num_sharing: int = 1) -> List[int]:
+    """Returns the numbers of micro-batches to fuse with which ``num_sharing`` workers share all groups evenly."""
+    groups = _num_groups(batch, None)
+    return [d * batch.dbn_replica_group_size for d in divisors(groups) if groups // d % num_sharing == 0]
+
+
+def check_fused(batch: BatchLayout, fused: int) -> None:
+    """Refuses a number of fused micro-batches that a user gave.
+
+    Raises:
+        ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
+    """
+    legal = fusible(batch)
+    if fused not in legal:
+        near = sorted(sorted(legal, key=lambda d: (abs(d - fused), d))[:2])
+        raise ConfigurationError(
+            f"--fused-micro-batches {fused} does not divide the {batch.num_micro_batches} micro-batches of "
+            "a weight update into whole groups",
+            "use --fused-micro-batches " + alternatives(near),
+        )
+
+
+def choose_devices(
+    batch: BatchLayout, config: RunConfig, workers: int, capacity: Capacity, fused: Optional[int] = None
+) -> int:
     """Returns the number of each worker's devices that take part in training.
 
     It is the requested number, or else the largest one that shares a weight update evenly.
     """
     if config.devices is not None:
         return capacity.devices
-    totals = [n for n in divisors(program.num_fused_batches) if n % workers == 0]
-    if not program.fused_micro_batches and config.max_workers > 1:
+    totals = [n for n in divisors(_num_groups(batch, fused)) if n % workers == 0]
+    if fused is None and config.max_workers > 1:
         totals = [n for n in totals if config.max_workers % n == 0]
     return max([n // workers for n in totals if n // workers <= capacity.devices], default=1)
 
 
-def choose_parallel(program: Program, workers: int, devices: int, capacity: Capacity) -> int:
-    """Returns the number of groups of fused micro-batches that a device computes in parallel.
-
-    Each of several devices computes one group at a time.  Otherwise it is the largest number within the capacity with
-    which all workers share the groups of a weight update evenly.
-    """
-    fused_batches = program.num_fused_batches
-    most = 1 if devices > 1 else capacity.trained(program.samples_per_fused_batch)
-    return max(
-        n for n in divisors(fused_batches) if n <= most and (n == 1 or fused_batches % (n * workers) == 0)
-    )
-
-
-def choose_fused(program: Program, capacity: Capacity, num_sharing: int = 1, pairs: bool = False) -> int:
+def choose_fused(batch: BatchLayout, capacity: Capacity, num_sharing: int = 1) -> int:
     """Returns the number of micro-batches to fuse: a divisor of those in a weight update.
 
     Args:
-        program: the Program.
-        capacity: the capacity of every worker.
+        batch: the micro-batches of a weight update.
+        capacity: the capacity of every worker.  A CPU may compute two groups in parallel, if the micro-batches can be
+            halved.  This does not depend on the number of cores, which therefore never changes the groups.
         num_sharing: the number of workers that share the groups evenly.
-        pairs: whether to allow for two groups in parallel, if the micro-batches can be halved.  This does not depend
-            on the number of cores, which therefore never changes the groups.
     """
-    size = program.micro_batch_size
-    limit = max(TARGET_SAMPLES // size, TARGET_BYTES // max(1, capacity.bytes_per_sample * size))
-    halves = program.fusible(2 * num_sharing) if pairs else []
+    size = batch.micro_batch_size
+    needed = max(1, capacity.bytes_per_sample * size)
+    limit = max(TARGET_SAMPLES // size, TARGET_BYTES // needed)
+    halves = fusible(batch, 2 * num_sharing) if capacity.on_cpu else []
     if capacity.memory_bytes:
-        limit = min(limit, capacity.fused(size) // (2 if halves else 1))
-    usable = halves or program.fusible(num_sharing)
+        fitting = int(capacity.memory_bytes * MEMORY_FRACTION) // (TRAINING_FACTOR * needed)
+        limit = min(limit, fitting // (2 if halves else 1))
+    usable = halves or fusible(batch, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
-
-
-def similar_to(fused: int, program: Program, capacity: Capacity, num_sharing: int) -> List[int]:
-    """Returns the numbers of fused micro-batches to try: from a quarter of ``fused`` to four times as many.
-
-    The other arguments are those of :func:`choose_fused`.  Larger numbers are limited by memory, because Linux ends a
-    process that runs out of it.
-    """
-    largest = fused * 4
-    if capacity.memory_bytes:
-        largest = min(largest, capacity.fused(program.micro_batch_size))
-    return [d for d in program.fusible(num_sharing) if fused / 4 <= d <= max(fused, largest)]
 
 
 def sharers(workers: int, devices: int) -> str:
@@ -138,25 +285,26 @@ def sharers(workers: int, devices: int) -> str:
     return f"{devices} devices" if workers == 1 else f"{workers} workers with {devices} devices each"
 
 
-def check_sharing(program: Program, config: RunConfig, workers: int, devices: int = 1) -> None:
+def check_sharing(
+    batch: BatchLayout, config: RunConfig, workers: int, devices: int = 1, fused: Optional[int] = None
+) -> None:
     """Refuses numbers of workers and devices that cannot share a weight update evenly.
 
-    They share its groups of fused micro-batches.  If the size of these groups is not chosen yet, they share the
-    smallest indivisible units: micro-batches, or groups of them whose replicas share batch norm's statistics.
-
     Args:
-        program: the Program of the run.
+        batch: the micro-batches of a weight update.
         config: the options of the run, with ``max_workers``.
         workers: the number of workers.
         devices: the number of devices of each worker.
+        fused: the number of fused micro-batches, whose groups are shared; None: it is not fixed, and they share the
+            smallest indivisible groups.
 
     Raises:
         ConfigurationError: the division is uneven; the message has the numbers that work.
     """
     all_devices, most = workers * devices, config.max_workers
-    who, num_groups = sharers(workers, devices), program.num_fused_batches
-    legal = _listed(_legal_numbers(program, most, devices if workers > 1 else 1))
-    if program.fused_micro_batches:
+    who, num_groups = sharers(workers, devices), _num_groups(batch, fused)
+    legal = _listed(_legal_numbers(num_groups, fused is not None, most, devices if workers > 1 else 1))
+    if fused is not None:
         for sharing, name in ((all_devices, who), (most, sharers(most, 1))):
             if num_groups % sharing:
                 groups = f"{counted(num_groups, 'group')} of fused micro-batches"
@@ -172,10 +320,10 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
             (f"use {legal} of them; " if legal else "")
             + f"a new run can have another --max-workers, for example {most * all_devices}",
         )
-    sharing, group_size = max(most, all_devices), program.dbn_replica_group_size
+    sharing, group_size = max(most, all_devices), batch.dbn_replica_group_size
     if num_groups % sharing:
         times = sharing // math.gcd(num_groups, sharing)
-        count, size, ways = program.gradient_accumulation_count * times, program.micro_batch_size, []
+        count, size, ways = batch.gradient_accumulation_count * times, batch.micro_batch_size, []
         if count <= MAX_ACCUMULATION:
             smaller = (
                 f", and divide --micro-batch-size by {times} to keep the global batch"
@@ -200,57 +348,18 @@ def check_sharing(program: Program, config: RunConfig, workers: int, devices: in
         )
 
 
-def notes_of_sharing(
-    workers: int,
-    config: RunConfig,
-    program: Program,
-    is_new: bool,
-    num_devices: Tuple[int, int] = (1, 1),
-) -> List[str]:
-    """Returns notes to print at the start: who trains, and how a weight update is shared.
-
-    Args:
-        workers: the number of workers.
-        config: the options of the run.
-        program: the Program, with its number of fused micro-batches.
-        is_new: whether the run begins, rather than continues from a checkpoint.
-        num_devices: the number of each worker's devices that take part, and the number of all its devices.
-    """
-    fused, (devices, present) = program.fused_micro_batches, num_devices
-    lines, num_groups, sharing = [], program.num_fused_batches, workers * devices
-    if sharing > 1:
-        threads = "" if workers == 1 else f", {counted(operation_threads(), 'thread')} each"
-        lines.append(
-            f"{sharers(workers, devices)}{threads}: a weight update is {counted(num_groups, 'group')} of "
-            f"{counted(fused, 'fused micro-batch')}, {num_groups // sharing} for each "
-            f"{'worker' if devices == 1 else 'device'}"
-        )
-    if devices < present:
-        lines.append(
-            f"{devices} of {present} devices {'takes' if devices == 1 else 'take'} part: more cannot share the "
-            f"{counted(program.num_micro_batches, 'micro-batch')} of a weight update evenly"
-            + (", or other workers have no more" if workers > 1 else "")
-        )
-    if is_new and config.fused_micro_batches is None and config.max_workers < sharing:
-        lines.append(
-            f"the groups of fused micro-batches are those of --max-workers {sharing}: a run with another number of "
-            f"workers{' or devices' if devices > 1 else ''} gives the same bytes if it begins with that option"
-        )
-    return lines
-
-
-def _legal_numbers(program: Program, most: int, devices: int) -> List[int]:
+def _legal_numbers(num_groups: int, is_fixed: bool, most: int, devices: int) -> List[int]:
     """Returns the numbers of workers with ``devices`` devices each that can share a weight update.
 
     Args:
-        program: the Program of the run.
+        num_groups: the groups that they share.
+        is_fixed: whether the size of the groups is fixed.
         most: ``--max-workers``.
         devices: the number of devices of each worker.
     """
-    num_groups, is_chosen = program.num_fused_batches, program.fused_micro_batches > 0
     if num_groups % most:
         return []
-    shares = num_groups if is_chosen or most == 1 else most
+    shares = num_groups if is_fixed or most == 1 else most
     return [count for count in divisors(num_groups) if shares % (count * devices) == 0]
 
 
@@ -260,7 +369,7 @@ def _listed(numbers: List[int]) -> str:
     return ", ".join(shown if len(shown) < 10 else [*shown[:8], "..."])
 
 
-def threads_of_training(program: Program, sharing: int) -> int:
+def threads_of_training(batch: BatchLayout, fused: Optional[int], sharing: int) -> int:
     """Returns the default number of threads per operation of a new run: half of the cores, or all of them.
 
     It is half of them if every worker can compute two groups of fused micro-batches in parallel.  Operations on small
@@ -269,9 +378,10 @@ def threads_of_training(program: Program, sharing: int) -> int:
     and devices.
 
     Args:
-        program: the Program, with the number of fused micro-batches if it is known.
+        batch: the micro-batches of a weight update.
+        fused: the number of fused micro-batches; None: it is not fixed.
         sharing: the number of workers that share the run, or ``--max-workers`` if that is larger.
     """
     cores = num_cores()
-    is_shared = cores % 2 == 0 and program.num_fused_batches % (2 * sharing) == 0
+    is_shared = cores % 2 == 0 and _num_groups(batch, fused) % (2 * sharing) == 0
     return cores // 2 if is_shared else cores

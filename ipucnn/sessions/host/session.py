@@ -9,7 +9,6 @@ TensorFlow function.
 
 import contextlib
 import itertools
-import math
 import re
 import time
 from dataclasses import replace
@@ -21,7 +20,6 @@ import tensorflow as tf
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
-from ipucnn.config.values import MEASURE
 from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
@@ -31,12 +29,9 @@ from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import (
     Capacity,
+    Division,
     activation_bytes_per_sample,
-    check_sharing,
-    choose_devices,
-    choose_fused,
-    choose_parallel,
-    similar_to,
+    divide,
 )
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
@@ -59,14 +54,11 @@ from ipucnn.training.evaluation import Sums, Totals
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.optimizers import Optimizer
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram, Program
 from ipucnn.training.schedules import Schedule
 
 # The target duration of a slice of an execution; interrupts and progress are handled between slices.
 SLICE_S = 1.0
-
-# --fused-micro-batches measure: the number of weight updates to time for each candidate; the fastest one counts.
-MEASURED_UPDATES = 3
 
 
 class HostSession(Session):
@@ -81,9 +73,6 @@ class HostSession(Session):
 
     Attributes:
         places: the devices that take part in training, once a Program is compiled; before, all of them.
-        num_parallel: the number of groups of fused micro-batches that each device computes in parallel, once a Program
-            is compiled.  On a CPU, cores and memory limit it, and it has to divide a weight update evenly.  It changes
-            only the speed.
     """
 
     _weights: Weights
@@ -102,7 +91,6 @@ class HostSession(Session):
         self._transfer = Transfer("float32")
         self.device = device
         self.places = self._devices = tuple(places)
-        self.num_parallel = 1
         self._capacity = Capacity()
         self._on_cpu = device.kind == "cpu"
         self._arithmetic = Arithmetic.of(self._config)
@@ -118,23 +106,28 @@ class HostSession(Session):
         )
         return self._transfer.on_device is not None
 
+    def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
+        """Returns the division that suits the capacity of all processes."""
+        from ipucnn.models.own import own_layers
+
+        self._take_capacity(model)
+        mixing = own_layers(model)
+        return divide(program, self._config, self._capacity, self._group, self._devices, fused, mixing)
+
     def compile(
         self,
         model: KerasModel,
-        program: Program,
+        program: BuiltProgram,
+        division: Division,
         optimizer: OptimizerSettings,
         loss: Loss,
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
     ) -> CompilationReport:
-        """Chooses the number of micro-batches to fuse, and makes the loop; with a data set, traces it as well."""
+        """Makes the loop; with a data set, traces it as well."""
         self._require_same_precision(program)
-        self._schedule = schedule
-        self._take_capacity(model)
-        workers = self._group.size
-        num_devices = choose_devices(program, self._config, workers, self._capacity)
-        check_sharing(program, self._config, workers, num_devices)
-        self.places = self._devices[:num_devices]
+        self.program, self.division, self._schedule = program, division, schedule
+        self.places = division.devices
         with tf.device(self.place), _exceptions():
             weights = self._weights = Weights(model, self._arithmetic)
             trained = {name: weights.kept[name] for name in weights.trainable}
@@ -142,20 +135,10 @@ class HostSession(Session):
             opt = Optimizer(optimizer, trained, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
             network = self._network(model, program.pipeline_splits if program.recomputation else ())
-
-            def loop_of(program: Program) -> UpdateLoop:
-                self.num_parallel = choose_parallel(program, workers, num_devices, self._capacity)
-                devices = self.places * self.num_parallel
-                reduction = self._config.reduction
-                return UpdateLoop(
-                    network, program, opt, loss, weights, devices, self._group, self._collectives, reduction
-                )
-
-            if program.fused_micro_batches == 0:
-                program = program.with_fused(self._choose_fused(model, program, loop_of, make_dataset))
-            _check_own_layers(model, program)
-            self.program = program
-            self._loop = loop_of(program)
+            reduction = self._config.reduction
+            self._loop = UpdateLoop(
+                network, program, division, opt, loss, weights, self._collectives, reduction
+            )
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._make_forward(model, loss)
@@ -187,77 +170,13 @@ class HostSession(Session):
                 "give all processes the same kind of device: --device cpu, or --device gpu",
             )
         devices, operations, memory = (int(min(values)) for values in numbers)
-        self._capacity = Capacity(devices, operations, memory, activation_bytes_per_sample(model))
-
-    def _choose_fused(
-        self,
-        model: KerasModel,
-        program: Program,
-        loop_of: Callable[[Program], UpdateLoop],
-        make_dataset: Optional[MakeDataset],
-    ) -> int:
-        """Returns the number of micro-batches to fuse; 1 if the user's own layers may mix samples."""
-        from ipucnn.models.own import own_layers
-
-        if own_layers(model):
-            return 1
-        sharing = max(self._config.max_workers, self._group.size * len(self.places))
-        fused = choose_fused(program, self._capacity, sharing, self._on_cpu)
-        if self._config.fused_micro_batches == MEASURE and make_dataset is not None:
-            tried = similar_to(fused, program, self._capacity, sharing)
-            fused = self._measure_fused(program, fused, tried, loop_of, make_dataset)
-        return fused
-
-    def _measure_fused(
-        self,
-        program: Program,
-        usual: int,
-        tried: Sequence[int],
-        loop_of: Callable[[Program], UpdateLoop],
-        make_dataset: MakeDataset,
-    ) -> int:
-        """Returns the number of fused micro-batches with the fastest weight update on rank 0.
-
-        The state of the run does not change.
-
-        Args:
-            program: the Program, with the number not chosen yet.
-            usual: the number to return if no candidate works.
-            tried: the candidates.
-            loop_of: the function that makes the loop of a Program.
-            make_dataset: the function that makes the training data set.
-        """
-        variables = [*self.state.weights.values(), *self.state.slots.values()]
-        before = [variable.numpy() for variable in variables]
-        seconds: Dict[int, float] = {}
-        for fused in tried:
-            candidate = program.with_fused(fused)
-            loop = loop_of(candidate)
-            iterator = self.feed(make_dataset(0, candidate.samples_per_fused_batch))
-            for number in range(1 + MEASURED_UPDATES):
-                interrupts.check()
-                started = time.perf_counter()
-                try:
-                    loop.run(iterator, tf.constant([0.0]), tf.constant(0, tf.int64))[0].numpy()
-                except (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError):
-                    if self._group.size > 1:  # the others wait for what this process cannot compute
-                        raise InfeasibleError(
-                            f"rank {self._group.rank} cannot compute {counted(fused, 'fused micro-batch')} of "
-                            f"{program.micro_batch_size}, which --fused-micro-batches measure tries",
-                            f"use --fused-micro-batches {tried[0]}, or leave it out",
-                        ) from None
-                    break  # too much memory, or too few images
-                if number > 0:  # the first one compiles
-                    seconds[fused] = min(seconds.get(fused, math.inf), time.perf_counter() - started)
-        for variable, value in zip(variables, before):
-            variable.assign(value)
-        fastest = min(seconds, key=lambda fused: seconds[fused], default=usual)
-        return int(self._group.from_rank_0("fastest", fastest))
+        size = activation_bytes_per_sample(model)
+        self._capacity = Capacity(devices, operations, memory, size, self._on_cpu)
 
     def _trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
-        assert self._loop is not None and self.program is not None
+        assert self._loop is not None and self.division is not None
         started = time.perf_counter()
-        iterator = self.feed(make_dataset(0, self.program.samples_per_fused_batch))
+        iterator = self.feed(make_dataset(0, self.division.samples_per_group))
         with tf.device(self.place):
             graph = self._loop.trace(iterator)
         interrupts.check()
@@ -265,8 +184,8 @@ class HostSession(Session):
 
     def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
         """Returns a function that runs slices of about a second; the first two have a single update each."""
-        assert self.program is not None
-        iterator = self.feed(make_dataset(self.state.weight_updates, self.program.samples_per_fused_batch))
+        assert self.division is not None
+        iterator = self.feed(make_dataset(self.state.weight_updates, self.division.samples_per_group))
         num_parts, update_s = 0, 0.0
 
         def run(end: int) -> TrainedPart:
@@ -345,11 +264,9 @@ class HostSession(Session):
 
     def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Runs the training loop's forward pass over the batches."""
-        assert self._loop is not None and self.program is not None
+        assert self._loop is not None and self.division is not None
         if self._loop.collected:
-            iterator = self.feed(
-                make_dataset(self.state.weight_updates, self.program.samples_per_fused_batch)
-            )
+            iterator = self.feed(make_dataset(self.state.weight_updates, self.division.samples_per_group))
             with tf.device(self.place), _exceptions(self._memory_of_training):
                 self._weights.round_to_nearest()
                 self._loop.collect(iterator, tf.constant(num_updates))
@@ -464,25 +381,6 @@ class HostSession(Session):
             first, batches = peeked(dataset)
             at_once = 1 if first is None else self._evaluated_at_once(len(first))
             return list(side_by_side(of_batch, ((images,) for images in batches), at_once))
-
-
-def _check_own_layers(model: KerasModel, program: Program) -> None:
-    """Refuses to compute several micro-batches together if a layer of the user's own may mix their samples.
-
-    Raises:
-        ConfigurationError: there is such a layer; the message names it.
-    """
-    from ipucnn.models.own import own_layers
-
-    layers = own_layers(model)
-    combined = max(program.fused_micro_batches, program.dbn_replica_group_size)
-    if layers and combined > 1:
-        option = "--fused-micro-batches" if program.fused_micro_batches > 1 else "--dbn-replica-group-size"
-        raise ConfigurationError(
-            f"{option} {combined}: layer '{layers[0]}' of the network is of a class of its own and may mix samples, so "
-            "that micro-batches are computed one by one",
-            f"drop {option}",
-        )
 
 
 @contextlib.contextmanager

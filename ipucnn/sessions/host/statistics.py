@@ -27,9 +27,9 @@ from ipucnn.models.layers.micro_batches import (
 )
 from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.host.arithmetic import Arithmetic
+from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import Batch
-from ipucnn.training.program import Program
 
 
 class Contribution(NamedTuple):
@@ -49,15 +49,15 @@ class MovingStatistics:
 
     Args:
         model: functional Keras model.
-        program: the Program, with ``fused_micro_batches`` chosen.
+        division: the division of a weight update.
         weights: the model's weights.
 
     Attributes:
         names: the names of the moving statistics that move with every micro-batch: mean and variance of each layer.
     """
 
-    def __init__(self, model: KerasModel, program: Program, weights: Weights) -> None:
-        self._program, self._fused = program, program.fused_micro_batches
+    def __init__(self, model: KerasModel, division: Division, weights: Weights) -> None:
+        self._batch, self._division = division.batch, division
         norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
         self._moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
             layer.name: (
@@ -70,7 +70,7 @@ class MovingStatistics:
         self._order = [layer.name for layer in norms if not layer.moves_once]
         self.names = [f"{name}/{moving}" for name in self._order for moving in MOVING_STATISTICS]
         # For statistics that move once per weight update: sums over its fused batches for each group of replicas.
-        groups = program.num_replicas // program.dbn_replica_group_size
+        groups = self._batch.num_replicas // self._batch.dbn_replica_group_size
         self._sums = {
             layer.name: tf.Variable(
                 tf.zeros([groups, 2, self._moving[layer.name][0].shape[0]]), trainable=False
@@ -100,10 +100,10 @@ class MovingStatistics:
         statistic (each replica has its own moving statistics; their mean follows the same recursion, as it
         is linear).  After all G steps the statistic of step g has the weight (1 - momentum) * momentum**(G - 1 - g).
         """
-        p = self._program
+        p = self._batch
         group = p.dbn_replica_group_size
-        groups = self._fused // group
-        position = tf.cast(fused_batch * self._fused, tf.float32) + tf.range(
+        groups = self._division.fused_micro_batches // group
+        position = tf.cast(fused_batch * self._division.fused_micro_batches, tf.float32) + tf.range(
             groups, dtype=tf.float32
         ) * float(group)
         step = tf.floor(position / float(p.num_replicas))
@@ -133,15 +133,15 @@ class MovingStatistics:
         means, and the new variance that of all replicas' numbers around it.  The differences between the means of one
         replica's micro-batches are left out of it, as in the public application (``batch_norm.py``).
         """
-        p = self._program
-        groups_in_batch = self._fused // p.dbn_replica_group_size
+        p = self._batch
+        groups_in_batch = self._division.fused_micro_batches // p.dbn_replica_group_size
         groups = p.num_replicas // p.dbn_replica_group_size
         replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
 
         def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Contribution:
             def apply(sums: Tensor, fused_batch: Tensor) -> None:
                 total = self._sums[name]
-                if p.num_fused_batches > 1:
+                if self._division.num_groups > 1:
                     sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
                     total.assign(sums)
                 means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
@@ -149,7 +149,7 @@ class MovingStatistics:
                 new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
                 new_variance = unbiased_variance(new_variance, numbers * float(p.num_replicas))
                 moving_mean, moving_variance, momentum = self._moving[name]
-                is_last = tf.equal(fused_batch, p.num_fused_batches - 1)
+                is_last = tf.equal(fused_batch, self._division.num_groups - 1)
                 for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
                     moving.assign(tf.where(is_last, moving_average(moving, new, momentum), moving))
 

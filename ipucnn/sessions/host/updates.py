@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.models.layers.micro_batches import ExecutionContext
-from ipucnn.sessions.group import Alone
 from ipucnn.sessions.host.arithmetic import Rounding, streams
 from ipucnn.sessions.host.collectives import Collectives
+from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
 from ipucnn.training.losses import Loss, correct, padding_scale
@@ -32,14 +32,12 @@ class UpdateLoop:
 
     Args:
         network: the network, with its arithmetic.
-        program: batch arithmetic, with ``fused_micro_batches`` chosen.
+        program: the Program.
+        division: the division of a weight update.
         optimizer: the optimizer of the kept trainable weights.
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
         weights: the model's weights.
-        devices: TensorFlow's names of this process' devices, which share its fused batches; the first has the weights.
-            A device that computes N fused batches in parallel is listed N times.
-        group: the processes that share the fused batches of a weight update.
-        collectives: the group's collective operations; None: the process is alone.
+        collectives: the collective operations of the processes; None: this process is alone.
         reduction: how processes add their gradients: ordered (in the order of fused batches) or allreduce.
 
     Attributes:
@@ -50,17 +48,15 @@ class UpdateLoop:
         self,
         network: Network,
         program: Program,
+        division: Division,
         optimizer: Optimizer,
         loss: Loss,
         weights: Weights,
-        devices: Sequence[str],
-        group: Alone = Alone(),
         collectives: Optional[Collectives] = None,
         reduction: str = "ordered",
     ) -> None:
         self._network, self._arithmetic = network, network.arithmetic
-        self._devices = tuple(devices)
-        self._group = group
+        self._division = division
         self._collectives = collectives
         # The collectives that add gradients in any order; None: they are added in the order of fused batches.
         self._all_reduce = None if reduction == "ordered" else collectives
@@ -69,13 +65,12 @@ class UpdateLoop:
         self._loss = loss
         self._weights = weights
         self._trainable = [weights.read[name] for name in weights.trainable]
-        self._fused = program.fused_micro_batches
-        self._steps = program.num_fused_batches // (group.size * len(self._devices))
+        self._fused = division.fused_micro_batches
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         if self.scaler is not None:
             self._scale = self.scaler.factor
-        self._statistics = MovingStatistics(network.model, program, weights)
+        self._statistics = MovingStatistics(network.model, division, weights)
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
         # The bytes received from the loop's collectives: the one of each step, and those after the last step.
@@ -114,7 +109,7 @@ class UpdateLoop:
     def received_bytes(self) -> int:
         """Returns the bytes that a worker receives from collectives in a weight update, its own part included."""
         every_step, *last = self._received_bytes
-        return every_step * self._steps + sum(last)
+        return every_step * self._division.num_steps + sum(last)
 
     @property
     def collected(self) -> List[str]:
@@ -126,7 +121,7 @@ class UpdateLoop:
 
         The forward pass is that of training; no weight changes.
         """
-        steps = tf.cast(num_updates, tf.int64) * self._steps
+        steps = tf.cast(num_updates, tf.int64) * self._division.num_steps
 
         def means(fused_batch: Tensor) -> List[Tensor]:
             images, context = iterator.get_next()[0], self._context(fused_batch)
@@ -145,7 +140,7 @@ class UpdateLoop:
         _, *sums = tf.while_loop(
             lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
         )
-        count = tf.cast(num_updates, tf.int64) * self._program.num_fused_batches
+        count = tf.cast(num_updates, tf.int64) * self._division.num_groups
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
@@ -160,10 +155,9 @@ class UpdateLoop:
             compute: the function from a fused batch's number to its result.
         """
         results = []
-        for number, device in enumerate(self._devices):
+        for lane, device in enumerate(self._division.lanes):
             with tf.device(device):
-                batch_of_worker = step * len(self._devices) + number
-                results.append(compute(batch_of_worker * self._group.size + self._group.rank))
+                results.append(compute(self._division.group(step, lane)))
         return results
 
     def _in_order(
@@ -177,16 +171,20 @@ class UpdateLoop:
             sums: the sums to add to.
             add: (fused batch's number, its parts, sums) -> sums.
         """
-        workers, devices = self._group.size, len(self._devices)
-        batches_per_step = workers * devices
-        if workers == 1 and len(set(self._devices)) == 1:
+        division = self._division
+        workers, devices, batches_per_step = (
+            division.num_workers,
+            len(division.lanes),
+            division.groups_per_step,
+        )
+        if workers == 1 and len(division.devices) == 1:
             for number, parts in enumerate(results):
                 sums = self._added(step * batches_per_step + number, number, parts, sums, add)
             return sums
         shapes = [[int(n) for n in part.shape] for part in results[0]]
         sizes = [int(np.prod(shape)) for shape in shapes]
         flat = []
-        for device, parts in zip(self._devices, results):
+        for device, parts in zip(division.lanes, results):
             with tf.device(device):
                 flat.append(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
         gathered = tf.concat(flat, axis=0)
@@ -238,7 +236,7 @@ class UpdateLoop:
         # All replicas share the weights and the optimizer's state, but each replica has its own gradients.
         rounding = self._rounding_of_update(update, ("ON", "RI"))
         self._weights.round_trainable(rounding)
-        if self._program.num_fused_batches == 1:
+        if self._division.num_groups == 1:
             fused_batch = tf.constant(0, tf.int64)
             gradients, loss, num_right, contributions = self._forward_and_backward(
                 iterator, update, fused_batch
@@ -267,7 +265,7 @@ class UpdateLoop:
         answers and contributions to moving statistics are gathered from all devices and workers.  Gradients are
         gathered with them if they are added in the order of fused batches.
         """
-        workers, num_gradients = self._group.size, len(self._trainable)
+        workers, num_gradients = self._division.num_workers, len(self._trainable)
         num_gathered = num_gradients if self._all_reduce is None else 0
 
         def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
@@ -300,7 +298,7 @@ class UpdateLoop:
         start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
         zero = tf.constant(0.0)
         _, *sums = tf.while_loop(
-            lambda step, *_: step < self._steps,
+            lambda step, *_: step < self._division.num_steps,
             body,
             (tf.constant(0, tf.int64), *start, zero, zero),
             parallel_iterations=1,
@@ -346,7 +344,7 @@ class UpdateLoop:
         images, labels, *weights = iterator.get_next()
         if weights:
             weights = [weights[0] * padding_scale(self._program, update)]
-        context = self._context(update * self._program.num_fused_batches + fused_batch)
+        context = self._context(update * self._division.num_groups + fused_batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
             logits = self._network(images, True, self._rounding_of_layers(update, fused_batch), context)

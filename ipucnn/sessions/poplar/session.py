@@ -15,6 +15,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_ipu
 from ipucnn.sessions.evaluated import STATISTICS_UPDATES, Statistics, statistics_policy
 from ipucnn.sessions.host.arithmetic import Arithmetic
+from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.batches import BatchStream
@@ -48,7 +49,7 @@ from ipucnn.sessions.session import (
 from ipucnn.training.evaluation import Totals
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import OptimizerSettings
-from ipucnn.training.program import Program
+from ipucnn.training.program import BuiltProgram, Program
 from ipucnn.training.schedules import Schedule
 
 # Generation whose tiles and memory are reported; Bow has the same.
@@ -102,10 +103,16 @@ class PoplarSession(Session):
 
     # --- building --------------------------------------------------------------------------------------
 
+    def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
+        """Returns a division without fused micro-batches: IPUs compute them one by one."""
+        instances = self._device.instances
+        return Division(program, program.dbn_replica_group_size, instances.size, instances.rank)
+
     def compile(
         self,
         model: KerasModel,
-        program: Program,
+        program: BuiltProgram,
+        division: Division,
         optimizer: OptimizerSettings,
         loss: Loss,
         schedule: Schedule,
@@ -121,10 +128,8 @@ class PoplarSession(Session):
             ValueError: the Program has another precision than the configuration.
         """
         self._require_same_precision(program)
-        if program.fused_micro_batches == 0:
-            program = program.with_fused(program.dbn_replica_group_size)
         self._device.kept_remotely = check_remote_memory(program, self._config, self.would_fit)
-        self.program, self._network, self._loss = program, model, loss
+        self.program, self.division, self._network, self._loss = program, division, model, loss
         self._schedule = schedule
         self._programs = cached_programs()
         self._attach(program.num_ipus // self._device.instances.size, program)
@@ -135,7 +140,7 @@ class PoplarSession(Session):
         self.state = TrainState(self._trained.weights, self._trained.slots, 0)
         return self._report(model, time.perf_counter() - started, program.fused_micro_batches)
 
-    def _attach(self, num_ipus: int, program: Optional[Program]) -> None:
+    def _attach(self, num_ipus: int, program: Optional[BuiltProgram]) -> None:
         """Configures the system for ``num_ipus`` IPUs."""
         self._device.would_fit = self.would_fit
         self._device.configure(num_ipus, program)
@@ -145,7 +150,7 @@ class PoplarSession(Session):
         self.device = DeviceInfo("ipu", f"{num_ipus} IPU{plural}", num_ipus * ipu.num_tiles, memory_bytes)
 
     def _build(
-        self, purpose: str, micro_batch_size: int, name: str, program: Optional[Program] = None
+        self, purpose: str, micro_batch_size: int, name: str, program: Optional[BuiltProgram] = None
     ) -> DeviceModel:
         """Builds the network for a purpose; with a program, in its stages and with the SDK's options for it."""
         config = self._config
