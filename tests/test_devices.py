@@ -249,21 +249,21 @@ def test_suggested_numbers_of_workers_are_accepted(num_groups, sharing):
 
 
 @given(
-    st.integers(1, 48), st.integers(1, 8), st.integers(1, 3), st.integers(1, 8), st.sampled_from([0, 1, 2])
+    st.integers(1, 48), st.integers(1, 8), st.integers(1, 3), st.integers(1, 8), st.sampled_from([None, 1, 2])
 )
 def test_suggestions_are_accepted_with_several_devices_and_max_workers(groups, workers, devices, most, fused):
-    config, program = RunConfig(max_workers=most), shared(groups * (fused or 1), fused=fused)
+    config, program = RunConfig(max_workers=most), shared(groups * (fused or 1))
     try:
-        check_sharing(program, config, workers, devices)
+        check_sharing(program, config, workers, devices, fused)
         return
     except ConfigurationError as refused:
         hint = refused.hint
     among = re.search(r"(?:use|among) ([\d,. ]+) of them", hint)
     for number in map(int, re.findall(r"\d+", among.group(1)) if among else ()):
-        check_sharing(program, config, *((number, devices) if workers > 1 else (1, number)))
+        check_sharing(program, config, *((number, devices) if workers > 1 else (1, number)), fused)
     other = re.search(r"use --max-workers ([\d,. ]+)", hint)
     for number in map(int, re.findall(r"\d+", other.group(1)) if other else ()):
-        check_sharing(program, RunConfig(max_workers=number), workers, devices)
+        check_sharing(program, RunConfig(max_workers=number), workers, devices, fused)
     count = re.search(r"accumulation-count (\d+)", hint)
     if count:
         check_sharing(shared(int(count.group(1))), config, workers, devices)
@@ -275,7 +275,7 @@ def test_workers_use_their_common_capacity():
     least = min(operations_at_once(), 3)
     for kind, others, expected in (
         ("gpu", "gpu", Capacity(1, 1, 0, 0)),
-        ("cpu", "cpu", Capacity(1, least, 2**20, 0)),
+        ("cpu", "cpu", Capacity(1, least, 2**20, 0, on_cpu=True)),
         ("gpu", "cpu", None),
     ):
         other = [others, 1, 3, 2**20]
