@@ -1,31 +1,35 @@
-"""Trains with 1, 2 and 4 processes on this machine, compares every byte, and measures the cost of summing gradients.
+"""Trains with several processes, compares every byte, and measures the cost of summing gradients.
 
 Usage: python benchmarks/cluster.py [--workers N ...] [--networks NAME ...] [--epochs N] [--reduction ordered|allreduce]
-           [--keep DIR] [--model]
+           [--csv FILE] [--again]
+       sudo python benchmarks/cluster.py --rates 100mbit 1gbit [--networks NAME ...] [--epochs N] [--csv FILE]
+       python benchmarks/cluster.py --model
 
 Each network is trained by one process and by several with the same command (``mpiexec -n N ipucnn train ...``) and one
 thread each.  ``metrics.jsonl`` and all checkpoints must be the same bytes; the exit code is 5 if they are not (with
 ``--reduction allreduce``, which promises less, a difference is only reported).  The table has the weight updates per
 second that the run itself measured, the megabytes each process received in a weight update, the share of the time spent
 on that, and the processor time of all processes.  Processes on one machine share its cores, so their speed says nothing
-about several machines.
+about several machines.  After a stop, the same command goes on with the next row.
+
+With ``--rates`` two processes are on two hosts that are network namespaces of this machine, joined by a veth pair whose
+ends ``tc`` limits with a token bucket (tbf).  MPICH's Hydra starts one process in each, with ``ip netns exec`` in place
+of ssh.  It needs root.  The delay of a real network is not part of it.
 
 With ``--model`` nothing is trained: it prints the efficiency of several machines by the formula in docs/cluster.md.
 """
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from processes import run
+from measuring import Journal, Provenance, add_again, run, write_rows
 
 COMMON = "--seed 1 --threads 1 --num-replicas 2 --logs-per-epoch 1 --ckpts-per-epoch 1"
 NETWORKS: Dict[str, str] = {
@@ -77,40 +81,112 @@ def differences(one: Path, other: Path) -> List[str]:
     )
 
 
-HEAD = f"{'network':16}{'processes':>10}{'updates/s':>11}{'received MB':>13}{'share':>7}{'processor s':>13}  bytes"
+HOSTS = {"ipucnn-a": "10.99.0.1", "ipucnn-b": "10.99.0.2"}
+# Hydra calls it as ssh: options, host, command.
+LAUNCHER = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
+"""
 
 
-def line(name: str, workers: int, report: Dict[str, Any], what: str) -> str:
-    """Returns a line of the table."""
-    measured, program = report["measured"], report["program"]
-    per_s = measured["images_per_s"] / program["global_batch_size"]
+def call(command: str) -> None:
+    """Runs a command of ip or tc."""
+    subprocess.run(command.split(), check=True)
+
+
+def make_hosts(place: Path) -> List[str]:
+    """Makes the namespaces; returns the words that start processes in them."""
+    (first, one), (second, other) = HOSTS.items()
+    names = "".join(f"{address} {name}\n" for name, address in HOSTS.items())
+    for name in HOSTS:
+        call(f"ip netns add {name}")
+        call(f"ip -n {name} link set lo up")
+        folder = Path("/etc/netns") / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+    call(f"ip link add veth0 netns {first} type veth peer name veth0 netns {second}")
+    for name, address in ((first, one), (second, other)):
+        call(f"ip -n {name} addr add {address}/24 dev veth0")
+        call(f"ip -n {name} link set veth0 up")
+    script = place / "launcher"
+    script.write_text(LAUNCHER)
+    script.chmod(0o755)
+    words = f"ip netns exec {first} unshare --uts {place / 'start'} -launcher ssh -launcher-exec {script}"
+    start = place / "start"
+    start.write_text(f'#!/bin/sh\nhostname {first}; exec {MPIEXEC} "$@"\n')
+    start.chmod(0o755)
+    return [*words.split(), "-hosts", ",".join(HOSTS), "-ppn", "1", "-iface", "veth0"]
+
+
+def limit(rate: str) -> None:
+    """Limits the bandwidth of both ends of the link."""
+    for name in HOSTS:
+        call(f"ip netns exec {name} tc qdisc replace dev veth0 root tbf rate {rate} burst 1mb latency 500ms")
+
+
+def remove_hosts() -> None:
+    for name in HOSTS:
+        subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
+
+
+def figures(report: Dict[str, Any]) -> Dict[str, Any]:
+    """Returns the figures of a run; those of sharing are empty in one process."""
+    measured = report["measured"]
+    row = {
+        "updates_per_s": round(measured["images_per_s"] / report["program"]["global_batch_size"], 2),
+        "processor_s": round(report["processor_s"], 1),
+        "received_mb": "",
+        "share": "",
+    }
     sharing = measured["sharing"]
-    received, share = "-", "-"
     if sharing is not None:
-        received = f"{sharing['received_bytes'] / 1e6:.2f}"
-        share = f"{sharing['collective_s'] / measured['train_s']:.0%}"
-    return f"{name:16}{workers:10}{per_s:11.2f}{received:>13}{share:>7}{report['processor_s']:13.1f}  {what}"
+        row["received_mb"] = round(sharing["received_bytes"] / 1e6, 2)
+        row["share"] = round(sharing["collective_s"] / measured["train_s"], 2)
+    return row
 
 
-def measure(options: argparse.Namespace, place: Path) -> int:
-    """Prints the table of networks and processes; returns the exit code."""
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}"
-    )
-    print(HEAD, flush=True)
-    failed = False
-    for name in options.networks:
-        for workers in options.workers:
-            folder = place / f"{name}-{workers}"
-            shutil.rmtree(folder, ignore_errors=True)
-            report = train(name, workers, options, folder)
-            first = place / f"{name}-{options.workers[0]}"
-            differing = differences(first, folder) if workers != options.workers[0] else []
-            what = "reference" if folder == first else "the same"
-            if differing:
-                what = f"{len(differing)} file(s) differ, {differing[0]} first"
-                failed = failed or options.reduction == "ordered"
-            print(line(name, workers, report, what), flush=True)
+def measure(options: argparse.Namespace) -> int:
+    """Measures the rows of networks and processes, or of networks and rates; returns the exit code."""
+    words = f"--epochs {options.epochs} --networks {' '.join(options.networks)}"
+    if options.rates:
+        words, options.workers = f"--rates {' '.join(options.rates)} {words}", [1, 2]
+        kinds = [(1, ""), *((2, rate) for rate in options.rates)]
+    else:
+        words = f"--workers {' '.join(map(str, options.workers))} --reduction {options.reduction} {words}"
+        kinds = [(workers, "") for workers in options.workers]
+    journal = Journal("cluster", options.again)
+    place, failed = journal.path.parent, False
+    launcher = make_hosts(place) if options.rates else (MPIEXEC,)
+    columns = ("network", "workers", "rate", "updates_per_s", "received_mb", "share", "processor_s", "bytes")
+    print("".join(f"{column:>16}" for column in columns), flush=True)
+
+    def row(name: str, workers: int, rate: str) -> Dict[str, Any]:
+        how = Provenance(f"python benchmarks/cluster.py {words}", ("tensorflow", "keras", "mpi4py"))
+        folder = place / f"{name}-{options.epochs}-{options.reduction}-{workers}{rate}"
+        shutil.rmtree(folder, ignore_errors=True)
+        if rate:
+            limit(rate)
+        report = train(name, workers, options, folder, launcher if rate else (MPIEXEC,))
+        reference = place / f"{name}-{options.epochs}-{options.reduction}-{kinds[0][0]}"
+        differing = differences(reference, folder)
+        what = f"{len(differing)} differ: {differing[0]}" if differing else "the same"
+        found = {**figures(report), "bytes": "reference" if folder == reference else what}
+        return {"network": name, "workers": workers, "rate": rate, **found, **how.columns()}
+
+    try:
+        for name in options.networks:
+            for kind in kinds:
+                key = (name, *kind, options.epochs, options.reduction)
+                measured: Dict[str, Any] = journal.take(key, lambda: row(name, *kind))
+                failed = failed or (options.reduction == "ordered" and "differ" in measured["bytes"])
+                print("".join(f"{measured[column]!s:>16}" for column in columns), flush=True)
+                if options.csv is not None:
+                    write_rows(options.csv, [measured], ("network", "workers", "rate"))
+    finally:
+        if options.rates:
+            remove_hosts()
     return 5 if failed else 0
 
 
@@ -157,17 +233,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--reduction", choices=("ordered", "allreduce"), default="ordered")
-    parser.add_argument("--keep", type=Path, help="folder to keep the runs in")
+    parser.add_argument("--rates", nargs="+", help="bandwidths between two namespaces, such as 100mbit")
+    parser.add_argument("--csv", type=Path, help="also write the rows there")
     parser.add_argument("--model", action="store_true", help="print the model, and train nothing")
+    add_again(parser)
     options = parser.parse_args(arguments)
-    if options.model:
-        return show_model()
-    place = options.keep or Path(tempfile.mkdtemp(prefix="cluster-"))
-    try:
-        return measure(options, place)
-    finally:
-        if options.keep is None:
-            shutil.rmtree(place)
+    return show_model() if options.model else measure(options)
 
 
 if __name__ == "__main__":

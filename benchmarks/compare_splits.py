@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Dict, Hashable, List, Sequence, Tuple
 
 import numpy as np
+from measuring import RESULTS, read_rows
 from published_rows import Program, memory_program
 
-import results
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
@@ -34,7 +34,7 @@ from ipucnn.planning.search.planner import Candidate, Planner
 from ipucnn.planning.search.tables import StageTables
 from ipucnn.planning.splits import equal_parameters
 
-PUBLISHED_FITS = results.ROOT / "results" / "published_fits.csv"
+PUBLISHED_FITS = RESULTS / "published_fits.csv"
 FIXED_S = DEFAULT_CONSTANTS.micro_batch_s
 
 # The last layers of stages 0 to 2 in the public application (model_utils.py of its U-Net).
@@ -185,7 +185,7 @@ def compare_unet() -> int:
 def public_programs() -> List[Program]:
     """Returns each program of the public configurations with splits, without duplicates."""
     programs: Dict[Hashable, Program] = {}
-    for row in results.read_rows(PUBLISHED_FITS):
+    for row in read_rows(PUBLISHED_FITS):
         if row["task"] != "train" or not row["splits"]:
             continue
         program = memory_program(row)

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
+from measuring import RESULTS, Provenance, read_rows, write_rows
 from published_rows import Program, memory_program, throughput_program
 from scipy.optimize import least_squares
 
-import results
 from ipucnn.planning.cost.memory import StageMemory, program_memory, published_at, published_bin
 from ipucnn.planning.cost.products import BAND_FACTOR, BAND_SHARE, DEFAULT_CONSTANTS, CostConstants
 
-PUBLISHED = results.ROOT / "results" / "published.csv"
-PUBLISHED_FITS = results.ROOT / "results" / "published_fits.csv"
+PUBLISHED = RESULTS / "published.csv"
+PUBLISHED_FITS = RESULTS / "published_fits.csv"
 
 # Centre of each constant before any row is used, and the factor by which it may be off (one standard deviation).
 PRIOR = {
@@ -52,7 +52,7 @@ ROUNDS = 8
 
 def calibration_programs() -> List[Any]:
     """Returns (program, published images per second) of each published row."""
-    return [(throughput_program(row), float(row["images_per_s"])) for row in results.read_rows(PUBLISHED)]
+    return [(throughput_program(row), float(row["images_per_s"])) for row in read_rows(PUBLISHED)]
 
 
 def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstants:
@@ -165,17 +165,16 @@ def report_throughput(output: Optional[Path]) -> int:
                 "predicted_without_this_network": round(ratio * value),
                 "ratio_without_this_network": round(ratio, 3),
             }
-            for row, (program, value), ratio in zip(results.read_rows(PUBLISHED), pairs, other_ratios)
+            for row, (program, value), ratio in zip(read_rows(PUBLISHED), pairs, other_ratios)
         ]
-        results.write_rows(
-            output, rows, results.Measurement("python benchmarks/fit_cost_model.py", ("numpy",))
-        )
+        how = Provenance("python benchmarks/fit_cost_model.py", ("numpy",)).columns()
+        write_rows(output, [{**row, **how} for row in rows])
     return 0
 
 
 def judged_fits() -> Iterator[Tuple[Dict[str, str], Program, StageMemory]]:
     """Yields each row of published fits with its program and the fullest IPU."""
-    for row in results.read_rows(PUBLISHED_FITS):
+    for row in read_rows(PUBLISHED_FITS):
         program = memory_program(row)
         ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
         yield row, program, max(ipus, key=lambda memory: memory.fill)

@@ -1,7 +1,7 @@
 """Compares the images per second of the host session in training with Keras ``fit`` and PyTorch, in turns.
 
-    python benchmarks/host_session.py [--against keras torch] [--rounds 5] [--only NETWORK]
-        [--micro-batch 8] [--csv FILE]
+    python benchmarks/host_session.py [--against keras torch REVISION] [--rounds 7] [--only NETWORK]
+        [--micro-batch 8] [--csv FILE] [--again]
 
 For each row of ``CASES`` every side has a process of its own, and only one computes at a time:
 
@@ -11,28 +11,34 @@ For each row of ``CASES`` every side has a process of its own, and only one comp
   torch           PyTorch, channels_last, the global batch in one step; networks are timm's, except U-Net and
                   cifar_resnet8, which are written out below
   torch compiled  the same through torch.compile
+  REVISION        the host session of another revision of this repository
 
 TensorFlow has oneDNN's operations everywhere; PyTorch has as many threads as there are cores.  The table has medians
-over the rounds and, for the ratios, medians of the ratios within a round: by the clock, and by processor time, which
-other programs disturb less.  "2x8" is two groups of 8 fused micro-batches in parallel.  The share of the peak divides
-the session's multiplications and additions per second (three forward passes) by those of the fastest large matrix
-product on the machine.  Memory is the peak of the session's process.
+over the rounds and, for the ratios, medians of the ratios within a round with their 95 % intervals (of the sign test,
+from 6 rounds on): by the clock, and by processor time, which other programs disturb less.  "2x8" is two groups of 8
+fused micro-batches in parallel.  The share of the peak divides the session's multiplications and additions per second
+(three forward passes) by those of the fastest large matrix product on the machine.  Memory is the peak of the session's
+process.
+
+Rows are kept as soon as they are measured: after a stop the same command goes on with the next one.
 
 PyTorch: ``pip install torch torchvision timm``; a side that cannot be imported is left out, with a message.
 """
 
 import argparse
 import importlib.util
+import io
 import os
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-import results
+from measuring import KEPT, ROOT, Journal, Median, Provenance, add_again, git, median, start, write_rows
 
 CLASSES = 10
 ROUND_S = 2.5
@@ -347,21 +353,30 @@ def serve(side: str, case: Case, fused: int) -> None:
 
 
 class Side:
-    """A side in a process of its own."""
+    """A side in a process of its own.
 
-    def __init__(self, name: str, case: Case, fused: int = 1) -> None:
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "1"}
+    Args:
+        name: what computes.
+        case: the network and its batches.
+        fused: the micro-batches in a batch of Keras.
+        root: the checkout of the session.
+    """
+
+    def __init__(self, name: str, case: Case, fused: int = 1, root: Path = ROOT) -> None:
         self.messages = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-        command = [sys.executable, __file__, "--serve", name, *map(str, case), str(fused)]
+        script = root / "benchmarks" / "host_session.py"
+        served = "session" if root != ROOT else name
+        command = [sys.executable, str(script), "--serve", served, *map(str, case), str(fused)]
         self.name, self.samples = name, case.global_batch
         self.rates: List[Tuple[float, float]] = []
-        self.process = subprocess.Popen(
+        self.process = start(
             command,
+            root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.messages,
             text=True,
-            env=environment,
+            variables={"TF_ENABLE_ONEDNN_OPTS": "1"},
         )
         self.num_parallel, self.fused = map(int, self._line().split()[1:])
         self.updates = 1
@@ -399,14 +414,27 @@ class Side:
         self.process.wait()
 
 
+def checkout(revision: str) -> Path:
+    """Returns a folder with the files of a revision."""
+    folder = KEPT / f"revision-{git('rev-parse', '--verify', f'{revision}^{{commit}}')}"
+    if not folder.exists():
+        files = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+        with tarfile.open(fileobj=io.BytesIO(files.stdout)) as archive:
+            archive.extractall(folder)
+    return folder
+
+
 def sides_of(case: Case, against: List[str], fused: int) -> List[Side]:
     sides = []
-    if "keras" in against:
-        sides.append(Side("keras", case))
-        if fused > 1:
-            sides.append(Side("keras, fused", case, fused))
-    if "torch" in against:
-        sides += [Side("torch", case), Side("torch compiled", case)]
+    for other in against:
+        if other == "keras":
+            sides.append(Side("keras", case))
+            if fused > 1:
+                sides.append(Side("keras, fused", case, fused))
+        elif other == "torch":
+            sides += [Side("torch", case), Side("torch compiled", case)]
+        else:
+            sides.append(Side(f"session of {other}", case, root=checkout(other)))
     return sides
 
 
@@ -415,11 +443,12 @@ def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]
     session = Side("session", case)
     at_a_time = min(session.num_parallel * session.fused, case.global_batch // case.micro_batch)
     others = sides_of(case, against, at_a_time)
-    for _ in range(rounds):
-        for side in (session, *others):
+    sides = [session, *others]
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else sides[::-1]:
             side.measure()
     share, memory = session.ask(-1)
-    for side in (session, *others):
+    for side in sides:
         side.close()
     row = {**case._asdict(), "norm": case.norm}
     fused = f"{session.num_parallel}x{session.fused}" if session.num_parallel > 1 else str(session.fused)
@@ -434,31 +463,32 @@ def measure(case: Case, against: List[str], rounds: int) -> List[Dict[str, Any]]
         }
     ]
     for side in others:
-        ratios = [
-            statistics.median(a[clock] / b[clock] for a, b in zip(session.rates, side.rates))
-            for clock in (0, 1)
-        ]
-        rows.append(
-            {
-                **row,
-                "side": side.name,
-                "images_per_s": round(side.median(), 1),
-                "ratio": round(ratios[0], 2),
-                "ratio_of_processor_time": round(ratios[1], 2),
-            }
-        )
+        rows.append({**row, "side": side.name, "images_per_s": round(side.median(), 1)})
+        for name, ratio in zip(("ratio", "ratio_of_processor_time"), ratios(session.rates, side.rates)):
+            bounds = {"": ratio.value, "_lower": ratio.lower, "_upper": ratio.upper}
+            rows[-1].update(
+                (name + end, round(value, 3)) for end, value in bounds.items() if value is not None
+            )
     return rows
+
+
+def ratios(rates: List[Tuple[float, float]], others: List[Tuple[float, float]]) -> List[Median]:
+    """Returns the median ratio within a round by the clock, and by processor time."""
+    return [median([a[clock] / b[clock] for a, b in zip(rates, others)]) for clock in (0, 1)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--against", nargs="+", choices=("keras", "torch"), default=["keras"])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--against", nargs="+", default=["keras"], help="keras, torch, or a revision of this repository"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", help="a network")
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--csv", type=Path, help="also write the rows there; its rows of other cases stay")
+    add_again(parser)
     parser.add_argument("--serve", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -470,14 +500,17 @@ def main() -> None:
     if "torch" in against and not all(map(importlib.util.find_spec, ("torch", "timm"))):
         against.remove("torch")
         print("PyTorch or timm is not installed: left out")
+    for revision in set(against) - {"keras", "torch"}:
+        if not git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"):
+            parser.error(f"--against {revision}: neither keras nor torch, nor a revision of this repository")
     packages = ["tensorflow", "keras", *(("torch", "timm") if "torch" in against else ())]
     command = f"python benchmarks/host_session.py --against {' '.join(against)} --rounds {arguments.rounds}"
-    how = results.Measurement(command, packages)
-    notes = how.columns()
+    notes = Provenance(command, packages).columns()
     print(f"{notes['conditions']}; revision {notes['revision']}")
     print(f"training, {arguments.rounds} rounds, images/s; ratios by the clock, and by processor time")
     print(f"{'network':16} {'size':>4} {'batch':>5} {'of':>5} {'side':15} {'images/s':>8} {'ratio':>12} "
           f"{'fused':>5} {'of peak':>7} {'MiB':>6}")  # fmt: skip
+    journal = Journal("host_session", arguments.again)
     cases = [
         case
         for case in CASES
@@ -488,15 +521,23 @@ def main() -> None:
             f"no row of that network and micro-batch; there are {', '.join(c.network for c in CASES)}"
         )
     for case in cases:
-        rows = measure(case, against, arguments.rounds)
+        how = Provenance(command, packages)
+        rows = journal.take(
+            (*case, *against, arguments.rounds),
+            lambda: [{**row, **how.columns()} for row in measure(case, against, arguments.rounds)],
+        )
         for row in rows:
             ratio = f"{row['ratio']:.2f}, {row['ratio_of_processor_time']:.2f}" if "ratio" in row else ""
             peak = f"{row['share_of_peak']:.0%}" if "share_of_peak" in row else ""
             print(f"{row['network']:16} {row['size']:4} {row['micro_batch']:5} {row['global_batch']:5} "
                   f"{row['side']:15} {row['images_per_s']:8.1f} {ratio:>12} {row.get('fused', ''):>5} {peak:>7} "
                   f"{row.get('memory_mib', ''):>6}", flush=True)  # fmt: skip
+            if "ratio_lower" in row:
+                print(f"{'':48}95 %: {row['ratio_lower']:.3f} to {row['ratio_upper']:.3f}, by processor time "
+                      f"{row['ratio_of_processor_time_lower']:.3f} to {row['ratio_of_processor_time_upper']:.3f}",
+                      flush=True)  # fmt: skip
         if arguments.csv:
-            results.write_rows(arguments.csv, rows, how, (*Case._fields, "side"))
+            write_rows(arguments.csv, rows, (*Case._fields, "side"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares our input pipeline with plain tf.data: processor time of an image of ImageNet's records at the same crops.
 
 Usage: python benchmarks/input_pipeline.py (--records DIR | --folder DIR | --classes DIR | --pairs DIR)
-           [--images 140] [--rounds 7] [--size 224] [--csv FILE]
+           [--images 140] [--rounds 7] [--size 224] [--csv FILE] [--again]
 
 Both read the same TFRecord files, crop boxes of the same distribution (5 to 100 % of the area, aspect 0.75 to 1.33),
 resize them to 224 x 224, mirror half of them and deliver float32 batches.  Plain tf.data is: TFRecordDataset,
@@ -14,7 +14,6 @@ ratio is that of the medians.  Ours also verifies the checksum of each record, a
 """
 
 import argparse
-import csv
 import os
 import statistics
 import sys
@@ -22,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
+
+from measuring import Journal, Provenance, add_again, write_rows
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -124,17 +125,6 @@ def measure_pairs(folder: Path, rounds: int) -> Dict[str, List[float]]:
     return {"ours": milliseconds}
 
 
-def write_rows(path: Path, kind: str, milliseconds: Dict[str, List[float]]) -> None:
-    """Appends a row for each turn to a CSV file: kind, pipeline, turn, milliseconds of an image."""
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        if is_new:
-            rows.writerow(["kind", "pipeline", "turn", "ms_per_image"])
-        for name, times in milliseconds.items():
-            rows.writerows([kind, name, turn, f"{time:.4f}"] for turn, time in enumerate(times))
-
-
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -143,54 +133,64 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--folder", help="class folders, of which records are built")
     parser.add_argument("--classes", help="class folders, read as they are")
     parser.add_argument("--pairs", help="a folder with images and masks")
-    parser.add_argument("--csv", help="file that gets a row for each turn")
+    parser.add_argument("--csv", help="file that gets a row for each kind and pipeline")
     parser.add_argument("--images", type=int, default=140)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size", type=int, default=224)
+    add_again(parser)
     given = parser.parse_args(arguments)
-    kinds = [kind for kind in ("records", "folder", "classes", "pairs") if getattr(given, kind) is not None]
-    if len(kinds) != 1:
-        parser.error("give one of --records, --folder, --classes and --pairs")
-    import PIL
-    import tensorflow as tf
+    folders = {kind: getattr(given, kind) for kind in ("records", "folder", "classes", "pairs")}
+    folders = {kind: Path(folder) for kind, folder in folders.items() if folder is not None}
+    if not folders:
+        parser.error("give at least one of --records, --folder, --classes and --pairs")
+    journal = Journal("input_pipeline", given.again)
+    for kind, folder in folders.items():
+        key = (kind, folder.resolve(), given.images, given.rounds, given.size)
+        rows = journal.take(key, lambda: measured_rows(kind, folder, given.images, given.rounds, given.size))
+        for row in rows:
+            print(
+                f"{kind:8}  {row['pipeline']:13}  {row['ms_per_image']:.2f} ms of processor time an image "
+                f"(turns {row['least']:.2f} to {row['most']:.2f}); {row['conditions']}; load {row['load']}"
+            )
+        if len(rows) > 1:
+            ratio = rows[1]["ms_per_image"] / rows[0]["ms_per_image"]
+            print(f"{kind:8}  plain tf.data takes {ratio:.2f} times as long as ours")
+        if given.csv is not None:
+            write_rows(Path(given.csv), rows, ("kind", "pipeline"))
+    return 0
 
+
+def measured_rows(kind: str, folder: Path, images: int, rounds: int, size: int) -> List[Dict[str, Any]]:
+    """Measures a folder; returns the row of each pipeline, with milliseconds of processor time an image."""
     from ipucnn.datasets.sources.imagefolder import open_imagefolder
     from ipucnn.datasets.sources.record_builder import build
     from ipucnn.datasets.sources.records import open_records
-    from ipucnn.machine import cpu_name, num_cores
+    from ipucnn.machine import num_cores
 
+    words = f"--{kind} DIR --images {images} --rounds {rounds} --size {size}"
     with tempfile.TemporaryDirectory() as temporary:
-        if given.folder is not None:
-            build(Path(given.folder), Path(temporary), 4, 2, num_cores())
-        load = os.getloadavg()[0]
-        if given.pairs is not None:
-            milliseconds = measure_pairs(Path(given.pairs), given.rounds)
-        elif given.classes is not None:
-            source = open_imagefolder(Path(given.classes))
-            milliseconds = measure(source, given.images, given.rounds, given.size, with_plain=False)
+        if kind == "folder":
+            build(folder, Path(temporary), 4, 2, num_cores())
+        how = Provenance(f"python benchmarks/input_pipeline.py {words}", ("tensorflow", "pillow"))
+        if kind == "pairs":
+            milliseconds = measure_pairs(folder, rounds)
+        elif kind == "classes":
+            milliseconds = measure(open_imagefolder(folder), images, rounds, size, with_plain=False)
         else:
-            source = open_records(Path(given.records or temporary))
-            milliseconds = measure(source, given.images, given.rounds, given.size)
-    if given.csv is not None:
-        write_rows(Path(given.csv), kinds[0], milliseconds)
-    print(
-        f"{cpu_name()}, {num_cores()} cores, TensorFlow {tf.__version__}, Pillow {PIL.__version__}; "
-        f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after"
-    )
-    what = (
-        "opened in each turn"
-        if kinds == ["pairs"]
-        else f"{given.images} images in each turn, to {given.size} pixels"
-    )
-    print(f"{kinds[0]}: {given.rounds} turns; {what}; measured")
-    medians = {name: statistics.median(times) for name, times in milliseconds.items()}
-    for name, times in milliseconds.items():
-        print(
-            f"{name:13}  {medians[name]:.2f} ms of processor time an image (turns {min(times):.2f} to {max(times):.2f})"
-        )
-    if "plain tf.data" in medians:
-        print(f"plain tf.data takes {medians['plain tf.data'] / medians['ours']:.2f} times as long as ours")
-    return 0
+            source = open_records(folder if kind == "records" else Path(temporary))
+            milliseconds = measure(source, images, rounds, size)
+    return [
+        {
+            "kind": kind,
+            "pipeline": name,
+            "ms_per_image": round(statistics.median(times), 4),
+            "least": round(min(times), 4),
+            "most": round(max(times), 4),
+            "turns": len(times),
+            **how.columns(),
+        }
+        for name, times in milliseconds.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kills training runs at random moments, continues them, and compares every byte with an uninterrupted run.
 
 Usage: python benchmarks/kill_campaign.py [--kills N] [--per-run N] [--seed N] [--only NAME ...] [--jobs N]
-           [--keep DIR [--continue] [--minutes M]] [--broken [NAME ...]] [--workers N ...] [--csv FILE]
+           [--minutes M] [--broken [NAME ...]] [--workers N ...] [--csv FILE] [--again]
 
 Runs of each configuration are killed several times (SIGINT, SIGTERM, SIGHUP or SIGKILL; before the first weight update,
 at a random moment, while a checkpoint is being written, before an older one is deleted, during validation, or between
@@ -12,6 +12,9 @@ and all checkpoints must then be those of an uninterrupted run, for each fold of
 a finished run must exist, and every process must have ended with the exit code of its signal and without a traceback.
 Otherwise the exit code is 5.  A process seen at such a moment is stopped, checked to be still there, and then killed;
 "missed" counts the kills that came at another moment than the intended one.
+
+The runs and counts are kept in .measurements/: after a stop, the same command goes on with the next run.  The rows of
+``--csv`` are written after each run.
 
 With ``--broken`` the processes run builds that this script breaks on purpose, to show that the campaign would notice.
 The exit code is 5 if it noticed each of them, 1 if one escaped.
@@ -29,17 +32,19 @@ import os
 import platform
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import results
+import measuring
+from measuring import Provenance, add_again, kept_folder, write_rows
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -signal.SIGKILL}
 MOMENTS = ("before", "any time", "checkpoint", "validation", "deletion", "page")
@@ -142,11 +147,6 @@ def start(
         broken: key of ``BROKEN``, or "".
         stderr: one of ``STDERRS``.
     """
-    import shlex
-
-    root = str(Path(__file__).resolve().parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
     shutil.rmtree(mark_of(folder), ignore_errors=True)
     words = [
         sys.executable,
@@ -159,15 +159,15 @@ def start(
     with open(log, "ab") as out:
         if stderr == "closed":
             words = ["sh", "-c", 'exec "$@" 2>&-', "sh", *words]
-            return subprocess.Popen(words, stdout=out, stderr=out, env=env)
+            return measuring.start(words, stdout=out, stderr=out)
         if stderr == "no reader":
             reading, writing = os.pipe()
             try:
-                return subprocess.Popen(words, stdout=out, stderr=writing, env=env)
+                return measuring.start(words, stdout=out, stderr=writing)
             finally:
                 os.close(writing)
                 os.close(reading)
-        return subprocess.Popen(words, stdout=out, stderr=out, env=env)
+        return measuring.start(words, stdout=out, stderr=out)
 
 
 def mark_of(folder: Path) -> Path:
@@ -374,6 +374,7 @@ def new_result(name: str) -> Dict[str, Any]:
     return result
 
 
+_writing = threading.Lock()
 COUNTS = (
     "runs", "kills", *MOMENTS, "missed", *(number.name for number in EXIT_CODES), "stopped", "no stderr", "late",
     "wrong end", "differing",
@@ -400,6 +401,7 @@ def campaign(
     broken: str = "",
     until: float = float("inf"),
     moments: Tuple[str, ...] = MOMENTS,
+    after_run: Callable[[Dict[str, Any]], None] = lambda result: None,
 ) -> Dict[str, Any]:
     """Runs one configuration until ``kills`` kills were made, at most ``per_run`` in one run.
 
@@ -414,6 +416,7 @@ def campaign(
         broken: key of ``BROKEN``.
         until: no run begins after that time.
         moments: the moments of the kills, taken in turns.
+        after_run: called with the counts after each run.
     """
     configuration, place_of_runs, log = CONFIGURATIONS[name], place / name, place / f"{name}.log"
     place_of_runs.mkdir(parents=True, exist_ok=True)
@@ -443,6 +446,7 @@ def campaign(
         else:
             shutil.rmtree(folder)
         saved.write_text(json.dumps(result))
+        after_run(result)
         if result["late"] > 3 * kills + 3:
             raise SystemExit(f"{name}: runs end before they can be killed; train longer")
     return result
@@ -527,11 +531,6 @@ def start_workers(
     configuration: str, count: int, most: int, folder: Path, resume: bool, log: Path
 ) -> "subprocess.Popen[bytes]":
     """Starts ``count`` of at most ``most`` processes."""
-    import shlex
-
-    root = str(Path(__file__).resolve().parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "NO_COLOR": "1"}
     mpiexec = str(Path(sysconfig.get_path("scripts")) / "mpiexec")
     words = [mpiexec, "-n", str(count), sys.executable, "-m", "ipucnn", "train"]
     words += [*shlex.split(WORKERS_CONFIGURATIONS[configuration]), "--seed", "11", "--run-dir", str(folder)]
@@ -540,7 +539,7 @@ def start_workers(
     with open(log, "ab") as out:
         # In the background of a script SIGINT is ignored, and an ignored signal stays ignored.
         restore = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-        return subprocess.Popen(words, stdout=out, stderr=out, env=env, preexec_fn=restore)
+        return measuring.start(words, stdout=out, stderr=out, preexec_fn=restore)
 
 
 def kill_a_worker(
@@ -623,10 +622,10 @@ def worker_campaign(options: argparse.Namespace, place: Path) -> int:
         else:
             shutil.rmtree(folder)
         saved.write_text(json.dumps(counts))
+        write_counts(options, {"configuration": "workers", **counts})
         print(", ".join(f"{name} {value}" for name, value in counts.items()), flush=True)
-    write_counts(options, [{"configuration": "workers", **counts}])
     if counts["kills"] < options.kills:
-        print(f"{options.kills - counts['kills']} kills are left: the same command with --continue goes on")
+        print(f"{options.kills - counts['kills']} kills are left: the same command goes on")
     return 5 if counts["differing"] or counts["wrong end"] else 0
 
 
@@ -650,40 +649,36 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS))
     parser.add_argument("--jobs", type=int, default=1, help="configurations side by side")
-    parser.add_argument("--keep", type=Path, help="folder to keep the runs in")
-    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on with what is in --keep")
-    parser.add_argument("--minutes", type=float, help="begin no run after so long; --continue goes on")
+    parser.add_argument("--minutes", type=float, help="begin no run after so long")
+    add_again(parser)
     parser.add_argument("--broken", nargs="*", choices=list(BROKEN), help="self-check with broken builds")
     parser.add_argument("--csv", type=Path, help="also write the counts of each configuration there")
     parser.add_argument(
         "--workers", type=int, nargs="+", help="kill processes of a run: how many there may be"
     )
     options = parser.parse_args(arguments)
-    place = options.keep or Path(tempfile.mkdtemp(prefix="kill-campaign-"))
-    if options.keep and not options.go_on and place.exists() and any(place.iterdir()):
-        parser.error(f"--keep {place} is not empty: add --continue, or name another folder")
+    place = kept_folder(f"kills-{options.seed}-{options.per_run}", options.again)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, seed {options.seed}", flush=True)
     if options.workers is not None:
-        place.mkdir(parents=True, exist_ok=True)
         code = worker_campaign(options, place)
     elif options.broken is not None:
         code = self_check(options.broken or list(BROKEN), options.seed, place)
     else:
         code = all_campaigns(options, place)
-    if options.keep is None:
-        shutil.rmtree(place)
     return code
 
 
-def write_counts(options: argparse.Namespace, rows: List[Dict[str, Any]]) -> None:
-    """Writes the counts to the CSV file, if there is one; its rows of other configurations stay."""
+def write_counts(options: argparse.Namespace, row: Dict[str, Any]) -> None:
+    """Writes the counts of a configuration to the CSV file, if there is one; its rows of other configurations stay."""
     if options.csv is None:
         return
-    which = " ".join(map(str, options.workers)) if options.workers else ""
     words = ["--kills", str(options.kills), "--per-run", str(options.per_run), "--seed", str(options.seed)]
-    words += ["--workers", which] if which else ["--only", *(row["configuration"] for row in rows)]
-    how = results.Measurement(f"python benchmarks/kill_campaign.py {' '.join(words)}")
-    results.write_rows(options.csv, rows, how, ("configuration",))
+    words += (
+        ["--workers", *map(str, options.workers)] if options.workers else ["--only", row["configuration"]]
+    )
+    how = Provenance(f"python benchmarks/kill_campaign.py {' '.join(words)}")
+    with _writing:
+        write_rows(options.csv, [{**row, **how.columns()}], ("configuration",))
 
 
 def all_campaigns(options: argparse.Namespace, place: Path) -> int:
@@ -695,20 +690,26 @@ def all_campaigns(options: argparse.Namespace, place: Path) -> int:
     def line(name: str, row: Dict[str, Any]) -> str:
         return f"{name:14}" + "".join(f"{row[head]:{w}}" for head, w in zip(COUNTS, width))
 
+    def write(row: Dict[str, Any]) -> None:
+        write_counts(options, {"configuration": row["name"], **{key: row[key] for key in COUNTS}})
+
+    def begin(name: str) -> Dict[str, Any]:
+        row = campaign(
+            name, options.kills, options.per_run, options.seed, place, until=until, after_run=write
+        )
+        write(row)
+        return row
+
     rows = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        begun = {
-            pool.submit(campaign, name, options.kills, options.per_run, options.seed, place, "", until): name
-            for name in options.only
-        }
+        begun = {pool.submit(begin, name): name for name in options.only}
         for done in concurrent.futures.as_completed(begun):
             rows.append(done.result())
             print(line(begun[done], rows[-1]), flush=True)
     print(line("together", {head: sum(row[head] for row in rows) for head in COUNTS}))
-    write_counts(options, [{"configuration": row["name"], **{k: row[k] for k in COUNTS}} for row in rows])
     left = sum(max(0, options.kills - row["kills"]) for row in rows)
     if left:
-        print(f"{left} kills are left: the same command with --keep {place} --continue goes on")
+        print(f"{left} kills are left: the same command goes on")
     return 5 if any(row["differing"] or row["wrong end"] for row in rows) else 0
 
 

@@ -1,6 +1,6 @@
 """Measures processor time and memory of the whole command `ipucnn plan-splits` for every registered model.
 
-Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--csv FILE] [-- OPTION ...]
+Usage: python benchmarks/plan_search.py [PATTERN ...] [--stages 4 16] [--csv FILE] [--again] [-- OPTION ...]
 
 Each model has its default image size and number of classes (shipped layer graphs), or the options after "--".  "s" is
 the processor time of the whole command, user and system, "MB" its peak resident memory; Python's byte code is compiled
@@ -14,17 +14,22 @@ import sys
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import List
+from typing import Dict, List, Tuple
 
 import numpy as np
-from processes import run_ipucnn
+from measuring import Journal, Provenance, add_again, run_ipucnn, write_rows
 
-import results
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.extract import layer_graph
 
 MOST_S = 10.0
+
+
+def command(words: List[str], environment: Dict[str, str]) -> Tuple[int, float, float, str]:
+    """Runs ``ipucnn``; returns exit code, processor seconds, peak memory in MiB, and its output."""
+    ended = run_ipucnn(words, **environment)
+    return ended.code, ended.processor_s, ended.memory_mib, ended.stdout
 
 
 def main() -> int:
@@ -34,6 +39,7 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--csv", type=Path, help="also write the rows there")
+    add_again(parser)
     mine = sys.argv[1:]
     options: List[str] = []
     if "--" in mine:
@@ -44,8 +50,7 @@ def main() -> int:
     for count in arguments.stages:
         head += [f"{count} stages: s", "MB", "tick ms", "gap"]
     print("  ".join(f"{name:<17}" if i == 0 else name for i, name in enumerate(head)))
-    how = results.Measurement("python benchmarks/plan_search.py", ("numpy",))
-    rows = []
+    journal, rows = Journal("plan_search", arguments.again), []
     slowest, largest, bad, plans = 0.0, 0.0, 0, 0
     with tempfile.TemporaryDirectory() as cache:
         environment = {"PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
@@ -60,12 +65,9 @@ def main() -> int:
             cells = [f"{name:<17}", f"{cuts:>10}"]
             for count in arguments.stages:
                 words = ["plan-splits", name, "--stages", str(count), "--json", *options]
-                ended = run_ipucnn(words, **environment)
-                code, seconds, megabytes, text = (
-                    ended.code,
-                    ended.processor_s,
-                    ended.memory_mib,
-                    ended.stdout,
+                how = Provenance("python benchmarks/plan_search.py", ("numpy",))
+                code, seconds, megabytes, text, provenance = journal.take(
+                    words, lambda: (*command(words, environment), how.columns())
                 )
                 slowest, largest = max(slowest, seconds), max(largest, megabytes)
                 plan = json.loads(text) if code == 0 else {}
@@ -86,6 +88,7 @@ def main() -> int:
                         "memory_mb": round(megabytes),
                         "tick_ms": tick,
                         "gap_or_reason": answer,
+                        **provenance,
                     }
                 )
             print("  ".join(cells), flush=True)
@@ -94,7 +97,7 @@ def main() -> int:
         f"Python {sys.version.split()[0]}, NumPy {np.__version__}"
     )
     if arguments.csv is not None:
-        results.write_rows(arguments.csv, rows, how)
+        write_rows(arguments.csv, rows)
     return 5 if bad else 0
 
 

@@ -6,41 +6,35 @@ Usage: python benchmarks/results.py [--data DIR] [--seeds 1 2 3] [--only NAME ..
 
 One row per preset: mean and standard deviation (n - 1) of the held-out figure after the last epoch (not the
 best one), wall and processor time of the whole command, and the conditions.  A row is written when its seeds
-are done; rows of other presets in the file stay.  Presets whose data are not in --data are left out, with a message.
-A cross-validation has one value for each fold: the soft Dice that `ipucnn evaluate` prints for it.
+are done; rows of other presets in the file stay.  After a stop, the same command goes on with the next seed.  Presets
+whose data are not in --data are left out, with a message.  A cross-validation has one value for each fold: the soft
+Dice that `ipucnn evaluate` prints for it.
 
-With --suite a built-in suite of `ipucnn benchmark` runs, and its table is written to results/SUITE.csv.
+With --suite a built-in suite of `ipucnn benchmark` runs, and its table is written to results/SUITE.csv: rows that
+failed are in it, with their error.  After a stop, the same command goes on with the next row.
 
 With --choose nothing is written, and the evaluation images are not used: seed s trains on four fifths of the training
 images and is evaluated on fifth number (s - 1) % 5 + 1.  This compares values for a preset; --also tries others.
 """
 
 import argparse
-import csv
-import io
 import json
-import os
-import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
-import processes
-from processes import ROOT
-
-from ipucnn.machine import cpu_name
+import measuring
+from measuring import RESULTS, Journal, Provenance, read_rows, write_rows
 
 # What is kept of the table of a suite.
 SUITE_COLUMNS = (
-    *("id", "model", "measured_with", "mode", "data", "image_height", "micro_batch_size"),
+    *("id", "model", "measured_with", "mode", "status", "error", "data", "image_height", "micro_batch_size"),
     *("gradient_accumulation_count", "num_replicas", "num_stages", "wall_s", "images_per_s", "step_s"),
-    *("peak_memory_bytes", "training_accuracy", "accuracy", "predicted_images_per_s", "predicted_num_ipus"),
+    *("peak_memory_bytes", "flop_per_parameter", "ratio_to_keras", "training_accuracy", "accuracy"),
+    *("predicted_images_per_s", "predicted_num_ipus"),
 )
 NUM_FOLDS = 5
 # The code of a process with --choose: it takes one fold of the training images, whose number is the first argument.
@@ -90,73 +84,10 @@ PRESETS: Dict[str, Preset] = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """How rows were measured.
-
-    Attributes:
-        command: what measures them again.
-        packages: packages that the figures depend on.
-        load: the machine's load when the measurement began.
-    """
-
-    command: str
-    packages: Sequence[str] = ("tensorflow", "keras")
-    load: float = field(default_factory=lambda: os.getloadavg()[0])
-
-    def columns(self) -> Dict[str, str]:
-        """Returns the columns: command, revision of the working tree, conditions, and the load at the start."""
-        revision = _git("rev-parse", "--short=8", "HEAD") or "unknown"
-        if _git("status", "--porcelain", "--", "ipucnn", "benchmarks"):
-            revision += "-changed"
-        versions = ", ".join(f"{name} {version(name)}" for name in self.packages)
-        conditions = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
-        return {
-            "command": self.command,
-            "revision": revision,
-            "conditions": conditions,
-            "load": f"{self.load:.1f}",
-        }
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-
-def read_rows(path: Path) -> List[Dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as handle:
-        return list(csv.DictReader(handle))
-
-
-def write_rows(
-    path: Path, rows: Sequence[Dict[str, Any]], how: Measurement, keys: Sequence[str] = ()
-) -> None:
-    """Writes rows to a CSV file, with what ``how`` says behind them.
-
-    Args:
-        keys: columns that identify a row; rows of the file with other values in them stay, each at its place.
-    """
-    rows = [{**row, **how.columns()} for row in rows]
-    if keys and path.exists():
-        merged = {tuple(row[key] for key in keys): row for row in read_rows(path)}
-        merged.update({tuple(str(row[key]) for key in keys): row for row in rows})
-        rows = list(merged.values())
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    temporary.replace(path)
-
-
 def run_ipucnn(words: Sequence[str], program: Sequence[str] = ("-m", "ipucnn")) -> Dict[str, Any]:
     """Runs ipucnn; returns what it prints with --json, and the wall and processor seconds of the process."""
     words = [*words, "--json"]
-    ended = processes.run_ipucnn(words, program)
+    ended = measuring.run_ipucnn(words, program)
     if ended.code != 0:
         raise SystemExit(f"ipucnn {shlex.join(words)} failed:\n{ended.stderr[-2000:]}")
     report: Dict[str, Any] = json.loads(ended.stdout)
@@ -200,32 +131,51 @@ def cross_validation(name: str, arguments: Sequence[str], seed: int) -> Dict[str
     }
 
 
-def run_suite(name: str, data: Optional[Path]) -> None:
-    """Runs a built-in suite of ``ipucnn benchmark``, and writes its table with command, revision and conditions."""
-    how = Measurement(f"python benchmarks/results.py --suite {name}" + (" --data DATA" if data else ""))
+def run_suite(name: str, data: Optional[Path], again: bool) -> int:
+    """Runs a built-in suite of ``ipucnn benchmark`` in a folder that stays, and writes its table.
+
+    Rows that failed are part of the table, with their error, and so are those that are not measured yet after a stop.
+
+    Returns:
+        The exit code.
+    """
+    how = Provenance(f"python benchmarks/results.py --suite {name}" + (" --data DATA" if data else ""))
+    folder = measuring.kept_folder(f"suite-{name}", again) / "run"
     where = ["--dataset-path", str(data)] if data else []
-    with tempfile.TemporaryDirectory() as folder:
-        run_ipucnn(["benchmark", "--suite", name, *where, "--run-dir", f"{folder}/run"])
-        rows = read_rows(Path(folder, "run", "suite.csv"))
-    for row in rows:
-        row["measured_with"] = f"ipucnn {row['command']}"
-        if data:
-            row["measured_with"] = row["measured_with"].replace(str(data), "DATA")
-    write_rows(
-        ROOT / "results" / f"{name}.csv", [{key: row[key] for key in SUITE_COLUMNS} for row in rows], how
-    )
+    where += ["--resume"] if (folder / "suite.json").exists() else []
+    code = 130
+    try:
+        code = measuring.run_ipucnn(
+            ["benchmark", "--suite", name, *where, "--run-dir", str(folder)], shows_errors=True
+        ).code
+    finally:
+        rows = read_rows(folder / "suite.csv") if (folder / "suite.csv").exists() else []
+        for row in rows:
+            row["measured_with"] = f"ipucnn {row['command']}"
+            if data:
+                row["measured_with"] = row["measured_with"].replace(str(data), "DATA")
+        if rows:
+            kept = [{**{key: row[key] for key in SUITE_COLUMNS}, **how.columns()} for row in rows]
+            write_rows(RESULTS / f"{name}.csv", kept, ("id",))
+        for figure in folder.glob("speedup.svg"):
+            (RESULTS / f"{name}.svg").write_bytes(figure.read_bytes())
+    return code
 
 
-def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+def row(name: str, options: argparse.Namespace, journal: Journal) -> Dict[str, Any]:
     """Returns the CSV row of a preset, trained once per seed."""
     preset, seeds = PRESETS[name], options.seeds
     arguments = [*shlex.split(preset.arguments), *shlex.split(options.also)]
     where = ["--dataset-path", str(options.data)] if preset.needs else []
     if "--kfold" in arguments:
-        return cross_validation(name, [*arguments, *where], seeds[0])
+        measured: Dict[str, Any] = journal.take(
+            (name, seeds[0]), lambda: cross_validation(name, [*arguments, *where], seeds[0])
+        )
+        return measured
     runs = []
     for seed in seeds:
-        runs.append(train([*arguments, *where], seed, options.choose))
+        key = (name, options.also, options.choose, seed)
+        runs.append(journal.take(key, lambda: train([*arguments, *where], seed, options.choose)))
         figure = preset.figure or ("dice" if "dice" in runs[-1]["figures"] else "accuracy")
         value, spent = runs[-1]["figures"][figure], runs[-1]["wall_s"]
         print(f"{name} seed {seed}: {figure} {value:.4f} in {spent:.0f} s", file=sys.stderr, flush=True)
@@ -255,12 +205,12 @@ def row(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with mnist/ and cifar-10-batches-py/")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=list(PRESETS), default=list(PRESETS))
-    parser.add_argument("--output", type=Path, default=ROOT / "results" / "presets.csv")
+    parser.add_argument("--output", type=Path, default=RESULTS / "presets.csv")
     parser.add_argument("--suite", help="a built-in suite of `ipucnn benchmark` in place of presets")
     parser.add_argument(
         "--choose", action="store_true", help="judge on parts of the training images; write nothing"
@@ -268,12 +218,13 @@ def main() -> None:
     parser.add_argument(
         "--also", default="", help="with --choose, more options of `ipucnn train`, in one text"
     )
+    measuring.add_again(parser)
     options = parser.parse_args()
     if options.also and not options.choose:
         parser.error("--also goes with --choose: rows are of presets as they are")
     if options.suite:
-        run_suite(options.suite, options.data)
-        return
+        return run_suite(options.suite, options.data, options.again)
+    journal = Journal("presets", options.again)
     for name in options.only:
         needs = PRESETS[name].needs
         if needs is not None and not (options.data and (options.data / needs).exists()):
@@ -282,15 +233,14 @@ def main() -> None:
         if options.choose and ("--kfold" in PRESETS[name].arguments or PRESETS[name].figure):
             print(f"{name}: left out, there is nothing to choose", file=sys.stderr)
             continue
-        new_row = row(name, options)
+        data = " --data DATA" if needs else ""
+        seeds = " ".join(map(str, options.seeds))
+        how = Provenance(f"python benchmarks/results.py --only {shlex.quote(name)} --seeds {seeds}{data}")
+        new_row = row(name, options, journal)
         if not options.choose:
-            seeds = new_row["seeds"]
-            data = " --data DATA" if needs else ""
-            how = Measurement(
-                f"python benchmarks/results.py --only {shlex.quote(name)} --seeds {seeds}{data}"
-            )
-            write_rows(options.output, [new_row], how, ("preset",))
+            write_rows(options.output, [{**new_row, **how.columns()}], ("preset",))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measures what grows with size: weight updates, ``plan-splits`` and ``verify-dataset``.
 
-Usage: python benchmarks/sizes.py {updates,plans,verification} [--rounds 3] [--output results]
+Usage: python benchmarks/sizes.py {updates,plans,verification} [--rounds 3] [--output results] [--again]
 
 updates       seconds and peak memory of a weight update of EfficientNet-B0 in the host session, for images of 32 to
               128 pixels and micro-batches of 1 to 64 (global batch 64; group norm with micro-batches of 1)
@@ -9,21 +9,22 @@ plans         processor time and peak memory of the whole command ``plan-splits`
 verification  processor time and peak memory of the whole command ``verify-dataset`` for class folders of 1,000 to
               20,000 JPEG files of 64x64 pixels
 
-Each writes ``update_sizes.csv``, ``plan_sizes.csv`` or ``verification_sizes.csv``: medians over the rounds.
+Each writes ``update_sizes.csv``, ``plan_sizes.csv`` or ``verification_sizes.csv``: medians over the rounds.  After a
+stop, the same command goes on with the next row.
 """
 
 import argparse
 import json
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 from host_session import Case, Side
-from processes import run_ipucnn
+from measuring import RESULTS, Journal, Provenance, add_again, run_ipucnn, write_rows
 
-import results
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 
 IMAGE_SIZES, MICRO_BATCHES, GLOBAL_BATCH = (32, 64, 128), (1, 4, 16, 64), 64
@@ -46,22 +47,24 @@ def medians(words: List[str], rounds: int) -> Dict[str, Any]:
     }
 
 
-def updates(rounds: int) -> Iterator[Dict[str, Any]]:
+Size = Tuple[Dict[str, Any], Callable[[int], Dict[str, Any]]]
+"""(columns that say what is measured, function that measures it in a number of rounds and returns other columns)."""
+
+
+def update_of(case: Case, rounds: int) -> Dict[str, Any]:
+    side = Side("session", case)
+    for _ in range(rounds):
+        side.measure()
+    _, memory = side.ask(-1)
+    side.close()
+    return {"update_s": round(GLOBAL_BATCH / side.median(), 4), "memory_mib": round(memory)}
+
+
+def updates() -> Iterator[Size]:
     for size in IMAGE_SIZES:
         for micro_batch in MICRO_BATCHES:
             case = Case("efficientnet-b0", size, micro_batch, GLOBAL_BATCH)
-            side = Side("session", case)
-            for _ in range(rounds):
-                side.measure()
-            _, memory = side.ask(-1)
-            side.close()
-            seconds = GLOBAL_BATCH / side.median()
-            yield {
-                **case._asdict(),
-                "norm": case.norm,
-                "update_s": round(seconds, 4),
-                "memory_mib": round(memory),
-            }
+            yield {**case._asdict(), "norm": case.norm}, partial(update_of, case)
 
 
 def chain(num_layers: int) -> LayerGraph:
@@ -99,18 +102,20 @@ def chain(num_layers: int) -> LayerGraph:
     return LayerGraph("chain", (size, size, 64), 10, tuple(layers))
 
 
-def plans(rounds: int) -> Iterator[Dict[str, Any]]:
+def plan_of(graph: LayerGraph, stages: int, rounds: int) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        for num_layers in NUM_LAYERS:
-            graph = chain(num_layers)
-            path = Path(folder) / f"chain-{num_layers}.json"
-            path.write_text(graph.to_json(), encoding="utf-8")
-            for stages in STAGES:
-                if stages > len(graph.cuts) + 1:
-                    continue
-                words = ["plan-splits", str(path), "--stages", str(stages), "--json"]
+        path = Path(folder) / "chain.json"
+        path.write_text(graph.to_json(), encoding="utf-8")
+        return medians(["plan-splits", str(path), "--stages", str(stages), "--json"], rounds)
+
+
+def plans() -> Iterator[Size]:
+    for num_layers in NUM_LAYERS:
+        graph = chain(num_layers)
+        for stages in STAGES:
+            if stages <= len(graph.cuts) + 1:
                 row = {"layers": len(graph.layers), "cut_points": len(graph.cuts), "stages": stages}
-                yield {**row, **medians(words, rounds)}
+                yield row, partial(plan_of, graph, stages)
 
 
 def write_images(folder: Path, number: int) -> None:
@@ -126,11 +131,15 @@ def write_images(folder: Path, number: int) -> None:
             Image.fromarray(blocks).resize((IMAGE_SIZE, IMAGE_SIZE)).save(path, quality=90)
 
 
-def verification(rounds: int) -> Iterator[Dict[str, Any]]:
+def verification_of(number: int, rounds: int) -> Dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(Path(folder), number)
+        return medians(["verify-dataset", folder, "--json"], rounds)
+
+
+def verification() -> Iterator[Size]:
     for number in NUM_IMAGES:
-        with tempfile.TemporaryDirectory() as folder:
-            write_images(Path(folder), number)
-            yield {"images": number, **medians(["verify-dataset", folder, "--json"], rounds)}
+        yield {"images": number}, partial(verification_of, number)
 
 
 PARTS = {
@@ -146,15 +155,19 @@ def main() -> None:
     )
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=results.ROOT / "results")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    add_again(parser)
     arguments = parser.parse_args()
-    measure, name, packages = PARTS[arguments.part]
-    how = results.Measurement(f"python benchmarks/sizes.py {arguments.part}", packages)
-    rows = []
-    for row in measure(arguments.rounds):
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        results.write_rows(arguments.output / name, rows, how)
+    sizes, name, packages = PARTS[arguments.part]
+    journal, rows = Journal(f"sizes-{arguments.part}", arguments.again), []
+    for what, measured in sizes():
+        how = Provenance(f"python benchmarks/sizes.py {arguments.part}", packages)
+        columns = journal.take(
+            (*what.values(), arguments.rounds), lambda: {**measured(arguments.rounds), **how.columns()}
+        )
+        rows.append({**what, **columns})
+        print(json.dumps(rows[-1]), flush=True)
+        write_rows(arguments.output / name, rows)
 
 
 if __name__ == "__main__":

@@ -148,8 +148,6 @@ def plans() -> str:
 
 def kills() -> str:
     """A table of the kill campaigns."""
-    if not read("kills"):
-        return "Not repeated since revision 0688500."
     return table(
         read("kills"),
         {
@@ -159,6 +157,30 @@ def kills() -> str:
             "at another moment than intended": lambda r: r["missed"],
             "wrong end": lambda r: r["wrong end"],
             "runs that differ": lambda r: r["differing"],
+        },
+    )
+
+
+def refusals() -> str:
+    """A table of wrong inputs, and of those that break a rule of refusing."""
+    rules = ("code", "one line", "no trace", "unchanged", "no TensorFlow", "in time")
+    columns: Dict[str, Callable[[Row], str]] = {"inputs": lambda r: r["kind"], "cases": lambda r: r["cases"]}
+    for rule in rules:
+        columns[f"broken: {rule}"] = lambda r, rule=rule: r[rule]  # type: ignore[misc]
+    return table(read("refused_inputs"), columns)
+
+
+def suite() -> str:
+    """A table of the networks of the ULHPC tutorial."""
+    return table(
+        read("ulhpc"),
+        {
+            "network": lambda r: f"`{r['model']}`",
+            "task": lambda r: r["mode"],
+            "batch": lambda r: r["micro_batch_size"],
+            "measured images/s": lambda r: number(r["images_per_s"], 1) or r["error"] or r["status"],
+            "predicted images/s on IPUs": lambda r: number(r["predicted_images_per_s"]),
+            "IPUs": lambda r: r["predicted_num_ipus"],
         },
     )
 
@@ -214,4 +236,6 @@ PARTS: Dict[str, Callable[[], str]] = {
     "throughput": throughput,
     "plans": plans,
     "kills": kills,
+    "refused inputs": refusals,
+    "suite": suite,
 }

@@ -49,10 +49,29 @@ def most_planned(column):
     return max(float(row[column]) for row in rows("plan_search") if row["tick_ms"])
 
 
+def killed(column):
+    """Returns a sum over the campaigns of one process."""
+    return sum(int(row[column]) for row in rows("kills") if row["configuration"] != "workers")
+
+
+def shared(rate):
+    """Returns the per cent of the time that processes on two hosts spent on gradients."""
+    (row,) = rows("cluster", network="cifar_resnet8", rate=rate)
+    return 100 * float(row["share"])
+
+
 # Page, the words around the figures, and the figures.
 FIGURES = [
     ("README.md", r"trained at ([\d,]+) images/s with micro-batches of 8", lambda: [session("session")]),
-    ("README.md", r"Keras `fit` reached\s([\d,]+)", lambda: [session("keras")]),
+    (
+        "README.md",
+        r"Keras `fit` reached\s([\d,]+), and ([\d,]+) with batches as large",
+        lambda: [session("keras"), session("keras, fused")],
+    ),
+    ("README.md", r"PyTorch reached ([\d,]+) with the whole", lambda: [session("torch")]),
+    ("README.md", r"killed (\d+) training runs (\d+) times", lambda: [killed("runs"), killed("kills")]),
+    ("docs/cluster.md", r"spent (\d+) % of its time on gradients at 100 Mbit/s", lambda: [shared("100mbit")]),
+    ("docs/cluster.md", r"and (\d+) % at 1 Gbit/s", lambda: [shared("1gbit")]),
     ("README.md", r"factor of ([\d.]+) on average", lambda: [mean_factor()]),
     ("docs/planner.md", r"and by ([\d.]+) \(at most ([\d.]+)\)", lambda: [mean_factor(), worst_factor()]),
     (
