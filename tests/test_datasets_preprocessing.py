@@ -89,7 +89,7 @@ RANGES = {
 
 @pytest.mark.parametrize("name", pixels.INPUT_RANGES)
 def test_a_range_is_the_same_in_the_pipeline_in_a_network_in_layers_and_in_an_export(name):
-    """Four ways of one range, each compared with its definition in 64 bits."""
+    """Five ways of one range, each compared with its definition in 64 bits."""
     images = np.random.default_rng(3).integers(0, 256, (3, 6, 5, 3)).astype(np.float64)
     info = make_source(channels=3).info
     expected = RANGES[name](images, np.array(info.mean), np.array(info.std))
@@ -98,13 +98,12 @@ def test_a_range_is_the_same_in_the_pipeline_in_a_network_in_layers_and_in_an_ex
     np.testing.assert_allclose(range_.apply(tf.constant(images, tf.float32)), expected, **bound)
     np.testing.assert_allclose(range_.apply_in_network(tf.constant(images, tf.float32)), expected, **bound)
     outputs = tf.constant(images, tf.float32)
-    for layer_name, kind, settings_ in range_.layers():
-        layer = getattr(tf.keras.layers, kind)(**settings_)
-        layer.build(outputs.shape)
-        if layer_name == pixels.REVERSING:
-            layer.set_weights([np.eye(3)[np.newaxis, np.newaxis, :, ::-1]])
-        outputs = layer(outputs)
+    for _, kind, settings_ in range_.layers():
+        outputs = getattr(tf.keras.layers, kind)(**settings_)(outputs)
     np.testing.assert_allclose(outputs, expected, **bound)
+    if range_.scaling is not None:
+        turned = images[..., ::-1] if range_.reverse else images
+        np.testing.assert_allclose(turned * range_.scaling.factor + range_.scaling.offset, expected, **bound)
     described, exported = range_.describe(), images
     if described["reverse_channels"]:
         exported = exported[..., ::-1]

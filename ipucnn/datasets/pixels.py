@@ -5,7 +5,7 @@ into the type in which a device gets them.  TensorFlow is imported inside the fu
 """
 
 from dataclasses import dataclass, replace
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,9 +19,21 @@ LUMA = (0.299, 0.587, 0.114)
 CAFFE_MEAN = (103.939, 116.779, 123.68)
 """ImageNet's mean in blue, green, red order, from Keras Applications' "caffe" mode."""
 
-REVERSING = "blue_green_red"
-
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch", "image")
+
+
+class Scaling(NamedTuple):
+    """A range as pixels x factor + offset, with one number for all channels or one per channel."""
+
+    factor: np.ndarray
+    offset: np.ndarray
+
+    def equals(self, other: "Scaling") -> bool:
+        """Whether two scalings of pixels of 0..255 differ by rounding only."""
+        ends = [np.float64(end) * one.factor + one.offset for end in (0, 255) for one in (self, other)]
+        return all(
+            np.allclose(mine, theirs, rtol=1e-5, atol=1e-5) for mine, theirs in zip(ends[::2], ends[1::2])
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,15 @@ class InputRange:
         """The reciprocals of the deviations, for operations that multiply."""
         return tuple(1.0 / value for value in self.deviations)
 
+    @property
+    def scaling(self) -> Optional[Scaling]:
+        """The range as one factor and one offset per channel, from channels in its order; None for one per image."""
+        if self.per_image:
+            return None
+        factors = [1 / self.divisor * factor for factor in self.factors]
+        offsets = [-offset * factor for offset, factor in zip(self.offsets, self.factors)]
+        return Scaling(np.asarray(factors), np.asarray(offsets))
+
     def apply(self, images: Tensor) -> Tensor:
         """Brings float32 [b, h, w, c] of 0..255 into the range, in the input pipeline."""
         import tensorflow as tf
@@ -115,22 +136,27 @@ class InputRange:
         return images
 
     def layers(self) -> List[Tuple[str, str, PlainDict]]:
-        """Returns the same as layers of Keras alone, for an exported network: (name, class, settings) of each.
-
-        The layer ``REVERSING`` is a 1x1 convolution without weights of its own; its kernel has to reverse the channels.
-        """
+        """Returns the same as layers of Keras alone, for an exported network: (name, class, settings) of each."""
         keep = ("pixels", "Rescaling", {"scale": 1.0, "offset": 0.0})
-        if self.per_image:
+        scaling = self.scaling
+        if scaling is None:
             # This is far below 1/(pixels squared), the smallest variance of 8-bit images that are not constant.
             settings = {"axis": [1, 2, 3], "epsilon": 1e-12, "center": False, "scale": False}
             return [keep, ("per_image", "LayerNormalization", settings)]
-        factors = [1 / self.divisor * factor for factor in self.factors]
-        offsets = [-offset * factor for offset, factor in zip(self.offsets, self.factors)]
-        last = ("normalise", "Rescaling", {"scale": factors, "offset": offsets})
+        settings = {"scale": scaling.factor.tolist(), "offset": scaling.offset.tolist()}
+        last = ("normalise", "Rescaling", settings)
         if not self.reverse:
             return [last]
-        turn = {"filters": len(self.offsets), "kernel_size": 1, "use_bias": False, "trainable": False}
-        return [keep, (REVERSING, "Conv2D", turn), last]
+        channels = len(self.offsets)
+        kernel = np.eye(channels)[None, None, :, ::-1].tolist()
+        turn = {
+            "filters": channels,
+            "kernel_size": 1,
+            "use_bias": False,
+            "trainable": False,
+            "kernel_initializer": {"class_name": "Constant", "config": {"value": kernel}},
+        }
+        return [keep, ("blue_green_red", "Conv2D", turn), last]
 
     def describe(self) -> PlainDict:
         """Returns the entries about the range in an export's ``input.json``."""

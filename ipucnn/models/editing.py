@@ -16,7 +16,7 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasConfig, KerasInitializer, KerasModel, Tensor, TensorShape
 from ipucnn.compat import KERAS_3
-from ipucnn.datasets.pixels import REVERSING, InputRange
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Blueprint, Node, assemble, named
 from ipucnn.models.keras_config import read_blueprint
@@ -374,10 +374,10 @@ def stock_model(
     old_names = {new: old for old, new in new_names.items()}
     for layer in stock.layers:
         name = old_names.get(layer.name, layer.name)
-        if special.get(name) is SubsamplePad or name == REVERSING:
+        if special.get(name) is SubsamplePad:
             channels_in, channels = layer.kernel.shape[2:]
             kernel: np.ndarray = np.eye(channels_in, channels, dtype=np.float32)
-            layer.set_weights([(kernel[:, ::-1] if name == REVERSING else kernel)[np.newaxis, np.newaxis]])
+            layer.set_weights([kernel[np.newaxis, np.newaxis]])
         elif name in trained and trained[name].weights:
             layer.set_weights(trained[name].get_weights())
     return stock

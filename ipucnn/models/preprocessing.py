@@ -7,10 +7,11 @@ own network keeps them and gets pixels of 0..255.  Weights of a whole model say 
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Callable, Iterable, List, Optional, Sequence
 
 import numpy as np
 
+from ipucnn.datasets.pixels import Scaling
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import INPUT_NAME, Blueprint, Node
 from ipucnn.models.settings import plain, plain_settings
@@ -24,20 +25,6 @@ _MOVES_PIXELS = (
 )  # fmt: skip
 Statistics = Callable[[Node], Optional[Sequence[np.ndarray]]]
 """A function that returns mean and variance of a Normalization layer, which were measured; None if they are absent."""
-
-
-class Scaling(NamedTuple):
-    """The numbers with which a network begins: pixels x factor + offset, one for all channels or one per channel."""
-
-    factor: np.ndarray
-    offset: np.ndarray
-
-    def equals(self, other: Scaling) -> bool:
-        """Whether two scalings of pixels of 0..255 differ by rounding only."""
-        ends = [np.float64(end) * one.factor + one.offset for end in (0, 255) for one in (self, other)]
-        return all(
-            np.allclose(mine, theirs, rtol=1e-5, atol=1e-5) for mine, theirs in zip(ends[::2], ends[1::2])
-        )
 
 
 def strip_preprocessing(blueprint: Blueprint) -> None:

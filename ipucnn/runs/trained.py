@@ -24,11 +24,11 @@ from ipucnn.datasets.base import (
     limit_source,
 )
 from ipucnn.datasets.classes import Matched, match, relabelled
+from ipucnn.datasets.pixels import Scaling
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
 from ipucnn.models.keras_files import is_keras_file
-from ipucnn.models.preprocessing import Scaling
 from ipucnn.models.registry import (
     ModelRecord,
     check_buildable,

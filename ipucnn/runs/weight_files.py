@@ -12,11 +12,11 @@ from typing import List, Optional, Tuple, TypeVar
 
 import numpy as np
 
-from ipucnn.datasets.pixels import InputRange
+from ipucnn.datasets.pixels import InputRange, Scaling
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
-from ipucnn.models.preprocessing import Scaling, preprocessing_of, scaling_of
+from ipucnn.models.preprocessing import preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord
 from ipucnn.runs.setup import Setup, input_range
 from ipucnn.text import shown_value
@@ -70,10 +70,7 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
 def _range_of(setup: Setup, name: str) -> Optional[Scaling]:
     """Returns a range as a scaling of pixels; None if it is none."""
     chosen = InputRange.of(name, setup.source.info, setup.input_shape[2])
-    if chosen.per_image or chosen.reverse:
-        return None
-    deviations = np.asarray(chosen.deviations)
-    return Scaling(1 / chosen.divisor / deviations, -np.asarray(chosen.offsets) / deviations)
+    return None if chosen.reverse else chosen.scaling
 
 
 def _text(scaling: Scaling) -> str:
