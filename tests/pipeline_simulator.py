@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import List, Sequence, Tuple
 
 import numpy as np
+from support.oracle import free_tables
 
 from ipucnn.planning.search.tables import StageTables
 
@@ -148,8 +149,5 @@ def simulate_stages(
     training: bool = True,
 ) -> Simulation:
     """Simulates stages of given seconds; ``receive`` is the transfer into each of them, in one direction."""
-    n = len(forward)
-    tables = StageTables(
-        forward, backward, np.append(receive, 0.0), 1.0, lambda k, s: np.zeros((n, n + 1)), training=training
-    )
-    return simulate(tables, range(n), schedule, num_micro_batches)
+    tables = free_tables(forward, backward, np.append(receive, 0.0), training=training)
+    return simulate(tables, range(len(forward)), schedule, num_micro_batches)

@@ -1,6 +1,5 @@
 """The planner against brute force, an integer program, a simulated pipeline, and properties of any planner."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,65 +8,22 @@ from few_examples import tries
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pipeline_simulator import simulate
+from support.oracle import (
+    all_starts,
+    brute_force,
+    check_fastest,
+    free_tables,
+    integer_program,
+    masked,
+    naive_fits,
+)
 from support.plans import SCHEDULES
 
 from ipucnn.planning.schedules import Schedule, Ticks
 from ipucnn.planning.search.exact import blocking_ranges, fastest_split, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
 
-# --- naive versions: everything from the definitions, with Python numbers and loops
-
-
-def naive_tick(tables, starts, schedule):
-    ends = [*starts[1:], tables.num_items]
-    k = len(starts)
-    seconds_of = tables.stage_s or [(tables.forward_s, tables.backward_s)] * k
-    f = [sum(float(x) for x in seconds_of[s][0][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
-    b = [sum(float(x) for x in seconds_of[s][1][i:j]) for s, (i, j) in enumerate(zip(starts, ends))]
-    if tables.recompute and tables.training:
-        b = [b[s] + f[s] if s < k - 1 else b[s] for s in range(k)]
-    cut = {s: float(tables.cut_s[starts[s]]) for s in range(1, k)}
-    both = 2 if tables.training else 1
-    if schedule == "Sequential":
-        return sum(f) + sum(b) + both * sum(cut.values())
-    if schedule == "Grouped" or not tables.training:
-        return max(f) + max(b) + both * max(cut.values(), default=0)
-    total = 0.0
-    for parity in (0, 1):
-        total += max(f[s] if s % 2 == parity else b[s] for s in range(k))
-        # Forward from stages of this parity, backward from the others: both cross the cuts before the others.
-        total += 2 * max((cut[s] for s in cut if s % 2 != parity), default=0)
-    return total
-
-
-def naive_fits(tables, starts):
-    k, ends = len(starts), [*starts[1:], tables.num_items]
-    bytes_ = [tables.memory_bytes(k, s)[i][j] for s, (i, j) in enumerate(zip(starts, ends))]
-    if tables.checkpoint_bytes is None:
-        return all(one <= tables.capacity_bytes for one in bytes_)
-    return sum(tables.checkpoint_bytes[i] for i in starts) + max(bytes_) <= tables.capacity_bytes
-
-
-def all_splits(n, k):
-    return [(0, *cuts) for cuts in itertools.combinations(range(1, n), k - 1)]
-
-
-def brute_force(tables, k, schedule):
-    """Returns the least tick of all splits that fit; None if none does."""
-    ticks = [
-        naive_tick(tables, starts, schedule)
-        for starts in all_splits(tables.num_items, k)
-        if naive_fits(tables, starts)
-    ]
-    return min(ticks, default=None)
-
-
 # --- instances
-
-
-def masked(table):
-    """Returns a table of memory in which a range without items takes infinitely much."""
-    return np.where(np.tri(*table.shape, dtype=bool), np.inf, table)
 
 
 def make_tables(
@@ -143,22 +99,6 @@ INSTANCES = dict(
 )
 
 
-def check_against_brute_force(tables, k, schedule):
-    solution = fastest_split(tables, k, schedule)
-    best = brute_force(tables, k, schedule)
-    assert solution.feasible == (best is not None)
-    if best is None:
-        assert solution.starts == () and not solution.optimal and solution.objective_s == np.inf
-        return
-    assert solution.starts in all_splits(tables.num_items, k)
-    assert naive_fits(tables, solution.starts)
-    assert solution.objective_s == pytest.approx(naive_tick(tables, solution.starts, schedule), rel=1e-12)
-    assert solution.objective_s == pytest.approx(best, rel=1e-12)
-    assert solution.optimal
-    assert solution.lower_bound_s <= solution.objective_s
-    assert fastest_split(tables, k, schedule) == solution
-
-
 @pytest.mark.parametrize(("one_ipu", "stages_differ"), [(False, False), (False, True), (True, False)])
 @tries(200, slow=600)
 @given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))
@@ -171,7 +111,7 @@ def test_brute_force_finds_nothing_better(
     tables = make_tables(
         seed, n, whole, tight, recompute, training, one_ipu=one_ipu, stages=stages, transfer=transfer
     )
-    check_against_brute_force(tables, k, schedule)
+    check_fastest(tables, k, schedule)
 
 
 def with_options(tables, seed, number):
@@ -195,20 +135,6 @@ def with_options(tables, seed, number):
     return replace(tables, options=tuple(options))
 
 
-def any_options(tables, k, schedule):
-    """Returns the least tick of all splits with all choices of settings that fit; None if none does."""
-    ticks = []
-    for chosen in itertools.product(tables.options, repeat=k):
-        one = replace(
-            tables,
-            options=(),
-            stage_s=tuple((option.forward_s, option.backward_s) for option in chosen),
-            memory_bytes=lambda count, stage, chosen=chosen: chosen[stage].memory_bytes(count, stage),
-        )
-        ticks.append(brute_force(one, k, schedule))
-    return min((tick for tick in ticks if tick is not None), default=None)
-
-
 @tries(30, slow=100)
 @given(
     **{**INSTANCES, "n": st.integers(1, 5), "k": st.integers(1, 3)},
@@ -221,13 +147,9 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     assume(k <= n)
     tables = make_tables(seed, n, whole, tight, recompute, training, transfer=transfer)
     tables = with_options(tables, seed, number)
-    best = any_options(tables, k, schedule)
-    solution = fastest_split(tables, k, schedule)
-    assert solution.feasible == (best is not None)
+    solution, best = check_fastest(tables, k, schedule)
     if best is None:
         return
-    assert solution.objective_s == pytest.approx(best, rel=1e-12)
-    assert solution.optimal
     # A bound below the best finds nothing, one slightly above it finds the best.
     assert not fastest_split(tables, k, schedule, below_s=best * (1 - 1e-9)).feasible
     assert fastest_split(tables, k, schedule, below_s=best + 1e-9).objective_s == solution.objective_s
@@ -258,9 +180,7 @@ def test_stopped_search_reports_its_bound(seed, limit, schedule):
 def test_a_stopped_search_can_have_a_gap():
     rng = np.random.default_rng(0)
     n = 40
-    tables = StageTables(
-        rng.random(n), rng.random(n), np.zeros(n + 1), 1.0, lambda k, s: masked(np.zeros((n, n + 1)))
-    )
+    tables = free_tables(rng.random(n), rng.random(n), np.zeros(n + 1))
     stopped = fastest_split(tables, 5, "Interleaved", max_evaluations=2)
     proved = fastest_split(tables, 5, "Interleaved")
     assert not stopped.optimal and proved.optimal
@@ -268,66 +188,6 @@ def test_a_stopped_search_can_have_a_gap():
 
 
 # --- an integer program on larger instances
-
-
-def integer_program(tables, k, schedule):
-    """Solves for the least tick by HiGHS: z[s, i, j] says that stage s holds items i .. j - 1."""
-    optimize = pytest.importorskip("scipy.optimize")
-    if not hasattr(optimize, "milp"):
-        pytest.skip("this SciPy has no milp (1.9 has)")
-    from scipy.sparse import lil_matrix
-
-    n = tables.num_items
-    runs = []
-    for s in range(k):
-        memory = tables.memory_bytes(k, s)
-        runs += [
-            (s, i, j)
-            for i in range(n)
-            for j in range(i + 1, n + 1)
-            if memory[i][j] <= tables.capacity_bytes and (s == 0) == (i == 0) and (s == k - 1) == (j == n)
-        ]
-    num = len(runs)
-    # The columns after z: X, Y, and the largest cut before odd and before even stages.
-    cost = np.zeros(num + 4)
-    alternates = schedule == "Interleaved"
-    cost[num:] = [1, 1, 2, 2 if alternates else 0]
-    flow = lil_matrix((1 + (k - 1) * (n - 1), num + 4))
-    loads = lil_matrix((4 * k, num + 4))
-    for column, (s, i, j) in enumerate(runs):
-        if s == 0:
-            flow[0, column] = 1
-        if s < k - 1:
-            flow[1 + s * (n - 1) + j - 1, column] += 1
-        if s > 0:
-            flow[1 + (s - 1) * (n - 1) + i - 1, column] -= 1
-        f, b = tables.forward_s[i:j].sum(), tables.backward_s[i:j].sum()
-        if tables.recompute and s < k - 1:
-            b += f
-        loads[4 * s, column], loads[4 * s + 1, column] = f, b
-        if s > 0:
-            loads[4 * s + 2, column] = tables.cut_s[i]
-    for s in range(k):
-        swapped = alternates and s % 2
-        loads[4 * s, num + (1 if swapped else 0)] = -1
-        loads[4 * s + 1, num + (0 if swapped else 1)] = -1
-        loads[4 * s + 2, num + (3 if alternates and s and s % 2 == 0 else 2)] = -1
-    right = np.zeros(flow.shape[0])
-    right[0] = 1
-    result = optimize.milp(
-        cost,
-        integrality=np.array([1] * num + [0] * 4),
-        bounds=optimize.Bounds(0, np.array([1.0] * num + [np.inf] * 4)),
-        constraints=[
-            optimize.LinearConstraint(flow.tocsr(), right, right),
-            optimize.LinearConstraint(loads.tocsr(), -np.inf, 0),
-        ],
-        options={"mip_rel_gap": 1e-9, "time_limit": 60},
-    )
-    if result.status == 2:
-        return None
-    assert result.status == 0, result.message
-    return result.fun
 
 
 def network_like(seed, n, fill=0.6, recompute=True):
@@ -355,11 +215,8 @@ def network_like(seed, n, fill=0.6, recompute=True):
 )
 def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
     tables = network_like(seed, n, fill, recompute=seed % 2 == 0)
-    solution = fastest_split(tables, k, schedule)
-    value = integer_program(tables, k, schedule)
-    assert solution.feasible == (value is not None)
+    solution, value = check_fastest(tables, k, schedule, integer_program, rel=1e-6)
     if value is not None:
-        assert solution.objective_s == pytest.approx(value, rel=1e-6)
         # The memory limit matters in these instances.
         free = fastest_split(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
         assert free.objective_s < solution.objective_s
@@ -400,8 +257,7 @@ def test_simulated_pipeline_takes_the_time_of_the_formulas(seed, cuts, schedule,
 
 
 def test_simulated_tick_equals_one_computed_by_hand():
-    seconds = (np.array(values) for values in ([1.0, 2, 4], [3.0, 2, 1], [0, 0.5, 0.25, 0]))
-    tables = StageTables(*seconds, 1, lambda k, s: masked(np.zeros((3, 4))), recompute=True)
+    tables = free_tables([1, 2, 4], [3, 2, 1], [0, 0.5, 0.25, 0], recompute=True)
     # Stages: F 1, 2, 4; B 3 + 1, 2 + 2, 1.
     assert tick_s(tables, (0, 1, 2), "Grouped") == 4 + 4 + 2 * 0.5
     assert tick_s(tables, (0, 1, 2), "Interleaved") == max(1, 4, 4) + max(4, 2, 1) + 2 * 0.5 + 2 * 0.25
@@ -437,16 +293,12 @@ def test_units_do_not_matter(seed, schedule, time, size):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_ties_prefer_little_transfer_and_early_cuts(schedule):
-    def free(forward, backward, cut):
-        arrays = (np.array(values, dtype=float) for values in (forward, backward, cut))
-        return StageTables(*arrays, 1.0, lambda k, s: masked(np.zeros((4, 5))))
-
-    even = free([1] * 4, [2] * 4, [0] * 5)
+    even = free_tables([1] * 4, [2] * 4, [0] * 5)
     if schedule != "Sequential":
         assert fastest_split(even, 2, schedule).starts == (0, 2)
-    idle = free([0] * 4, [0] * 4, [0, 1, 1, 1, 0])
+    idle = free_tables([0] * 4, [0] * 4, [0, 1, 1, 1, 0])
     assert fastest_split(idle, 3, schedule).starts == (0, 1, 2)
-    narrow = free([1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0])
+    narrow = free_tables([1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0])
     assert fastest_split(narrow, 2, schedule).starts == (0, 1)
 
 
@@ -474,7 +326,7 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
     tables = make_tables(seed, n, tight=tight, monotone=monotone, one_ipu=one_ipu)
     schedule = "Sequential" if one_ipu else "Grouped"
     solution = fastest_split(tables, k, schedule)
-    fitting = [m for m in range(1, n + 1) if any(naive_fits(tables, s) for s in all_splits(n, m))]
+    fitting = [m for m in range(1, n + 1) if any(naive_fits(tables, s) for s in all_starts(n, m))]
     assert solution.feasible == (k in fitting)
     if solution.feasible:
         return
@@ -505,10 +357,8 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
 )
 def test_certificates_equal_ones_made_by_hand(sizes, capacity, k, ranges, fewest):
     n, total = len(sizes), np.cumsum([0, *sizes])
-    ones = np.ones(n)
-    tables = StageTables(
-        ones, ones, np.zeros(n + 1), capacity, lambda k, s: masked(total[None, :] - total[:-1, None])
-    )
+    memory = total[None, :] - total[:-1, None]
+    tables = free_tables(np.ones(n), np.ones(n), np.zeros(n + 1), capacity, memory)
     assert not fastest_split(tables, k).feasible
     assert blocking_ranges(tables, k) == ranges
     assert next((m for m in range(1, n + 1) if some_split_fits(tables, m)), None) == fewest
