@@ -18,7 +18,7 @@ from typing import Dict, Hashable, List, Sequence, Tuple
 
 import numpy as np
 from measuring import RESULTS, read_rows
-from published_rows import Program, memory_program
+from published_rows import Program, program_of
 
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
@@ -188,7 +188,7 @@ def public_programs() -> List[Program]:
     for row in read_rows(PUBLISHED_FITS):
         if row["task"] != "train" or not row["splits"]:
             continue
-        program = memory_program(row)
+        program = program_of(row)
         key = (
             program.graph.model,
             program.graph.input_shape,

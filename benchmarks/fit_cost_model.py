@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 from measuring import RESULTS, Provenance, read_rows, write_rows
-from published_rows import Program, memory_program, throughput_program
+from published_rows import Program, program_of
 from scipy.optimize import least_squares
 
 from ipucnn.planning.cost.memory import StageMemory, program_memory, published_at, published_bin
@@ -52,7 +52,7 @@ ROUNDS = 8
 
 def calibration_programs() -> List[Any]:
     """Returns (program, published images per second) of each published row."""
-    return [(throughput_program(row), float(row["images_per_s"])) for row in read_rows(PUBLISHED)]
+    return [(program_of(row), float(row["images_per_s"])) for row in read_rows(PUBLISHED)]
 
 
 def fit(programs: Sequence[Program], published: Sequence[float]) -> CostConstants:
@@ -175,7 +175,7 @@ def report_throughput(output: Optional[Path]) -> int:
 def judged_fits() -> Iterator[Tuple[Dict[str, str], Program, StageMemory]]:
     """Yields each row of published fits with its program and the fullest IPU."""
     for row in read_rows(PUBLISHED_FITS):
-        program = memory_program(row)
+        program = program_of(row)
         ipus = program_memory(program.graph, program.splits, program.settings, program.system.ipu)
         yield row, program, max(ipus, key=lambda memory: memory.fill)
 

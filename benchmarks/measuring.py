@@ -1,7 +1,7 @@
 """What the measuring scripts share: processes, tables whose rows say how they were measured, and journals.
 
-A journal keeps each result as soon as it is there, in .measurements/.  The same command of the same sources goes on
-where it stopped; ``--again`` measures everything anew.
+A journal keeps each result as soon as it is there, in .measurements/.  While the package's sources are the same, the
+same command goes on where it stopped; ``--again`` measures everything anew.
 """
 
 import argparse
@@ -121,11 +121,10 @@ def git(*words: str) -> str:
 
 
 def sources_digest() -> str:
-    """Returns a digest of the package's and the scripts' sources."""
+    """Returns a digest of the package's sources."""
     digest = hashlib.sha256()
-    for folder in ("ipucnn", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+    for path in sorted((ROOT / "ipucnn").rglob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
