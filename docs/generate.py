@@ -19,9 +19,9 @@ import result_tables  # noqa: E402
 
 from ipucnn import errors  # noqa: E402
 from ipucnn.command_table import COMMANDS, ROOT_OPTIONS  # noqa: E402
+from ipucnn.config.command import default_text  # noqa: E402
 from ipucnn.config.options import PANELS, SPECS  # noqa: E402
 from ipucnn.config.presets import BUILT_IN_FOLDER, keys_in_presets  # noqa: E402
-from ipucnn.config.signature import default_text  # noqa: E402
 from ipucnn.config.spec import OptionSpec  # noqa: E402
 from ipucnn.config.values import plain_number  # noqa: E402
 from ipucnn.datasets.verification.findings import CODES  # noqa: E402

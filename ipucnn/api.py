@@ -29,9 +29,12 @@ from typing import (
 import numpy as np
 
 from ipucnn.aliases import KerasModel, PillowImage, PlainValue
-from ipucnn.config import spec as numbers
+from ipucnn.commands.export import Export
+from ipucnn.commands.plan_splits import PlanSplits
+from ipucnn.config.command import own_options
 from ipucnn.config.options import RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
+from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import expand, is_file, user_error_of
 from ipucnn.runs.compare import read_run
@@ -69,7 +72,12 @@ _TEXTS = {
     "format": 'format="onnx"',
     "output": 'output="exports/mine"',
 }
-_NUMBERS = {"stages": numbers.STAGES, "batch": numbers.EXPORT_BATCH, "opset": numbers.OPSET}
+_NUMBERS = {
+    spec.name: spec
+    for of in (Export, PlanSplits)
+    for spec in own_options(of)
+    if spec.name in ("stages", "batch", "opset")
+}
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
@@ -87,7 +95,7 @@ def _guarded(function: _Function) -> _Function:
             if value is None and signature.parameters[name].default is None:
                 continue
             if name in _NUMBERS:
-                arguments[name] = _NUMBERS[name].flag(name)(str(value))
+                arguments[name] = convert_value(_NUMBERS[name], _plain(value), _NUMBERS[name].flag)
             elif name in _TEXTS and not isinstance(value, (str, Path)):
                 kind = shown_value(type(value).__name__)
                 raise ConfigurationError(

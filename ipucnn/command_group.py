@@ -4,13 +4,23 @@ import functools
 import importlib
 import inspect
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from types import ModuleType
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import typer
 import typer.core
 
-from ipucnn.aliases import ClickCommand, ClickContext, ClickError, ClickParameter, PlainDict
-from ipucnn.command_table import ABOUT, COMMANDS
+from ipucnn.aliases import ClickCommand, ClickContext, ClickError, ClickParameter, PlainDict, PlainValue
+from ipucnn.command_table import ABOUT, COMMANDS, Command
+from ipucnn.config.command import (
+    CommandOptions,
+    completer,
+    help_of,
+    own_options,
+    read_options,
+    run_options,
+)
+from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.text import shown_value
@@ -61,15 +71,7 @@ class LazyGroup(typer.core.TyperGroup):
         command = COMMANDS.get(cmd_name.replace("_", "-"))
         if command is None:
             return None
-        module = importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
-        return _command(command.name, getattr(module, command.function))
-
-    def parse_line(self, ctx: ClickContext, words: Sequence[str]) -> PlainDict:
-        """Returns the value of each parameter of the command in a command line, without running it."""
-        command = self.get_command(ctx, words[0])
-        assert command is not None
-        params: PlainDict = command.make_context(f"ipucnn {words[0]}", list(words[1:])).params
-        return params
+        return _command(command)
 
     def resolve_command(self, ctx: ClickContext, args: List[str]) -> Any:
         name = args[0]
@@ -82,25 +84,72 @@ class LazyGroup(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _module(known: Command) -> ModuleType:
+    return importlib.import_module(f"ipucnn.commands.{known.module or known.function}")
+
+
+def options_class(known: Command) -> Type[CommandOptions]:
+    """Returns the class that declares a command's options."""
+    of: Type[CommandOptions] = getattr(_module(known), known.options)
+    return of
+
+
 @functools.lru_cache(maxsize=None)
-def _command(name: str, function: Callable[..., None]) -> ClickCommand:
-    """Makes Typer's command of a function; cached for the process, because it takes as long as parsing ten times."""
+def _command(known: Command) -> ClickCommand:
+    """Makes Typer's command of a command; cached for the process, because it takes as long as parsing ten times."""
+    module, of = _module(known), options_class(known)
+
+    def run(**params: PlainValue) -> None:
+        getattr(module, known.function)(_read(known, params))
+
+    # Typer's own classes of options differ between its versions; a signature is the same for all.
+    specs = [*own_options(of), *run_options(of, known.name)]
+    parameters = [_parameter(spec, help_of(spec, of, known.name)) for spec in specs]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = getattr(module, known.function).__doc__
     app = typer.Typer(add_completion=False)
-    app.command(name, cls=RunCommand, context_settings=CONTEXT)(function)
-    command = typer.main.get_command(app)
-    parsers = {
-        parameter.name: getattr(parameter.default, "parser", None)
-        for parameter in inspect.signature(function).parameters.values()
-    }
-    command.readers = {name: parser for name, parser in parsers.items() if parser is not None}  # type: ignore[attr-defined]
-    return command
+    app.command(known.name, cls=RunCommand, context_settings=CONTEXT)(run)
+    return typer.main.get_command(app)
 
 
-def parse_line(words: Sequence[str]) -> PlainDict:
-    """Returns the value of each parameter of the command in a command line, without running it."""
-    root = build_root(with_completion=False)
-    params: PlainDict = root.parse_line(root.make_context("ipucnn", [], resilient_parsing=True), words)
-    return params
+def _read(known: Command, params: PlainDict) -> CommandOptions:
+    typed = {name: value for name, value in params.items() if value not in (None, [])}
+    return read_options(options_class(known), known.name, typed)
+
+
+def parse_line(words: Sequence[str]) -> CommandOptions:
+    """Returns the options of the command in a command line, without running it.
+
+    Args:
+        words: the name of the command, and what follows it.
+    """
+    known = COMMANDS[words[0]]
+    context = _command(known).make_context(f"ipucnn {words[0]}", list(words[1:]))
+    return _read(known, context.params)
+
+
+def _parameter(spec: OptionSpec, help: str) -> inspect.Parameter:
+    """Returns the parameter by which Typer knows an option; its value is a text, several texts, or a truth value."""
+    is_list = spec.kind.is_list
+    annotation: Any = Optional[List[str]] if is_list else Optional[str]
+    details: PlainDict = {"help": help, "metavar": spec.metavar, "autocompletion": completer(spec)}
+    if spec.argument:
+        default = typer.Argument(... if spec.is_required else None, show_default=False, **details)
+    else:
+        flags = ["--" + key for key in spec.keys]
+        details.update(rich_help_panel=spec.panel or None, show_default=False)
+        if spec.is_bool:
+            annotation, details["metavar"] = Optional[bool], None
+            # Each name with the one that switches it off.
+            off = (*spec.off_flags, *("",) * len(flags))
+            flags = [f"{on}/{no}" if no else on for on, no in zip(flags, off)]
+            if spec.name == "verbose":
+                flags.append("-v")
+        default = typer.Option(None, *flags, **details)
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def print_matches(words: str) -> None:
@@ -170,12 +219,9 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 class RunCommand(typer.core.TyperCommand):
     """A command that takes options with ``_`` or ``-``, booleans with a value, and lists separated by spaces.
 
-    The function gets values as typed, or as converted by the option's ``parser``.  Typer's own conversion would take
-    0.2 s to import and set up, and would change nothing.
+    Values are as typed: their declarations convert them.  Typer's own conversion would take 0.2 s to import and set
+    up, and would change nothing.
     """
-
-    readers: Mapping[str, Callable[[Any], Any]] = {}
-    """Name of a parameter -> the function that converts its text, for parameters that have one."""
 
     def parse_args(self, ctx: ClickContext, args: List[str]) -> List[str]:
         if ctx.resilient_parsing:  # completion
@@ -218,9 +264,7 @@ class RunCommand(typer.core.TyperCommand):
                         f"{ctx.command_path}: missing argument '{param.metavar}'",
                         f"usage: {usage_line(self, ctx)}",
                     )
-                value = param.get_default(ctx)
-            elif isinstance(value, str) and param.name in self.readers:
-                value = self.readers[param.name](value)
+                value = None
             ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
         return []
 

@@ -36,6 +36,11 @@ class Command(NamedTuple):
         return self.name.replace("-", "_")
 
     @property
+    def options(self) -> str:
+        """The name of the class of its options, in the same module."""
+        return self.name.title().replace("-", "")
+
+    @property
     def examples(self) -> List[Tuple[str, str]]:
         """Pairs of (command line, description)."""
         lines = [line.strip() for line in self.examples_text.strip().splitlines()]

@@ -7,8 +7,6 @@ by another user, who may not search every folder.
 
 import contextlib
 import dataclasses
-import importlib
-import inspect
 import io
 import json
 import math
@@ -22,10 +20,9 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Tuple
 
 import pytest
-import typer
 import yaml
 from few_examples import tries
 from hypothesis import given
@@ -33,10 +30,12 @@ from hypothesis import strategies as st
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn import documents
+from ipucnn.command_group import options_class
 from ipucnn.command_table import COMMANDS
 from ipucnn.config import bounds, presets, values
 from ipucnn.config.bounds import Range
-from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig
+from ipucnn.config.command import own_options, run_options
+from ipucnn.config.options import BY_KEY, SPECS, RunConfig
 from ipucnn.config.spec import FRACTION, KINDS, OptionSpec
 from ipucnn.documents import MAX_DEPTH, BadDocument
 from ipucnn.errors import ConfigurationError, UserError
@@ -213,26 +212,21 @@ def is_number(spec):
 
 
 def params():
-    """Yields (command, option string, name, annotation, parser) of every option of every command."""
+    """Yields (command, declaration) of every option of every command."""
     for name, command in COMMANDS.items():
-        module = importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
-        for parameter in inspect.signature(getattr(module, command.function)).parameters.values():
-            info = parameter.default
-            if isinstance(info, typer.models.OptionInfo):
-                flag = info.param_decls[0].split("/")[0]
-                yield name, flag, parameter.name, parameter.annotation, info.parser
+        of = options_class(command)
+        for spec in (*own_options(of), *run_options(of, name)):
+            if not spec.argument:
+                yield name, spec
 
 
 def numeric():
     """Yields every numeric option once with a command that takes it, and the numeric options of each command."""
     seen = set()
-    for command, flag, name, _, parser in params():
-        spec = BY_NAME.get(name)
-        number = getattr(parser, "number", None)
-        is_numeric = number is not None or (spec is not None and spec.flag == flag and is_number(spec))
-        if is_numeric and (flag, number) not in seen:
-            seen.add((flag, number))
-            yield command, flag
+    for command, spec in params():
+        if is_number(spec) and (spec.flag, spec.within) not in seen:
+            seen.add((spec.flag, spec.within))
+            yield command, spec.flag
 
 
 NUMERIC = list(numeric())
@@ -346,13 +340,6 @@ def test_every_numeric_option_is_in_the_campaign():
         "--stages --classes --executions --min-time --max-time --top --patch-size --test-time-augmentation"
     )
     assert set(of_commands.split()) <= flags
-
-
-def test_no_option_uses_the_numbers_of_typer():
-    """Typer's numbers have no bounds, repeat long input in full, and take quadratic time for digits on Python 3.8."""
-    for command, flag, _, annotation, parser in params():
-        numbers = (int, float, Optional[int], Optional[float], List[int], List[float])
-        assert annotation not in numbers or hasattr(parser, "number"), (command, flag)
 
 
 def test_a_number_cannot_be_declared_without_bounds():

@@ -41,7 +41,7 @@ PROGRAM = dict(
 
 
 def plan(text=SMALL, model=None, typed=""):
-    options = given_options(parse_line(["benchmark", "lenet", *shlex.split(typed)]))
+    options = given_options(parse_line(["benchmark", "lenet", *shlex.split(typed)]).values())
     return plan_suite(parse_suite(text, "s.yml", "s", parse_line), model, options)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import check_raises
 
+from ipucnn import cli
 from ipucnn.command_group import build_root, rewrite
 from ipucnn.config.options import BY_NAME
 from ipucnn.errors import ConfigurationError
@@ -78,21 +79,31 @@ def test_all_ways_to_type_a_list_are_equal(items):
         ("evaluate run", {"run": "run", "test_time_augmentation": 1, "checkpoint": None, "report": False}),
         (
             "evaluate run --test-time-augmentation 4 --checkpoint best --json",
-            {"test_time_augmentation": 4, "checkpoint": "best", "json_output": True},
+            {"test_time_augmentation": 4, "checkpoint": "best", "json": True},
         ),
-        ("infer run a.png b.png --top 3", {"images": ["a.png", "b.png"], "top": 3, "threshold": None}),
-        ("infer run --threshold=.25 -- -a.png", {"images": ["-a.png"], "threshold": 0.25}),
-        ("plan-splits lenet --splits a b", {"model": "lenet", "pipeline_splits": ["a", "b"]}),
-        ("plan-splits --no-stage-proportions --stages 2", {"model": None, "stages": 2}),
-        ("models", {"pattern": "*", "as_json": False, "image_size": None}),
+        ("infer run a.png b.png --top 3", {"images": ("a.png", "b.png"), "top": 3, "threshold": None}),
+        ("infer run --threshold=.25 -- -a.png", {"images": ("-a.png",), "threshold": 0.25}),
+        ("plan-splits lenet --splits a b", {"model": "lenet", "flags": {"pipeline_splits": ["a", "b"]}}),
+        (
+            "plan-splits --no-stage-proportions --stages 2",
+            {"model": None, "stages": 2, "stage_proportions": False},
+        ),
+        ("benchmark --train --executions 3", {"training": True, "executions": 3, "flags": {}}),
+        ("export run --infer", None),
+        ("benchmark --infer", {"training": False}),
+        ("models -v", {"pattern": "*", "json": False, "verbose": True, "image_size": None}),
     ],
 )
-def test_a_command_gets_texts_and_parsed_values(typed, expected):
+def test_a_command_gets_its_own_values_and_the_texts_of_runs(monkeypatch, typed, expected):
     name, *args = typed.split()
-    command = build_root().get_command(None, name)
-    params = command.make_context(name, args).params
-    assert {key: params[key] for key in expected} == expected
-    assert set(params) >= {param.name for param in command.params}
+    received = []
+    monkeypatch.setattr(f"ipucnn.commands.{name.replace('-', '_')}.{name.replace('-', '_')}", received.append)
+    if expected is None:
+        assert cli.run([name, *args]) == 2 and not received
+        return
+    assert cli.run([name, *args]) == 0
+    (options,) = received
+    assert {key: getattr(options, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(

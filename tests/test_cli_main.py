@@ -5,19 +5,15 @@ import os
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
-from typing import Optional
 
 import pytest
-import typer
 from support.presets import few_presets as few_presets
 from support.refusals import Refusal, check_refused
 
 from ipucnn import __version__, cli, errors
-from ipucnn.command_table import COMMANDS, Command
+from ipucnn.command_table import COMMANDS
 from ipucnn.config.options import SPECS, find_spec, specs_for
-from ipucnn.config.signature import with_run_options
 from ipucnn.filesystem import reason_of
 from ipucnn.interrupts import Interruption
 
@@ -160,7 +156,7 @@ def test_names_of_other_programs_are_not_options():
         ("train --micro-bach-size 3", 2, "no option --micro-bach-size", "did you mean '--micro-batch-size'"),
         ("train --num-epochs 0", 2, "--num-epochs 0: must be at least 1", "--num-epochs 1"),
         ("train --num-epochs", 2, "requires an argument", "`ipucnn train --help num-epochs`"),
-        ("train --seed abc", 2, "--seed abc: must be a whole number", "--seed INT"),
+        ("train --seed abc", 2, "--seed abc: must be a whole number", "--seed 10"),
         ("train --optimizer adm", 2, "--optimizer adm: must be one of sgd", "did you mean 'adam'"),
         ("train --validation=maybe", 2, "--validation maybe: must be True or False", "--no-validation"),
         ("train cifar_resnet88", 2, "unknown model 'cifar_resnet88'", "did you mean 'cifar_resnet8'"),
@@ -328,31 +324,19 @@ def test_print_config_as_json_has_every_option(report):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Adds a command ``fake`` with the options of train; returns the keyword arguments of its calls."""
-    keyword_arguments = []
-    module = types.ModuleType("ipucnn.commands.fake")
-
-    @with_run_options("train")
-    def fake(request, verbose, json_output, extra: Optional[str] = typer.Option(None, "--extra")):
-        keyword_arguments.append(
-            {"resolved": request.resolve(), "verbose": verbose, "json_output": json_output, "extra": extra}
-        )
-
-    module.fake = fake
-    monkeypatch.setitem(sys.modules, "ipucnn.commands.fake", module)
-    monkeypatch.setitem(COMMANDS, "fake", Command("fake", "A command.", "Run"))
-    return keyword_arguments
+    """Replaces ``train``; returns the options that it gets."""
+    received = []
+    monkeypatch.setattr("ipucnn.commands.train.train", received.append)
+    return received
 
 
 def test_a_command_gets_the_resolved_configuration(run, calls):
-    line = (
-        "-v fake --replicas 4 --pipeline_splits a b --device-mapping 0 1 0 --model lenet --logs-per-epoch 1/3"
-    )
-    line += " --recomputation True --eval-freq 2 --precision 16.16 --extra x_y --json"
+    line = "-v train --replicas 4 --pipeline_splits a b --device-mapping 0 1 0 --model lenet --logs-per-epoch 1/3"
+    line += " --recomputation True --eval-freq 2 --precision 16.16 --json"
     assert run(*line.split()) == (0, "", "")
     (call,) = calls
-    assert (call["verbose"], call["json_output"], call["extra"]) == (True, True, "x_y")
-    resolved = call["resolved"]
+    assert (call.verbose, call.json, call.print_config) == (True, True, False)
+    resolved = call.request("train").resolve()
     assert (resolved.command, resolved.record.name, str(resolved.origins["num_replicas"])) == (
         "train",
         "lenet",
@@ -371,15 +355,15 @@ def test_a_command_gets_the_resolved_configuration(run, calls):
 
 
 def test_verbose_is_off_by_default(succeeds, calls):
-    succeeds("fake")
-    assert (calls[0]["verbose"], calls[0]["json_output"], calls[0]["extra"]) == (False, False, None)
-    assert calls[0]["resolved"].record.name == "toy_model"
+    succeeds("train")
+    assert (calls[0].verbose, calls[0].json, calls[0].config) == (False, False, None)
+    assert calls[0].request("train").resolve().record.name == "toy_model"
 
 
 def test_none_resets_a_value_of_a_preset(succeeds, calls):
-    succeeds("fake", "cifar_resnet8", "--lr-warmup-params", "none", "--pipeline-splits")
-    assert calls[0]["resolved"].config.lr_warmup_params is None
-    assert calls[0]["resolved"].config.pipeline_splits == ()
+    succeeds("train", "cifar_resnet8", "--lr-warmup-params", "none", "--pipeline-splits")
+    config = calls[0].request("train").resolve().config
+    assert (config.lr_warmup_params, config.pipeline_splits) == (None, ())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ipucnn.training.program import Program, make_program
 def main(parse: Parse) -> None:
     """Trains as the command line specifies, and prints figures as JSON: the process of a row of a suite."""
     try:
-        options = given_options(parse(["train", *sys.argv[2:]]))
+        options = given_options(parse(["train", *sys.argv[2:]]).values())
         print(fit(CommandLine("fit", sys.argv[2], options).resolve()).to_json())
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)

@@ -29,6 +29,7 @@ from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.benchmarking.job import TRAINING, make_settings
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
+from ipucnn.config.command import CommandOptions
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
@@ -50,14 +51,14 @@ _PRESET = ("config", "config_path")
 # Options that the suite itself sets, or that are for a single benchmark.
 _OF_SUITE = (
     *("run_dir", "overwrite", "resume", "plan", "model_name", "suite", "versus", "baseline"),
-    *("max_regression", "system_profile", "json_output", "verbose", "print_config"),
+    *("max_regression", "system_profile", "json", "verbose", "print_config"),
 )
 _REPLACES = (*REPLACES, ("mode", "training"), ("training", "mode"))
 
 Options = Mapping[str, PlainValue]
 """The typed options of a command line, by the name of the command's parameter."""
-Parse = Callable[[Sequence[str]], PlainDict]
-"""Parses the words of a command line after ``ipucnn`` -> the value of each of the command's parameters."""
+Parse = Callable[[Sequence[str]], CommandOptions]
+"""Parses the words of a command line after ``ipucnn``, as the command line itself does."""
 
 _Text = Union[None, str, int, float]
 """A text in YAML, where 2024 is a number and an empty text is null."""
@@ -92,17 +93,17 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def given_options(parameters: Options) -> Options:
-    """Returns the typed ones of a command's parameters: Typer passes None, [] or a flag's False for the others.
+    """Returns the typed ones of a command's parameters; the others are None or, if they are switches, False.
 
     Raises:
         ConfigurationError: an option that the suite sets itself.
     """
     for name in _OF_SUITE:
         if parameters.get(name):
-            flag = name.replace("_output", "").replace("_", "-")
+            flag = name.replace("_", "-")
             raise ConfigurationError(f"--{flag} is the suite's own", "leave it out of the suite's rows")
     others = {name: value for name, value in parameters.items() if name not in (*_OF_SUITE, "model")}
-    return {name: value for name, value in others.items() if value is not None and value != []}
+    return {name: value for name, value in others.items() if value is not None}
 
 
 def merged(below: Options, above: Options) -> Options:
@@ -267,7 +268,7 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Comma
                 "begin with benchmark or train, and the name of a network",
             )
         start = [COMMANDS[words[0]], words[1]]
-        below, above = (given_options(parse([*start, *more])) for more in (options, words[2:]))
+        below, above = (given_options(parse([*start, *more]).values()) for more in (options, words[2:]))
         for record in matching(words[1]):
             if record.own is not None:
                 raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""One thin module per command: it defines the arguments, and calls functions of the other packages.
+"""One module per command: a class that declares its options, and the function of its name, which gets them.
 
 A module is imported only when its command runs (``command_table.py`` has the names).  ``run_arguments.py`` has the
 arguments that several commands share.  Commands give the configuration what it must not import itself, such as the

@@ -1,19 +1,17 @@
 """``ipucnn benchmark``: measure throughput and time."""
 
-from __future__ import annotations
-
 import shlex
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Optional
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, Mapping, Optional
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import read_plan, value_option
-from ipucnn.config import spec
+from ipucnn.commands.run_arguments import read_plan
+from ipucnn.config import bounds
+from ipucnn.config.command import NetworkOptions, argument, own_options, word
 from ipucnn.config.request import RunRequest
-from ipucnn.config.signature import with_run_options
+from ipucnn.config.spec import option
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
@@ -22,147 +20,118 @@ if TYPE_CHECKING:
     from ipucnn.benchmarking.suite_run import Speedups
     from ipucnn.config.resolve import Resolved
 
-PANEL = "Measuring"
-MODE = value_option(
-    "--mode",
-    "MODE",
-    "Measurement: training, inference, data (the input pipeline alone, stage by stage), or end-to-end (how much of "
-    "the time the input pipeline costs).  "
-    "[default: inference]",
-    PANEL,
-)
-TRAINING = typer.Option(
-    None,
-    "--training/--inference",
-    "--train/--infer",
-    help="Measure weight updates, or forward passes.  [default: inference; training in modes data and end-to-end]",
-    show_default=False,
-    rich_help_panel=PANEL,
-)
-COMPARE = value_option(
-    "--compare-with",
-    "keras",
-    "Also measure plain Keras (its fit or predict), in turns, and print the ratio.",
-    PANEL,
-)
-EXECUTIONS = value_option(
-    "--executions",
-    "INT",
-    "Measure at least this many executions.  [default: 10]",
-    PANEL,
-    number=spec.EXECUTIONS,
-)
-MIN_TIME = value_option(
-    "--min-time",
-    "SECONDS",
-    "Measure for at least this long.  [default: 10, or --max-time if that is less]",
-    PANEL,
-    number=spec.SECONDS,
-)
-MAX_TIME = value_option(
-    "--max-time",
-    "SECONDS",
-    "Stop after this long, of which a third is kept for measuring.  [default: 150]",
-    PANEL,
-    number=spec.SECONDS,
-)
-SYSTEM = value_option(
-    "--system",
-    "NAME",
-    "IPU machine to predict for.  [default: the smallest of m2000, pod16, ... that has enough IPUs]",
-    PANEL,
-)
-SYSTEM_PROFILE = value_option(
-    "--system-profile",
-    "FILE",
-    "Predict with what `ipucnn plan-splits --calibrate` measured of that machine, and wrote to this file.",
-    PANEL,
-)
-BASELINE = value_option(
-    "--baseline", "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower.", PANEL
-)
-MAX_REGRESSION = value_option(
-    "--max-regression", "P%", "Share of the baseline's speed that may be lost.  [default: 5%]", PANEL
-)
-SUITES = "Suites"
-SUITE = value_option(
-    "--suite",
-    "NAME|FILE.yml",
-    "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. With MODEL, only the rows that match it.",
-    SUITES,
-)
-RESUME = typer.Option(
-    False,
-    "--resume",
-    help="Continue the suite in --run-dir, or else in the latest folder. Rows that have a result are kept.",
-    rich_help_panel=SUITES,
-)
-VERSUS = value_option(
-    "--versus",
-    "FILE",
-    "Print how much faster this other suite.json is than this suite.  [default: predicted IPUs]",
-    SUITES,
-)
+MEASURING, SUITES = "Measuring", "Suites"
 
 
-@with_run_options("benchmark", read_plan=read_plan)
-def benchmark(
-    context: typer.Context,
-    request: RunRequest,
-    verbose: bool,
-    json_output: bool,
-    mode: Optional[str] = MODE,
-    training: Optional[bool] = TRAINING,
-    compare_with: Optional[str] = COMPARE,
-    executions: Optional[int] = EXECUTIONS,
-    min_time: Optional[float] = MIN_TIME,
-    max_time: Optional[float] = MAX_TIME,
-    system: Optional[str] = SYSTEM,
-    system_profile: Optional[str] = SYSTEM_PROFILE,
-    baseline: Optional[str] = BASELINE,
-    max_regression: Optional[str] = MAX_REGRESSION,
-    suite: Optional[str] = SUITE,
-    resume: bool = RESUME,
-    versus: Optional[str] = VERSUS,
-) -> None:
+@dataclass(frozen=True)
+class Benchmark(NetworkOptions):
+    """The options of ``ipucnn benchmark``, besides those of runs."""
+
+    EACH: ClassVar[Dict[str, Any]] = {**NetworkOptions.EACH, "panel": MEASURING}
+
+    model: Optional[str] = argument(
+        "MODEL",
+        "Network, or a wildcard for several, see `ipucnn models`.  [default: the preset's, else toy_model]",
+        default=None,
+    )
+    mode: Optional[str] = word(
+        "MODE",
+        "Measurement: training, inference, data (the input pipeline alone, stage by stage), or end-to-end (how much of "
+        "the time the input pipeline costs).",
+        default_text="inference",
+    )
+    training: Optional[bool] = option(
+        None,
+        "Measure weight updates, or forward passes.",
+        aliases=("train",),
+        off=("inference", "infer"),
+        default_text="inference; training in modes data and end-to-end",
+    )
+    compare_with: Optional[str] = word(
+        "keras", "Also measure plain Keras (its fit or predict), in turns, and print the ratio."
+    )
+    executions: Optional[int] = option(
+        None, "Measure at least this many executions.", within=bounds.EXECUTIONS, default_text="10"
+    )
+    min_time: Optional[float] = option(
+        None,
+        "Measure for at least this long.",
+        metavar="SECONDS",
+        within=bounds.SECONDS,
+        default_text="10, or --max-time if that is less",
+    )
+    max_time: Optional[float] = option(
+        None,
+        "Stop after this long, of which a third is kept for measuring.",
+        metavar="SECONDS",
+        within=bounds.SECONDS,
+        default_text="150",
+    )
+    system: Optional[str] = word(
+        "NAME",
+        "IPU machine to predict for.",
+        default_text="the smallest of m2000, pod16, ... that has enough IPUs",
+    )
+    system_profile: Optional[str] = word(
+        "FILE",
+        "Predict with what `ipucnn plan-splits --calibrate` measured of that machine, and wrote to this file.",
+    )
+    baseline: Optional[str] = word(
+        "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower."
+    )
+    max_regression: Optional[str] = word(
+        "P%", "Share of the baseline's speed that may be lost.", default_text="5%"
+    )
+    suite: Optional[str] = word(
+        "NAME|FILE.yml",
+        "Run many benchmarks: ulhpc, keras-tutorial, or a file of your own. With MODEL, only the rows that match it.",
+        panel=SUITES,
+    )
+    resume: bool = option(
+        False,
+        "Continue the suite in --run-dir, or else in the latest folder. Rows that have a result are kept.",
+        panel=SUITES,
+    )
+    versus: Optional[str] = word(
+        "FILE",
+        "Print how much faster this other suite.json is than this suite.",
+        default_text="predicted IPUs",
+        panel=SUITES,
+    )
+
+
+def benchmark(options: Benchmark) -> None:
     """Measure throughput and time, beside what is predicted for IPUs.
 
     It takes those options of `ipucnn train` that affect the speed, and measures exactly what would run. With --suite,
     or with a wildcard as MODEL, it measures many networks and prints one table.
     """
-    given = {
-        "compare_with": compare_with,
-        "executions": executions,
-        "min_time": min_time,
-        "max_time": max_time,
-        "system": system,
-        "baseline": baseline,
-        "max_regression": max_regression,
-        "system_profile": system_profile,
-        "mode": mode,
-        "training": training,
-    }
+    specs = own_options(Benchmark)
+    names = (spec.name for spec in specs if spec.panel == MEASURING and not spec.argument)
+    given = {name: getattr(options, name) for name in names}
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
-    request = request.with_named_model()
+    request = options.request("benchmark", read_plan).with_named_model()
+    suite, versus = options.suite, options.versus
     if suite is None and not request.is_wildcard:
-        refused = {"--resume": resume, "--versus": versus}
         hint = "add --suite NAME, or give a wildcard as MODEL; or drop it"
+        refused = {"--resume": options.resume, "--versus": versus}
         _refuse(refused, "is for suites, and this is one benchmark", hint)
-        _benchmark_one(request, measuring, verbose, json_output)
+        _benchmark_one(request, measuring, options.verbose, options.json)
         return
-    refused = {"--system-profile": system_profile, "--baseline": baseline, "--max-regression": max_regression}
+    of_one = ("system_profile", "baseline", "max_regression")
+    refused = {"--" + name.replace("_", "-"): given[name] for name in of_one}
     _refuse(refused, "is for one benchmark, not for suites", "drop it, or name one network")
-    root: Any = context.find_root().command
-    parse = partial(root.parse_line, context)
+    from ipucnn.command_group import parse_line
+
     benchmark_suite(
         request,
         suite,
         measuring,
-        parse,
-        resume=resume,
+        parse_line,
+        resume=options.resume,
         versus=versus,
-        verbose=verbose,
-        json_output=json_output,
+        verbose=options.verbose,
+        json_output=options.json,
     )
 
 
@@ -218,7 +187,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     _end(report, exit_code, path)
 
 
-def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Optional[Path]) -> None:
+def _tell(resolved: "Resolved", baseline: "Optional[BenchmarkReport]", where: Optional[Path]) -> None:
     """Prints notes and warnings on stderr before the benchmark begins."""
     from ipucnn.reports.console import note
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
@@ -236,7 +205,7 @@ def _tell(resolved: Resolved, baseline: Optional[BenchmarkReport], where: Option
             )
 
 
-def _end(report: BenchmarkReport, exit_code: int, path: Path) -> None:
+def _end(report: "BenchmarkReport", exit_code: int, path: Path) -> None:
     """Raises the error that gives the exit code, after the report was printed.
 
     Raises:
@@ -281,7 +250,7 @@ def benchmark_suite(
     request: RunRequest,
     name: Optional[str],
     measuring: PlainDict,
-    parse: Parse,
+    parse: "Parse",
     *,
     resume: bool,
     versus: Optional[str],
@@ -368,7 +337,7 @@ def _check_one_process() -> None:
         )
 
 
-def _draw(compared: Speedups, folder: Path) -> None:
+def _draw(compared: "Speedups", folder: Path) -> None:
     """Draws the figure of speed-ups, if it has at least two points."""
     from ipucnn.benchmarking.suite_run import FIGURE
     from ipucnn.filesystem import write_atomically
@@ -381,7 +350,7 @@ def _draw(compared: Speedups, folder: Path) -> None:
         note(f"figure in {folder / FIGURE}.png and .svg")
 
 
-def _end_suite(result: SuiteResult, is_interrupted: bool, again: str) -> None:
+def _end_suite(result: "SuiteResult", is_interrupted: bool, again: str) -> None:
     """Raises the error that gives the exit code, after the results were printed.
 
     Args:

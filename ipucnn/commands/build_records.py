@@ -1,71 +1,72 @@
 """``ipucnn build-records``: make ImageNet's record files from class folders."""
 
 import json
+from dataclasses import dataclass
 from typing import Optional
 
-import typer
-
-from ipucnn.commands.run_arguments import value_option
-from ipucnn.config import spec
+from ipucnn.config import bounds
+from ipucnn.config.command import CommandOptions, argument
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import counted
 
-FOLDER = typer.Argument(
-    ..., metavar="FOLDER", help="Images in class folders: FOLDER/train/CLASS/* and FOLDER/val/CLASS/*."
-)
-OUT = typer.Argument(
-    ...,
-    metavar="OUT",
-    help="Folder to write the records into. To continue a build that was killed, give its folder.",
-)
-SHARDS = value_option(
-    "--shards", "N", "Number of files for the training images.", number=spec.SHARDS, shown="1024"
-)
-VALIDATION_SHARDS = value_option(
-    "--validation-shards", "N", "Number of files for the validation images.", number=spec.SHARDS, shown="128"
-)
-WORKERS = value_option(
-    "--workers",
-    "N",
-    "Number of files that are made at the same time.",
-    number=spec.WORKERS,
-    shown="one per core",
-)
-PIXELS = value_option(
-    "--max-image-pixels",
-    "N",
-    "Largest number of pixels of an image; larger ones are refused.",
-    number=spec.PIXELS,
-    shown="100000000",
-)
+
+@dataclass(frozen=True)
+class BuildRecords(CommandOptions):
+    """The options of ``ipucnn build-records``."""
+
+    folder: str = argument(
+        "FOLDER",
+        "Images in class folders: FOLDER/train/CLASS/* and FOLDER/val/CLASS/*.",
+        required=True,
+    )
+    out: str = argument(
+        "OUT",
+        "Folder to write the records into. To continue a build that was killed, give its folder.",
+        required=True,
+    )
+    shards: int = option(
+        1024,
+        "Number of files for the training images.",
+        metavar="N",
+        within=bounds.SHARDS,
+        default_text="1024",
+    )
+    validation_shards: int = option(
+        128,
+        "Number of files for the validation images.",
+        metavar="N",
+        within=bounds.SHARDS,
+        default_text="128",
+    )
+    workers: Optional[int] = option(
+        None,
+        "Number of files that are made at the same time.",
+        metavar="N",
+        within=bounds.RECORD_WORKERS,
+        default_text="one per core",
+    )
+    max_image_pixels: int = option(
+        100_000_000,
+        "Largest number of pixels of an image; larger ones are refused.",
+        metavar="N",
+        within=bounds.PIXELS,
+        default_text="100000000",
+    )
 
 
-def build_records(
-    folder: str = FOLDER,
-    out: str = OUT,
-    shards: Optional[int] = SHARDS,
-    validation_shards: Optional[int] = VALIDATION_SHARDS,
-    workers: Optional[int] = WORKERS,
-    max_image_pixels: Optional[int] = PIXELS,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-) -> None:
+def build_records(options: BuildRecords) -> None:
     """Make TFRecord files of images in class folders, as --dataset imagenet reads them.
 
     The same images give the same files, byte for byte. If a build was interrupted or killed, type the same command
     again: it goes on where it left off.
     """
-    from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
-    from ipucnn.datasets.sources.record_builder import (
-        CHECKSUMS_FILE,
-        NUM_SHARDS,
-        NUM_VALIDATION_SHARDS,
-        build,
-    )
+    from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, build
     from ipucnn.filesystem import expand, is_folder, shown
     from ipucnn.machine import num_cores
     from ipucnn.reports.console import ItemProgress, note
 
-    source, target = expand(folder), expand(out)
+    source, target = expand(options.folder), expand(options.out)
     if not is_folder(source):
         raise ConfigurationError(
             f"FOLDER {shown(source)} is no folder", "give the folder that has train/ and val/"
@@ -74,15 +75,15 @@ def build_records(
         built = build(
             source,
             target,
-            shards or NUM_SHARDS,
-            validation_shards or NUM_VALIDATION_SHARDS,
-            workers or num_cores(),
-            max_image_pixels or MAX_IMAGE_PIXELS,
+            options.shards,
+            options.validation_shards,
+            options.workers or num_cores(),
+            options.max_image_pixels,
             bar.update,
         )
     for line in built.warnings:
         note(f"warning: {line}")
-    if as_json:
+    if options.json:
         print(json.dumps({"out": shown(target), **built._asdict()}, indent=2))
         return
     for subset, count in built.num_images.items():

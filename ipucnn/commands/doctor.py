@@ -1,22 +1,22 @@
 """``ipucnn doctor``: show the machine, the device that each command would use and why, and what to do next."""
 
 import json
-from typing import Mapping
+from dataclasses import dataclass
 
-import typer
-
-from ipucnn.aliases import PlainValue
-from ipucnn.config.signature import with_run_options
-
-FULL = typer.Option(
-    False,
-    "--full",
-    help="Also import TensorFlow in a separate process, to find errors that occur only then.",
-)
+from ipucnn.config.command import RunOptions
+from ipucnn.config.spec import option
 
 
-@with_run_options("doctor")
-def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL) -> None:
+@dataclass(frozen=True)
+class Doctor(RunOptions):
+    """The options of ``ipucnn doctor``."""
+
+    full: bool = option(
+        False, "Also import TensorFlow in a separate process, to find errors that occur only then."
+    )
+
+
+def doctor(options: Doctor) -> None:
     """Show what this machine has, what commands would run on, and what to do next.
 
     It looks for the Poplar SDK, IPUs, GPUs, processor, memory, disk and data sets. The exit code is 6 if --device
@@ -30,15 +30,15 @@ def doctor(flags: Mapping[str, PlainValue], json_output: bool, full: bool = FULL
     from ipucnn.reports.console import note
     from ipucnn.reports.doctor import print_diagnosis
 
-    given = convert_flags(flags)
-    if full and not json_output:
+    given = convert_flags(options.flags)
+    if options.full and not options.json:
         note("importing TensorFlow in another process")
     diagnosis = diagnose(
         given.get("device", RunConfig.device),
         dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path)),
-        full=full,
+        full=options.full,
     )
-    if json_output:
+    if options.json:
         print(json.dumps(diagnosis.to_dict(), indent=2))
     else:
         print_diagnosis(diagnosis)

@@ -1,51 +1,32 @@
 """``ipucnn evaluate``: measure the metrics of a trained run or of other weights."""
 
+from dataclasses import dataclass
 from typing import Optional
 
-import typer
-
-from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import (
-    PATCH_SIZE,
-    RUN,
-    TEST_TIME_AUGMENTATION,
-    WEIGHTS,
-    WHICH,
-    output_of_process,
-    value_option,
-)
-from ipucnn.config.signature import with_run_options
+from ipucnn.commands.run_arguments import PatchOptions, output_of_process
+from ipucnn.config.command import word
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
 
-PLOT = value_option(
-    "--plot", "FILE", "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg."
-)
-PREDICTIONS = value_option("--predictions", "FILE.csv", "Write each sample's label and prediction.")
-SHEET = value_option(
-    "--contact-sheet",
-    "FILE.png",
-    "Segmentation: draw the worst images, each with its mask, the prediction and the difference.",
-)
-REPORT = typer.Option(
-    False, "--report", help="Put the confusion matrix into report.html, the page of the run in its folder."
-)
+
+@dataclass(frozen=True)
+class Evaluate(PatchOptions):
+    """The options of ``ipucnn evaluate``."""
+
+    plot: Optional[str] = word(
+        "FILE", "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg."
+    )
+    predictions: Optional[str] = word("FILE.csv", "Write each sample's label and prediction.")
+    contact_sheet: Optional[str] = word(
+        "FILE.png",
+        "Segmentation: draw the worst images, each with its mask, the prediction and the difference.",
+    )
+    report: bool = option(
+        False, "Put the confusion matrix into report.html, the page of the run in its folder."
+    )
 
 
-@with_run_options("evaluate", from_run=True)
-def evaluate(
-    flags: PlainDict,
-    verbose: bool,
-    json_output: bool,
-    run: str = RUN,
-    checkpoint: Optional[str] = WHICH,
-    weights: Optional[str] = WEIGHTS,
-    plot: Optional[str] = PLOT,
-    predictions: Optional[str] = PREDICTIONS,
-    contact_sheet: Optional[str] = SHEET,
-    patch_size: Optional[int] = PATCH_SIZE,
-    test_time_augmentation: int = TEST_TIME_AUGMENTATION,
-    report: bool = REPORT,
-) -> None:
+def evaluate(options: Evaluate) -> None:
     """Evaluate on held-out data: loss, accuracy, classes, confusion matrix, calibration; for masks also Dice and IoU.
 
     Every sample counts exactly once; for a segmentation network, every pixel does. The options of the run are used
@@ -63,23 +44,25 @@ def evaluate(
     from ipucnn.runs.trained import Named
     from ipucnn.sessions.group import find_instances
 
-    run_folder = expand(run)
-    if report and not is_file(run_folder / CONFIG):
+    run_folder = expand(options.run)
+    if options.report and not is_file(run_folder / CONFIG):
         raise ConfigurationError(
-            f"--report: {run} is no run folder, which has a page", "drop it, or give the folder"
+            f"--report: {options.run} is no run folder, which has a page", "drop it, or give the folder"
         )
-    plot_to, predictions_to, sheet_to = map(output_of_process, (plot, predictions, contact_sheet))
+    plot_to, predictions_to, sheet_to = map(
+        output_of_process, (options.plot, options.predictions, options.contact_sheet)
+    )
     if plot_to is not None:
         check_can_plot("--plot")
     sheet = WorstSheet()
     request = EvaluateRequest(
-        Named("evaluate", run, flags, which=checkpoint, weights=weights),
+        Named("evaluate", options.run, options.flags, which=options.checkpoint, weights=options.weights),
         plot=plot_to,
         predictions=predictions_to,
         contact_sheet=sheet_to,
-        patch_size=patch_size,
-        test_time_augmentation=test_time_augmentation,
-        verbose=verbose,
+        patch_size=options.patch_size,
+        test_time_augmentation=options.test_time_augmentation,
+        verbose=options.verbose,
     )
     with indexing_progress(), SheetProgress("evaluating", LOADING, sheet) as progress:
         result = evaluate_run(request, progress)
@@ -88,12 +71,12 @@ def evaluate(
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if report and find_instances().is_writer:
+    if options.report and find_instances().is_writer:
         write_page(run_folder, result)
-    if json_output:
+    if options.json:
         print(evaluation_json(result))
     else:
         print_evaluation(result)
-    for option, path in (("figure", plot_to), ("predictions", predictions_to), ("contact sheet", sheet_to)):
+    for what, path in (("figure", plot_to), ("predictions", predictions_to), ("contact sheet", sheet_to)):
         if path is not None:
-            note(f"{option} in {path}")
+            note(f"{what} in {path}")

@@ -1,82 +1,64 @@
 """``ipucnn infer``: predict the classes or the masks of images."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, Optional, Tuple
 
-import typer
-
-from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import (
-    PATCH_SIZE,
-    RUN,
-    TEST_TIME_AUGMENTATION,
-    THRESHOLD,
-    WEIGHTS,
-    WHICH,
-    output_of_process,
-    value_option,
-)
-from ipucnn.config import spec
-from ipucnn.config.signature import with_run_options
+from ipucnn.commands.run_arguments import PatchOptions, output_of_process
+from ipucnn.config import bounds
+from ipucnn.config.command import argument, word
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.runs.infer import InferRequest
 
-IMAGES = typer.Argument(
-    None,
-    metavar="IMAGE...",
-    help="Image files, folders (with everything below them), or quoted patterns such as 'photos/**/*.jpg'.",
-)
-SPLIT = value_option(
-    "--split", "eval|train", "Take the images of this part of the data set, instead of files."
-)
-TOP = value_option("--top", "N", "Classes to show per image.", number=spec.TOP, shown="5")
-OUTPUT = value_option(
-    "--output",
-    "FILE|DIR",
-    "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, write "
-    "the masks into this folder.",
-)
-OVERLAY = typer.Option(
-    False, "--overlay", help="Segmentation: also write each image with its mask in colour over it."
-)
-FORMAT = value_option("--format", "csv|json|jsonl", "Print the results in this format.", shown="a table")
-SHEET = value_option(
-    "--contact-sheet",
-    "FILE.png",
-    "Draw up to 100 of the images with their predictions (up to 30 with their masks).",
-    shown="for masks contact-sheet.png in --output",
-)
-MISTAKES = typer.Option(
-    False,
-    "--only-mistakes",
-    help="With --split and --contact-sheet: draw only images that were classified wrongly.",
-)
+
+@dataclass(frozen=True)
+class Infer(PatchOptions):
+    """The options of ``ipucnn infer``."""
+
+    images: Tuple[str, ...] = argument(
+        "IMAGE...",
+        "Image files, folders (with everything below them), or quoted patterns such as 'photos/**/*.jpg'.",
+        default=(),
+    )
+    split: Optional[str] = word(
+        "eval|train", "Take the images of this part of the data set, instead of files."
+    )
+    top: Optional[int] = option(
+        None, "Classes to show per image.", metavar="N", within=bounds.CLASSES, default_text="5"
+    )
+    output: Optional[str] = word(
+        "FILE|DIR",
+        "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, "
+        "write the masks into this folder.",
+    )
+    format: Optional[str] = word(
+        "csv|json|jsonl", "Print the results in this format.", default_text="a table"
+    )
+    contact_sheet: Optional[str] = word(
+        "FILE.png",
+        "Draw up to 100 of the images with their predictions (up to 30 with their masks).",
+        default_text="for masks contact-sheet.png in --output",
+    )
+    threshold: Optional[float] = option(
+        None,
+        "Segmentation of two classes: the probability of the second class above which a pixel belongs to it. "
+        "`evaluate` recommends one, and saves it in the run.",
+        metavar="P",
+        within=bounds.THRESHOLD,
+        default_text="as evaluate recommends, else 0.5",
+    )
+    overlay: bool = option(False, "Segmentation: also write each image with its mask in colour over it.")
+    only_mistakes: bool = option(
+        False, "With --split and --contact-sheet: draw only images that were classified wrongly."
+    )
 
 
-@with_run_options("infer", from_run=True)
-def infer(
-    flags: PlainDict,
-    verbose: bool,
-    json_output: bool,
-    run: str = RUN,
-    images: Optional[List[str]] = IMAGES,
-    split: Optional[str] = SPLIT,
-    top: Optional[int] = TOP,
-    checkpoint: Optional[str] = WHICH,
-    weights: Optional[str] = WEIGHTS,
-    output: Optional[str] = OUTPUT,
-    form: Optional[str] = FORMAT,
-    contact_sheet: Optional[str] = SHEET,
-    patch_size: Optional[int] = PATCH_SIZE,
-    test_time_augmentation: int = TEST_TIME_AUGMENTATION,
-    threshold: Optional[float] = THRESHOLD,
-    overlay: bool = OVERLAY,
-    only_mistakes: bool = MISTAKES,
-) -> None:
+def infer(options: Infer) -> None:
     """Classify or segment images: the most probable labels with their probabilities, or masks.
 
     A segmentation network takes images of any size and volumes (TIFF files of several pages), and writes a mask and a
@@ -87,39 +69,40 @@ def infer(
     from ipucnn.runs.predicting import check_task
     from ipucnn.runs.trained import Named, open_trained, task_of
 
-    named = Named("infer", run, flags, which=checkpoint, weights=weights)
+    run, views = options.run, options.test_time_augmentation
+    named = Named("infer", run, options.flags, which=options.checkpoint, weights=options.weights)
     task = task_of(named)
     if task is None:
         # The options depend on the task.  If the task is unknown, this reports what is wrong with RUN first.
         open_trained(named)
     segments = task == "segmentation"
-    options = (
-        ("--only-mistakes", only_mistakes, False),
-        (f"--top {top}", top is not None, False),
-        (f"--format {form}", form is not None, False),
-        ("--overlay", overlay, True),
-        (f"--test-time-augmentation {test_time_augmentation}", test_time_augmentation != 1, True),
-        (f"--patch-size {patch_size}", patch_size is not None, True),
-        (f"--threshold {threshold}", threshold is not None, True),
+    of_a_task = (
+        ("--only-mistakes", options.only_mistakes, False),
+        (f"--top {options.top}", options.top is not None, False),
+        (f"--format {options.format}", options.format is not None, False),
+        ("--overlay", options.overlay, True),
+        (f"--test-time-augmentation {views}", views != 1, True),
+        (f"--patch-size {options.patch_size}", options.patch_size is not None, True),
+        (f"--threshold {options.threshold}", options.threshold is not None, True),
     )
-    check_task(segments, run, options)
+    check_task(segments, run, of_a_task)
     request = InferRequest(
         named,
-        images or [],
-        subset=split,
-        output=output_of_process(output),
-        contact_sheet=output_of_process(contact_sheet),
-        verbose=verbose,
-        top=5 if top is None else top,
-        patch_size=patch_size,
-        test_time_augmentation=test_time_augmentation,
-        threshold=threshold,
-        with_overlay=overlay,
+        list(options.images),
+        subset=options.split,
+        output=output_of_process(options.output),
+        contact_sheet=output_of_process(options.contact_sheet),
+        verbose=options.verbose,
+        top=5 if options.top is None else options.top,
+        patch_size=options.patch_size,
+        test_time_augmentation=views,
+        threshold=options.threshold,
+        with_overlay=options.overlay,
     )
     if segments:
-        _segment(request, json_output)
+        _segment(request, options.json)
     else:
-        _classify(request, json_output, form, only_mistakes)
+        _classify(request, options.json, options.format, options.only_mistakes)
 
 
 def _classify(request: "InferRequest", json_output: bool, form: Optional[str], only_mistakes: bool) -> None:

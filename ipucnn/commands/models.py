@@ -2,13 +2,13 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import typer
-
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import value_option
+from ipucnn.config.command import CommandOptions, argument, word
 from ipucnn.config.request import is_wildcard
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, assumption, find_network, list_models, validate_input_shape
@@ -47,40 +47,41 @@ _FACTS = (
 )  # fmt: skip
 
 
-DATASET = value_option(
-    "--dataset",
-    "NAME",
-    "Data set whose images and classes the layers of --summary are for: a name, a folder, or FILE.py:FUNCTION. "
-    "[default: the model's own]",
-)
-DATASET_PATH = value_option("--dataset-path", "DIR", "Folder with the files of --dataset. [default: .]")
+@dataclass(frozen=True)
+class Models(CommandOptions):
+    """The options of ``ipucnn models``."""
+
+    pattern: str = argument(
+        "[PATTERN]", "Name of a model, or a wildcard such as 'efficientnet*' (quoted).", default="*"
+    )
+    summary: bool = option(False, "Build the model that PATTERN names, and list its layers.")
+    image_size: Optional[str] = word("N|HxW", "Input size for --summary.", default_text="the model's own")
+    dataset: Optional[str] = word(
+        "NAME",
+        "Data set whose images and classes the layers of --summary are for: a name, a folder, or FILE.py:FUNCTION.",
+        default_text="the model's own",
+    )
+    dataset_path: Optional[str] = word("DIR", "Folder with the files of --dataset.", default_text=".")
 
 
-def models(
-    pattern: str = typer.Argument(
-        "*", metavar="[PATTERN]", help="Name of a model, or a wildcard such as 'efficientnet*' (quoted)."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    summary: bool = typer.Option(
-        False, "--summary", help="Build the model that PATTERN names, and list its layers."
-    ),
-    image_size: Optional[str] = typer.Option(
-        None, "--image-size", metavar="N|HxW", help="Input size for --summary. [default: the model's own]"
-    ),
-    dataset: Optional[str] = DATASET,
-    dataset_path: Optional[str] = DATASET_PATH,
-) -> None:
+def models(options: Models) -> None:
     """List the networks, or show the layers of one.
 
     Parameters are the trainable ones; MACs are the multiply-accumulates of the forward pass of one sample. Both are for
     the model's default data set, unless --dataset names another one. --summary prints the names of layers that
     --pipeline-splits takes.
     """
-    if summary:
+    pattern, image_size, dataset, dataset_path = (
+        options.pattern,
+        options.image_size,
+        options.dataset,
+        options.dataset_path,
+    )
+    if options.summary:
         record = find_network(pattern)
         shape, num_classes = _input(record, image_size, dataset, dataset_path)
         report = _summarise(record, shape, num_classes)
-        if as_json:
+        if options.json:
             print(json.dumps(report, indent=2))
             return
         rows = [_layer_row(layer) for layer in report["layers"]]
@@ -94,16 +95,16 @@ def models(
         return
     wildcard = is_wildcard(pattern)
     for_summary = {"--image-size": image_size, "--dataset": dataset, "--dataset-path": dataset_path}
-    for option, value in for_summary.items():
+    for flag, value in for_summary.items():
         if value is not None:
             name = "NAME" if wildcard else shown_value(pattern)
             raise ConfigurationError(
-                f"{option} needs --summary", f"ipucnn models {name} --summary {option} {shown_value(value)}"
+                f"{flag} needs --summary", f"ipucnn models {name} --summary {flag} {shown_value(value)}"
             )
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
         raise ConfigurationError(f"no model matches '{shown_value(pattern)}'", "ipucnn models lists them all")
-    if as_json:
+    if options.json:
         print(json.dumps([_as_dict(record) for record in records], indent=2))
     else:
         _print_table(_RECORD_COLUMNS, [_record_row(record) for record in records], _LEFT_OUT)

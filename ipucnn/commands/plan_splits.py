@@ -1,18 +1,15 @@
 """``ipucnn plan-splits``: plan how to split a network over IPUs."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import typer
-
-from ipucnn.commands.run_arguments import value_option
-from ipucnn.config import spec
+from ipucnn.config import bounds
+from ipucnn.config.command import NetworkOptions, word, words
 from ipucnn.config.options import BY_NAME
-from ipucnn.config.request import RunRequest
 from ipucnn.config.resolve import Resolved
-from ipucnn.config.signature import with_run_options
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import (
     check_not_replaced,
@@ -26,132 +23,107 @@ from ipucnn.models.registry import NETWORK_FILES, assumption
 if TYPE_CHECKING:
     from ipucnn.planning.question import Question
 
-PANEL = "Plan"
 
-STAGES = value_option(
-    "--stages",
-    "K",
-    "Number of pipeline stages. Without this option, and without splits, the best use of --ipus is searched for.",
-    PANEL,
-    number=spec.STAGES,
-)
-ROW = value_option(
-    "--row",
-    "N",
-    "Plan row N of the table of best uses that a search with --ipus shows, instead of row 1, the fastest.",
-    PANEL,
-    number=spec.ROW,
-)
-SYSTEM = value_option(
-    "--system",
-    "NAME",
-    "System to plan for: m2000, pod16, bow-pod64, c600, ...  [default: the smallest POD from pod16 on]",
-    PANEL,
-)
-CLASSES = value_option(
-    "--classes", "N", "Classes of the network.  [default: the data set's]", PANEL, number=spec.CLASSES
-)
-RECOMPUTATION = value_option(
-    "--recomputation",
-    "auto|on|off",
-    "Recompute activations in the backward pass; auto tries it with and without.  [default: the preset's, else auto]",
-    PANEL,
-)
-COMPARE = value_option(
-    "--compare",
-    "RULE|FILE...",
-    "Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.  "
-    "[default: params]",
-    PANEL,
-)
-CALIBRATE = value_option(
-    "--calibrate",
-    "RUN|REPORT.json|PLAN.yml...",
-    "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
-    "--system. Give run folders, reports of benchmarks, or plans into which you wrote measured_images_per_s. The "
-    "result is written to the file of --system-profile.",
-    PANEL,
-)
-SYSTEM_PROFILE = value_option(
-    "--system-profile",
-    "FILE",
-    "Predict with what --calibrate measured of a system, and wrote to this file.",
-    PANEL,
-)
-SAVE = value_option("--save", "FILE", "Write the plan as YAML, for `ipucnn train --plan`.", PANEL)
-SAVE_GRAPH = value_option(
-    "--save-graph",
-    "FILE",
-    "Write the layers of the network as JSON; `plan-splits FILE` reads such a file.",
-    PANEL,
-)
-HTML = value_option("--html", "FILE", "Write the plan as an HTML page.", PANEL)
-INFERENCE = typer.Option(
-    False,
-    "--inference",
-    help="Plan inference: throughput, latency, replicas and micro-batch of forward passes, without the memory that "
-    "only training needs.",
-    rich_help_panel=PANEL,
-)
-STAGE_PROPORTIONS = typer.Option(
-    True,
-    "--stage-proportions/--no-stage-proportions",
-    help="If --available-memory-proportion is not given: choose for each stage the largest of 60, 30 and 15 % with "
-    "which it fits; with --no-stage-proportions choose one value for all stages.",
-    rich_help_panel=PANEL,
-)
-OPTIMISATIONS = typer.Option(
-    False,
-    "--optimisations",
-    help="Instead of planning, predict memory and throughput with each optimisation of Graphcore's public U-Net "
-    "switched on or off by itself.",
-    rich_help_panel=PANEL,
-)
+@dataclass(frozen=True)
+class PlanSplits(NetworkOptions):
+    """The options of ``ipucnn plan-splits``, besides those of runs."""
+
+    EACH: ClassVar[Dict[str, Any]] = {**NetworkOptions.EACH, "panel": "Plan"}
+
+    stages: Optional[int] = option(
+        None,
+        "Number of pipeline stages. Without this option, and without splits, the best use of --ipus is searched for.",
+        metavar="K",
+        within=bounds.STAGES,
+    )
+    row: Optional[int] = option(
+        None,
+        "Plan row N of the table of best uses that a search with --ipus shows, instead of row 1, the fastest.",
+        metavar="N",
+        within=bounds.ROW,
+    )
+    system: Optional[str] = word(
+        "NAME",
+        "System to plan for: m2000, pod16, bow-pod64, c600, ...",
+        default_text="the smallest POD from pod16 on",
+    )
+    classes: Optional[int] = option(
+        None,
+        "Classes of the network.",
+        metavar="N",
+        within=bounds.CLASSES,
+        default_text="the data set's",
+    )
+    recomputation: Optional[str] = word(
+        "auto|on|off",
+        "Recompute activations in the backward pass; auto tries it with and without.",
+        default_text="the preset's, else auto",
+    )
+    inference: bool = option(
+        False,
+        "Plan inference: throughput, latency, replicas and micro-batch of forward passes, without the memory that only "
+        "training needs.",
+    )
+    compare: Tuple[str, ...] = words(
+        "RULE|FILE...",
+        "Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.",
+        default_text="params",
+    )
+    save: Optional[str] = word("FILE", "Write the plan as YAML, for `ipucnn train --plan`.")
+    html: Optional[str] = word("FILE", "Write the plan as an HTML page.")
+    save_graph: Optional[str] = word(
+        "FILE", "Write the layers of the network as JSON; `plan-splits FILE` reads such a file."
+    )
+    stage_proportions: bool = option(
+        True,
+        "If --available-memory-proportion is not given: choose for each stage the largest of 60, 30 and 15 % with "
+        "which it fits; with --no-stage-proportions choose one value for all stages.",
+        off=None,
+        default_text="True",
+    )
+    optimisations: bool = option(
+        False,
+        "Instead of planning, predict memory and throughput with each optimisation of Graphcore's public U-Net "
+        "switched on or off by itself.",
+    )
+    calibrate: Tuple[str, ...] = words(
+        "RUN|REPORT.json|PLAN.yml...",
+        "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
+        "--system. Give run folders, reports of benchmarks, or plans into which you wrote measured_images_per_s. The "
+        "result is written to the file of --system-profile.",
+    )
+    system_profile: Optional[str] = word(
+        "FILE", "Predict with what --calibrate measured of a system, and wrote to this file."
+    )
 
 
-@with_run_options("plan-splits")
-def plan_splits(
-    request: RunRequest,
-    json_output: bool,
-    stages: Optional[int] = STAGES,
-    row: Optional[int] = ROW,
-    system: Optional[str] = SYSTEM,
-    classes: Optional[int] = CLASSES,
-    recomputation: Optional[str] = RECOMPUTATION,
-    inference: bool = INFERENCE,
-    compare: Optional[List[str]] = COMPARE,
-    save: Optional[str] = SAVE,
-    html: Optional[str] = HTML,
-    save_graph: Optional[str] = SAVE_GRAPH,
-    stage_proportions: bool = STAGE_PROPORTIONS,
-    optimisations: bool = OPTIMISATIONS,
-    calibrate: Optional[List[str]] = CALIBRATE,
-    system_profile: Optional[str] = SYSTEM_PROFILE,
-) -> None:
+def plan_splits(options: PlanSplits) -> None:
     """Plan how to split a network into pipeline stages over IPUs, and predict memory and throughput.
 
     It finds splits that fit into the predicted memory, and proves that no others are faster. --splits judges splits of
     your own instead. Nothing is measured, and no IPU is needed.
     """
-    resolved = request.resolve()
-    if request.print_config:
+    resolved = options.request("plan-splits").resolve()
+    if options.print_config:
         from ipucnn.reports.configuration import print_config
 
-        print_config(resolved, json_output)
+        print_config(resolved, options.json)
         return
-    profile_path = None if system_profile is None else expand(system_profile)
-    names = {"--save": save, "--html": html, "--save-graph": save_graph}
-    planning = {**names, "--compare": compare, "--inference": inference, "--row": row}
-    if calibrate:
+    profile_path = None if options.system_profile is None else expand(options.system_profile)
+    names = {"--save": options.save, "--html": options.html, "--save-graph": options.save_graph}
+    compare, optimisations = list(options.compare), options.optimisations
+    planning = {**names, "--compare": compare, "--inference": options.inference, "--row": options.row}
+    if options.calibrate:
         typed = {BY_NAME[name].flag: resolved.is_typed(name) for name in ("ipus", "pipeline_splits")}
-        _refuse({**planning, "--optimisations": optimisations, "--stages": stages, **typed}, "--calibrate")
-        _calibrate(calibrate, system, profile_path, json_output)
+        refused = {**planning, "--optimisations": optimisations, "--stages": options.stages, **typed}
+        _refuse(refused, "--calibrate")
+        _calibrate(options.calibrate, options.system, profile_path, options.json)
         return
     from ipucnn.planning.question import make_question
     from ipucnn.reports.console import note
 
-    outputs = {option: expand(name) for option, name in names.items() if name is not None}
-    _check_outputs(resolved, outputs, compare or [], profile_path)
+    outputs = {flag: expand(name) for flag, name in names.items() if name is not None}
+    _check_outputs(resolved, outputs, compare, profile_path)
     profile = None
     if profile_path is not None:
         from ipucnn.planning.calibration import read_profile
@@ -159,26 +131,27 @@ def plan_splits(
         profile = read_profile(profile_path)
     if optimisations:
         _refuse(planning, "--optimisations")
-    assumed = assumption(resolved.record, resolved.config.dataset, resolved.config.image_size, classes)
+    config, classes = resolved.config, options.classes
+    assumed = assumption(resolved.record, config.dataset, config.image_size, classes)
     if assumed:
         note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")
     question = make_question(
         resolved,
-        stages=stages,
-        row=row,
-        system=system,
+        stages=options.stages,
+        row=options.row,
+        system=options.system,
         profile=profile,
         classes=classes,
-        recomputation=recomputation,
-        stage_proportions=stage_proportions,
-        inference=inference,
+        recomputation=options.recomputation,
+        stage_proportions=options.stage_proportions,
+        inference=options.inference,
     )
     for warning in question.warnings:
         note(f"warning: {warning}")
     if optimisations:
-        _show_optimisations(question, resolved, json_output)
+        _show_optimisations(question, resolved, options.json)
     else:
-        _show_plan(question, compare or [], outputs, json_output)
+        _show_plan(question, compare, outputs, options.json)
 
 
 def import_tensorflow() -> None:
@@ -263,13 +236,13 @@ def _refuse(options: Mapping[str, object], beside: str) -> None:
     Raises:
         ConfigurationError: an option was given; the error names the first.
     """
-    for option, given in options.items():
+    for flag, given in options.items():
         if given:
-            raise ConfigurationError(f"{option}: {beside} makes no plan", "drop one of them")
+            raise ConfigurationError(f"{flag}: {beside} makes no plan", "drop one of them")
 
 
 def _calibrate(
-    names: List[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
+    names: Sequence[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
 ) -> None:
     """Fits a system profile to measurements, prints it, and writes it to the file of ``--system-profile``."""
     from ipucnn.benchmarking.observation import read_observation

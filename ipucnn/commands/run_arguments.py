@@ -3,12 +3,13 @@
 import atexit
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, ClassVar, Optional
 
-import typer
-
-from ipucnn.config import spec
+from ipucnn.config import bounds
+from ipucnn.config.command import RunOptions, argument, word
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import shown
 
@@ -16,32 +17,47 @@ if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
 
 
-def value_option(
-    name: str,
-    metavar: str,
-    help: str,
-    panel: Optional[str] = None,
-    number: Optional[spec.Number] = None,
-    shown: Union[bool, str] = False,
-) -> Any:
-    """Returns an option of a command that takes a value; it is None if it was not typed.
+@dataclass(frozen=True)
+class WeightsOptions(RunOptions):
+    """Options of a command on trained weights: those of a run, or others."""
 
-    Args:
-        name: the option with its dashes.
-        metavar: the placeholder of the value in the help.
-        help: the help text.
-        panel: the title of the panel in the help.
-        number: the range of legal numbers; None for a text.
-        shown: the default as the help shows it.
-    """
-    return typer.Option(
+    FROM_RUN: ClassVar[bool] = True
+
+    run: str = argument(
+        "RUN",
+        "A run folder, a checkpoint in one, or an exported network in its folder (.onnx, .tflite). Or weights that "
+        "Keras saved (.weights.h5, .h5, .keras), with --model-name; or a network's name, with --weights.",
+        required=True,
+    )
+    checkpoint: Optional[str] = word(
+        "NAME",
+        "Checkpoint of the run: best, last, or a file name in it. If RUN is a network's name: a run or a checkpoint.",
+        default_text="last, else best",
+    )
+    weights: Optional[str] = word(
+        "imagenet|FILE",
+        "Weights for the network whose name is given as RUN: imagenet (those of Keras Applications, downloaded once), "
+        "or a weight file of Keras.",
+    )
+
+
+@dataclass(frozen=True)
+class PatchOptions(WeightsOptions):
+    """Options of a command that predicts masks patch by patch."""
+
+    patch_size: Optional[int] = option(
         None,
-        name,
-        parser=None if number is None else number.flag(name),
-        metavar=metavar,
-        help=help,
-        show_default=shown,
-        rich_help_panel=panel,
+        "Segmentation: height and width of the patches that the network sees.",
+        metavar="N",
+        within=bounds.PATCH_SIDE,
+        default_text="by the image's size",
+    )
+    test_time_augmentation: int = option(
+        1,
+        "Segmentation: average the probabilities over this many rotated and mirrored versions of each image.",
+        metavar="1|2|4|8",
+        within=bounds.TEST_TIME_AUGMENTATION,
+        default_text="1",
     )
 
 
@@ -60,48 +76,6 @@ def output_of_process(text: Optional[str]) -> Optional[Path]:
     folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder) / path.name
-
-
-RUN = typer.Argument(
-    ...,
-    metavar="RUN",
-    help="A run folder, a checkpoint in one, or an exported network in its folder (.onnx, .tflite). Or weights that "
-    "Keras saved (.weights.h5, .h5, .keras), with --model-name; or a network's name, with --weights.",
-)
-WHICH = value_option(
-    "--checkpoint",
-    "NAME",
-    "Checkpoint of the run: best, last, or a file name in it. If RUN is a network's name: a run or a checkpoint.",
-    shown="last, else best",
-)
-WEIGHTS = value_option(
-    "--weights",
-    "imagenet|FILE",
-    "Weights for the network whose name is given as RUN: imagenet (those of Keras Applications, downloaded once), or a "
-    "weight file of Keras.",
-)
-PATCH_SIZE = value_option(
-    "--patch-size",
-    "N",
-    "Segmentation: height and width of the patches that the network sees.",
-    number=spec.PATCH_SIDE,
-    shown="by the image's size",
-)
-THRESHOLD = value_option(
-    "--threshold",
-    "P",
-    "Segmentation of two classes: the probability of the second class above which a pixel belongs to it. `evaluate` "
-    "recommends one, and saves it in the run.",
-    number=spec.THRESHOLD,
-    shown="as evaluate recommends, else 0.5",
-)
-TEST_TIME_AUGMENTATION = typer.Option(
-    1,
-    "--test-time-augmentation",
-    parser=spec.TEST_TIME_AUGMENTATION.flag("--test-time-augmentation"),
-    metavar="1|2|4|8",
-    help="Segmentation: average the probabilities over this many rotated and mirrored versions of each image.",
-)
 
 
 def read_plan(path: Path) -> "PipelinePlan":

@@ -1,33 +1,30 @@
 """``ipucnn runs``, ``ipucnn diff`` and ``ipucnn plot``: list, compare and draw runs."""
 
 import json
-from typing import List, Optional
+from dataclasses import dataclass
+from typing import List, Tuple
 
-import typer
-
-from ipucnn.commands.run_arguments import value_option
+from ipucnn.config.command import CommandOptions, argument
+from ipucnn.config.spec import WORD, option
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.text import counted, shown_value
 
-AS_JSON = typer.Option(False, "--json", help="Print the result as JSON.")
-FOLDER = typer.Argument("runs", metavar="[FOLDER]", help="Folder with run folders in it.")
-SORT = value_option(
-    "--sort",
-    "name|age|accuracy|time|size",
-    "Order of the rows: the youngest run first, or the one with the most.",
-    shown="name",
-)
-RUN_1 = typer.Argument(..., metavar="RUN1", help="A run folder.")
-RUN_2 = typer.Argument(..., metavar="RUN2", help="Another run folder.")
-RUNS = typer.Argument(
-    ...,
-    metavar="RUN...",
-    help="One or several run folders. The folder of a cross-validation stands for all its folds.",
-)
-OUTPUT = value_option("--output", "FILE", "The picture to write: .png, .pdf or .svg.", shown="curves.png")
+
+@dataclass(frozen=True)
+class Runs(CommandOptions):
+    """The options of ``ipucnn runs``."""
+
+    folder: str = argument("[FOLDER]", "Folder with run folders in it.", default="runs")
+    sort: str = option(
+        "name",
+        "Order of the rows: the youngest run first, or the one with the most.",
+        kind=WORD,
+        metavar="name|age|accuracy|time|size",
+        default_text="name",
+    )
 
 
-def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JSON) -> None:
+def runs(options: Runs) -> None:
     """List run folders: network, data, best figure, state, time, size and age.
 
     The state of a run is finished, ended early (by --target-accuracy or --early-stopping), running (another process
@@ -39,7 +36,7 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
     from ipucnn.reports.runs import print_runs
     from ipucnn.runs.compare import SORTS, find_runs, read_run, sort_runs, summary
 
-    by = "name" if sort is None else sort
+    folder, by = options.folder, options.sort
     if by not in SORTS:
         raise ConfigurationError(f"--sort {shown_value(by)}: must be one of {', '.join(SORTS)}", "--sort age")
     rows, damaged = [], 0
@@ -54,7 +51,7 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
     rows = sort_runs(rows, by)
     if not rows:
         raise DataError(f"{folder} has no runs in it", "train one with: ipucnn train toy_model")
-    if as_json:
+    if options.json:
         print(json.dumps(rows, indent=2))
     else:
         print_runs(rows)
@@ -64,7 +61,15 @@ def runs(folder: str = FOLDER, sort: Optional[str] = SORT, as_json: bool = AS_JS
         )
 
 
-def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> None:
+@dataclass(frozen=True)
+class Diff(CommandOptions):
+    """The options of ``ipucnn diff``."""
+
+    first: str = argument("RUN1", "A run folder.", required=True)
+    second: str = argument("RUN2", "Another run folder.", required=True)
+
+
+def diff(options: Diff) -> None:
     """Show how two runs differ: options, Program, versions, data, and the first weight update that differs.
 
     Two runs are equal if their options, Programs, data and whole histories are equal, wherever they ran.
@@ -73,8 +78,8 @@ def diff(first: str = RUN_1, second: str = RUN_2, as_json: bool = AS_JSON) -> No
     from ipucnn.reports.runs import print_diff
     from ipucnn.runs.compare import diff_runs, read_run
 
-    differences = diff_runs(read_run(expand(first)), read_run(expand(second)))
-    if as_json:
+    differences = diff_runs(read_run(expand(options.first)), read_run(expand(options.second)))
+    if options.json:
         print(json.dumps(differences, indent=2))
     else:
         _warn(differences["warnings"])
@@ -88,7 +93,26 @@ def _warn(warnings: List[str]) -> None:
         note(f"warning: {warning}")
 
 
-def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
+@dataclass(frozen=True)
+class Plot(CommandOptions):
+    """The options of ``ipucnn plot``."""
+
+    folders: Tuple[str, ...] = argument(
+        "RUN...",
+        "One or several run folders. The folder of a cross-validation stands for all its folds.",
+        default=(),
+        required=True,
+    )
+    output: str = option(
+        "curves.png",
+        "The picture to write: .png, .pdf or .svg.",
+        kind=WORD,
+        metavar="FILE",
+        default_text="curves.png",
+    )
+
+
+def plot(options: Plot) -> None:
     """Draw the curves of one or several runs: loss, accuracy (for masks: Dice) and learning rate."""
     from ipucnn.filesystem import expand, write_output
     from ipucnn.reports.console import note
@@ -99,8 +123,8 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
     from ipucnn.runs.images.outputs import PLOTS, check_outputs, format_of
 
     check_can_plot("ipucnn plot")
-    path = expand("curves.png" if output is None else output)
-    paths = [run for folder in folders for run in runs_of(expand(folder))]
+    path = expand(options.output)
+    paths = [run for folder in options.folders for run in runs_of(expand(folder))]
     inputs = [("a file of the run", run / name) for run in paths for name in RUN_FILES]
     check_outputs([("--output", path, PLOTS)], inputs)
     records = [read_run(run) for run in paths]
@@ -112,4 +136,6 @@ def plot(folders: List[str] = RUNS, output: Optional[str] = OUTPUT) -> None:
                 "leave it out, or go on with it: ipucnn train --resume",
             )
     write_output(path, lambda temporary: draw_curves(records, temporary, format_of(path, PLOTS)))
+    if options.json:
+        print(json.dumps({"output": str(path), "runs": [str(record.path) for record in records]}, indent=2))
     note(f"curves of {counted(len(records), 'run')} in {path}")

@@ -1,23 +1,28 @@
 """``ipucnn train``: train a network."""
 
+from dataclasses import dataclass
+
 from ipucnn.commands.run_arguments import read_training_plan
-from ipucnn.config.request import RunRequest
-from ipucnn.config.signature import with_run_options
+from ipucnn.config.command import NetworkOptions
 
 
-@with_run_options("train", read_plan=read_training_plan)
-def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
+@dataclass(frozen=True)
+class Train(NetworkOptions):
+    """The options of ``ipucnn train``, besides those of runs."""
+
+
+def train(options: Train) -> None:
     """Train a network: on IPUs, or with their semantics on a CPU or GPU.
 
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
-    resolved = request.resolve()
-    if request.print_config:
+    resolved = options.request("train", read_training_plan).resolve()
+    if options.print_config:
         from ipucnn.reports.configuration import print_config
         from ipucnn.runs.resume import continued
 
-        print_config(continued(resolved), json_output)
+        print_config(continued(resolved), options.json)
         return
     from ipucnn.reports.console import indexing_progress
     from ipucnn.reports.runs import write_page_of
@@ -27,9 +32,9 @@ def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
     if is_cross_validation(resolved):
         from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
 
-        validation = CrossValidation(resolved, verbose)
+        validation = CrossValidation(resolved, options.verbose)
         if resolved.config.dry_run:
-            show_dry_run(validation.first, json_output, validation.folds)
+            show_dry_run(validation.first, options.json, validation.folds)
             return
         with RunDisplay() as display:
             for event in validation.events():
@@ -38,17 +43,17 @@ def train(request: RunRequest, verbose: bool, json_output: bool) -> None:
                     run = event.run
                 elif isinstance(event, FoldFinished):
                     write_page_of(run)
-        print_result_of_folds(validation, json_output)
+        print_result_of_folds(validation, options.json)
         return
     from ipucnn.runs.train import TrainingRun
 
     with indexing_progress():
-        run = TrainingRun(resolved, verbose)
+        run = TrainingRun(resolved, options.verbose)
     if resolved.config.dry_run:
-        show_dry_run(run, json_output)
+        show_dry_run(run, options.json)
         return
     with RunDisplay(run) as display:
         for event in run.events():
             display.show(event)
-    print_result(run, json_output)
+    print_result(run, options.json)
     write_page_of(run)

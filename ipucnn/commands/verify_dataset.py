@@ -1,36 +1,30 @@
 """``ipucnn verify-dataset``: check every sample of a data set, and report what is wrong."""
 
 import json
-from typing import Mapping, Optional
+from dataclasses import dataclass
+from typing import Optional
 
-import typer
-
-from ipucnn.aliases import PlainValue
-from ipucnn.commands.run_arguments import value_option
-from ipucnn.config.signature import complete_dataset, with_run_options
+from ipucnn.config.command import RunOptions, argument, word
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted
 
-DATASET = typer.Argument(
-    None,
-    metavar="DATASET",
-    help="Name of a data set, tfds:NAME, or a folder with any kind of data set in it.  "
-    "[default: the one in --dataset-path]",
-    show_default=False,
-    autocompletion=complete_dataset,
-)
-SHEET = value_option(
-    "--contact-sheet", "FILE.png", "Draw up to 100 samples with their labels (up to 30 with their masks)."
-)
+
+@dataclass(frozen=True)
+class VerifyDataset(RunOptions):
+    """The options of ``ipucnn verify-dataset``."""
+
+    name: Optional[str] = argument(
+        "DATASET",
+        "Name of a data set, tfds:NAME, or a folder with any kind of data set in it.  "
+        "[default: the one in --dataset-path]",
+        default=None,
+    )
+    contact_sheet: Optional[str] = word(
+        "FILE.png", "Draw up to 100 samples with their labels (up to 30 with their masks)."
+    )
 
 
-@with_run_options("verify-dataset")
-def verify_dataset(
-    flags: Mapping[str, PlainValue],
-    json_output: bool,
-    name: Optional[str] = DATASET,
-    contact_sheet: Optional[str] = SHEET,
-) -> None:
+def verify_dataset(options: VerifyDataset) -> None:
     """Check every sample of a data set, and say what is wrong with it.
 
     It looks for missing, damaged and changed files, duplicates, and samples that are in both subsets, and it checks
@@ -48,13 +42,14 @@ def verify_dataset(
     from ipucnn.reports.console import ItemProgress, note
     from ipucnn.reports.verify import LabelSheet, print_verification
 
-    given = convert_flags(flags)
+    name = options.name
+    given = convert_flags(options.flags)
     config = RunConfig(**given)
     if name is not None and config.dataset is not None:
         raise ConfigurationError(
             f"the data set is given twice: {name} and --dataset {config.dataset}", "drop one of them"
         )
-    sheet_to = None if contact_sheet is None else expand(contact_sheet)
+    sheet_to = None if options.contact_sheet is None else expand(options.contact_sheet)
     if sheet_to is not None:
         check_output(sheet_to)
     if name is None and config.dataset is None and "dataset_path" in given:
@@ -78,7 +73,7 @@ def verify_dataset(
     found = None if choice.location is None or choice.name != "imagefolder" else find_classes(choice.location)
     if found is not None and found.is_undivided:
         note(division(found.location, *(subset.samples or 0 for subset in verification.subsets)))
-    if json_output:
+    if options.json:
         print(json.dumps(verification.to_dict(), indent=2))
     else:
         print_verification(verification)

@@ -1,8 +1,8 @@
 """The configuration of a run: options, presets and flags, and the immutable ``RunConfig`` made from them.
 
 ``options.py`` joins the panels, which declare every option once; flags, YAML keys, the saved ``config.yml`` and the
-option reference are derived from them.  ``spec.py`` defines a declaration, ``bounds.py`` has the largest value of each
-kind of option, and ``values.py`` reads values.  ``rules.py`` has the options that exclude each other. ``resolve.py``
-overlays the defaults with a preset and then with flags, and records the origin of each value.  Nothing here imports
-TensorFlow.
+option reference are derived from them.  ``command.py`` is for a command's own options.  ``spec.py`` defines a
+declaration, ``bounds.py`` has the largest value of each kind of option, and ``values.py`` reads values.  ``rules.py``
+has the options that exclude each other.  ``resolve.py`` overlays the defaults with a preset and then with flags, and
+records who gave each value; ``origin.py`` has the givers.  Nothing here imports TensorFlow.
 """

@@ -69,3 +69,32 @@ MAX_VALUES = 1024
 """Values of a list, and of each list and dictionary in a dictionary; networks have fewer stages."""
 LEAST_FRACTION = 1 / MAX_EPOCHS
 """Least events per epoch: a lower number never reaches one event, even in the longest run."""
+
+# Bounds of the numbers of single commands.
+
+EXECUTIONS = Range(1, 10**6)
+"""Measured executions of a benchmark; all of them are stored."""
+SECONDS = Range(0, MAX_SECONDS)
+"""Duration of a measurement."""
+STAGES = Range(1, MAX_IPUS)
+"""Pipeline stages; each has at least one layer, so that networks have fewer."""
+ROW = Range(1, MAX_COUNT)
+"""Row of the table of a search; the first is 1."""
+CLASSES = Range(1, MAX_CLASSES)
+"""Classes to plan a network for, or to show."""
+PATCH_SIDE = Range(1, MAX_IMAGE_SIDE)
+"""Height and width of an input patch."""
+THRESHOLD = Range(0, 0.99)
+"""Probability of class 1 above which a pixel is of class 1."""
+TEST_TIME_AUGMENTATION = Range(1, 8)
+"""Rotated and mirrored versions of an image; ``runs.images.segmentation`` defines the legal numbers."""
+OPSET = Range(9, 99)
+"""Version of the operations of an ONNX file; the installed packages determine which can be written."""
+EXPORT_BATCH = Range(1, 65536)
+"""Images of each call of an exported network."""
+SHARDS = Range(1, 99_999)
+"""Files of records of a subset; the number in a file's name has five digits."""
+RECORD_WORKERS = Range(1, 1024)
+"""Files of records that are written at a time."""
+PIXELS = Range(1, 2**31 - 1)
+"""Limit of the pixels of one image; Pillow's own arithmetic allows no more."""

@@ -46,6 +46,7 @@ class ValueKind(NamedTuple):
         is_list: whether a value is a tuple; ``parse`` then makes one element of it.
         is_number: whether a value, or each element of it, has bounds.
         is_path: whether a value is a path, in which ``~`` is a home folder.
+        is_split: whether one text of a list may hold several values, with commas or blanks between them.
         to_yaml: function from the value to its YAML form, if they differ.
     """
 
@@ -54,6 +55,7 @@ class ValueKind(NamedTuple):
     is_list: bool = False
     is_number: bool = False
     is_path: bool = False
+    is_split: bool = True
     to_yaml: Optional[Callable[[Any], Any]] = None
 
 
@@ -85,6 +87,9 @@ WEIGHTS = ValueKind(values.parse_str, "PATH|imagenet", is_path=True)
 FRACTION = ValueKind(values.parse_fraction, "N|A/B", is_number=True)
 LIMIT = ValueKind(values.parse_limit, "N|P%")
 POPLAR_OPTIONS = ValueKind(values.parse_poplar_options, "DICT")
+WORD = ValueKind(str, "TEXT")
+"""A text of a command's own option, whatever it holds."""
+WORDS = ValueKind(str, "TEXT...", is_list=True, is_split=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +109,7 @@ class OptionSpec:
         within: bounds of a number, or of each element of a list of them.
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
         metavar: name of the value in ``--help``, if neither the choices nor the kind define it.
-        commands: the commands that take the flag.
+        commands: the commands that take the flag of a run; none for an option of a single command.
         effect: what it changes in a run.  Continuing a run, comparing runs, benchmarks and processes, and the
             configuration in a checkpoint depend on it.
         host_effect: whether it affects a run on the host.
@@ -113,6 +118,9 @@ class OptionSpec:
         in_yaml: False for options that only make sense as a flag.
         default_text: description of a default of None in the reference.
         plan_default: default of ``plan-splits``; "" if it is the same.
+        off: names of the flags that switch it off; None stands for ``--no-NAME``.
+        argument: whether it is an argument of a command, without a flag.
+        is_required: whether an argument must be typed.
         warning: the only effect of an option of the public application: a message, printed once; "" for all others.
     """
 
@@ -134,6 +142,9 @@ class OptionSpec:
     in_yaml: bool = True
     default_text: str = ""
     plan_default: str = ""
+    off: Optional[Tuple[str, ...]] = None
+    argument: bool = False
+    is_required: bool = False
     warning: str = ""
 
     def __post_init__(self) -> None:
@@ -148,6 +159,11 @@ class OptionSpec:
     def is_bool(self) -> bool:
         """Whether it is switched on and off, with ``--x`` and ``--no-x``."""
         return self.kind is KINDS[bool]
+
+    @property
+    def off_flags(self) -> Tuple[str, ...]:
+        """The flags that switch it off."""
+        return tuple("--" + name for name in ((f"no-{self.key}",) if self.off is None else self.off))
 
     @property
     def key(self) -> str:
@@ -177,6 +193,8 @@ class OptionSpec:
                 raise values.BadValue("needs a value")
         if not self.kind.is_list:
             return self._convert_one(value)
+        if not self.kind.is_split:
+            return tuple(map(self._convert_one, value if isinstance(value, (list, tuple)) else [value]))
         items = values.split_list(value)
         if len(items) > bounds.MAX_VALUES:
             raise values.BadValue(
@@ -226,8 +244,19 @@ def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = 
         given = shown_value(" ".join(map(shown_value, value)) if listed else value)
         raise ConfigurationError(
             f"{where}{written} {given}: {bad.reason}",
-            bad.advice(written) or f"{spec.flag} {spec.metavar}: {spec.help}",
+            bad.advice(written) or _example(spec, written) or f"{spec.flag} {spec.metavar}: {spec.help}",
         ) from None
+
+
+def _example(spec: OptionSpec, written: str) -> Optional[str]:
+    """Returns a hint with a number to type for a text that is none; None for other options."""
+    least, most = spec.within.minimum, spec.within.maximum
+    whats = {KINDS[int]: "a whole number", KINDS[float]: "a number"}
+    if spec.kind not in whats or least is None or most is None:
+        return None
+    limits = " to ".join(map(values.plain_number, (least, most)))
+    example = values.plain_number(min(max(10, least), most))
+    return f"give {whats[spec.kind]} from {limits}, for example {written} {example}"
 
 
 def option(default: object, help: str, **details: Any) -> Any:
@@ -239,94 +268,25 @@ def option(default: object, help: str, **details: Any) -> Any:
 
 
 def specs_of(panel: Type[Any]) -> List[OptionSpec]:
-    """Returns the specifications of a panel, in order.
+    """Returns the specifications of a panel, in order; fields that :func:`option` did not make are left out.
 
     Args:
-        panel: a dataclass whose fields are made by :func:`option`; its ``EACH`` has details that all fields share.
+        panel: a dataclass with the title ``PANEL``; its ``EACH`` has details that all fields share.
     """
     specs = []
     for field in dataclasses.fields(panel):
-        details = {**getattr(panel, "EACH", {}), **field.metadata[METADATA_KEY]}
+        if METADATA_KEY not in field.metadata:
+            continue
+        details = {
+            "panel": panel.PANEL,
+            **getattr(panel, "EACH", {}),
+            **field.metadata[METADATA_KEY],
+        }
         known = next((known for known in KINDS if field.type == Optional[known]), None)
         details.setdefault("kind", KINDS[known or field.type])
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        specs.append(
-            OptionSpec(field.name, default, panel=panel.PANEL, optional=known is not None, **details)
-        )
+        details.setdefault("optional", known is not None)
+        specs.append(OptionSpec(field.name, default, **details))
     return specs
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """A number that is not an option of a run, but of a single command, or of a suite's row.
-
-    Attributes:
-        type: int or float.
-        within: its bounds, ``minimum`` and ``maximum``.
-    """
-
-    type: Type[Any]
-    within: Range
-
-    def convert(self, value: object) -> Any:
-        """Returns the number of a text or YAML value.
-
-        Raises:
-            values.BadValue: with the reason and the nearest legal value.
-        """
-        number = values.parse_int(value) if self.type is int else values.parse_float(value)
-        values.check_bounds(number, self.within)
-        return number
-
-    def flag(self, name: str) -> Callable[[Any], Any]:
-        """Returns a function from text to number for the option ``name``, as Typer's ``parser``.
-
-        Typer's own conversion would repeat a text of any length, and take quadratic time for it.
-        """
-
-        def parse(text: object) -> Any:
-            try:
-                return self.convert(text)
-            except values.BadValue as bad:
-                least, most = self.within.minimum or 0, self.within.maximum or 0
-                limits = f"from {values.plain_number(least)} to {values.plain_number(most)}"
-                example = f"{name} {values.plain_number(min(max(10, least), most))}"
-                hint = bad.advice(name) or f"give {what} {limits}, for example {example}"
-                raise ConfigurationError(f"{name} {shown_value(text)}: {bad.reason}", hint) from None
-
-        what = "a whole number" if self.type is int else "a number"
-        parse.number = self  # type: ignore[attr-defined]
-        parse.__name__ = what
-        return parse
-
-
-EXECUTIONS = Number(int, Range(1, 10**6))
-"""Measured executions of a benchmark; all of them are stored."""
-SECONDS = Number(float, Range(0, bounds.MAX_SECONDS))
-"""Duration of a measurement."""
-STAGES = Number(int, Range(1, bounds.MAX_IPUS))
-"""Pipeline stages; each has at least one layer, so that networks have fewer."""
-ROW = Number(int, Range(1, bounds.MAX_COUNT))
-"""Row of the table of a search; the first is 1."""
-CLASSES = Number(int, Range(1, bounds.MAX_CLASSES))
-"""Classes to plan a network for."""
-TOP = Number(int, Range(1, bounds.MAX_CLASSES))
-"""Most probable classes to show."""
-PATCH_SIDE = Number(int, Range(1, bounds.MAX_IMAGE_SIDE))
-"""Height and width of an input patch."""
-THRESHOLD = Number(float, Range(0, 0.99))
-"""Probability of class 1 above which a pixel is of class 1."""
-TEST_TIME_AUGMENTATION = Number(int, Range(1, 8))
-"""Rotated and mirrored versions of an image; ``runs.images.segmentation`` defines the legal numbers."""
-OPSET = Number(int, Range(9, 99))
-"""Version of the operations of an ONNX file; the installed packages determine which can be written."""
-EXPORT_BATCH = Number(int, Range(1, 65536))
-"""Images of each call of an exported network."""
-SHARDS = Number(int, Range(1, 99_999))
-"""Files of records of a subset; the number in a file's name has five digits."""
-WORKERS = Number(int, Range(1, 1024))
-"""Files of records that are written at a time."""
-PIXELS = Number(int, Range(1, 2**31 - 1))
-"""Limit of the pixels of one image; Pillow's own arithmetic allows no more."""

@@ -181,7 +181,10 @@ def parse_int_or(value: object, word: str, stands_for: Optional[int]) -> Optiona
     """Returns a whole number from 1 on, or ``stands_for`` for the word."""
     if str(value).strip().lower() == word:
         return stands_for
-    number = parse_int(value)
+    try:
+        number = parse_int(value)
+    except BadValue as bad:
+        raise BadValue(f"{bad.reason}, or {word}", bad.nearest, bad.hint) from None
     if number < 1:
         raise BadValue(f"must be at least 1, or {word}", nearest=1)
     return number

@@ -1,9 +1,8 @@
 """A few presets that replace the shipped ones, whose values tests must not depend on."""
 
-import importlib
-
 import pytest
 
+from ipucnn.command_group import build_root
 from ipucnn.command_table import COMMANDS
 
 TEXT = """\
@@ -16,9 +15,9 @@ efficientnet-b0@digits: {<<: *b0, image-size: 32}
 
 @pytest.fixture
 def few_presets(monkeypatch, tmp_path_factory):
-    """Makes them the built-in presets, but for the help: an imported command keeps its help for all later tests."""
-    for command in COMMANDS.values():
-        importlib.import_module(f"ipucnn.commands.{command.module or command.function}")
+    """Makes them the built-in presets, but for the help: a command keeps its help for all later tests."""
+    for name in COMMANDS:
+        build_root().get_command(None, name)
     folder = tmp_path_factory.mktemp("presets")
     (folder / "presets.yml").write_text(TEXT)
     monkeypatch.setattr("ipucnn.config.presets.BUILT_IN_FOLDER", folder)
