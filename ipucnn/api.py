@@ -44,8 +44,9 @@ from ipucnn.text import shown_value
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
     from ipucnn.runs.recorder import RunEvent
+    from ipucnn.runs.sources import Named
     from ipucnn.runs.train import TrainingRun
-    from ipucnn.runs.trained import Named, TrainedSetup
+    from ipucnn.runs.trained import TrainedSetup
     from ipucnn.sessions.session import Session
 
 Image = Union[str, Path, np.ndarray, PillowImage]
@@ -125,7 +126,7 @@ class Run:
     @property
     def labels(self) -> Tuple[str, ...]:
         """The names of the classes, in the order of the outputs."""
-        return self._trained.names()
+        return self._trained.labels
 
     @property
     @_as_the_command_line()
@@ -137,7 +138,7 @@ class Run:
             DataError: the weights lie in no run folder.
         """
         self._refuse_exported("history")
-        folder = self._trained.folder
+        folder = self._trained.weights.folder
         if folder is None or not is_file(folder.path / CONFIG):
             raise DataError(
                 f"{self._path} lies in no run folder, which has the history",
@@ -197,7 +198,7 @@ class Run:
         return np.concatenate(probabilities).astype(np.float32)
 
     def _refuse_exported(self, what: str) -> None:
-        if self._trained.runtime is not None:
+        if self._trained.weights.is_exported:
             raise ConfigurationError(
                 f"{self._path} is an exported file, which has no {what}",
                 "load the run that it was exported from",
@@ -281,7 +282,7 @@ def _named(
     model: Optional[str],
     options: Mapping[str, PlainValue] = MappingProxyType({}),
 ) -> "Named":
-    from ipucnn.runs.trained import Named
+    from ipucnn.runs.sources import Named
 
     flags = _flags(command, options)
     if model is not None:

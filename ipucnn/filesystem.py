@@ -3,9 +3,16 @@
 Errors of the file system become a :class:`DataError` that names the path; :func:`error_of` adds a hint, for these
 functions and for any other OSError that ends a command (``ipucnn.cli``, ``ipucnn.api``).
 
-:func:`write_atomically` writes the files of a run folder.  It replaces whatever has the name, so a link that somebody
-planted there is not followed.  :func:`write_output` writes the outputs that options name.  It follows links, and also
-writes to devices and pipes.
+What is more than ``pathlib`` has one of these reasons:
+
+- Questions about a path (:func:`kind_of` and its kind) name a path that cannot be asked; ``pathlib`` may say False.
+- Reading (:func:`open_handle`) refuses FIFOs and devices, which would hang, and files beyond a limit of memory.
+- :func:`write_atomically` and :func:`write_folder` leave an old or a new file after a kill or on a full disk.  They
+  replace a link in a run folder that came from somebody else; :func:`append_text` refuses it.
+- Locks (:func:`locked`) keep two processes out of one folder.
+- Outputs of options (:func:`write_output`) follow links, keep permissions, and may be ``/dev/stdout`` or a pipe.
+- :func:`check_output` and :func:`check_not_replaced` refuse before hours of work what could not be written after it.
+- :func:`private_cache_folder` holds code, which others could replace in a shared folder.
 """
 
 import contextlib

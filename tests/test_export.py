@@ -35,7 +35,8 @@ from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs import exported as exported_files
 from ipucnn.runs.predicting import Progress
-from ipucnn.runs.trained import Named, open_trained
+from ipucnn.runs.sources import Named
+from ipucnn.runs.trained import open_trained
 
 RNG = np.random.RandomState(3)
 

@@ -27,7 +27,8 @@ from ipucnn.runs.exported import RuntimeFailed
 from ipucnn.runs.infer import finisher
 from ipucnn.runs.network_input import describe_input, sentences
 from ipucnn.runs.predict import NotRead, network_input
-from ipucnn.runs.trained import Named, open_trained
+from ipucnn.runs.sources import Named
+from ipucnn.runs.trained import open_trained
 
 
 def scene(height, width, channels, seed):

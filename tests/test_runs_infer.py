@@ -408,7 +408,8 @@ def test_missing_run_is_reported_before_options_are_checked(trained, run, images
 
 
 def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images):
-    from ipucnn.runs.trained import Named, open_trained
+    from ipucnn.runs.sources import Named
+    from ipucnn.runs.trained import open_trained
     from ipucnn.sessions.host.environment import import_tensorflow
 
     import_tensorflow()

@@ -23,7 +23,8 @@ from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
-from ipucnn.runs.trained import Named, open_trained
+from ipucnn.runs.sources import Named
+from ipucnn.runs.trained import open_trained
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SCORES, SegmentScores
 

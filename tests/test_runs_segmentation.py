@@ -15,6 +15,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.segmentation import OUTPUTS, PatchwiseNetwork, check_patch_size, choose_patch
+from ipucnn.runs.sources import Weights
 from ipucnn.runs.trained import TrainedSetup, facts_only
 from ipucnn.sessions.factory import create_session
 
@@ -27,15 +28,16 @@ def make_trained(norm="none"):
     resolved = resolve("evaluate", flags, model="unet")
     info = DatasetInfo("membranes", "segmentation", 2, (204, 204, 1), 0, 0, ("a", "b"), "", (128.0,), (60.0,))
 
-    def fill(model):
-        random = np.random.RandomState(1)
-        for weight in model.weights:
-            values = random.normal(0, 0.1, weight.shape)
-            if "variance" in weight.name:
-                weight.assign(np.abs(values) + 0.5)
-            elif "kernel" not in weight.name:
-                weight.assign(values)
-        return []
+    class Drawn(Weights):
+        def fill(self, setup, model):
+            random = np.random.RandomState(1)
+            for weight in model.weights:
+                values = random.normal(0, 0.1, weight.shape)
+                if "variance" in weight.name:
+                    weight.assign(np.abs(values) + 0.5)
+                elif "kernel" not in weight.name:
+                    weight.assign(values)
+            return []
 
     return TrainedSetup(
         resolved,
@@ -44,10 +46,7 @@ def make_trained(norm="none"):
         (20, 20),
         0,
         resolved.record.input_range,
-        summary={},
-        fill=fill,
-        names=lambda: ("a", "b"),
-        num_stored=0,
+        Drawn(resolved, "drawn"),
     )
 
 
@@ -61,7 +60,7 @@ def one_pass(trained, image):
     padded = image[row][:, column].astype(np.float32)
     setup = replace(trained, input_shape=(*sides, 1))
     model = run_setup.build(setup)
-    trained.fill(model)
+    trained.weights.fill(setup, model)
     session = create_session("cpu")
     session.prepare_evaluation(model, None)
     return session.predict([(padded[None] - 128.0) / 60.0])[0][0, :height, :width]

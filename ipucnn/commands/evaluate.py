@@ -41,7 +41,7 @@ def evaluate(options: Evaluate) -> None:
     from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import PLOTS, format_of
-    from ipucnn.runs.trained import Named
+    from ipucnn.runs.sources import Named
     from ipucnn.sessions.group import find_instances
 
     run_folder = expand(options.run)

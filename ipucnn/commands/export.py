@@ -53,7 +53,7 @@ def export(options: Export) -> None:
     from ipucnn.reports.evaluate import print_export
     from ipucnn.reports.infer import SheetProgress
     from ipucnn.runs.export import ExportRequest, export_run
-    from ipucnn.runs.trained import Named
+    from ipucnn.runs.sources import Named
 
     if options.format is None:
         raise ConfigurationError("--format is missing", "choose one, for example --format onnx")

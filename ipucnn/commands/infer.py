@@ -67,7 +67,8 @@ def infer(options: Infer) -> None:
     """
     from ipucnn.runs.infer import InferRequest
     from ipucnn.runs.predicting import check_task
-    from ipucnn.runs.trained import Named, open_trained, task_of
+    from ipucnn.runs.sources import Named, task_of
+    from ipucnn.runs.trained import open_trained
 
     run, views = options.run, options.test_time_augmentation
     named = Named("infer", run, options.flags, which=options.checkpoint, weights=options.weights)

@@ -1,16 +1,16 @@
 """Runs: what commands share between a configuration and a session (folder, checkpoints, training, loading).
 
 Start and training: ``resume.py`` decides how a run begins or continues, and ``context.py`` makes its frozen
-``RunContext``.
-``rules.py`` is the table of options that have no effect or exclude each other.  ``setup.py`` makes the frozen ``Setup``
-of a configuration: data, shapes, and how the network is built.  ``train.py`` is one training run, ``recorder.py``
-records the events of its session, ``trackers.py`` and ``mlperf.py`` report them to other tools, and ``kfold.py``
-runs each fold.
+``RunContext``.  ``rules.py`` is the table of options that have no effect or exclude each other.  ``setup.py`` makes the
+frozen ``Setup`` of a configuration: data, shapes, and how the network is built.  ``train.py`` is one training run,
+``recorder.py`` records the events of its session, ``trackers.py`` and ``mlperf.py`` report them to other tools, and
+``kfold.py`` runs each fold.
 
-Trained networks: ``trained.py`` makes a setup whose network already has weights, for ``evaluate.py``, ``infer.py`` and
-``export.py``; ``predicting.py`` is what these three share.  ``images`` reads and writes images.  ``runtimes.py`` loads
-exported networks, and runs them as a script without this package.  ``verification.py`` compares their outputs with the
-run's, ``exported.py`` loads them in place of a run, and ``network_input.py`` describes their input.
+Trained networks: ``sources.py`` has a class for each source of trained weights, and ``trained.py`` makes a setup whose
+network has such weights, for ``evaluate.py``, ``infer.py`` and ``export.py``.  ``predicting.py`` is what these three
+share.  ``images`` reads and writes images.  ``runtimes.py`` loads exported networks, and runs them as a script without
+this package.  ``verification.py`` compares their outputs with the run's, ``exported.py`` loads them in place of a run,
+and ``network_input.py`` describes their input for ``predict.py``, the script of an export.
 
 Files: ``folder.py`` is the run folder, ``records.py`` declares the records in its JSON files, ``checkpoints.py`` the
 facts in a checkpoint besides weights, ``provenance.py`` the origin of a result, and ``compare.py`` reads run folders to

@@ -20,7 +20,8 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, foreground_probability
 from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
-from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
+from ipucnn.runs.sources import Named, weight_inputs
+from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
 from ipucnn.training.segment_scores import SCORES, SegmentScores
@@ -94,7 +95,7 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Plain
         )
     loss = run_setup.loss_name(trained.config, trained.record.task)
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
-    if trained.summary["weight_updates"] is None:
+    if trained.weights.weight_updates is None:
         progress.line(trained.resolved.choice.message)
     for note in trained.notes:
         progress.line(f"note: {note}")
@@ -190,8 +191,8 @@ def _report(
 ) -> PlainDict:
     info = trained.source.info
     return {
-        **trained.summary,
-        "checkpoint": printable(trained.summary["checkpoint"]),
+        **trained.weights.summary,
+        "checkpoint": printable(trained.weights.name),
         "task": trained.record.task,
         "dataset": {
             "name": info.name,
@@ -228,9 +229,10 @@ def _evaluate_masks(
     evaluation.run(progress)
     wall_s = time.perf_counter() - started
     report = evaluation.report()
-    if report["threshold"] is not None and trained.folder is not None:
+    folder, updates = trained.weights.folder, trained.weights.weight_updates
+    if report["threshold"] is not None and folder is not None and updates is not None:
         try:
-            trained.folder.keep_threshold(trained.summary["weight_updates"], report["threshold"]["value"])
+            folder.keep_threshold(updates, report["threshold"]["value"])
             report["threshold"]["kept"] = True
         except DataError as error:
             progress.line(f"warning: the threshold for infer is not kept: {error.message}")

@@ -43,7 +43,8 @@ from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_ma
 from ipucnn.runs.predicting import SILENT, Progress
 from ipucnn.runs.rules import refuse_instances
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
-from ipucnn.runs.trained import IMAGENET, Named, TrainedSetup, open_trained
+from ipucnn.runs.sources import IMAGENET, Named
+from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.verification import DEFAULT_OPSET, RunBatch, exact_network, remedy, take_samples, verify
 from ipucnn.sessions.factory import check_device, create_session, runs_on_ipus
 from ipucnn.sessions.poplar.surroundings import has_poplar_sdk
@@ -475,7 +476,7 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
     """Returns ``export.json`` without the results of the verification."""
     from ipucnn.runs.provenance import environment
 
-    config, labels = trained.config, list(map(printable, trained.names()))
+    config, labels = trained.config, list(map(printable, trained.labels))
     is_half = request.form == IPU and config.precision != "32.32"
     input_type = "float16" if is_half else request.input_type
     digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in _files_below(file)}
@@ -491,12 +492,12 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
             "dtype": "float32",
             "shape": [request.batch, *(trained.output_shape or ()), len(labels)],
         },
-        "threshold": trained.threshold if trained.output_shape and len(labels) == 2 else None,
+        "threshold": trained.weights.threshold if trained.output_shape and len(labels) == 2 else None,
         "mask": describe_mask(trained.source.info) if trained.output_shape else None,
         "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
         "half": request.half,
-        "weights": {**trained.summary, "checkpoint": printable(str(trained.summary["checkpoint"]))},
-        "averaged_weights": bool(config.ema_decay) and trained.summary["weight_updates"] is not None,
+        "weights": {**trained.weights.summary, "checkpoint": printable(trained.weights.name)},
+        "averaged_weights": bool(config.ema_decay) and trained.weights.weight_updates is not None,
         "norm_layer": dict(config.norm_layer),
         "trained_on": {"name": trained_on(trained, request.named)},
         "figures": figures(trained),
@@ -507,14 +508,14 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
 
 def _run_folder(trained: TrainedSetup) -> Optional[RunFolder]:
     """Returns the folder of the run; None for other weights, or if only the checkpoint is left."""
-    folder = trained.folder
+    folder = trained.weights.folder
     return folder if folder is not None and is_file(folder.path / CONFIG) else None
 
 
 def trained_on(trained: TrainedSetup, named: Named) -> Optional[str]:
     """Returns the name of the data set that the weights were trained on; None if their file does not say it."""
-    if trained.summary["weight_updates"] is not None:
-        return printable(read_meta(Path(trained.summary["checkpoint"]))["dataset"])
+    if trained.weights.weight_updates is not None:
+        return printable(read_meta(Path(trained.weights.name))["dataset"])
     return "ImageNet" if (named.weights or "").lower() == IMAGENET else None
 
 
@@ -523,6 +524,6 @@ def figures(trained: TrainedSetup) -> Optional[PlainDict]:
     folder = _run_folder(trained)
     if folder is None:
         return None
-    updates = trained.summary["weight_updates"]
+    updates = trained.weights.weight_updates
     rows = [row for row in read_run(folder.path).rows("validation") if row["weight_updates"] == updates]
     return {name: value for name, value in rows[-1].items() if name != "event"} if rows else None

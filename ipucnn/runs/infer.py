@@ -46,7 +46,8 @@ from ipucnn.runs.images.outputs import (
 )
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, class_probabilities
 from ipucnn.runs.predicting import SILENT, Progress, check_finite
-from ipucnn.runs.trained import Named, TrainedSetup, open_trained, weight_inputs
+from ipucnn.runs.sources import Named, weight_inputs
+from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.text import printable, shown_value
 from ipucnn.training.evaluation import log_softmax
 
@@ -198,7 +199,7 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
     _begin(trained, "classify", request, paths, problems, progress)
     session = trained.session(request.verbose)
     trained = run_setup.move_preprocessing(trained, session)
-    names = tuple(map(printable, trained.names()))
+    names = tuple(map(printable, trained.labels))
     progress.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, progress)
     notes = trained.load(session, "infer")
@@ -342,7 +343,7 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
     else:
         name = trained.source.info.name.replace(":", "-").replace("/", "-")
         files = [MaskFiles(folder, f"{name}-{request.subset}", True, request.with_overlay, num_classes)]
-    names = tuple(map(printable, trained.names()))
+    names = tuple(map(printable, trained.labels))
     info = trained.source.info
     form = MaskForm(info.mask_values, info.class_colours)
     classes = Classes(names, class_colours(num_classes, info.class_colours), form)
@@ -442,7 +443,7 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
 
 def _recommended(trained: TrainedSetup, name: str, progress: Progress) -> float:
     """Returns the threshold of the weights, and reports one that `evaluate` recommended."""
-    threshold = trained.threshold
+    threshold = trained.weights.threshold
     if threshold != HALF:
         progress.line(
             f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "

@@ -152,7 +152,7 @@ class PatchwiseNetwork:
         self._fixed: Optional[Size] = None
         if patch_size is not None:
             self._fixed = (patch_size - self._margin, patch_size - self._margin)
-        elif trained.runtime is not None:
+        elif trained.weights.is_exported:
             # An exported network takes patches of one size.
             self._fixed = self._output_of_training()
         self._is_patch_normalised = norm_of(trained.config.norm_layer) == "group"
@@ -186,7 +186,7 @@ class PatchwiseNetwork:
         height, width = max(size[0] for size in cut), max(size[1] for size in cut)
         whole = nearest_legal_sizes(self._trained.record, max(height, width) + self._margin)[-1]
         remedy = f"--patch-size {whole} takes the largest image, {height}x{width}, as one patch"
-        if self._trained.runtime is not None:
+        if self._trained.weights.is_exported:
             remedy = "the run that was exported takes an image as one patch"
         patch = "x".join(map(str, self._input(self._output((height, width)))))
         say(

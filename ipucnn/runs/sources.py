@@ -1,0 +1,462 @@
+"""Where trained weights come from: a run or its checkpoint, a Keras file, ImageNet, or an exported file; a class each.
+
+:func:`find_weights` opens what a command line names, without TensorFlow.
+"""
+
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+from ipucnn.aliases import KerasModel, PlainValue
+from ipucnn.config.options import BY_NAME, RunConfig
+from ipucnn.config.resolve import Resolved, resolve, resolve_saved
+from ipucnn.config.values import norm_layer_of
+from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import exists, expand, is_file, is_folder
+from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
+from ipucnn.models.keras_files import is_keras_file
+from ipucnn.models.registry import (
+    ModelRecord,
+    check_buildable,
+    check_same_network,
+    find_network,
+    get_model,
+    list_models,
+    saved_network,
+)
+from ipucnn.planning.network import InputShape
+from ipucnn.python_files import name_it
+from ipucnn.runs import setup as run_setup
+from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
+from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
+from ipucnn.runs.folder import RUN_FILES, RunFolder
+from ipucnn.runs.images.outputs import HALF
+from ipucnn.runs.setup import Setup, SomeSetup
+from ipucnn.runs.weight_files import check_scaling, scaling_of_file, take_over
+from ipucnn.sessions.session import Session
+from ipucnn.text import shown_value
+from ipucnn.training.checkpoints import read_meta
+
+IMAGENET = "imagenet"
+_NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
+_DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_eval")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A network and its weights, as a command line names them.
+
+    Attributes:
+        command: evaluate, infer or export.
+        target: a run folder, a checkpoint, an exported ONNX or TFLite file, a Keras weight file, or with ``weights`` a
+            network of the registry.
+        flags: the options given on the command line.
+        which: the value of ``--checkpoint``, which chooses a checkpoint of the run.
+        weights: the value of ``--weights``: imagenet, or a Keras weight file.
+        from_python: whether :func:`ipucnn.load` is the caller, so that hints show Python instead of a command line.
+    """
+
+    command: str
+    target: str
+    flags: Mapping[str, Any]
+    which: Optional[str] = None
+    weights: Optional[str] = None
+    from_python: bool = False
+
+
+class Weights:
+    """Trained weights, before data are read; each source is a subclass.
+
+    Attributes:
+        resolved: the configuration of the command.
+        name: the name of the weights, for reports and messages.
+        weight_updates: the weight updates of the checkpoint; None if that is not known.
+        facts: the facts of the training set; None if only the data set that the command line names has them.
+        hint: the hint for data with other classes.
+        seed: the seed of the run.
+        input_shape: the input shape of the trained network; None if the data set or an option determines it.
+        folder: the run folder that the weights come from; None for other weights.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        name: str,
+        facts: Optional[DatasetInfo] = None,
+        hint: str = "",
+        weight_updates: Optional[int] = None,
+        seed: int = 0,
+        input_shape: Optional[InputShape] = None,
+        folder: Optional[RunFolder] = None,
+    ) -> None:
+        self.resolved, self.name, self.weight_updates = resolved, name, weight_updates
+        self.facts, self.hint, self.seed = facts, hint, seed
+        self.input_shape, self.folder = input_shape, folder
+
+    @property
+    def summary(self) -> Dict[str, Any]:
+        """The weights in reports: ``checkpoint``, ``model`` and ``weight_updates``."""
+        model = self.resolved.record.name
+        return {"checkpoint": self.name, "model": model, "weight_updates": self.weight_updates}
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether an exported file runs in its own runtime, without a network of Keras."""
+        return isinstance(self, ExportedWeights)
+
+    @property
+    def threshold(self) -> float:
+        """The probability of class 1 above which a pixel is class 1: what `evaluate` recommended, or 0.5."""
+        kept = {} if self.folder is None else self.folder.thresholds()
+        return kept.get(str(self.weight_updates), HALF)
+
+    def labels(self, info: DatasetInfo) -> Tuple[str, ...]:
+        """Returns the names of the classes; ``info`` has the facts of the data set that the weights are used with."""
+        return info.class_names if self.facts is None else self.facts.class_names
+
+    def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
+        """Returns the setup with images in the range that the weights need, checked, and notes for the user."""
+        run_setup.build_options(setup)
+        return setup, []
+
+    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        """Copies the weights into the built network of a setup; returns notes for the user."""
+        raise NotImplementedError
+
+    def session(self, config: RunConfig, verbose: bool) -> Session:
+        """Makes the session that runs the network.
+
+        Args:
+            config: the configuration, with the device.
+            verbose: show TensorFlow's own messages.
+        """
+        from ipucnn.sessions.factory import create_session
+
+        return create_session(config.device, verbose=verbose, config=config)
+
+
+class RunWeights(Weights):
+    """The weights in a checkpoint of a run."""
+
+    def __init__(self, resolved: Resolved, run: TrainedRun) -> None:
+        super().__init__(resolved, **_facts_of_training(run), folder=run.folder)
+        self._run = run
+
+    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        return self._run.fill(model)
+
+
+class ExportedWeights(Weights):
+    """An exported file, which has its own weights and runtime."""
+
+    def __init__(self, resolved: Resolved, network: ExportedNetwork) -> None:
+        super().__init__(resolved, **_facts_of_training(network))
+        self._network = network
+
+    @property
+    def threshold(self) -> float:
+        kept = self._network.record.threshold
+        return HALF if kept is None else kept
+
+    def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
+        return replace(setup, input_range=self._network.record.input.name_of_range), []
+
+    def session(self, config: RunConfig, verbose: bool) -> Session:
+        from ipucnn.sessions.host.environment import import_tensorflow
+
+        import_tensorflow(verbose)
+        return self._network.session()
+
+
+class KerasFileWeights(Weights):
+    """The weights in a file that Keras saved, for a network that the command line names."""
+
+    def __init__(self, resolved: Resolved, path: Path) -> None:
+        super().__init__(resolved, str(path))
+        self._path, self._scaling = path, scaling_of_file(path)
+
+    def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
+        notes: List[str] = []
+        if self._scaling is not None and setup.record.own is None:
+            setup, notes = take_over(setup, self._path, self._scaling)
+        run_setup.build_options(setup)
+        return setup, notes
+
+    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        from ipucnn.models.keras_files import load_keras_weights
+
+        return [*check_scaling(setup, self._path), *load_keras_weights(model, self._path)]
+
+
+class ImageNetWeights(Weights):
+    """The ImageNet weights of Keras Applications, downloaded once."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        hint = "give ImageNet's images: --dataset imagefolder --dataset-path DIR"
+        super().__init__(resolved, "imagenet, of Keras Applications", _IMAGENET_FACTS, hint)
+
+    def labels(self, info: DatasetInfo) -> Tuple[str, ...]:
+        return info.class_names or class_names()
+
+    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        from ipucnn.models.imagenet import load_imagenet_weights
+
+        with quiet_download():
+            load_imagenet_weights(model, setup.record)
+        return []
+
+
+def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any]:
+    """Returns the arguments of :class:`Weights` that a checkpoint or an export knows."""
+    meta, facts = run.meta, trained_facts(run.meta, run.path)
+    return {
+        "name": str(run.path),
+        "facts": facts,
+        "hint": f"take {facts.name}, which it was trained on",
+        "weight_updates": meta["weight_updates"],
+        "seed": int(meta["seed"]),
+        "input_shape": tuple(meta["input_shape"]),
+    }
+
+
+# Photographs of any size in 1000 classes.
+_IMAGENET_FACTS = DatasetInfo(
+    name=IMAGENET,
+    task="classification",
+    num_classes=NUM_CLASSES,
+    image_shape=(None, None, 3),
+    num_train=0,
+    num_eval=0,
+    class_names=(),
+    location="Keras Applications",
+    mean=IMAGENET_MEAN,
+    std=IMAGENET_STD,
+)
+
+
+def find_weights(named: Named, reads_data: bool) -> Weights:
+    """Opens the weights that a command line names, with every check that needs no data set.
+
+    Raises:
+        ConfigurationError: options contradict the network, or each other.
+        DataError: the run or the weights cannot be read.
+    """
+    command, target, which = named.command, named.target, named.which
+    path = expand(target)
+    is_twice_named = named.weights is None and which is not None and _is_network(target)
+    if which is not None and is_twice_named and exists(expand(which)):
+        # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
+        weights = _of_run(replace(named, target=which, which=None), reads_data)
+        name = weights.resolved.record.name
+        if name != get_model(target).name:
+            raise DataError(
+                f"--checkpoint {which} is of {name}, not of {target}", f"ipucnn {command} {which}"
+            )
+        return weights
+    if named.weights is None and is_keras_file(path):
+        if "model_name" not in named.flags:
+            if is_file(path.parent / RECORD):
+                raise ConfigurationError(
+                    f"{target} is a network that `ipucnn export` wrote for Keras; `ipucnn {command}` cannot run it",
+                    f"name the run it was exported from: ipucnn {command} RUN; or export the run with --format onnx "
+                    "or tflite, and name that file",
+                )
+            raise ConfigurationError(
+                f"of {target} only the weights are read, and the network they belong to is not named",
+                "add --model-name and --dataset, for example --model-name lenet --dataset mnist",
+            )
+        named = replace(named, target=str(named.flags["model_name"]), weights=target)
+    if named.weights is None:
+        return _of_run(named, reads_data)
+    if which is not None:
+        raise ConfigurationError(
+            f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it"
+        )
+    if named.weights.lower() == IMAGENET:
+        return _of_imagenet(named, reads_data)
+    return _of_keras_file(named, named.weights, reads_data)
+
+
+def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
+    """Returns (description, path) of the files that the command line names as weights; no output may replace them."""
+    options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
+    named_files = [
+        (f"what {option} names", expand(name)) for option, name in options if name not in (None, IMAGENET)
+    ]
+    folder = expand(named.target)
+    return named_files + [("a file of the run", folder / name) for name in RUN_FILES]
+
+
+def task_of(named: Named) -> Optional[str]:
+    """Returns the task of the network that the command line names; reads only its configuration.
+
+    The result is None if anything is wrong with the command line, which :func:`open_trained` then reports.
+    """
+    target, weights = named.target, named.weights
+    try:
+        path = expand(target)
+        if weights is not None and weights.lower() == IMAGENET:
+            return "classification"
+        if weights is not None or (named.which is not None and _is_network(target)):
+            return get_model(target).task
+        if is_keras_file(path):
+            return get_model(str(named.flags["model_name"])).task
+        if is_exported(path):
+            return get_model(read_exported(path).record.model).task
+        if is_file(path):
+            return get_model(read_meta(path)["model"]).task
+        return get_model(RunFolder(path).read_config().model_name).task
+    except (UserError, KeyError):
+        return None
+
+
+def _is_network(target: str) -> bool:
+    return not exists(expand(target)) and any(record.name == target for record in list_models())
+
+
+def _refuse(flags: Mapping[str, PlainValue], names: Tuple[str, ...], why: str, hint: str) -> None:
+    for name in names:
+        if name in flags:
+            raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
+
+
+def _of_run(named: Named, reads_data: bool) -> Weights:
+    command, target, flags, which = named.command, named.target, named.flags, named.which
+    path = expand(target)
+    if _is_network(target):
+        raise DataError(
+            f"{target} is a network, and there is no run folder of that name",
+            _how_to_get_weights(command, target),
+        )
+    if which is not None and is_file(path):
+        raise ConfigurationError(
+            f"--checkpoint {which}: {target} is one checkpoint, not a run to choose from",
+            "drop it, or give the run folder",
+        )
+    run: Union[TrainedRun, ExportedNetwork]
+    try:
+        run = read_exported(path) if is_exported(path) else open_run(path, which, command)
+        trained_facts(run.meta, run.path)
+    except KeyError as error:
+        raise DataError(
+            f"checkpoint {target} lacks {error.args[0]}",
+            "give a checkpoint or run folder that `ipucnn train` wrote",
+        ) from None
+    record = _own_network(named, run)
+    refused = _NETWORK_OPTIONS if record is None else tuple(n for n in _NETWORK_OPTIONS if n != "model_name")
+    _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
+    if not reads_data:
+        _refuse_data(flags)
+    # Without data first: a wrong value is reported with its own hint, and later errors can only concern the data.
+    resolved = resolve_saved(command, run.config, flags, reads_data=False)
+    if reads_data:
+        try:
+            resolved = resolve_saved(command, run.config, flags, reads_data=True)
+        except (ConfigurationError, DataError) as error:
+            where = _data_of_run(run.config, flags, path)
+            raise type(error)(error.message, where or error.hint) from error
+    if record is not None:
+        resolved = replace(resolved, record=record)
+    return ExportedWeights(resolved, run) if isinstance(run, ExportedNetwork) else RunWeights(resolved, run)
+
+
+def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) -> str:
+    """Returns a hint if the data set is not found because the run was trained in another folder than this one.
+
+    Returns:
+        The hint.  It is "" if the command line names the data, or if the run names them with an absolute path.  It is
+        also "" if the run lies below this folder, because then no other folder is known.
+    """
+    if "dataset" in flags or "dataset_path" in flags:
+        return ""
+    flag, given = "--dataset-path", str(config.dataset_path)
+    if config.dataset is not None and os.sep in config.dataset:
+        flag, given = "--dataset", config.dataset
+    if os.path.isabs(os.path.expanduser(given)):
+        return ""
+    if not os.path.relpath(run).startswith(os.pardir):
+        return ""
+    trained = f"the run was trained with {flag} {shown_value(given)} in another folder"
+    for folder in Path(os.path.abspath(run)).parents:
+        nearby = os.path.relpath(folder / given)
+        # The parent folder itself is no answer: the run does not name it.
+        if os.path.normpath(given) != os.curdir and is_folder(Path(nearby)):
+            return f"{trained}; from here, add {flag} {shlex.quote(nearby)}"
+    return f"{trained}; add {flag} DIR with the place of its data as seen from here"
+
+
+def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:
+    """Returns the record of a user's own network: from the command line, else from the checkpoint.
+
+    The result is None for a registered network, and for an exported file, which needs no record.
+
+    Raises:
+        ConfigurationError: the Python file that it needs was not named, or has changed.
+        DataError: the checkpoint has no network.
+    """
+    if isinstance(run, ExportedNetwork) or get_model(run.config.model_name).own is None:
+        return None
+    name, meta, what = run.config.model_name, run.meta, f"checkpoint {run.path}"
+    typed = named.flags.get("model_name")
+    if typed is not None:
+        record = find_network(str(typed))
+        check_same_network(record, meta, what)
+        return record
+    hint = name_it("--model-name", name, run.path)
+    if named.from_python:
+        which = "" if named.which is None else f", checkpoint={named.which!r}"
+        hint = f"type: ipucnn.load({named.target!r}{which}, model={name!r})"
+    record = saved_network(name, meta.get("network"), what, hint)
+    check_buildable(record)
+    return record
+
+
+def _how_to_get_weights(command: str, model: str) -> str:
+    """Returns the hint for a network that was given without weights."""
+    if get_model(model).keras_application is not None:
+        return f"give a run folder, or weights: ipucnn {command} {model} --weights imagenet"
+    return f"give a run folder; `ipucnn train {model}` makes one"
+
+
+def _refuse_data(flags: Mapping[str, PlainValue]) -> None:
+    _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
+
+
+def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
+    path = expand(weights)
+    if not is_keras_file(path):
+        raise ConfigurationError(
+            f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
+            f"a run or its checkpoint needs no model: ipucnn {named.command} {weights}",
+        )
+    if not is_file(path):
+        raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
+    if not reads_data and "dataset" not in named.flags:
+        raise ConfigurationError(
+            f"{path} knows neither the names of its classes nor how its images were normalised",
+            "name the data set it was trained on: --dataset mnist",
+        )
+    return KerasFileWeights(resolve(named.command, named.flags, model=named.target), path)
+
+
+def _of_imagenet(named: Named, reads_data: bool) -> Weights:
+    command, model = named.command, named.target
+    if exists(expand(model)) and not any(record.name == model for record in list_models()):
+        raise ConfigurationError(
+            f"--weights imagenet: {model} is a file or folder, and has its own weights",
+            f"name a network instead: ipucnn {command} resnet50-keras --weights imagenet",
+        )
+    record = get_model(model)
+    check_has_weights(record)
+    if not reads_data:
+        _refuse_data(named.flags)
+    resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
+    if not resolved.is_typed("norm_layer"):
+        # The weights belong to the published network, whose norm layer a preset may change.
+        norm = norm_layer_of(record.default_norm)
+        resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))
+
+    return ImageNetWeights(resolved)
