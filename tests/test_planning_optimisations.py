@@ -89,14 +89,7 @@ def test_rows_switch_settings_off_as_well_as_on(graph):
 def test_proportions_of_each_stage(graph):
     shares = (0.6, 0.3, 0.15, 0.6)
     own_shares = replace(SETTINGS, available_memory_proportion=tuple(uniform(s)[0] for s in shares))
-    base, rows = optimisations(Planner(graph, SYSTEM), EARLY, own_shares)
-    alike = [replace(SETTINGS, available_memory_proportion=uniform(share)) for share in shares]
-    fills = [program_memory(graph, EARLY, one, SYSTEM.ipu)[i].fill for i, one in enumerate(alike)]
-    assert base.predicted_fill == pytest.approx(max(fills))
-    stages = [predict(graph, EARLY, one, SYSTEM).stages[i] for i, one in enumerate(alike)]
-    speeds = [predict(graph, EARLY, one, SYSTEM).images_per_s for one in alike]
-    assert min(speeds) <= base.predicted_images_per_s <= max(speeds)
-    assert len({stage.forward_s for stage in stages}) > 1
+    _, rows = optimisations(Planner(graph, SYSTEM), EARLY, own_shares)
     row = by_name(rows)["options of each stage"]
     assert (row.here, row.instead) == ("60 30 15 60%", "60%")
     same = predicted(graph, EARLY, replace(SETTINGS, available_memory_proportion=uniform(0.6)))

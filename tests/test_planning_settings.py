@@ -12,7 +12,7 @@ from poplar_double import installed
 from support.plans import (
     SCHEDULES,
     SYSTEM,
-    all_splits,
+    all_that_fit,
     fill,
     home_graph,
     network,
@@ -310,17 +310,16 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
     program_settings = replace(
         BASE, num_stages=2, schedule=schedule, recomputation=True, device_mapping=(0, 1)
     )
-    limit, fitting, shares = LIMITS[0], {}, OPEN["available_memory_proportion"]
+    limit, shares = LIMITS[0], OPEN["available_memory_proportion"]
     pairs = [StageProportions(c, m, c, m) for c, m in itertools.product((0.6, 0.3, 0.15), repeat=2)]
-    for vector in itertools.product(pairs, repeat=2):
-        given = replace(program_settings, available_memory_proportion=vector)
-        for splits in all_splits(graph, 2):
-            if fill(graph, splits, given, machine) <= limit:
-                prediction = predict(graph, splits, given, machine)
-                fitting[splits, vector] = (prediction.tick_s, prediction.images_per_s)
+    programs = [
+        replace(program_settings, available_memory_proportion=vector)
+        for vector in itertools.product(pairs, repeat=2)
+    ]
+    fitting = all_that_fit(graph, programs, machine, limit)
     (choice,) = choices(program_settings, {"available_memory_proportion": shares}, by_stage=True)
     best = planner.fastest_splits(choice.program, limit, by_stage=shares)
-    assert best.prediction.tick_s == pytest.approx(min(fitting.values())[0], rel=1e-9)
+    assert best.prediction.tick_s == pytest.approx(min(tick for tick, *_ in fitting), rel=1e-9)
     assert best.solution.optimal and best.predicted_fill <= limit
     assert fill(graph, best.splits, best.settings, machine) == best.predicted_fill
     # Within one program images/s decide, and one proportion for all stages is kept if it is as fast.
@@ -330,9 +329,9 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
     assert separate.settings.proportions_differ
     assert separate.prediction.images_per_s > alike.prediction.images_per_s * (1 + SAME_SPEED)
     # Given splits get the proportions that suit them best.
-    for splits in {splits for splits, _ in fitting}:
+    for splits in {splits for _, _, splits, _ in fitting}:
         separate = planner.best_judged(splits, [choice])
-        fastest = max(speed for (other, _), (_, speed) in fitting.items() if other == splits)
+        fastest = max(speed for _, speed, other, _ in fitting if other == splits)
         assert fastest * (1 - SAME_SPEED) <= separate.prediction.images_per_s <= fastest * (1 + 1e-9)
 
 

@@ -167,7 +167,7 @@ def _save_graph(question: "Question", path: Path) -> "Question":
     Returns:
         The question with the graph.
     """
-    from ipucnn.planning.plan import with_graph
+    from ipucnn.planning.plan import read_graph
     from ipucnn.reports.console import note
 
     ending = NETWORK_FILES[1]
@@ -176,12 +176,11 @@ def _save_graph(question: "Question", path: Path) -> "Question":
             f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {ending}",
             f"--save-graph {shown(path.with_suffix(ending))}",
         )
-    question = with_graph(question, note, import_tensorflow)
-    assert question.graph is not None
+    graph = read_graph(question, note, import_tensorflow)
     # The graph does not record --freeze; a command that reads the file needs the option again.
-    write_output_text(path, question.graph.to_json())
+    write_output_text(path, graph.to_json())
     note(f"written: {path}")
-    return question
+    return replace(question, graph=graph)
 
 
 def _show_plan(

@@ -19,7 +19,7 @@ from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_sta
 from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.forecast import Forecast
-from ipucnn.planning.graphs.extract import known_graph, layer_graph
+from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
 from ipucnn.planning.pipeline_plan import (
     ComparisonRow,
@@ -57,33 +57,41 @@ Comparison = Callable[[LayerGraph, int], Mapping[str, Sequence[str]]]
 _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
 
 
-def with_graph(question: Question, note: Note, import_tensorflow: Callable[[], object]) -> Question:
-    """Returns the question with the network's layer graph, with untrained layers frozen.
-
-    The graph is shipped, cached, or made by building the network, once for a question.
+def read_graph(question: Question, note: Note, import_tensorflow: Callable[[], object]) -> LayerGraph:
+    """Returns the network's layer graph: shipped, cached, or made by building the network, once for a question.
 
     Args:
         note: the function called with a line for the user.
         import_tensorflow: the function that imports TensorFlow as in a run, called before the network is built, if
             it has to be.
     """
-    if question.planned is not None:
-        return question
-    graph = question.graph or known_graph(question.record, question.options)
-    if graph is None:
+
+    def before_build() -> None:
         note(f"reading the layers of {question.record.name}, once (TensorFlow is imported)")
         import_tensorflow()
-        graph = layer_graph(question.record, question.options)
-    planned, assumed = graph, [*question.assumed, *estimates(graph)]
-    freeze = question.config.freeze
+
+    return question.graph or layer_graph(question.record, question.options, before_build)
+
+
+def _planner(question: Question, graph: LayerGraph) -> Tuple[Planner, Tuple[str, ...]]:
+    """Returns the planner of the network with its untrained layers frozen, after checking the question against it.
+
+    Returns:
+        The planner, and a sentence about each assumption.
+    """
+    assumed, freeze = [*question.assumed, *estimates(graph)], question.config.freeze
     if freeze is not None:
         frozen = frozen_layers(graph, freeze)
-        planned = frozen_graph(graph, frozen)
+        graph = frozen_graph(graph, frozen)
         names = ", ".join(map(shown_value, frozen[:5])) + (
             f" and {len(frozen) - 5} more" if frozen[5:] else ""
         )
         assumed.append(f"freeze {shown_value(freeze)}: {counted(len(frozen), 'layer')} not trained: {names}")
-    return replace(question, graph=graph, planned=planned, assumed=tuple(assumed))
+    if question.splits is not None:
+        check_cuts(question.splits, graph)
+    check_stages(question.settings.num_stages, graph)
+    check_system(question)
+    return Planner(graph, question.system), tuple(assumed)
 
 
 def make_plan(
@@ -93,7 +101,7 @@ def make_plan(
 
     Args:
         comparisons: names of rules, or files with splits, to compare with; if empty, the rule "params".
-        note, import_tensorflow: as for ``with_graph``.
+        note, import_tensorflow: as for ``read_graph``.
 
     Raises:
         ConfigurationError: splits or stages that the network does not have; a comparison that cannot be made.
@@ -101,8 +109,7 @@ def make_plan(
         InfeasibleError: nothing fits.
     """
     compared = [_comparison(name, note) for name in comparisons or ["params"]]
-    question = with_graph(question, note, import_tensorflow)
-    planner = _planner(question)
+    planner, assumed = _planner(question, read_graph(question, note, import_tensorflow))
     pareto: Tuple[ParetoRow, ...] = ()
     if question.splits is None and question.space is not None:
         candidate, pareto = fastest_programs(planner, question.space, question.row)
@@ -123,6 +130,8 @@ def make_plan(
         tried = question.choices()
         if not any(planner.fits(each, max(LIMITS)) for choice in tried for each in choice.programs):
             no_fit = _why_no_fit(planner, question, tried, max(LIMITS))
+    changes, remedy = next_changes(planner, candidate)
+    fixed = [name for name in trial_settings(candidate.settings) if name not in question.resolved.typed]
     plan = assemble(
         planner,
         candidate,
@@ -133,29 +142,13 @@ def make_plan(
         comparison=(*_under_own_schedule(planner, candidate, question), *compare(planner, candidate, others)),
         pareto=pareto,
         no_fit=no_fit,
-        assumed=question.assumed,
-    )
-    changes, remedy = next_changes(planner, candidate)
-    fixed = [name for name in trial_settings(plan.settings) if name not in question.resolved.typed]
-    return replace(
-        plan,
+        assumed=assumed,
         not_searched=tuple(fixed) if question.space is None else (),
         next_changes=changes,
         remedy=remedy,
-        # Splits beyond an IPU's memory are at best as fast as others beyond it, so they are no optimum.
-        optimal=plan.optimal and not exceeds,
     )
-
-
-def _planner(question: Question) -> Planner:
-    """Returns the planner for the question's network and system, after checking the question against both."""
-    graph = question.planned
-    assert graph is not None  # set by ``with_graph``
-    if question.splits is not None:
-        check_cuts(question.splits, graph)
-    check_stages(question.settings.num_stages, graph)
-    check_system(question)
-    return Planner(graph, question.system)
+    # Splits beyond an IPU's memory are at best as fast as others beyond it, so they are no optimum.
+    return replace(plan, optimal=plan.optimal and not exceeds)
 
 
 def make_optimisations(
@@ -180,8 +173,7 @@ def make_optimisations(
     # The optimisations compare with the program as it is, under no other schedule.
     values = {**question.values, "schedule": (question.settings.schedule,)}
     question = replace(question, splits=splits, values=values)
-    question = with_graph(question, note, import_tensorflow)
-    planner = _planner(question)
+    planner, assumed = _planner(question, read_graph(question, note, import_tensorflow))
     candidate = _best(planner, question)
     base, rows = optimisations(
         planner,
@@ -190,7 +182,7 @@ def make_optimisations(
         loss_scaling=config.loss_scaling,
         exchange_target=config.internal_exchange_optimization_target,
     )
-    return question, candidate, base, rows
+    return replace(question, assumed=assumed), candidate, base, rows
 
 
 def check_not_fitting(plan: PipelinePlan, question: Question) -> None:

@@ -67,9 +67,7 @@ class Question:
         assumed: what was assumed because neither a flag nor a preset gave it, a sentence each.
         assumed_input: the sentence of ``assumed`` about the input; None if the user gave the input.
         warnings: requested things that are impossible, a sentence each.
-        graph: the network before layers are frozen; initially set only for a layer graph in a file, see
-            ``plan.with_graph``.
-        planned: the network with its frozen layers; set like ``graph``.
+        graph: the network before layers are frozen, if it is known: that of a file, or one that was read before.
     """
 
     resolved: Resolved
@@ -87,7 +85,6 @@ class Question:
     assumed_input: Optional[str] = None
     warnings: Tuple[str, ...] = ()
     graph: Optional[LayerGraph] = None
-    planned: Optional[LayerGraph] = None
 
     @property
     def record(self) -> ModelRecord:

@@ -119,11 +119,18 @@ def fill(graph, splits, settings, machine):
     return max(memory.fill for memory in program_memory(graph, splits, settings, machine.ipu))
 
 
+def all_that_fit(graph, programs, machine, limit):
+    """Returns (tick, images/s, splits, program) of all splits of all programs that fit, by trying each."""
+    return [
+        (prediction.tick_s, prediction.images_per_s, splits, program)
+        for program in programs
+        for splits in all_splits(graph, program.num_stages)
+        if fill(graph, splits, program, machine) <= limit
+        for prediction in [predict(graph, splits, program, machine)]
+    ]
+
+
 def naive_best(graph, settings, machine, limit):
     """Returns (tick, splits) of the fastest splits that fit, by trying all; None if none fit."""
-    fitting = [
-        (predict(graph, splits, settings, machine).tick_s, splits)
-        for splits in all_splits(graph, settings.num_stages)
-        if fill(graph, splits, settings, machine) <= limit
-    ]
-    return min(fitting, default=None)
+    fitting = all_that_fit(graph, [settings], machine, limit)
+    return min(((tick, splits) for tick, _, splits, _ in fitting), default=None)
