@@ -116,3 +116,30 @@ def test_every_row_says_how_it_was_measured():
                 assert (
                     row["command"].startswith("python benchmarks/") and row["revision"] and row["conditions"]
                 )
+
+
+CLAIM = re.compile(r"\b(took|reached|spent (?=\d)|killed|trained at|accuracy was|factor of)\b[^.|]*?\d[\d.,]*")
+# Sentences whose figures are not in results/ yet, by the words around them.
+WITHOUT_ROW = (
+    ("README.md", r"run took 114 s of processor time"),
+    ("docs/datasets.md", r"plain tf.data took 1.20 times"),
+    ("docs/unet.md", r"`--no-augment --num-epochs 20` reached 0.9497"),
+    ("docs/planner.md", r"a factor of 2 "),  # priors and simulations, not measurements
+)
+
+
+def test_every_measured_figure_has_a_row():
+    """A sentence that says what something took or reached is among the figures above, or is listed as an exception."""
+    known = [(page, words) for page, words, _ in FIGURES] + list(WITHOUT_ROW)
+    seen, absent = set(), []
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        page, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        for part in (r"<!-- [\w ]+: begin.*?end -->", r"^ *```.*?^ *```", r"^\|.*?$"):
+            text = re.sub(part, "", text, flags=re.DOTALL | re.MULTILINE)
+        for claim in CLAIM.finditer(text):
+            around = text[max(0, claim.start() - 60) : claim.end() + 60]
+            matching = [words for other, words in known if other == page and re.search(words, around)]
+            seen.update((page, words) for words in matching)
+            absent += [] if matching else [f"{page}: {claim.group()}"]
+    assert not absent
+    assert not set(WITHOUT_ROW) - seen, "these sentences are gone"
