@@ -118,7 +118,9 @@ def test_every_row_says_how_it_was_measured():
                 )
 
 
-CLAIM = re.compile(r"\b(took|reached|spent (?=\d)|killed|trained at|accuracy was|factor of)\b[^.|]*?\d[\d.,]*")
+CLAIM = re.compile(
+    r"\b(took|reached|spent (?=\d)|killed|trained at|accuracy was|factor of)\b[^.|]*?\d[\d.,]*"
+)
 # Sentences whose figures are not in results/ yet, by the words around them.
 WITHOUT_ROW = (
     ("README.md", r"run took 114 s of processor time"),
