@@ -35,6 +35,7 @@ from ipucnn.sessions.host.division import (
 )
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
+from ipucnn.sessions.host.sums import sums_of
 from ipucnn.sessions.host.updates import UpdateLoop
 from ipucnn.sessions.session import (
     Batch,
@@ -135,10 +136,8 @@ class HostSession(Session):
             opt = Optimizer(optimizer, trained, statistics)
             self.state = TrainState(weights.kept, opt.slots, 0)
             network = self._network(model, program.pipeline_splits if program.recomputation else ())
-            reduction = self._config.reduction
-            self._loop = UpdateLoop(
-                network, program, division, opt, loss, weights, self._collectives, reduction
-            )
+            sums = sums_of(division, self._collectives, self._config.reduction)
+            self._loop = UpdateLoop(network, program, division, opt, loss, weights, sums)
             if self._loop.scaler is not None:
                 self.state.slots = {**opt.slots, **self._loop.scaler.slots}
         self._make_forward(model, loss)

@@ -1,30 +1,24 @@
-"""The loop of weight updates inside one TensorFlow function: fused batches, their gradients, and moving statistics.
+"""The loop of weight updates inside one TensorFlow function: gradients of groups, and moving statistics.
 
-A fused batch is a group of fused micro-batches, which are computed as one batch; ``division.py`` chooses their number.
-Workers share the fused batches of a weight update: their results are gathered, and each worker adds them up in the
-order of fused batches.  Several GPUs of one process share its fused batches in the same way: each computes one at a
-time, and the first one adds them up.  A CPU computes several in parallel, as if it were several devices.
+``division.py`` says which lane computes which groups of fused micro-batches, and ``sums.py`` adds their results.
 """
 
-import contextlib
-from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, List, Sequence, Tuple, TypeVar, Union
 
-import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.models.layers.micro_batches import ExecutionContext
 from ipucnn.sessions.host.arithmetic import Rounding, streams
-from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
+from ipucnn.sessions.host.sums import GroupResult, OrderedSums
 from ipucnn.training.losses import Loss, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import SEED_MASK, Program
 
 _Result = TypeVar("_Result")
-AddParts = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
 class UpdateLoop:
@@ -37,8 +31,7 @@ class UpdateLoop:
         optimizer: the optimizer of the kept trainable weights.
         loss: (logits, labels, micro-batches) -> one value per micro-batch.
         weights: the model's weights.
-        collectives: the collective operations of the processes; None: this process is alone.
-        reduction: how processes add their gradients: ordered (in the order of fused batches) or allreduce.
+        sums: the order in which results are added.
 
     Attributes:
         scaler: the automatic loss scaler; None if the Program does not use it.
@@ -52,14 +45,11 @@ class UpdateLoop:
         optimizer: Optimizer,
         loss: Loss,
         weights: Weights,
-        collectives: Optional[Collectives] = None,
-        reduction: str = "ordered",
+        sums: OrderedSums,
     ) -> None:
         self._network, self._arithmetic = network, network.arithmetic
         self._division = division
-        self._collectives = collectives
-        # The collectives that add gradients in any order; None: they are added in the order of fused batches.
-        self._all_reduce = None if reduction == "ordered" else collectives
+        self._sums = sums
         self._program = program
         self._optimizer = optimizer
         self._loss = loss
@@ -80,12 +70,11 @@ class UpdateLoop:
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
         if self._concrete is None:
-            received = [] if self._collectives is None else self._collectives.received_bytes
-            num_before = len(received)
+            num_before = len(self._sums.received_bytes)
             self._concrete = self._function.get_concrete_function(
                 iterator, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)
             )
-            self._received_bytes = received[num_before:]
+            self._received_bytes = self._sums.received_bytes[num_before:]
         return self._concrete.graph
 
     def run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -94,16 +83,13 @@ class UpdateLoop:
         It uses one concrete function, because TensorFlow 2.6 would trace again for each new n.
         """
         self.trace(iterator)
-        with self._exceptions():
+        with self._sums.exceptions():
             return self._concrete(iterator, rates, first)
 
     def collect(self, iterator: TfIterator, num_updates: Tensor) -> None:
         """Sets the moving statistics to the means of the batch statistics over ``num_updates`` weight updates."""
-        with self._exceptions():
+        with self._sums.exceptions():
             self._collecting(iterator, num_updates)
-
-    def _exceptions(self) -> ContextManager[None]:
-        return contextlib.nullcontext() if self._collectives is None else self._collectives.exceptions()
 
     @property
     def received_bytes(self) -> int:
@@ -123,98 +109,38 @@ class UpdateLoop:
         """
         steps = tf.cast(num_updates, tf.int64) * self._division.num_steps
 
-        def means(fused_batch: Tensor) -> List[Tensor]:
-            images, context = iterator.get_next()[0], self._context(fused_batch)
+        def means(group: Tensor) -> List[Tensor]:
+            images, context = iterator.get_next()[0], self._context(group)
             self._network(images, training=True, context=context)
             return self._statistics.means(context)
 
-        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            parts = self._on_devices(step, means)
-            added = self._in_order(
-                step, parts, sums, lambda _, parts, sums: [s + p for s, p in zip(sums, parts)]
-            )
-            return (step + 1, *added)
+        def add(group: Tensor, parts: List[Tensor], sums: List[Tensor]) -> List[Tensor]:
+            return [s + p for s, p in zip(sums, parts)]
+
+        def body(step: Tensor, sums: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+            return step + 1, self._sums.in_order(step, self._on_lanes(step, means), sums, add)
 
         variables = [self._weights.kept[name] for name in self.collected]
         start = [tf.zeros(variable.shape) for variable in variables]
-        _, *sums = tf.while_loop(
-            lambda step, *_: step < steps, body, (tf.constant(0, tf.int64), *start), parallel_iterations=1
+        _, sums = tf.while_loop(
+            lambda step, _: step < steps, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
         )
         count = tf.cast(num_updates, tf.int64) * self._division.num_groups
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
-    def _on_devices(self, step: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
-        """Computes one fused batch on each of this worker's devices, at the same time, and returns the results.
-
-        A step has one fused batch for each device of each worker.  Those of the first device of all workers come first,
-        in the order of workers, then those of the second device, and so on.
+    def _on_lanes(self, step: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
+        """Computes one group on each lane of this process, at the same time, and returns the results.
 
         Args:
             step: scalar int64.
-            compute: the function from a fused batch's number to its result.
+            compute: the function from a group's number to its result.
         """
         results = []
         for lane, device in enumerate(self._division.lanes):
             with tf.device(device):
                 results.append(compute(self._division.group(step, lane)))
         return results
-
-    def _in_order(
-        self, step: Tensor, results: Sequence[Sequence[Tensor]], sums: Sequence[Tensor], add: AddParts
-    ) -> Sequence[Tensor]:
-        """Adds the results of a step's fused batches to sums, one after the other, as one device of one worker would.
-
-        Args:
-            step: scalar int64.
-            results: the float32 parts of the fused batch of each of this worker's devices.
-            sums: the sums to add to.
-            add: (fused batch's number, its parts, sums) -> sums.
-        """
-        division = self._division
-        workers, devices, batches_per_step = (
-            division.num_workers,
-            len(division.lanes),
-            division.groups_per_step,
-        )
-        if workers == 1 and len(division.devices) == 1:
-            for number, parts in enumerate(results):
-                sums = self._added(step * batches_per_step + number, number, parts, sums, add)
-            return sums
-        shapes = [[int(n) for n in part.shape] for part in results[0]]
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        flat = []
-        for device, parts in zip(division.lanes, results):
-            with tf.device(device):
-                flat.append(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
-        gathered = tf.concat(flat, axis=0)
-        if self._collectives is not None:
-            gathered = self._collectives.gather(gathered)
-        gathered = tf.reshape(gathered, [workers, devices, sum(sizes)])
-
-        # A loop keeps the order: TensorFlow would merge a sequence of additions, and choose its own order.
-        def body(row: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            fused_batch = gathered[row % workers, row // workers]
-            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(fused_batch, sizes), shapes)]
-            return (row + 1, *add(step * batches_per_step + row, pieces, sums))
-
-        _, *sums = tf.while_loop(
-            lambda row, *_: row < batches_per_step,
-            body,
-            (tf.constant(0, tf.int64), *sums),
-            parallel_iterations=1,
-        )
-        return sums
-
-    def _added(
-        self, fused_batch: Tensor, number: int, parts: Sequence[Tensor], sums: Sequence[Tensor], add: AddParts
-    ) -> Sequence[Tensor]:
-        """Adds the parts of a fused batch, the ``number``-th of its step, to sums."""
-        if number == 0:
-            return add(fused_batch, parts, sums)
-        # The branch is always taken.  Without it, TensorFlow would merge additions and choose its own order; and it
-        # would add large tensors in temporary variables, two of which get the same name (tensorflow/tensorflow#23780).
-        return tf.cond(fused_batch > 0, lambda: tuple(add(fused_batch, parts, sums)), lambda: tuple(sums))
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
         count = tf.shape(rates)[0]
@@ -237,14 +163,13 @@ class UpdateLoop:
         rounding = self._rounding_of_update(update, ("ON", "RI"))
         self._weights.round_trainable(rounding)
         if self._division.num_groups == 1:
-            fused_batch = tf.constant(0, tf.int64)
-            gradients, loss, num_right, contributions = self._forward_and_backward(
-                iterator, update, fused_batch
-            )
+            group = tf.constant(0, tf.int64)
+            result, contributions = self._forward_and_backward(iterator, update, group)
             for contribution in contributions:
-                contribution.apply(contribution.statistic, fused_batch)
+                contribution.apply(contribution.statistic, group)
         else:
-            gradients, loss, num_right = self._accumulate(iterator, update)
+            result = self._accumulate(iterator, update)
+        gradients = result.gradients
         if not self._arithmetic.is_plain:
             gradients = self._weights.round_gradients(gradients, self._rounding_of_update(update, ("ON",)))
         if self.scaler is not None:
@@ -256,68 +181,39 @@ class UpdateLoop:
         if self._arithmetic.precision == "16.16":
             rounded = lambda values: rounding.all(values, "the weights and the optimizer's state")  # noqa: E731
         self._optimizer.apply(gradients, rate, update, rounded)
-        return loss / total, num_right / (total * self._program.micro_batch_size)
+        return result.loss / total, result.num_right / (total * self._program.micro_batch_size)
 
-    def _accumulate(self, iterator: TfIterator, update: Tensor) -> Tuple[List[Tensor], Tensor, Tensor]:
-        """Returns the gradients, the sum of losses and the number of right answers of a weight update.
+    def _accumulate(self, iterator: TfIterator, update: Tensor) -> GroupResult:
+        """Returns the sum of the results of a weight update's groups."""
 
-        The loop's sums are in this order: one sum for each gradient, then loss, then right answers.  Losses, right
-        answers and contributions to moving statistics are gathered from all devices and workers.  Gradients are
-        gathered with them if they are added in the order of fused batches.
-        """
-        workers, num_gradients = self._division.num_workers, len(self._trainable)
-        num_gathered = num_gradients if self._all_reduce is None else 0
+        def body(step: Tensor, sums: GroupResult) -> Tuple[Tensor, GroupResult]:
+            results = self._on_lanes(step, lambda group: self._forward_and_backward(iterator, update, group))
+            contributions = results[0][1]
 
-        def body(step: Tensor, *sums: Tensor) -> Tuple[Tensor, ...]:
-            results = self._on_devices(
-                step, lambda fused_batch: self._forward_and_backward(iterator, update, fused_batch)
-            )
-            contributions = results[0][-1]
-            loss_right_statistics = [
-                [loss, num_right, *(part.statistic for part in parts)]
-                for _, loss, num_right, parts in results
-            ]
-
-            def add(fused_batch: Tensor, parts: Sequence[Tensor], sums: Sequence[Tensor]) -> List[Tensor]:
-                loss, num_right, *statistics = parts[num_gathered:]
-                sum_of_losses, sum_right = sums[num_gathered:]
+            def move(group: Tensor, statistics: Sequence[Tensor]) -> None:
                 for contribution, statistic in zip(contributions, statistics):
-                    contribution.apply(statistic, fused_batch)
-                gradients = self._add_gradients(fused_batch, parts[:num_gathered], sums[:num_gathered])
-                return [*gradients, sum_of_losses + loss, sum_right + num_right]
+                    contribution.apply(statistic, group)
 
-            if self._all_reduce is None:
-                parts = [[*gradients, *more] for (gradients, *_), more in zip(results, loss_right_statistics)]
-                return (step + 1, *self._in_order(step, parts, sums, add))
-            added: Sequence[Tensor] = sums[:num_gradients]
-            for number, (gradients, *_) in enumerate(results):
-                batch_of_worker = step * len(results) + number
-                added = self._added(batch_of_worker, number, gradients, added, self._add_gradients)
-            return (step + 1, *added, *self._in_order(step, loss_right_statistics, sums[num_gradients:], add))
+            added = self._sums.add_step(
+                step, [result for result, _ in results], sums, self._add_gradients, move
+            )
+            return step + 1, added
 
-        start = [tf.zeros(v.shape, v.dtype) for v in self._trainable]
         zero = tf.constant(0.0)
-        _, *sums = tf.while_loop(
-            lambda step, *_: step < self._division.num_steps,
+        start = GroupResult([tf.zeros(v.shape, v.dtype) for v in self._trainable], zero, zero, [])
+        _, sums = tf.while_loop(
+            lambda step, _: step < self._division.num_steps,
             body,
-            (tf.constant(0, tf.int64), *start, zero, zero),
+            (tf.constant(0, tf.int64), start),
             parallel_iterations=1,
         )
-        *gradients, loss, num_right = sums
-        if self._all_reduce is not None:
-            sizes = [int(v.shape.num_elements()) for v in self._trainable]
-            total = self._all_reduce.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
-            if self._program.gradient_accumulation_reduction_method == "running_mean":
-                total = total / float(workers)
-            gradients = [
-                tf.reshape(part, v.shape) for part, v in zip(tf.split(total, sizes), self._trainable)
-            ]
-        return gradients, loss, num_right
+        is_running_mean = self._program.gradient_accumulation_reduction_method == "running_mean"
+        return sums._replace(gradients=self._sums.total(sums.gradients, is_running_mean))
 
     def _add_gradients(
         self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
     ) -> List[Tensor]:
-        """Adds the gradients of one more fused batch, the ``number``-th, to sums."""
+        """Adds the gradients of one more group, the ``number``-th, to sums."""
         if self._program.gradient_accumulation_reduction_method != "running_mean":
             return [s + g for s, g in zip(sums, gradients)]
         # acc * n/(n+1) + g/(n+1), as the SDK accumulates: it never exceeds the largest gradient.
@@ -325,7 +221,7 @@ class UpdateLoop:
         return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
 
     def _gradient_weight(self) -> float:
-        """Returns the weight of a micro-batch's loss in the gradient of its fused batch."""
+        """Returns the weight of a micro-batch's loss in the gradient of its group."""
         method = self._program.gradient_accumulation_reduction_method
         if method == "sum":  # the sum over accumulation steps of the mean over replicas
             return 1.0 / self._program.num_replicas
@@ -334,20 +230,20 @@ class UpdateLoop:
         return 1.0 / self._program.num_micro_batches
 
     def _forward_and_backward(
-        self, iterator: TfIterator, update: Tensor, fused_batch: Tensor
-    ) -> Tuple[List[Tensor], Tensor, Tensor, List[Contribution]]:
-        """Runs the forward and backward pass of a fused batch.
+        self, iterator: TfIterator, update: Tensor, group: Tensor
+    ) -> Tuple[GroupResult, List[Contribution]]:
+        """Runs the forward and backward pass of a group.
 
         Returns:
-            Gradients, sum of losses, number of right answers, and contributions to moving statistics.
+            The result, and how to apply its contributions to moving statistics.
         """
         images, labels, *weights = iterator.get_next()
         if weights:
             weights = [weights[0] * padding_scale(self._program, update)]
-        context = self._context(update * self._division.num_groups + fused_batch)
+        context = self._context(update * self._division.num_groups + group)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._trainable)
-            logits = self._network(images, True, self._rounding_of_layers(update, fused_batch), context)
+            logits = self._network(images, True, self._rounding_of_layers(update, group), context)
             losses = self._loss(logits, labels, self._fused, *weights)
             gradient_weight = self._gradient_weight()
             # In 16 bits a layer's gradients must have the size of a micro-batch's: if weighted, they would underflow.
@@ -365,16 +261,14 @@ class UpdateLoop:
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
-        return (
-            gradients,
-            tf.reduce_sum(losses),
-            tf.reduce_sum(right) / pixels,
-            self._statistics.contributions(context, fused_batch),
-        )
+        contributions = self._statistics.contributions(context, group)
+        statistics = [contribution.statistic for contribution in contributions]
+        num_right = tf.reduce_sum(right) / pixels
+        return GroupResult(gradients, tf.reduce_sum(losses), num_right, statistics), contributions
 
-    def _rounding_of_layers(self, update: Tensor, fused_batch: Tensor) -> Rounding:
+    def _rounding_of_layers(self, update: Tensor, group: Tensor) -> Rounding:
         """Returns the rounding of activations and their gradients; each micro-batch has its own stream."""
-        micro_batches = fused_batch * self._fused + tf.range(self._fused, dtype=tf.int64)
+        micro_batches = group * self._fused + tf.range(self._fused, dtype=tf.int64)
         return self._rounding(update, micro_batches, ("ON",))
 
     def _rounding_of_update(self, update: Tensor, modes: Sequence[str]) -> Rounding:
@@ -387,9 +281,9 @@ class UpdateLoop:
             return Rounding(self._arithmetic)
         return Rounding(self._arithmetic, streams(self._program.seed, update, micro_batches))
 
-    def _context(self, fused_batch: Tensor) -> ExecutionContext:
-        """Returns the context of the fused micro-batches of the ``fused_batch``-th fused batch of the run (int64)."""
-        number = (fused_batch * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
+    def _context(self, group: Tensor) -> ExecutionContext:
+        """Returns the context of the fused micro-batches of the ``group``-th group of the run (int64)."""
+        number = (group * self._fused + tf.range(self._fused, dtype=tf.int64)) % SEED_MASK
         seed = tf.fill([self._fused], tf.constant(self._program.seed & SEED_MASK, tf.int32))
         return ExecutionContext(
             num_groups=self._fused // self._program.dbn_replica_group_size,
