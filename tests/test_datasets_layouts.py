@@ -370,7 +370,7 @@ def test_twelve_pairs_are_the_same_in_each_layout(tmp_path, layout):
     source = opened(LAYOUTS[layout](tmp_path), "segmentation")
     assert (len(source.train), len(source.eval)) == (10, 2)
     for examples, pairs in ((source.train, TWELVE[:10]), (source.eval, TWELVE[10:])):
-        for image, labels, (pixels, mask) in zip(examples.images, examples.labels, pairs):
+        for image, labels, (pixels, mask) in zip(examples.images, examples.masks, pairs):
             np.testing.assert_array_equal(image[..., 0], pixels)
             np.testing.assert_array_equal(labels, mask // 3)
     assert source.info.class_names == (("background", "cell") if "nnU" in layout else source.info.class_names)
@@ -395,7 +395,7 @@ def test_nnunet_has_an_ignore_label_and_images_for_testing(tmp_path):
         put(tmp_path / "labelsTs" / f"t{k}.png", TWELVE[k][1] % 2)
     source = opened(tmp_path, "segmentation")
     assert (len(source.train), len(source.eval), source.info.own_split) == (12, 2, False)
-    np.testing.assert_array_equal(source.train.labels[0], np.where(TWELVE[0][1] == 3, -1, 0))
+    np.testing.assert_array_equal(source.train.masks[0], np.where(TWELVE[0][1] == 3, -1, 0))
     assert "evaluation on imagesTs/" in choose(tmp_path, "segmentation").message
 
 

@@ -10,32 +10,31 @@ from scipy.stats import norm
 from support.streams import check_pure, take
 
 from ipucnn.datasets.augmentation import draws
-from ipucnn.datasets.base import ArrayExamples, data_source
+from ipucnn.datasets.base import MaskedExamples, data_source
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.datasets.segmentation import warp
 from ipucnn.datasets.segmentation.patches import (
     IGNORED,
-    counted,
     mirror,
     patch_places,
     patch_starts,
-    seen,
+    patch_table,
     stitch,
 )
 
 
-def make_source(num=3, height=60, width=52, channels=1, seed=0, threshold=128):
+def make_source(num=3, height=60, width=52, seed=0, sizes=()):
+    """Returns smooth images of one size, or of the sizes, and masks that are a threshold of them."""
     rng = np.random.default_rng(seed)
-    coarse = rng.normal(size=(num, 12, 11))
-    images = np.stack(
-        [map_coordinates(c, np.mgrid[0 : 11 : height * 1j, 0 : 10 : width * 1j], order=3) for c in coarse]
-    )
-    images = np.clip(128 + 60 * images, 0, 255).astype(np.uint8)
-    masks = (images > threshold).astype(np.uint8)
-    images = np.repeat(images[..., None], channels, -1)
+    images = []
+    for rows, columns in sizes or [(height, width)] * num:
+        grid = np.mgrid[0 : 11 : rows * 1j, 0 : 10 : columns * 1j]
+        images.append(128 + 60 * map_coordinates(rng.normal(size=(12, 11)), grid, order=3))
+    images = [np.clip(image, 0, 255).astype(np.uint8)[..., None] for image in images]
+    examples = MaskedExamples.of(images, [(image[..., 0] > 128).astype(np.uint8) for image in images])
     return data_source(
-        ArrayExamples(images, masks), ArrayExamples(images, masks), name="test", task="segmentation",
-        class_names=("a", "b"), location="test", augmentation="elastic", patchwise=True,
+        examples, examples, name="test", task="segmentation", class_names=("a", "b"), location="test",
+        augmentation="elastic", patchwise=True,
     )  # fmt: skip
 
 
@@ -56,13 +55,14 @@ def test_mirror(size, index):
 @given(st.integers(1, 90), st.integers(1, 60), st.integers(1, 60), st.integers(1, 16))
 def test_every_pixel_counts_in_one_patch(height, width, side, step):
     output = (max(side, step), max(side, step))
-    counts = counted((height, width), output, step)
-    total = np.zeros((height + 200, width + 200), int)
+    table = patch_table([(height, width), (width, height)], output, step).tolist()
+    totals = [np.zeros(size, int) for size in ((height, width), (width, height))]
+    for image, row, column, first_row, first_column in table:
+        assert row % step == column % step == 0 and first_row >= row and first_column >= column
+        totals[image][first_row : row + output[0], first_column : column + output[1]] += 1
+    assert all((total == 1).all() for total in totals)
     places = patch_places((height, width), output, step)
-    assert all(row % step == 0 and column % step == 0 for row, column in places)
-    for (row, column), part in zip(places, counts):
-        total[row : row + output[0], column : column + output[1]] += part
-    assert (total[:height, :width] == 1).all() and total.sum() == height * width
+    assert [tuple(row[1:3]) for row in table if row[0] == 0] == places
 
 
 def test_places_of_patches_equal_the_paper():
@@ -72,44 +72,45 @@ def test_places_of_patches_equal_the_paper():
 
 
 @settings(max_examples=20)
-@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 30), st.integers(0, 9))
-def test_stitched_patches_equal_the_image(height, width, side, margin):
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 30))
+def test_stitched_patches_equal_the_image(height, width, side):
     image = np.arange(height * width).reshape(height, width)
-    output, size = (side, side), (side + 2 * margin,) * 2
-    rows, columns = seen((height, width), output, size)
-    patches = [
-        image[r[:, None], c][margin : margin + side, margin : margin + side] for r, c in zip(rows, columns)
-    ]
-    np.testing.assert_array_equal(stitch(patches, (height, width)), image)
+    padded = np.pad(image, [(0, side), (0, side)], constant_values=-1)
+    places = patch_places(image.shape, (side, side))
+    patches = [padded[row : row + side, column : column + side] for row, column in places]
+    np.testing.assert_array_equal(stitch(patches, image.shape), image)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_evaluation_covers_every_image_once(batch_size):
-    source = make_source()
-    counts = [np.zeros((60, 52), int) for _ in range(3)]
+SIZES = [(60, 52), (33, 90), (60, 52), (20, 71), (1, 5)]
+
+
+@pytest.mark.parametrize("batch_size, sizes", [(1, SIZES[:1] * 3), (4, SIZES[:1] * 3), (3, SIZES)])
+def test_evaluation_covers_every_image_once(batch_size, sizes):
+    source = make_source(sizes=sizes)
+    counts = [np.zeros(size, int) for size in sizes]
     padded = [np.pad(image[..., 0], 80, mode="reflect") for image in source.eval.images]
-    places = patch_places((60, 52), (32, 32), 16)
+    places = [(k, *place) for k, size in enumerate(sizes) for place in patch_places(size, (32, 32), 16)]
     number, weight = 0, 0.0
     batches = eval_batches(source.eval, source.info, batch_size=batch_size, patch_step=16, **OPTIONS)
     for images, labels, weights in batches:
         assert images.shape == (batch_size, 48, 48, 1) and labels.shape == (batch_size, 32, 32)
         weight += float(tf.reduce_sum(weights))
         for image, label, share in zip(images.numpy(), labels.numpy(), weights.numpy()):
-            if number >= 3 * len(places):
+            if number >= len(places):
                 assert share == 0 and (label == IGNORED).all()
                 continue
-            which, (row, column) = number // len(places), places[number % len(places)]
+            which, row, column = places[number]
             expected = padded[which][row + 72 : row + 120, column + 72 : column + 120]
             np.testing.assert_array_equal(image[..., 0], expected)
             known = np.argwhere(label != IGNORED)
             assert share == len(known)
             for y, x in known[::7]:
-                assert label[y, x] == source.eval.labels[which, row + y, column + x]
+                assert label[y, x] == source.eval.masks[which][row + y, column + x]
             for y, x in known:
                 counts[which][row + y, column + x] += 1
             number += 1
     assert all((pixels == 1).all() for pixels in counts)
-    assert weight == 3 * 60 * 52
+    assert weight == sum(height * width for height, width in sizes)
 
 
 def test_parts_of_batches_of_patches_form_the_whole():
@@ -127,24 +128,24 @@ def test_parts_of_batches_of_patches_form_the_whole():
 
 
 def test_patches_without_augmentation_are_cut_from_the_mirrored_image():
-    source = make_source()
+    source = make_source(sizes=[(60, 52), (33, 90), (70, 40)])
     padded = [np.pad(image[..., 0], 30, mode="reflect") for image in source.train.images]
     places = set()
     for image, label in zip(*take(source, 12, augment=False, **OPTIONS)):
         inner = image[8:40, 8:40, 0]
         fits = [
             (which, row, column)
-            for which in range(3)
-            for row in range(29)
-            for column in range(21)
-            if (source.train.images[which, row : row + 32, column : column + 32, 0] == inner).all()
+            for which, stored in enumerate(source.train.images)
+            for row in range(stored.shape[0] - 31)
+            for column in range(stored.shape[1] - 31)
+            if (stored[row : row + 32, column : column + 32, 0] == inner).all()
         ]
         which, row, column = fits[0]
-        places.add((row, column))
+        places.add((which, row, column))
         np.testing.assert_array_equal(
             image[..., 0], padded[which][row + 22 : row + 70, column + 22 : column + 70]
         )
-        np.testing.assert_array_equal(label, source.train.labels[which, row : row + 32, column : column + 32])
+        np.testing.assert_array_equal(label, source.train.masks[which][row : row + 32, column : column + 32])
     assert len(places) > 6
 
 
@@ -174,18 +175,17 @@ def naive_patch(image, mask, random, size, output):
 
 
 def test_elastic_patches_follow_the_formulas():
-    source = make_source(num=6)
+    source = make_source(sizes=[(60, 52), (33, 90), (60, 52), (64, 32), (100, 70), (41, 47)])
     for seed in (1, 2):
         random = draws(
             seed, *(tf.constant([0] * 6, tf.int64),) * 2, tf.range(6, dtype=tf.int64), warp.ELASTIC_DRAWS
         )
         patches, masks = warp.training_patches(
-            tf.constant(source.train.images), tf.constant(source.train.labels), tf.range(6, dtype=tf.int64), random,
-            (48, 48), (32, 32), True,
+            warp.StoredImages(source.train), tf.range(6, dtype=tf.int64), random, (48, 48), (32, 32), True,
         )  # fmt: skip
         for i in range(6):
             patch, mask = naive_patch(
-                source.train.images[i, ..., 0], source.train.labels[i], random.numpy()[i], 48, 32
+                source.train.images[i][..., 0], source.train.masks[i], random.numpy()[i], 48, 32
             )
             np.testing.assert_allclose(patches[i, ..., 0], patch, atol=0.05)
             assert (masks[i].numpy() != mask).mean() < 0.002  # in float32, halves round to other pixels

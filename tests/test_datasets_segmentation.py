@@ -39,8 +39,8 @@ def test_the_last_fifth_is_held_out(folder):
     source = open_pairs("isbi2012", folder)
     images, masks = make_slices()
     assert (len(source.train), len(source.eval)) == (4, 1) and source.info.patchwise
-    np.testing.assert_array_equal(source.train.images[..., 0], images[:4])
-    np.testing.assert_array_equal(source.eval.labels, masks[4:] // 255)
+    np.testing.assert_array_equal(np.stack(source.train.images)[..., 0], images[:4])
+    np.testing.assert_array_equal(source.eval.masks, masks[4:] // 255)
     assert source.info.mean[0] == pytest.approx(images[:4].mean(), abs=1e-5)
 
 
@@ -127,8 +127,8 @@ def test_pairs_are_matched_by_name(tmp_path):
     choice = choose_dataset(str(tmp_path / "set"), Path("."), home="isbi2012", task="segmentation")
     assert choice.name == "imagemasks"
     source = open_dataset(choice, Opening(allow_partial=True))
-    np.testing.assert_array_equal(source.train.images[..., 0], images[[0, 2, 3]])
-    np.testing.assert_array_equal(source.eval.labels, masks[[4]] // 255)
+    np.testing.assert_array_equal(np.stack(source.train.images)[..., 0], images[[0, 2, 3]])
+    np.testing.assert_array_equal(source.eval.masks, masks[[4]] // 255)
     assert source.train.names == ("images/cell0.tif", "images/cell2.tif", "images/cell3.tif")
     assert source.eval.names == ("images/cell4.tif",)
     assert select_fold(source, 4, 1).eval.names == source.train.names[:1]
@@ -191,18 +191,18 @@ def test_training_and_inference_accept_the_same_images(tmp_path):
             picture.save(folder / "images" / f"{i}.tif")
             Image.fromarray(np.eye(8, dtype=np.uint8)).save(folder / "masks" / f"{i}.png")
         try:
-            images = open_pairs("imagemasks", folder).train.images
+            (image, *_) = open_pairs("imagemasks", folder).train.images
         except DataError as error:
             for channels in (1, 3):
                 with pytest.raises(DataError, match=r"CMYK|transparency") as refused:
                     file_pages(str(folder / "images" / "0.tif"), channels)
                 assert refused.value.message == error.message
             continue
-        taken[name] = images.shape[-1]
-        (page,) = file_pages(str(folder / "images" / "0.tif"), images.shape[-1]).pages()
-        np.testing.assert_array_equal(images[0], page)
+        taken[name] = image.shape[-1]
+        (page,) = file_pages(str(folder / "images" / "0.tif"), image.shape[-1]).pages()
+        np.testing.assert_array_equal(image, page)
         path = str(folder / "images" / "0.tif")
-        check_raises(DataError, "the network takes", "", file_pages, path, 4 - images.shape[-1])
+        check_raises(DataError, "the network takes", "", file_pages, path, 4 - image.shape[-1])
     greys = ("bits", "greys", "plain", "alpha", "float", "wide", "deep")
     assert taken == {**dict.fromkeys(greys, 1), "colours": 3, "rgb": 3}
 
@@ -249,8 +249,8 @@ def test_masks_of_several_classes(tmp_path):
     classes = several_classes(tmp_path / "numbers", grey)
     source = open_pairs("imagemasks", tmp_path / "numbers")
     assert source.info.class_names == ("background", "class 1", "class 2", "class 3")
-    np.testing.assert_array_equal(source.train.labels, classes[:4])
-    np.testing.assert_array_equal(source.eval.labels, classes[4:])
+    np.testing.assert_array_equal(source.train.masks, classes[:4])
+    np.testing.assert_array_equal(source.eval.masks, classes[4:])
     tables = {
         "gaps": (np.array([0, 90, 255], np.uint8), "0 sky\n\n90 old tree\n# nothing\n255 soil\n"),
         "deep": (np.array([700, 0, 60000], np.uint16), "700 sky\n0 old tree\n60000 soil\n"),
@@ -264,7 +264,7 @@ def test_masks_of_several_classes(tmp_path):
         (tmp_path / name / "classes.txt").write_text(table)
         source = open_pairs("imagemasks", tmp_path / name)
         assert source.info.class_names == ("sky", "old tree", "soil") and source.info.num_classes == 3
-        np.testing.assert_array_equal(source.train.labels, classes[:4])
+        np.testing.assert_array_equal(source.train.masks, classes[:4])
     (tmp_path / "gaps" / "classes.txt").write_text("0 sky\n255 soil\n")
     with pytest.raises(DataError, match=r"0.png has \d+ pixels of no class; the first one has the value 90"):
         open_pairs("imagemasks", tmp_path / "gaps")
@@ -281,7 +281,7 @@ def test_palette_masks_match_tables_of_colours_and_of_numbers(tmp_path):
         if table is not None:
             table_file.write_text(table)
         source = open_pairs("imagemasks", tmp_path / "set")
-        np.testing.assert_array_equal(source.train.labels, classes[:4])
+        np.testing.assert_array_equal(source.train.masks, classes[:4])
         # Pictures show the classes in the colours of the masks, whatever form the table has.
         assert source.info.class_colours == ((0, 0, 0), (255, 0, 0), (1, 2, 3))
         assert not verified("imagemasks", tmp_path / "set")[0]
@@ -309,7 +309,7 @@ def test_pairs_in_parts(tmp_path):
     make_pairs(tmp_path / "val", 2)
     source = open_pairs("imagemasks", tmp_path)
     assert (len(source.train), len(source.eval), source.info.own_split) == (3, 2, False)
-    np.testing.assert_array_equal(source.train.images[..., 0], train)
+    np.testing.assert_array_equal(np.stack(source.train.images)[..., 0], train)
 
 
 def put(name, array, **options):
@@ -366,8 +366,8 @@ def test_a_fold_is_a_data_set_with_another_split(folder):
     source = open_pairs("isbi2012", folder)
     images, _ = make_slices()
     chosen = select_fold(source, 5, 2)
-    np.testing.assert_array_equal(chosen.eval.images[..., 0], images[[1]])
-    np.testing.assert_array_equal(chosen.train.images[..., 0], images[[0, 2, 3, 4]])
+    np.testing.assert_array_equal(np.stack(chosen.eval.images)[..., 0], images[[1]])
+    np.testing.assert_array_equal(np.stack(chosen.train.images)[..., 0], images[[0, 2, 3, 4]])
     assert chosen.held_out == (1,) and (chosen.info.num_train, chosen.info.num_eval) == (4, 1)
     assert chosen.info.mean[0] == pytest.approx(images[[0, 2, 3, 4]].mean(), abs=1e-5)
     check_raises(ConfigurationError, "has 5 examples", "--kfold 5", select_fold, source, 6, 1)
@@ -376,11 +376,10 @@ def test_a_fold_is_a_data_set_with_another_split(folder):
 @pytest.mark.skipif(not REAL.is_dir(), reason="no ../shared/data/isbi2012 beside the repository")
 def test_the_real_volume():
     source = open_pairs("isbi2012", REAL)
-    assert source.train.images.shape == (24, 512, 512, 1) and source.eval.labels.shape == (6, 512, 512)
-    assert 0.72 < source.train.labels.mean() < 0.82  # cells are white
-    # Membranes are dark.
-    membrane = source.train.labels == 0
-    assert source.train.images[..., 0][membrane].mean() + 25 < source.train.images[..., 0][~membrane].mean()
+    assert source.info.image_shape == (512, 512, 1) and (len(source.train), len(source.eval)) == (24, 6)
+    masks, images = np.stack(source.train.masks), np.stack(source.train.images)[..., 0]
+    assert 0.72 < masks.mean() < 0.82  # cells are white
+    assert images[masks == 0].mean() + 25 < images[masks == 1].mean()  # membranes are dark
     fifth = select_fold(source, 5, 5)
     assert fifth.held_out == tuple(range(24, 30))
     np.testing.assert_array_equal(fifth.eval.images, source.eval.images)
@@ -402,6 +401,6 @@ def test_masks_that_number_objects_are_refused_unless_a_table_makes_them_a_class
     source = open_pairs("imagemasks", tmp_path)
     assert source.info.class_names == ("background", "object") and source.info.mask_values == ()
     np.testing.assert_array_equal(
-        np.concatenate([source.train.labels, source.eval.labels]), np.stack(masks) > 0
+        np.concatenate([source.train.masks, source.eval.masks]), np.stack(masks) > 0
     )
     assert not verified("imagemasks", tmp_path)[0]

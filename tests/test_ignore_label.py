@@ -48,7 +48,7 @@ def test_the_line_is_no_class_and_its_pixels_have_the_ignored_label(tmp_path):
     masks = write_set(tmp_path / "set")
     source = open_pairs("imagemasks", tmp_path / "set")
     assert source.info.class_names == ("background", "cell")
-    labels = np.concatenate([source.train.labels, source.eval.labels])
+    labels = [*source.train.masks, *source.eval.masks]
     expected = np.select([np.stack(masks) == 255, np.stack(masks) == 7], [IGNORED, 1], 0)
     np.testing.assert_array_equal(labels, expected)
     share = f"{np.mean(np.stack(masks) == 255):.2%}"
@@ -70,7 +70,7 @@ def test_colours_may_be_ignored(tmp_path):
     (tmp_path / "classes.txt").write_text("255 255 255 ignore\n0 0 0 rest\n9 9 200 cell\n")
     source = open_pairs("imagemasks", tmp_path)
     np.testing.assert_array_equal(
-        np.concatenate([source.train.labels, source.eval.labels]), np.array([0, 1, IGNORED])[classes]
+        [*source.train.masks, *source.eval.masks], np.array([0, 1, IGNORED])[classes]
     )
     assert source.info.class_colours == ((0, 0, 0), (9, 9, 200))
 

@@ -24,7 +24,7 @@ from ipucnn.benchmarking.records import (
 )
 from ipucnn.benchmarking.rounds import Contender
 from ipucnn.config.resolve import Resolved
-from ipucnn.datasets.base import ArrayExamples, DataSource
+from ipucnn.datasets.base import IN_MEMORY, DataSource
 from ipucnn.errors import InfeasibleError
 from ipucnn.text import size_text
 
@@ -180,7 +180,7 @@ def pipeline_figures(
         batch_size, num_parallel: the settings of the pipeline.
         seed: the seed of the bootstrap.
     """
-    texts = _WHAT_ARRAYS if isinstance(source.train, ArrayExamples) else _WHAT_FILES
+    texts = _WHAT_ARRAYS if isinstance(source.train, IN_MEMORY) else _WHAT_FILES
     parts: List[PipelinePartFigures] = []
     for index, (name, rows) in enumerate(zip(names, executions)):
         times = times_of(rows)

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -100,6 +100,11 @@ class ArrayExamples:
     labels: np.ndarray
     names: Tuple[str, ...] = ()
 
+    @property
+    def masks(self) -> np.ndarray:
+        """The labels, where they are masks."""
+        return self.labels
+
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
             raise ValueError(
@@ -114,6 +119,65 @@ class ArrayExamples:
     def subset(self, indices: Union[Indices, slice]) -> "ArrayExamples":
         names = tuple(np.array(self.names)[indices].tolist()) if self.names else ()
         return ArrayExamples(self.images[indices], self.labels[indices], names)
+
+
+@dataclass(frozen=True)
+class MaskedExamples:
+    """Images of any sizes with masks, in memory; networks see patches of them.
+
+    Attributes:
+        pixels: uint8 [pixels, c] of all images, one behind another, each row by row.
+        labels: the class of each of these pixels, uint8 [pixels], int16 if some are ignored (``patches.IGNORED``).
+        sizes: int64 [n, 2], height and width of each image.
+        names: the images' file names, for reports; empty if the images are not files.
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    sizes: np.ndarray
+    names: Tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, images: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> "MaskedExamples":
+        """Returns examples of images, uint8 [h, w, c] each, and masks, [h, w] each."""
+        sizes: np.ndarray = np.array([image.shape[:2] for image in images], np.int64)
+        pixels = np.concatenate([image.reshape(-1, image.shape[-1]) for image in images])
+        return cls(pixels, np.concatenate([mask.reshape(-1) for mask in masks]), sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The first pixel of each image, and the number of all pixels: int64 [n + 1]."""
+        return np.concatenate([[0], np.cumsum(self.sizes[:, 0] * self.sizes[:, 1])])
+
+    @property
+    def images(self) -> Tuple[np.ndarray, ...]:
+        """The images, uint8 [h, w, c] each."""
+        return self._cut(self.pixels)
+
+    @property
+    def masks(self) -> Tuple[np.ndarray, ...]:
+        """The classes of their pixels, integers [h, w] each."""
+        return self._cut(self.labels)
+
+    def _cut(self, values: np.ndarray) -> Tuple[np.ndarray, ...]:
+        parts = np.split(values, self.starts[1:-1]) if len(self) else []
+        return tuple(part.reshape(*size, *values.shape[1:]) for part, size in zip(parts, self.sizes))
+
+    def subset(self, indices: Union[Indices, slice]) -> "MaskedExamples":
+        numbers: np.ndarray = np.arange(len(self))[indices]
+        starts = self.starts
+        names = tuple(self.names[number] for number in numbers) if self.names else ()
+        rows = [slice(starts[number], starts[number + 1]) for number in numbers] or [slice(0)]
+        if (np.diff(numbers) == 1).all():  # one run of images needs no copy
+            rows = [slice(rows[0].start, rows[-1].stop)]
+        pixels, labels = (
+            values[rows[0]] if len(rows) == 1 else np.concatenate([values[part] for part in rows])
+            for values in (self.pixels, self.labels)
+        )
+        return MaskedExamples(pixels, labels, self.sizes[numbers], names)
 
 
 class ArrayFile(NamedTuple):
@@ -239,7 +303,10 @@ class RecordExamples:
 
 ImageFiles = Union[FileExamples, EncodedExamples, RecordExamples]
 """Examples that are decoded one by one; their types have ``encoded`` and ``describe``."""
-Examples = Union[ArrayExamples, ImageFiles]
+Examples = Union[ArrayExamples, MaskedExamples, ImageFiles]
+IN_MEMORY = (ArrayExamples, MaskedExamples)
+"""Examples whose pixels are in memory; their types have ``images``, ``masks`` and ``names``."""
+InMemory = Union[ArrayExamples, MaskedExamples]
 
 
 @dataclass(frozen=True)
@@ -271,7 +338,10 @@ def fingerprint(source: DataSource) -> str:
     digest = hashlib.sha256()
     for examples in (source.train, source.eval):
         digest.update(np.ascontiguousarray(examples.labels).tobytes())
-        if isinstance(examples, ArrayExamples):
+        if isinstance(examples, MaskedExamples):
+            digest.update(str(examples.sizes.tolist()).encode())
+            digest.update(np.ascontiguousarray(examples.pixels).data)
+        elif isinstance(examples, ArrayExamples):
             digest.update(str(examples.images.shape).encode())
             digest.update(np.ascontiguousarray(examples.images).data)
         elif isinstance(examples, EncodedExamples):
@@ -418,6 +488,10 @@ def data_source(
     if isinstance(train, ArrayExamples):
         shape = tuple(int(n) for n in train.images.shape[1:])  # type: ignore[assignment]
         mean, std = channel_statistics(train.images)
+    elif isinstance(train, MaskedExamples) and isinstance(evaluation, MaskedExamples):
+        sizes = np.unique(np.concatenate([train.sizes, evaluation.sizes]), axis=0).tolist()
+        shape = (*(sizes[0] if len(sizes) == 1 else (None, None)), train.pixels.shape[1])
+        mean, std = channel_statistics(train.pixels)
     info = DatasetInfo(
         task=task,
         num_classes=len(class_names),
@@ -435,37 +509,41 @@ def data_source(
 # Cross-validation: the training and evaluation examples of each fold.
 
 
-def fold_of_each(examples: ArrayExamples, num_folds: int) -> np.ndarray:
+def fold_of_each(examples: InMemory, num_folds: int) -> np.ndarray:
     """Returns the fold, from 1, that evaluates each example: int64 [n].  Fold sizes differ by at most one.
 
     Neighbouring slices of a volume look alike, so a fold of masks is a run of consecutive slices.  Images of
     classes are dealt out class by class, so that every fold has its share of each class.
     """
     count = len(examples)
-    if examples.labels.ndim == 1:
+    if isinstance(examples, ArrayExamples) and examples.labels.ndim == 1:
         folds: np.ndarray = np.empty(count, np.int64)
         folds[np.argsort(examples.labels, kind="stable")] = np.arange(count) % num_folds + 1
         return folds
     return np.arange(count) * num_folds // count + 1
 
 
-def pool(source: DataSource) -> ArrayExamples:
+def pool(source: DataSource) -> InMemory:
     """Returns the examples to split into folds: those for training, and those for evaluation if ``own_split``.
 
     Raises:
         ConfigurationError: the images are not in memory.
     """
     train, evaluation = source.train, source.eval
-    if not isinstance(train, ArrayExamples) or not isinstance(evaluation, ArrayExamples):
+    if not isinstance(train, IN_MEMORY) or type(train) is not type(evaluation):
         raise ConfigurationError(
             f"--kfold: the images of {source.info.name} are files, which are not split into folds",
             "make the folds as folders of your own, or use a data set that is read into memory",
         )
     if not source.info.own_split:
         return train
-    images = np.concatenate([train.images, evaluation.images])
+    both = {
+        field.name: np.concatenate([getattr(part, field.name) for part in (train, evaluation)])
+        for field in fields(train)
+        if field.name != "names"
+    }
     names = (*train.names, *evaluation.names) if train.names and evaluation.names else ()
-    return ArrayExamples(images, np.concatenate([train.labels, evaluation.labels]), names)
+    return type(train)(**both, names=names)
 
 
 def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
@@ -485,7 +563,7 @@ def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:
     is_held_out = fold_of_each(examples, num_folds) == fold
     held_out = np.nonzero(is_held_out)[0]
     train, evaluation = examples.subset(np.nonzero(~is_held_out)[0]), examples.subset(held_out)
-    mean, std = channel_statistics(train.images)
+    mean, std = channel_statistics(train.images if isinstance(train, ArrayExamples) else train.pixels)
     info = replace(source.info, num_train=len(train), num_eval=len(evaluation), mean=mean, std=std)
     everything = fingerprint(DataSource(source.info, examples, examples.subset(held_out[:0])))
     return DataSource(info, train, evaluation, tuple(int(i) for i in held_out), everything)

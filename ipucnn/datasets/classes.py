@@ -9,7 +9,7 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, Examples
+from ipucnn.datasets.base import DataSource, Examples, MaskedExamples
 from ipucnn.errors import DataError
 from ipucnn.text import counted, printable
 
@@ -168,7 +168,7 @@ def relabelled(source: DataSource, labels: Sequence[int], names: Sequence[str]) 
 def absent(examples: Examples, names: Sequence[str]) -> List[str]:
     """Returns the classes of which no image, or no pixel of a mask, is among the examples."""
     labels = examples.labels
-    if labels.ndim == 1:
+    if labels.ndim == 1 and not isinstance(examples, MaskedExamples):
         counts = np.bincount(labels, minlength=len(names))
         return [name for name, count in zip(names, counts) if not count]
     return [name for number, name in enumerate(names) if not (labels == number).any()]

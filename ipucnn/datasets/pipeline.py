@@ -17,7 +17,15 @@ import tensorflow as tf
 
 from ipucnn.aliases import Tensor
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, Examples, FileExamples, ImageFiles
+from ipucnn.datasets.base import (
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    Examples,
+    FileExamples,
+    ImageFiles,
+    MaskedExamples,
+)
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.pixels import pixel_mean
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
@@ -123,12 +131,13 @@ def train_batches(source: DataSource, stream: Stream) -> tf.data.Dataset:
     )
     if stream.shard[0] > 1:
         order = order.batch(stream.batch_size, drop_remainder=True).shard(*stream.shard).unbatch()
-    if not isinstance(examples, ArrayExamples):
-        batches = _file_batches(examples, source.info, stream, order)
+    rounds = stream.rounds(len(examples))
+    if isinstance(examples, MaskedExamples):
+        batches = _grouped(_patches(examples, source.info, stream), stream, order, rounds)
+    elif isinstance(examples, ArrayExamples):
+        batches = _grouped(_arrays(examples, source.info, stream), stream, order, rounds)
     else:
-        make = _patches if source.info.patchwise else _arrays
-        rounds = stream.rounds(len(examples))
-        batches = _grouped(make(examples, source.info, stream), stream, order, rounds)
+        batches = _file_batches(examples, source.info, stream, order)
     if stream.until != "batch":
         return batches
     return batches.prefetch(_prefetch(stream.batch_size, stream.input_shape))
@@ -160,19 +169,18 @@ def _arrays(
 
 
 def _patches(
-    examples: ArrayExamples, info: DatasetInfo, stream: Stream
+    examples: MaskedExamples, info: DatasetInfo, stream: Stream
 ) -> Callable[[Tickets], Tuple[Tensor, ...]]:
     """Returns the function that makes batches of patches of images in memory."""
-    from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, training_patches
+    from ipucnn.datasets.segmentation.warp import ELASTIC_DRAWS, StoredImages, training_patches
 
-    stored_images, stored_labels = tf.constant(examples.images), tf.constant(examples.labels)
+    stored = StoredImages(examples)
     size = stream.input_shape[:2]
 
     def prepare(tickets: Tickets) -> Tuple[Tensor, ...]:
         random = draws(stream.seed, *tickets, ELASTIC_DRAWS)
         images, labels = training_patches(
-            stored_images,
-            stored_labels,
+            stored,
             tickets[2],
             random,
             size,
@@ -297,8 +305,7 @@ def eval_batches(
     _require_examples(examples, info)
     part_size = at_once = _part_size(batch_size, part)
     count = len(examples)
-    if info.patchwise:
-        assert isinstance(examples, ArrayExamples)
+    if isinstance(examples, MaskedExamples):
         size = (input_shape[0], input_shape[1])
         count, read = evaluation_patches(examples, part_size, size, output_shape or size, patch_step)
 
@@ -412,7 +419,7 @@ def _read_in_python(examples: ImageFiles, index: Tensor) -> Tensor:
 
 
 def _decode_in_python(
-    examples: Examples,
+    examples: Union[ArrayExamples, ImageFiles],
     info: DatasetInfo,
     input_shape: InputShape,
     random: Optional[Tuple[int, Tensor, Tensor]],
@@ -468,7 +475,9 @@ def _hint_of_file(error: DataError, info: DatasetInfo, can_skip: bool) -> str:
     return "; ".join(hints)
 
 
-def _read_ahead(examples: Examples, positions: List[int]) -> Iterator[Tuple[Union[bytes, np.ndarray], str]]:
+def _read_ahead(
+    examples: Union[ArrayExamples, ImageFiles], positions: List[int]
+) -> Iterator[Tuple[Union[bytes, np.ndarray], str]]:
     """Yields each image, encoded or as pixels, and its name in messages, which is empty for ``NOTHING``.
 
     Several images are read before the first is decoded, so that the code and data of reading stay in the processor's
@@ -587,27 +596,25 @@ def split_ticket(tickets: Tensor, rounds: int) -> Tuple[Tensor, Tensor, Tensor]:
 # Batches of evaluation patches: the arithmetic of ``segmentation.patches`` with TensorFlow's gathers.
 
 
-def num_evaluation_samples(examples: Examples, info: DatasetInfo, output: Tuple[int, ...], step: int) -> int:
-    """Returns the number of images, or, for a patchwise set, of the patches that cover them.
+def num_evaluation_samples(examples: Examples, output: Tuple[int, ...], step: int) -> int:
+    """Returns the number of images, or, of images with masks of any sizes, of the patches that cover them.
 
     ``output`` is the size that a network predicts of a patch, and ``step`` is that of :func:`evaluation_patches`.
     """
-    if not info.patchwise:
+    if not isinstance(examples, MaskedExamples):
         return len(examples)
-    from ipucnn.datasets.segmentation.patches import patch_places
+    from ipucnn.datasets.segmentation.patches import patch_table
 
-    assert isinstance(examples, ArrayExamples)
-    height, width = examples.images.shape[1:3]
-    return len(examples) * len(patch_places((height, width), (output[0], output[1]), step))
+    return len(patch_table(examples.sizes, (output[0], output[1]), step))
 
 
 def evaluation_patches(
-    examples: ArrayExamples, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
+    examples: MaskedExamples, batch_size: int, size: Tuple[int, int], output: Tuple[int, int], step: int
 ) -> Tuple[int, Callable[[Tensor], Tuple[Tensor, Tensor, Tensor]]]:
     """Returns the patches that cover all images; each pixel counts once.
 
     Args:
-        examples: ``ArrayExamples`` with masks.
+        examples: the images and masks.
         batch_size: number of patches in a batch.
         size: (height, width) of the network's input.
         output: (height, width) of the network's prediction, the centre of its input.
@@ -620,34 +627,35 @@ def evaluation_patches(
         is an integer, so that sums are exact, and 0 if all pixels of a patch are ignored.  For numbers beyond the last
         patch it returns zeros of weight 0.
     """
-    from ipucnn.datasets.segmentation.patches import IGNORED, counted, seen
+    from ipucnn.datasets.segmentation.patches import IGNORED, patch_table
+    from ipucnn.datasets.segmentation.warp import StoredImages, wide
 
-    num, height, width, channels = examples.images.shape
-    places = counted((height, width), output, step)
-    rows, columns = seen((height, width), output, size, step)
+    patches = patch_table(examples.sizes, output, step)
+    stored, table = StoredImages(examples), tf.constant(patches)
     top, left = (size[0] - output[0]) // 2, (size[1] - output[1]) // 2
-    stored = tf.constant(examples.images.reshape(-1, channels))
-    classes = tf.constant(np.ascontiguousarray(examples.labels).reshape(-1))
-    rows, columns = tf.constant(rows), tf.constant(columns)
-    counts = tf.constant(places)
 
     def cut(numbers: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        is_real = numbers < num * len(places)
-        patch = numbers % len(places)
-        first = tf.where(is_real, numbers // len(places), 0) * (height * width)
-        pixels = (
-            first[:, tf.newaxis, tf.newaxis]
-            + tf.gather(rows, patch)[:, :, tf.newaxis] * width
-            + tf.gather(columns, patch)[:, tf.newaxis, :]
+        is_real = wide(numbers < len(patches))
+        which, row, column, first_row, first_column = tf.unstack(
+            tf.gather(table, tf.where(numbers < len(patches), numbers, 0)), axis=1
         )
-        inner = pixels[:, top : top + output[0], left : left + output[1]]
-        real = is_real[:, tf.newaxis, tf.newaxis]
-        images = tf.cast(tf.gather(stored, pixels), tf.float32) * tf.cast(real[..., tf.newaxis], tf.float32)
-        labels = tf.cast(tf.gather(classes, inner), tf.int32)
-        labels = tf.where(tf.gather(counts, patch) & real, labels, IGNORED)
+        rows = wide(row) - top + tf.range(size[0], dtype=tf.int64)[:, tf.newaxis]
+        columns = wide(column) - left + tf.range(size[1], dtype=tf.int64)
+        places = stored.places(which, rows, columns)
+        images = tf.cast(tf.gather(stored.pixels, places), tf.float32) * tf.cast(
+            is_real[..., tf.newaxis], tf.float32
+        )
+        inner = slice(top, top + output[0]), slice(left, left + output[1])
+        heights, widths = map(wide, stored.sizes(which))
+        rows, columns = rows[:, inner[0]], columns[:, :, inner[1]]
+        counts = (rows >= wide(first_row)) & (rows < heights)
+        counts = counts & (columns >= wide(first_column)) & (columns < widths) & is_real
+        labels = tf.where(
+            counts, tf.cast(tf.gather(stored.labels, places[:, inner[0], inner[1]]), tf.int32), IGNORED
+        )
         weights = tf.cast(tf.math.count_nonzero(labels >= 0, axis=(1, 2)), tf.float32)
-        images.set_shape((batch_size, *size, channels))
+        images.set_shape((batch_size, *size, examples.pixels.shape[1]))
         labels.set_shape((batch_size, *output))
         return images, labels, weights
 
-    return num * len(places), cut
+    return len(patches), cut

@@ -13,7 +13,7 @@ from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
-from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
@@ -222,8 +222,8 @@ def _evaluate_masks(
     """
     examples = trained.source.eval
     progress.expect(len(examples))
-    if isinstance(examples, ArrayExamples):
-        network.warn_of_seams([examples.images.shape[1:3]], progress.line)
+    if isinstance(examples, IN_MEMORY):
+        network.warn_of_seams([image.shape[:2] for image in examples.images], progress.line)
     evaluation = MaskEvaluation(trained, network, totals)
     started = time.perf_counter()
     evaluation.run(progress)
@@ -250,7 +250,7 @@ class MaskEvaluation:
 
     def __init__(self, trained: TrainedSetup, network: PatchwiseNetwork, totals: EvaluationTotals) -> None:
         info, examples = trained.source.info, trained.source.eval
-        if not isinstance(examples, ArrayExamples):
+        if not isinstance(examples, IN_MEMORY):
             raise DataError(f"data set {info.name} has no masks", "take one with masks")
         self._examples, self._network, self._totals = examples, network, totals
         self._classes = Classes(info.class_names, class_colours(info.num_classes, info.class_colours))
@@ -266,7 +266,7 @@ class MaskEvaluation:
 
     def run(self, progress: Progress) -> None:
         """Evaluates all images of the evaluation set."""
-        images, masks = self._examples.images, self._examples.labels
+        images, masks = self._examples.images, self._examples.masks
         for i, image, logits in self._network.each((i, images[i]) for i in range(len(images))):
             progress.image(self._one(i, image, np.asarray(masks[i]), logits))
             progress.update(i + 1, len(images))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.config.options import RunConfig
-from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.formats import pair_folders
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, real
@@ -461,8 +461,8 @@ def _open_all(
     """
     if subset is not None:
         examples = _examples(trained, subset)
-        assert isinstance(examples, ArrayExamples)  # as in all data sets with masks
-        return [(0, array_pages(f"{trained.source.info.name}/{subset}", examples.images))], 0
+        assert isinstance(examples, IN_MEMORY)  # as in all data sets with masks
+        return [(0, array_pages(f"{trained.source.info.name}/{subset}", list(examples.images)))], 0
     readable: List[Tuple[int, PageSource]] = []
     for number, path in enumerate(paths):
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, FileExamples
+from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
@@ -142,31 +142,36 @@ def _largest_patch(record: ModelRecord, side: int) -> int:
     return largest
 
 
-def patch_shape_for(record: ModelRecord, image_shape: Sequence[Optional[int]]) -> InputShape:
+def _smallest_sides(source: DataSource) -> Tuple[int, int]:
+    """Returns the smallest height and the smallest width of the images of a set."""
+    parts = [part.sizes for part in (source.train, source.eval) if isinstance(part, MaskedExamples)]
+    height, width = np.concatenate(parts).min(axis=0).tolist()
+    return height, width
+
+
+def patch_shape_for(record: ModelRecord, smallest: Tuple[int, int], channels: int) -> InputShape:
     """Returns the input shape of a network that sees patches of images, without ``--image-size``.
 
-    The size is the network's default, or less for small images; the channels are those of the images.
+    The size is the network's default, or less if the smallest height and width of the images are smaller.
     """
-    sides = [
-        min(usual, _largest_patch(record, int(side or 0)))
-        for usual, side in zip(record.input_shape, image_shape[:2])
-    ]
-    return sides[0], sides[1], image_shape[2] or record.input_shape[2]
+    sides = [min(usual, _largest_patch(record, side)) for usual, side in zip(record.input_shape, smallest)]
+    return sides[0], sides[1], channels
 
 
 def _check_patch(
-    record: ModelRecord, info: DatasetInfo, shape: Sequence[int], outputs: Sequence[int]
+    record: ModelRecord, source: DataSource, shape: Sequence[int], outputs: Sequence[int]
 ) -> None:
     """Refuses images smaller than the output that the network predicts for a patch.
 
     Raises:
-        DataError: the images are smaller.
+        DataError: an image is smaller.
     """
-    for axis, image, inner, full in zip(("high", "wide"), info.image_shape, outputs, shape):
-        if image is not None and image < inner:
+    for axis, image, inner, full in zip(("high", "wide"), _smallest_sides(source), outputs, shape):
+        if image < inner:
             smaller = _largest_patch(record, image)
+            which = "the images" if source.info.image_shape[0] is not None else "the smallest images"
             raise DataError(
-                f"the images of {info.name} are {image} pixels {axis}, and the network predicts the inner {inner} "
+                f"{which} of {source.info.name} are {image} pixels {axis}, and the network predicts the inner {inner} "
                 f"of its {full}",
                 f"--image-size {smaller} or less"
                 if smaller < full
@@ -258,7 +263,7 @@ def prepare(
         if record.own is not None and trained_shape is None:
             shape = (*requested_shape[:2], input_shape_for(record, source.info.image_shape)[2])
     elif source.info.patchwise and resolved.choice.name != record.home_dataset:
-        shape = patch_shape_for(record, source.info.image_shape)
+        shape = patch_shape_for(record, _smallest_sides(source), source.info.image_shape[2])
     elif resolved.choice.name == record.home_dataset:
         shape = record.input_shape
     else:
@@ -275,7 +280,7 @@ def prepare(
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.patchwise and outputs is not None:
-        _check_patch(record, source.info, shape, outputs)
+        _check_patch(record, source, shape, outputs)
     return Setup(resolved, source, shape, outputs, seed, input_range(config.normalise, record))
 
 
@@ -411,7 +416,7 @@ def training_samples(setup: Setup, program: Program, count: int) -> List[Trainin
     )
     rounds = -(-samples_per_epoch // len(examples))
     indices = [int(split_ticket(ticket, rounds)[2]) for ticket in order.take(count)]
-    names = examples.names if isinstance(examples, ArrayExamples) else ()
+    names = examples.names if isinstance(examples, IN_MEMORY) else ()
     names = examples.paths if isinstance(examples, FileExamples) else names
     samples: List[TrainingSample] = []
     with data_errors():
@@ -473,7 +478,7 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
     _check_fits(batch_size, setup.input_shape, "--validation-micro-batch-size")
     pixels = setup.input_shape[0] * setup.input_shape[1]
     samples = num_evaluation_samples(
-        setup.source.eval, setup.source.info, setup.output_shape or setup.input_shape, setup.record.size_step
+        setup.source.eval, setup.output_shape or setup.input_shape, setup.record.size_step
     )
     fast = max(1, min(128, 128 * 64 * 64 // pixels, samples))
     return eval_batches(

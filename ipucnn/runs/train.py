@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
-from ipucnn.datasets.base import ArrayExamples
+from ipucnn.datasets.base import IN_MEMORY
 from ipucnn.filesystem import expand, free_bytes
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
@@ -351,7 +351,7 @@ class TrainingRun:
         images = context.source.eval
         if context.record.task != "segmentation" or not context.config.training or not predicts:
             return
-        if isinstance(images, ArrayExamples) and len(images):
+        if isinstance(images, IN_MEMORY) and len(images):
             from ipucnn.runs.images.segmentation import predicted_images
 
             with recorder.as_evaluated():

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import special
 
 from ipucnn.aliases import KerasModel, PlainDict
-from ipucnn.datasets.base import ArrayExamples, Examples
+from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ThresholdError, UserError
 from ipucnn.filesystem import write_text
@@ -154,7 +154,7 @@ def _batches(
 
 def _image_file(examples: Examples, number: int) -> bytes:
     """Returns the image file of a sample; for an array in memory, a PNG of it."""
-    if not isinstance(examples, ArrayExamples):
+    if not isinstance(examples, IN_MEMORY):
         return examples.encoded(number)
     from PIL import Image
 

@@ -274,7 +274,10 @@ class EvaluationTotals:
                 "the network's outputs are not finite: its weights are damaged, or its training diverged",
                 "evaluate an earlier checkpoint with --checkpoint",
             )
-        predictions = Predictions(logits, labels, np.ones(len(labels)))
+        counted = np.asarray(labels) != -1
+        # The loss of masks is a mean over all pixels that count, whatever the sizes of the images.
+        weights = np.ones(len(labels)) if counted.ndim == 1 else counted.sum(axis=(1, 2))
+        predictions = Predictions(logits, labels, weights)
         self._totals.add(predictions.sums(*self._loss))
         self.samples += len(labels)
         confidence = np.exp(predictions.logs.max(axis=-1))
@@ -293,7 +296,7 @@ class EvaluationTotals:
     def result(self) -> Dict[str, Any]:
         """Returns ``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, and ``calibration_error``.
 
-        Accuracy and calibration of a segmentation network are over pixels; :meth:`Totals.result` defines the scores.
+        Loss, accuracy and calibration of a segmentation network are over pixels; :meth:`Totals.result` defines scores.
 
         Raises:
             ValueError: nothing was added.

@@ -13,7 +13,7 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, data_source, read_file
+from ipucnn.datasets.base import DataSource, MaskedExamples, data_source, read_file
 from ipucnn.datasets.formats import (
     PAIR_LAYOUT,
     Found,
@@ -372,64 +372,86 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def _decoded(pairs: Sequence[Pair], kind: str, max_pixels: int) -> Iterator[Tuple[Page, str]]:
+    """Yields the page of each pair's image or mask, and its name in messages; a file is opened once."""
+    for path, group in groupby(pairs, key=lambda pair: pair.image if kind == "image" else pair.mask):
+        for page in pages(path, kind, max_pixels, len(list(group))):
+            if isinstance(page, DataError):
+                raise page
+            yield page
+
+
+class Taken:
+    """Refuses a set whose masks or images would take more than half of the memory, before most of it is taken.
+
+    Args:
+        subject: the set's name in the message.
+        count: the number of masks or images.
+    """
+
+    def __init__(self, subject: str, count: int) -> None:
+        self._subject, self._count = subject, count
+        self._num = self._bytes = self._checked = 0
+        self._largest = (0, 0)
+
+    def add(self, array: np.ndarray) -> None:
+        """Counts an array, and checks what all of them take if the others are as large on average.
+
+        Raises:
+            DataError: they would take too much.
+        """
+        self._num, self._bytes = self._num + 1, self._bytes + array.nbytes
+        self._largest = max(self._largest, array.shape[:2], key=lambda size: int(size[0]) * size[1])
+        if self._bytes > self._checked:  # the check takes time: only at the first one, and at each doubling
+            size = "x".join(map(str, self._largest))
+            what = f"{self._subject} with {self._count} images and masks of up to {size} pixels"
+            check_memory(self._bytes * self._count // self._num, what)
+            self._checked = 2 * self._bytes
+
+
 def _read_masks(
     found: Found, pairs: Sequence[Pair], max_pixels: int, table: Optional[MaskClasses]
 ) -> List[Mask]:
     """Reads the masks of pairs."""
     masks: List[Mask] = []
-    agreeing = MaskSet(table)
-    for path, group in groupby(pairs, key=lambda pair: pair.mask):
-        same = list(group)
-        for page in pages(path, "mask", max_pixels, len(same)):
-            if isinstance(page, DataError):
-                raise page
-            masks.append(mask_numbers(*page, table is not None and table.colours))
-            agreeing.check(masks[-1], page[1])
-            if len(masks) == 1:
-                needed = len(pairs) * masks[0].numbers.nbytes
-                check_memory(needed, f"{printable(str(found.location))} with {len(pairs)} such masks")
+    agreeing, taken = MaskSet(table), Taken(printable(str(found.location)), len(pairs))
+    for page, origin in _decoded(pairs, "mask", max_pixels):
+        masks.append(mask_numbers(page, origin, table is not None and table.colours))
+        agreeing.check(masks[-1], origin)
+        taken.add(masks[-1].numbers)
     return masks
 
 
 def _read_images(
-    folder: Path, pairs: Sequence[Pair], masks: Sequence[np.ndarray], forms: Sequence[Form], max_pixels: int
+    found: Found, pairs: Sequence[Pair], masks: Sequence[np.ndarray], forms: Sequence[Form], max_pixels: int
 ) -> np.ndarray:
-    """Reads the images of a set, all of one size and as large as their masks: uint8 [n, h, w, 1 or 3]."""
-    images: np.ndarray = np.zeros(0, np.uint8)
-    i = 0
-    for path, group in groupby(pairs, key=lambda pair: pair.image):
-        same = list(group)
-        for pair, page in zip(same, pages(path, "image", max_pixels, len(same))):
-            if isinstance(page, DataError):
-                raise page
-            image = image_pixels(*page, forms[i])
-            _check_size(image, pair.shown(path), masks[i], pair.shown(pair.mask), SAME_SIZE)
-            if i == 0:
-                # All images have this size; masks are in memory twice while they are stacked into one array.
-                needed = len(pairs) * (image.size + 2 * masks[i].size)
-                check_memory(needed, f"{printable(str(folder))} with {len(pairs)} such images")
-                images = np.empty((len(pairs), *image.shape), np.uint8)
-            else:
-                _check_alike(image, pair.shown(path), images[0], pairs[0].shown(pairs[0].image))
-            images[i] = image
-            i += 1
-    return images[..., np.newaxis] if images.ndim == 3 else images
-
-
-def _check_size(one: np.ndarray, path: str, other: np.ndarray, other_path: str, hint: str) -> None:
-    if one.shape[:2] != other.shape[:2]:
-        sizes = ["x".join(map(str, array.shape[:2])) for array in (one, other)]
-        raise DataError(f"{path} is {sizes[0]} pixels, but {other_path} is {sizes[1]}", hint)
-
-
-def _check_alike(image: np.ndarray, path: str, first: np.ndarray, first_path: str) -> None:
-    _check_size(image, path, first, first_path, "all images of a set have one size: cut or pad them")
-    if image.ndim != first.ndim:
-        kinds = ["grey" if array.ndim == 2 else "colour" for array in (image, first)]
-        raise DataError(
-            f"{path} is {kinds[0]}, but {first_path} is {kinds[1]}",
-            "all images of a set are grey, or all are colour",
-        )
+    """Reads the images of a set, each as large as its mask: uint8 [pixels of all images, 1 or 3]."""
+    num_pixels, at = sum(mask.size for mask in masks), 0
+    pixels: np.ndarray = np.zeros((0, 1), np.uint8)
+    for pair, mask, form, (page, origin) in zip(pairs, masks, forms, _decoded(pairs, "image", max_pixels)):
+        image = image_pixels(page, origin, form)
+        if image.shape[:2] != mask.shape:
+            sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
+            text = f"{pair.shown(pair.image)} is {sizes[0]} pixels, but {pair.shown(pair.mask)} is {sizes[1]}"
+            raise DataError(text, SAME_SIZE)
+        channels = 1 if image.ndim == 2 else 3
+        if not at:
+            largest = max(masks, key=np.size)
+            size = "x".join(map(str, largest.shape))
+            what = (
+                f"{printable(str(found.location))} with {len(pairs)} images and masks of up to {size} pixels"
+            )
+            check_memory(num_pixels * (channels + 2 * largest.itemsize), what)
+            pixels = np.empty((num_pixels, channels), np.uint8)
+        elif channels != pixels.shape[1]:
+            kinds = ["grey" if number == 1 else "colour" for number in (channels, pixels.shape[1])]
+            raise DataError(
+                f"{pair.shown(pair.image)} is {kinds[0]}, but {pairs[0].shown(pairs[0].image)} is {kinds[1]}",
+                "all images of a set are grey, or all are colour",
+            )
+        pixels[at : at + mask.size] = image.reshape(-1, channels)
+        at += mask.size
+    return pixels
 
 
 def open_pairs(
@@ -462,13 +484,14 @@ def open_pairs(
     stored = _read_masks(found, pairs, max_pixels, table)
     classes = table or classes_of_masks(found, zip(pairs, stored))
     masks = [classes.of(mask.numbers, f"mask {pair.shown(pair.mask)}") for pair, mask in zip(pairs, stored)]
-    images = _read_images(folder, pairs, masks, [mask.form for mask in stored], max_pixels)
-    labels = np.stack(masks)
+    pixels = _read_images(found, pairs, masks, [mask.form for mask in stored], max_pixels)
+    sizes: np.ndarray = np.array([mask.shape for mask in masks], np.int64)
+    labels = np.concatenate([mask.reshape(-1) for mask in masks])
     counted_labels = labels if classes.ignored is None else labels[labels != IGNORED]
     if len(mask_values(counted_labels)) < 2:
         raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", PAIR_LAYOUT)
     names = tuple(pair.shown(pair.image, pair.image.parent.parent) for pair in pairs)
-    examples = ArrayExamples(images, labels, names)
+    examples = MaskedExamples(pixels, labels, sizes, names)
     train, held = examples.subset(slice(None, num_train)), examples.subset(slice(num_train, None))
     values = classes.values
     if classes.any_other:
@@ -479,6 +502,13 @@ def open_pairs(
         warnings.append(
             f"{TABLE}: {share:.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in any score"
         )
+    smallest, largest = (
+        "x".join(map(str, min_or_max(sizes.tolist(), key=np.prod))) for min_or_max in (min, max)
+    )
+    different = (
+        f"the images are of {smallest} to {largest} pixels: patches are cut from each, as large as fits into the "
+        "smallest height and width unless --image-size says otherwise"
+    )
     return data_source(
         train,
         held,
@@ -488,6 +518,7 @@ def open_pairs(
         location=str(folder),
         augmentation="elastic",
         warnings=tuple(warnings),
+        training_warnings=(different,) if len(np.unique(sizes, axis=0)) > 1 else (),
         unused=passed.unused,
         patchwise=True,
         own_split=found.is_undivided,

@@ -5,7 +5,7 @@ pixels beyond the image's border are mirrored (Ronneberger et al. 2015, section 
 TensorFlow.
 """
 
-from typing import List, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
 
@@ -46,47 +46,35 @@ def patch_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[in
     ]
 
 
-def counted(image_size: Size, output: Size, step: int = 1) -> np.ndarray:
-    """Returns the pixels that count in each patch: bool [patches, output height, output width].
+def patch_table(sizes: Iterable[Sequence[int]], output: Size, step: int = 1) -> np.ndarray:
+    """Returns the patches that cover images of these sizes, in their order: int64 [patches, 5].
 
-    Every pixel of the image counts in exactly one patch, the first that contains it.  Pixels beyond the image never
-    count.
+    The columns are the image; row and column of the upper left predicted pixel; and the first row and column that count
+    in the patch.  Every pixel of an image counts in exactly one patch, the first that contains it.  Pixels beyond the
+    image never count.
     """
-    sides = []
-    for size, patch in zip(image_size, output):
-        masks = []
-        end = 0
-        for start in patch_starts(size, patch, step):
-            pixels = np.arange(start, start + patch)
-            masks.append((pixels >= end) & (pixels < size))
-            end = start + patch
-        sides.append(masks)
-    return np.stack([row[:, np.newaxis] & column for row in sides[0] for column in sides[1]])
-
-
-def seen(image_size: Size, output: Size, size: Size, step: int = 1) -> Tuple[np.ndarray, np.ndarray]:
-    """Returns the image's rows, int64 [patches, input height], and columns, [patches, input width], in each patch.
-
-    Args:
-        image_size: (height, width) of the image.
-        output: (height, width) of the network's prediction, the centre of its input.
-        size: (height, width) of the network's input.
-        step: grid spacing in pixels; patches begin at its multiples.
-    """
-    sides = []
-    for axis in (0, 1):
-        first = np.array([place[axis] for place in patch_places(image_size, output, step)], np.int64)
-        first = first - (size[axis] - output[axis]) // 2
-        sides.append(mirror(first[:, np.newaxis] + np.arange(size[axis]), image_size[axis]))
-    return sides[0], sides[1]
+    sides: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
+    rows = []
+    for image, size in enumerate(sizes):
+        keys = (0, int(size[0])), (1, int(size[1]))
+        for axis, side in keys:
+            if (axis, side) not in sides:
+                starts = patch_starts(side, output[axis], step)
+                sides[axis, side] = list(zip(starts, [0, *(start + output[axis] for start in starts)]))
+        rows += [
+            (image, row, column, first_row, first_column)
+            for row, first_row in sides[keys[0]]
+            for column, first_column in sides[keys[1]]
+        ]
+    return np.array(rows, np.int64).reshape(-1, 5)
 
 
 def stitch(patches: Sequence[np.ndarray], image_size: Size, step: int = 1) -> np.ndarray:
     """Joins a network's predictions for the patches, [output height, output width, ...] in order, to [h, w, ...]."""
-    output = patches[0].shape[:2]
     whole = np.zeros((*image_size, *patches[0].shape[2:]), patches[0].dtype)
-    places = patch_places(image_size, output, step)
-    for patch, place, counts in zip(patches, places, counted(image_size, output, step)):
-        rows, columns = np.nonzero(counts)
-        whole[rows + place[0], columns + place[1]] = patch[rows, columns]
+    table = patch_table([image_size], patches[0].shape[:2], step)
+    for patch, (_, row, column, first_row, first_column) in zip(patches, table.tolist()):
+        part = whole[first_row : row + patch.shape[0], first_column : column + patch.shape[1]]
+        inner = patch[first_row - row :, first_column - column :]
+        part[...] = inner[: part.shape[0], : part.shape[1]]
     return whole

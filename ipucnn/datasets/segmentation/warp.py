@@ -11,8 +11,9 @@ from typing import Tuple
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.aliases import Tensor, TensorShape
+from ipucnn.aliases import Tensor
 from ipucnn.datasets.augmentation import below, shift_right
+from ipucnn.datasets.base import MaskedExamples
 
 ELASTIC_SIGMA = 10.0 / 512
 """Standard deviation of the displacements over the patch's side: 10 pixels of 512 (Ronneberger et al. 2015)."""
@@ -69,47 +70,65 @@ def _displacements(random: Tensor, size: Tuple[int, int]) -> Tensor:
     return total
 
 
-def _mirror(indices: Tensor, size: int) -> Tensor:
-    """Maps int32 indices of any size to 0 .. size - 1 by mirroring at the border pixels."""
-    if size == 1:
-        return tf.zeros_like(indices)
-    inside = tf.math.floormod(indices, 2 * (size - 1))
-    return tf.minimum(inside, 2 * (size - 1) - inside)
+class StoredImages:
+    """The pixels of a set as tensors, and the part of each image among them.
+
+    Args:
+        examples: the images and masks.
+    """
+
+    def __init__(self, examples: MaskedExamples) -> None:
+        self.pixels, self.labels = tf.constant(examples.pixels), tf.constant(examples.labels)
+        self._starts = tf.constant(examples.starts[:-1])
+        self._sizes = tf.constant(examples.sizes)
+
+    def sizes(self, which: Tensor) -> Tuple[Tensor, Tensor]:
+        """Returns heights and widths, int64 [b] each, of the images ``which``, int64 [b]."""
+        sizes = tf.gather(self._sizes, which)
+        return sizes[:, 0], sizes[:, 1]
+
+    def places(self, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns int64 [b, y, x], the numbers of pixels of the images ``which``; rows and columns beyond an image's
+        border, integers [b, y, x], are mirrored."""
+        heights, widths = (tf.cast(wide(side), rows.dtype) for side in self.sizes(which))
+        pixel = tf.cast(_mirror(rows, heights) * widths + _mirror(columns, widths), tf.int64)
+        return pixel + wide(tf.gather(self._starts, which))
 
 
-def _flat(rows: Tensor, columns: Tensor, which: Tensor, shape: TensorShape) -> Tensor:
-    """Returns int64 indices of pixels in flattened images [n, h, w], mirrored at borders; rows are int32 [b, y, x]."""
-    height, width = shape[1], shape[2]
-    pixel = tf.cast(_mirror(rows, height) * width + _mirror(columns, width), tf.int64)
-    return pixel + which[:, tf.newaxis, tf.newaxis] * (height * width)
+def wide(values: Tensor) -> Tensor:
+    """Returns [b, 1, 1] of [b]."""
+    return values[:, tf.newaxis, tf.newaxis]
 
 
-def _sample(images: Tensor, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _mirror(indices: Tensor, sizes: Tensor) -> Tensor:
+    """Maps integers of any size to 0 .. size - 1 by mirroring at the border pixels."""
+    period = tf.maximum(2 * (sizes - 1), 1)
+    inside = tf.math.floormod(indices, period)
+    return tf.where(sizes > 1, tf.minimum(inside, period - inside), 0)
+
+
+def _sample(stored: StoredImages, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Interpolates bilinearly between the four pixels around each position: float32 [b, y, x, c]; ``rows`` and
     ``columns`` are float32 [b, y, x]."""
-    flat = tf.reshape(images, [-1, images.shape[-1]])
     top, left = tf.floor(rows), tf.floor(columns)
     down, right = (rows - top)[..., tf.newaxis], (columns - left)[..., tf.newaxis]
     top, left = tf.cast(top, tf.int32), tf.cast(left, tf.int32)
 
     def pixels(i: int, j: int) -> Tensor:
-        return tf.cast(tf.gather(flat, _flat(top + i, left + j, which, images.shape)), tf.float32)
+        return tf.cast(tf.gather(stored.pixels, stored.places(which, top + i, left + j)), tf.float32)
 
     upper = pixels(0, 0) * (1 - right) + pixels(0, 1) * right
     lower = pixels(1, 0) * (1 - right) + pixels(1, 1) * right
     return upper * (1 - down) + lower * down
 
 
-def _starts(random: Tensor, size: int, patch: int) -> Tensor:
-    """Returns random starts, int64 [b], of patches of ``patch`` pixels in ``size``; larger patches are centred."""
-    if patch >= size:
-        return tf.fill(tf.shape(random), tf.constant(-((patch - size) // 2), tf.int64))
-    return below(random, size - patch + 1)
+def _starts(random: Tensor, sizes: Tensor, patch: int) -> Tensor:
+    """Returns random starts, int64 [b], of patches of ``patch`` pixels in ``sizes``; larger patches are centred."""
+    return tf.where(sizes > patch, below(random, sizes - patch + 1), -((patch - sizes) // 2))
 
 
 def training_patches(
-    images: Tensor,
-    masks: Tensor,
+    stored: StoredImages,
     which: Tensor,
     random: Tensor,
     size: Tuple[int, int],
@@ -119,7 +138,7 @@ def training_patches(
     """Returns patches at random positions: float32 images [b, *size, c] in 0..255, and masks [b, *output].
 
     Args:
-        images, masks: uint8 [n, h, w, c] and integers [n, h, w], the whole set.
+        stored: the whole set.
         which: int64 [b], the image of each patch.
         random: int64 hashes [b, ELASTIC_DRAWS]; without ``elastic``, only the first TILE_DRAWS are used.
         size: (height, width) of the network's input.
@@ -129,9 +148,8 @@ def training_patches(
             brightness.
     """
     margins = [(full - inner) // 2 for full, inner in zip(size, output)]
-    starts = [
-        _starts(random[:, axis], images.shape[1 + axis], output[axis]) - margins[axis] for axis in (0, 1)
-    ]
+    sides = stored.sizes(which)
+    starts = [_starts(random[:, axis], sides[axis], output[axis]) - margins[axis] for axis in (0, 1)]
     window = (
         slice(None),
         slice(margins[0], margins[0] + output[0]),
@@ -140,18 +158,18 @@ def training_patches(
     if not elastic:
         rows = tf.cast(starts[0], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[0])[:, tf.newaxis]
         columns = tf.cast(starts[1], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[1])
-        flat = tf.reshape(images, [-1, images.shape[-1]])
-        patches = tf.cast(tf.gather(flat, _flat(rows, columns, which, images.shape)), tf.float32)
-        classes = tf.gather(tf.reshape(masks, [-1]), _flat(rows, columns, which, images.shape)[window])
-        return _shaped(patches, classes, images, size, output)
+        places = stored.places(which, rows, columns)
+        patches = tf.cast(tf.gather(stored.pixels, places), tf.float32)
+        classes = tf.gather(stored.labels, places[window])
+        return _shaped(patches, classes, size, output)
     rows, columns = _bent_places(random[:, TILE_DRAWS:], starts, size)
-    patches = _sample(images, which, rows, columns)
+    patches = _sample(stored, which, rows, columns)
     near_rows, near_columns = (tf.cast(tf.floor(p[window] + 0.5), tf.int32) for p in (rows, columns))
-    classes = tf.gather(tf.reshape(masks, [-1]), _flat(near_rows, near_columns, which, images.shape))
+    classes = tf.gather(stored.labels, stored.places(which, near_rows, near_columns))
     light = _signed(random[:, TILE_DRAWS + 3 : TILE_DRAWS + 5])[:, :, tf.newaxis, tf.newaxis, tf.newaxis]
     contrast, brightness = 1.0 + MAX_CONTRAST * light[:, 0], (255.0 * MAX_BRIGHTNESS) * light[:, 1]
     patches = (patches - 127.5) * contrast + (127.5 + brightness)
-    return _shaped(patches, classes, images, size, output)
+    return _shaped(patches, classes, size, output)
 
 
 def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple[Tensor, Tensor]:
@@ -164,9 +182,6 @@ def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple
     y = (tf.range(size[0], dtype=tf.float32) - centres[0])[:, tf.newaxis]
     x = (tf.range(size[1], dtype=tf.float32) - centres[1])[tf.newaxis, :]
 
-    def wide(values: Tensor) -> Tensor:
-        return values[:, tf.newaxis, tf.newaxis]
-
     bend_y, bend_x = (
         _displacements(random[:, first : first + ELASTIC_GRID**2], size) for first in (5, 5 + ELASTIC_GRID**2)
     )
@@ -177,8 +192,8 @@ def _bent_places(random: Tensor, starts: Tensor, size: Tuple[int, int]) -> Tuple
 
 
 def _shaped(
-    patches: Tensor, masks: Tensor, images: Tensor, size: Tuple[int, int], output: Tuple[int, int]
+    patches: Tensor, masks: Tensor, size: Tuple[int, int], output: Tuple[int, int]
 ) -> Tuple[Tensor, Tensor]:
-    patches.set_shape([None, *size, images.shape[-1]])
+    patches.set_shape([None, *size, patches.shape[-1]])
     masks.set_shape([None, *output])
     return patches, masks

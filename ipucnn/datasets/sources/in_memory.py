@@ -17,6 +17,7 @@ from ipucnn.datasets.base import (
     EncodedExamples,
     Examples,
     FileExamples,
+    MaskedExamples,
     RecordExamples,
     data_source,
 )
@@ -299,6 +300,12 @@ def _checked(made: DataSource, location: str) -> DataSource:
     need(len(sizes) < 2 or is_masks, f"has arrays of different sizes, {sorted(sizes)}")
     if len(sizes) == 1:
         info = replace(info, image_shape=sizes.pop())
+    if info.patchwise:  # the arrays have one size, and patches are cut from images of any
+        parts = [
+            replace(MaskedExamples.of(list(part.images), list(part.labels)), names=part.names)
+            for part in parts
+            if isinstance(part, ArrayExamples)
+        ]
     return replace(made, info=info, train=parts[0], eval=parts[1])
 
 

@@ -73,7 +73,9 @@ CODES: Dict[str, Code] = {
     # -- properties of a sample
     "wrong-dtype": Code(ERROR, "pixels or labels of another type than bytes", "convert them to uint8"),
     "wrong-shape": Code(
-        ERROR, "samples of another size than the set's", "bring all samples to one size, or remove them"
+        ERROR,
+        "images of another size than their masks, or than the set's",
+        "bring both to one size, or remove them",
     ),
     "wrong-mode": Code(
         ERROR,

@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles
+from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, MaskedExamples
 from ipucnn.datasets.formats import (
     CIFAR_FILES,
     IDX_FILES,
@@ -129,12 +129,24 @@ def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], c
 def source_lots(survey: Survey, source: DataSource) -> Lots:
     """Returns the samples of a set that was opened as for training."""
     survey.class_names, survey.location = source.info.class_names, source.info.location
-    return {
-        subset: array_lot([("", examples.images, examples.labels)])
-        if isinstance(examples, ArrayExamples)
-        else file_lot(survey, examples, examples.describe, source.info.image_shape[2])
-        for subset, examples in ((TRAIN, source.train), (EVAL, source.eval))
-    }
+    lots: Dict[str, Lot] = {}
+    for subset, examples in ((TRAIN, source.train), (EVAL, source.eval)):
+        if isinstance(examples, ArrayExamples):
+            lots[subset] = array_lot([("", examples.images, examples.labels)])
+        elif isinstance(examples, MaskedExamples):
+            lots[subset] = _masked_lot(examples)
+        else:
+            lots[subset] = file_lot(survey, examples, examples.describe, source.info.image_shape[2])
+    return lots
+
+
+def _masked_lot(examples: MaskedExamples) -> Lot:
+    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
+        one = examples.subset(numbers)
+        image = one.images[0][np.newaxis]
+        return Decoded(measure(image), one.masks[0][np.newaxis], image)
+
+    return Lot(len(examples), "sample {}".format, decode)
 
 
 # -- sets in memory -----------------------------------------------------------------------------------------------
@@ -244,7 +256,6 @@ def _decode_pair(
     values = [str(value) for value in mask_values(stored) if value]
     alike = {
         **forms,
-        "size": "x".join(map(str, mask.shape)),
         "pixels": "grey" if image.ndim == 2 else "colour",
         "values": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
     }

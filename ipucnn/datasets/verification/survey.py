@@ -50,7 +50,6 @@ ENDINGS = {
 """Endings of file names, by Pillow's name of a format."""
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
     **stored.ALIKE,
-    "size": ("wrong-shape", bool),
     "pixels": ("wrong-mode", bool),
     "values": ("mask-values", lambda values: "," not in values),
 }

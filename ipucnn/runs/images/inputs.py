@@ -32,7 +32,7 @@ import numpy as np
 
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, Examples, FileExamples, read_file
+from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, Examples, FileExamples, read_file
 from ipucnn.datasets.formats import EXTENSIONS
 from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
@@ -153,7 +153,7 @@ def images_of_subset(
     """Yields the samples of a data set in stored order, with their classes."""
     for i in range(len(examples)):
         truth = int(examples.labels[i])
-        if isinstance(examples, ArrayExamples):
+        if isinstance(examples, IN_MEMORY):
             name = f"{info.name}/{subset}/{i}"
             yield ImageInput(
                 name, _reader(partial(examples.images.__getitem__, i), name, info, input_shape), truth
@@ -236,9 +236,9 @@ def is_volume_name(path: str) -> bool:
     return path.lower().endswith(VOLUME_ENDINGS)
 
 
-def array_pages(name: str, images: np.ndarray) -> PageSource:
-    """Returns the images of a set in memory, uint8 [n, h, w, c], as a volume."""
-    return PageSource(name, True, tuple([images.shape[1:3]] * len(images)), lambda: iter(images))
+def array_pages(name: str, images: Sequence[np.ndarray]) -> PageSource:
+    """Returns the images of a set in memory, uint8 [h, w, c] each, as a volume."""
+    return PageSource(name, True, tuple(image.shape[:2] for image in images), lambda: iter(images))
 
 
 def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PageSource:

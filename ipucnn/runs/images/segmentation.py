@@ -23,7 +23,7 @@ import numpy as np
 from scipy import special
 
 from ipucnn.config.values import norm_of
-from ipucnn.datasets.base import ArrayExamples
+from ipucnn.datasets.base import IN_MEMORY, InMemory, MaskedExamples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.datasets.segmentation.patches import mirror, patch_places, patch_starts
 from ipucnn.errors import ConfigurationError
@@ -354,14 +354,14 @@ def predicted_images(setup: Setup, session: Session) -> List[SegmentedImage]:
         session: a session that is ready to predict.
     """
     examples, info = setup.source.eval, setup.source.info
-    assert isinstance(examples, ArrayExamples)
+    assert isinstance(examples, IN_MEMORY)
     classes = Classes(tuple(info.class_names), class_colours(info.num_classes, info.class_colours))
     spread = np.linspace(0, len(examples) - 1, min(NUM_PICTURES, len(examples)))
     return [_predicted(setup, session, examples, round(float(number)), classes) for number in spread]
 
 
 def _predicted(
-    setup: Setup, session: Session, examples: ArrayExamples, number: int, classes: Classes
+    setup: Setup, session: Session, examples: InMemory, number: int, classes: Classes
 ) -> SegmentedImage:
     """Returns an image, cut to the pixels that are predicted."""
     from ipucnn.datasets.pipeline import eval_batches
@@ -383,9 +383,10 @@ def _predicted(
     for images, labels, _ in batches:
         patches.append(session.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
         truths.append(labels.numpy()[0])
-    if setup.source.info.patchwise:
-        predicted = stitch(patches, one.images.shape[1:3], setup.record.size_step)
-        return SegmentedImage(name, one.images[0], predicted, classes, one.labels[0])
+    if isinstance(one, MaskedExamples):
+        (image,), (truth,) = one.images, one.masks
+        predicted = stitch(patches, image.shape[:2], setup.record.size_step)
+        return SegmentedImage(name, image, predicted, classes, truth)
     sized = in_8_bits(prepare_size(one.images, setup.input_shape))
     assert setup.output_shape is not None  # set in segmentation networks
     inner, whole = ("x".join(map(str, size)) for size in (setup.output_shape, setup.input_shape[:2]))
