@@ -18,7 +18,7 @@ from support.trained_runs import train
 
 import ipucnn
 from ipucnn import cli
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo
+from ipucnn.datasets.base import DatasetInfo, MaskedExamples
 from ipucnn.datasets.images import pixels_for_evaluation
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.models.registry import get_model
@@ -121,7 +121,7 @@ def test_the_script_cuts_the_patches_of_evaluation(tmp_path):
     first, *others = [Image.fromarray(page[..., 0]) for page in pages]
     first.save(tmp_path / "volume.tif", save_all=True, append_images=others)
     batches = eval_batches(
-        ArrayExamples(pages, labels),
+        MaskedExamples.of(list(pages), list(labels)),
         setup.source.info,
         batch_size=1, input_shape=(44, 36, 1), input_range="standard", output_shape=(20, 12), patch_step=4,
     )  # fmt: skip

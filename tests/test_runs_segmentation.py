@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.refusals import check_raises
 
 from ipucnn.config.resolve import resolve
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo
+from ipucnn.datasets.base import DatasetInfo, MaskedExamples
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
@@ -209,7 +209,7 @@ def test_evaluation_batches_count_patches_and_not_images(tmp_path):
     setup = run_setup.prepare(resolve("train", flags, model="unet"), 1)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (1, 192, 192, 1)).astype(np.uint8)
-    examples = ArrayExamples(images, (images[..., 0] > 128).astype(np.int32))
+    examples = MaskedExamples.of(list(images), list((images[..., 0] > 128).astype(np.uint8)))
     info = replace(setup.source.info, patchwise=True)
     setup = replace(setup, source=replace(setup.source, eval=examples, info=info))
     batches = list(run_setup.evaluation_batches(setup, 1))
