@@ -728,7 +728,7 @@ def test_a_fault_has_one_message_whichever_way_a_file_comes_in(tmp_path, name):
         (page,) = pages(path, "image", 10**6, 1)
         if isinstance(page, DataError):
             raise page
-        return image_pixels(*page, forms.Form("PNG", (HEIGHT, WIDTH)))
+        return image_pixels(*page, forms.Mask(RAMP, forms.Form("PNG", (HEIGHT, WIDTH))))
 
     ways = [
         as_pair,

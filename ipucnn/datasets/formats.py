@@ -427,20 +427,18 @@ def _find_nnunet(folder: Path) -> Optional[Found]:
     Raises:
         DataError: there are images for training without labels, or several folders of one name.
     """
-    pairs = {
-        subset: _named(f"images{end}", f"labels{end}")(folder)
-        for subset, end in (("train", "tr"), ("eval", "ts"))
-    }
-    images, labels = (pairs["train"].get(kind) for kind in ("images", "masks"))
-    if images is None:
+    train, test = (_named(f"images{end}", f"labels{end}")(folder) for end in ("tr", "ts"))
+    if "images" not in train:
         return None
-    if labels is None:
-        raise DataError(f"{shown(images)} has no labels: there is no folder labelsTr beside it", PAIR_LAYOUT)
-    read = {"train": (images, labels)}
-    test = pairs["eval"]
+    if "masks" not in train:
+        raise DataError(
+            f"{shown(train['images'])} has no labels: there is no folder labelsTr beside it", PAIR_LAYOUT
+        )
+    read = {"train": _both(folder, train)}
     if len(test) == 2:
-        read["eval"] = (test["images"], test["masks"])
-        choice = f": training on {printable(images.name)}/, evaluation on {printable(test['images'].name)}/"
+        read["eval"] = _both(folder, test)
+        names = [printable(images.name) for images, _ in read.values()]
+        choice = f": training on {names[0]}/, evaluation on {names[1]}/"
     else:
         choice = UNDIVIDED + "".join(f", nothing on {printable(path.name)}/" for path in test.values())
     return Found("imagemasks", folder, read, choice, len(read) == 1, has_channel_numbers=True)

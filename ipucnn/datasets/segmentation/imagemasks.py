@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from ipucnn.datasets.formats import (
 from ipucnn.datasets.forms import (
     IMAGE_HINT,
     MASK_HINT,
-    Form,
     Mask,
     Page,
     mask_numbers,
@@ -46,7 +45,6 @@ from ipucnn.datasets.segmentation.masks import (
     MaskClasses,
     MaskSet,
     check_no_objects,
-    check_values,
     classes_of_values,
     codes,
     mask_values,
@@ -106,12 +104,10 @@ def pages(
             if file.num_pages != num_pages:
                 text = f"{origin} has {file.num_pages} pages"
                 raise DataError(text, "save each page as a file of its own", "several-pages")
-            if num_pages == 1:
-                yield file.page(), origin
-            for number in range(num_pages if num_pages > 1 else 0):
-                name = f"{origin}, page {number + 1} of {num_pages}"
+            for number in range(num_pages):
+                name = origin if num_pages == 1 else f"{origin}, page {number + 1} of {num_pages}"
                 try:
-                    page = page_of(file, number, name)
+                    page = file.page() if num_pages == 1 else page_of(file, number, name)
                 except DataError as error:
                     yield error
                 else:
@@ -120,20 +116,24 @@ def pages(
         yield from [error] * num_pages
 
 
-def image_pixels(page: Page, origin: str, mask: Form) -> np.ndarray:
-    """Returns an image as ``infer`` reads it: uint8 [h, w] for grey, [h, w, 3] for colour.
+def image_pixels(page: Page, origin: str, mask: Mask) -> np.ndarray:
+    """Returns an image as ``infer`` reads it: uint8 [h, w, 1] for grey, [h, w, 3] for colour.
 
     Raises:
-        DataError: its pixels are not read, or it is turned and its mask, of that form, is not.
+        DataError: its pixels are not read, it has another size than its mask, or it is turned and its mask is not.
     """
-    tags = (page.form.orientation, mask.orientation)
+    tags = (page.form.orientation, mask.form.orientation)
     if tags[0] != tags[1]:
         raise DataError(
             f"{origin} has the orientation tag {tags[0]}, and its mask {tags[1]}: they may be turned differently",
             "save both upright, without the tag",
             "orientation",
         )
-    return plain_pixels(page, origin)
+    image = plain_pixels(page, origin)
+    if image.shape[:2] != mask.numbers.shape[:2]:
+        sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask.numbers)]
+        raise DataError(f"{origin} is {sizes[0]} pixels, its mask {sizes[1]}", SAME_SIZE, "wrong-shape")
+    return image.reshape(*image.shape[:2], -1)
 
 
 def table_of(found: Found) -> Optional[MaskClasses]:
@@ -160,7 +160,6 @@ def classes_of_masks(found: Found, masks: Iterable[Tuple[Pair, Mask]]) -> MaskCl
         values.update(present)
     subject = f"the masks of {printable(str(found.location))}"
     check_no_objects(of_each, subject)
-    check_values(sorted(values), f"{subject} have together")
     classes = classes_of_values(sorted(values), f"{subject} have together")
     if found.name == "isbi2012" and classes.any_other:
         return classes._replace(names=VOLUME_CLASSES)
@@ -232,22 +231,15 @@ def _sides(
 
 def _several_channels(extra: Sequence[Path], folder: Path, subset: str) -> Problem:
     """Returns the problem of images whose channels lie in several files."""
-    outside = folder.with_name(f"{folder.name}-channels")
+    outside, first = folder.with_name(f"{folder.name}-channels"), printable(extra[0].name)
     error = DataError(
-        f"{folder} has images with a channel in each file, for example {printable(extra[0].name)}; the network takes "
-        "grey or colour images",
-        f"join three channels as one colour image {_CHANNEL.sub(chr(92) + '1_0000', pair_name(extra[0].name))}.png, or "
-        f"take the first channel alone: mkdir {quoted(outside)} && mv {quoted(folder)}/*_000[1-9].* {quoted(outside)}",
+        f"{folder} has images with a channel in each file, for example {first}; a network takes grey or colour ones",
+        "join three channels as one colour image with the number 0000, or take the first channel alone: "
+        f"mkdir {quoted(outside)} && mv {quoted(folder)}/*_000[1-9].* {quoted(outside)}",
         "wrong-mode",
     )
-    return Problem(
-        "wrong-mode",
-        subset,
-        f"{folder.name}/{printable(extra[0].name)}",
-        "a second channel",
-        error,
-        len(extra),
-    )
+    name = f"{folder.name}/{first}"
+    return Problem("wrong-mode", subset, name, "a second channel", error, len(extra))
 
 
 def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair, Problem]]:
@@ -372,85 +364,65 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _decoded(pairs: Sequence[Pair], kind: str, max_pixels: int) -> Iterator[Tuple[Page, str]]:
-    """Yields the page of each pair's image or mask, and its name in messages; a file is opened once."""
-    for path, group in groupby(pairs, key=lambda pair: pair.image if kind == "image" else pair.mask):
-        for page in pages(path, kind, max_pixels, len(list(group))):
+def read_masks(
+    found: Found, pairs: Sequence[Pair], max_pixels: int, table: Optional[MaskClasses]
+) -> Iterator[Tuple[Pair, Union[Mask, DataError]]]:
+    """Yields the mask of each pair, or the reason why it is refused.
+
+    Raises:
+        DataError: all masks would take more than half of the memory, if those that follow are as large on average.
+    """
+    agreeing = MaskSet(table)
+    num_masks = taken = checked = 0
+    for path, group in groupby(pairs, key=lambda pair: pair.mask):
+        same = list(group)
+        for pair, page in zip(same, pages(path, "mask", max_pixels, len(same))):
+            try:
+                if isinstance(page, DataError):
+                    raise page
+                mask = mask_numbers(*page, table is not None and table.colours)
+                agreeing.check(mask, page[1])
+            except DataError as error:
+                yield pair, error
+                continue
+            num_masks, taken = num_masks + 1, taken + mask.numbers.nbytes
+            if taken > checked:  # at the first one and at each doubling, because a check takes time
+                _check_memory(found, pairs, taken * len(pairs) // num_masks, mask)
+                checked = 2 * taken
+            yield pair, mask
+
+
+def _check_memory(found: Found, pairs: Sequence[Pair], num_bytes: int, largest: Mask) -> None:
+    size = "x".join(map(str, largest.numbers.shape[:2]))
+    what = f"{printable(str(found.location))} with {len(pairs)} images and masks of up to {size} pixels"
+    check_memory(num_bytes, what)
+
+
+def _read_images(found: Found, masks: Mapping[Pair, Mask], max_pixels: int) -> np.ndarray:
+    """Reads the images of a set, each as large as its mask: uint8 [pixels of all images, 1 or 3]."""
+    pixels: np.ndarray = np.zeros((0, 1), np.uint8)
+    pairs, at = list(masks), 0
+    for path, group in groupby(pairs, key=lambda pair: pair.image):
+        same = list(group)
+        for pair, page in zip(same, pages(path, "image", max_pixels, len(same))):
             if isinstance(page, DataError):
                 raise page
-            yield page
-
-
-class Taken:
-    """Refuses a set whose masks or images would take more than half of the memory, before most of it is taken.
-
-    Args:
-        subject: the set's name in the message.
-        count: the number of masks or images.
-    """
-
-    def __init__(self, subject: str, count: int) -> None:
-        self._subject, self._count = subject, count
-        self._num = self._bytes = self._checked = 0
-        self._largest = (0, 0)
-
-    def add(self, array: np.ndarray) -> None:
-        """Counts an array, and checks what all of them take if the others are as large on average.
-
-        Raises:
-            DataError: they would take too much.
-        """
-        self._num, self._bytes = self._num + 1, self._bytes + array.nbytes
-        self._largest = max(self._largest, array.shape[:2], key=lambda size: int(size[0]) * size[1])
-        if self._bytes > self._checked:  # the check takes time: only at the first one, and at each doubling
-            size = "x".join(map(str, self._largest))
-            what = f"{self._subject} with {self._count} images and masks of up to {size} pixels"
-            check_memory(self._bytes * self._count // self._num, what)
-            self._checked = 2 * self._bytes
-
-
-def _read_masks(
-    found: Found, pairs: Sequence[Pair], max_pixels: int, table: Optional[MaskClasses]
-) -> List[Mask]:
-    """Reads the masks of pairs."""
-    masks: List[Mask] = []
-    agreeing, taken = MaskSet(table), Taken(printable(str(found.location)), len(pairs))
-    for page, origin in _decoded(pairs, "mask", max_pixels):
-        masks.append(mask_numbers(page, origin, table is not None and table.colours))
-        agreeing.check(masks[-1], origin)
-        taken.add(masks[-1].numbers)
-    return masks
-
-
-def _read_images(
-    found: Found, pairs: Sequence[Pair], masks: Sequence[np.ndarray], forms: Sequence[Form], max_pixels: int
-) -> np.ndarray:
-    """Reads the images of a set, each as large as its mask: uint8 [pixels of all images, 1 or 3]."""
-    num_pixels, at = sum(mask.size for mask in masks), 0
-    pixels: np.ndarray = np.zeros((0, 1), np.uint8)
-    for pair, mask, form, (page, origin) in zip(pairs, masks, forms, _decoded(pairs, "image", max_pixels)):
-        image = image_pixels(page, origin, form)
-        if image.shape[:2] != mask.shape:
-            sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
-            text = f"{pair.shown(pair.image)} is {sizes[0]} pixels, but {pair.shown(pair.mask)} is {sizes[1]}"
-            raise DataError(text, SAME_SIZE)
-        channels = 1 if image.ndim == 2 else 3
-        if not at:
-            largest = max(masks, key=np.size)
-            size = "x".join(map(str, largest.shape))
-            what = (
-                f"{printable(str(found.location))} with {len(pairs)} images and masks of up to {size} pixels"
-            )
-            check_memory(num_pixels * (channels + 2 * largest.itemsize), what)
-            pixels = np.empty((num_pixels, channels), np.uint8)
-        elif channels != pixels.shape[1]:
-            kinds = ["grey" if number == 1 else "colour" for number in (channels, pixels.shape[1])]
-            raise DataError(
-                f"{pair.shown(pair.image)} is {kinds[0]}, but {pairs[0].shown(pairs[0].image)} is {kinds[1]}",
-                "all images of a set are grey, or all are colour",
-            )
-        pixels[at : at + mask.size] = image.reshape(-1, channels)
-        at += mask.size
+            image = image_pixels(*page, masks[pair])
+            if not at:
+                largest = max(masks.values(), key=lambda mask: mask.numbers.size)
+                shape = sum(mask.numbers.size for mask in masks.values()), image.shape[2]
+                # The images, and the classes of masks beside their numbers.
+                _check_memory(found, pairs, shape[0] * (shape[1] + 2 * largest.numbers.itemsize), largest)
+                pixels = np.empty(shape, np.uint8)
+            elif image.shape[2] != pixels.shape[1]:
+                kinds = ["grey" if count == 1 else "colour" for count in (image.shape[2], pixels.shape[1])]
+                raise DataError(
+                    f"{pair.shown(path)} is {kinds[0]}, but {pairs[0].shown(pairs[0].image)} is {kinds[1]}",
+                    "all images of a set are grey, or all are colour",
+                )
+            flat = image.reshape(-1, image.shape[2])
+            pixels[at : at + len(flat)] = flat
+            at += len(flat)
     return pixels
 
 
@@ -481,10 +453,14 @@ def open_pairs(
     if len(pairs) < 2:
         raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
     table = table_of(found)
-    stored = _read_masks(found, pairs, max_pixels, table)
-    classes = table or classes_of_masks(found, zip(pairs, stored))
-    masks = [classes.of(mask.numbers, f"mask {pair.shown(pair.mask)}") for pair, mask in zip(pairs, stored)]
-    pixels = _read_images(found, pairs, masks, [mask.form for mask in stored], max_pixels)
+    stored: Dict[Pair, Mask] = {}
+    for pair, mask in read_masks(found, pairs, max_pixels, table):
+        if isinstance(mask, DataError):
+            raise mask
+        stored[pair] = mask
+    classes = table or classes_of_masks(found, stored.items())
+    masks = [classes.of(mask.numbers, f"mask {pair.shown(pair.mask)}") for pair, mask in stored.items()]
+    pixels = _read_images(found, stored, max_pixels)
     sizes: np.ndarray = np.array([mask.shape for mask in masks], np.int64)
     labels = np.concatenate([mask.reshape(-1) for mask in masks])
     counted_labels = labels if classes.ignored is None else labels[labels != IGNORED]
@@ -495,7 +471,7 @@ def open_pairs(
     train, held = examples.subset(slice(None, num_train)), examples.subset(slice(num_train, None))
     values = classes.values
     if classes.any_other:
-        values = (0, max(int(mask.numbers.max()) for mask in stored))
+        values = (0, max(int(mask.numbers.max()) for mask in stored.values()))
     warnings = [*unused_line(printable(str(folder)), passed.unused)]
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
@@ -522,6 +498,6 @@ def open_pairs(
         unused=passed.unused,
         patchwise=True,
         own_split=found.is_undivided,
-        class_colours=class_colours(classes, stored[0]),
+        class_colours=class_colours(classes, stored[pairs[0]]),
         mask_values=() if classes.colours or EVERY_OTHER in values else values,
     )

@@ -37,15 +37,6 @@ def patch_starts(size: int, patch: int, step: int = 1) -> List[int]:
     return list(range(0, size - patch + stride, stride))
 
 
-def patch_places(image_size: Size, output: Size, step: int = 1) -> List[Tuple[int, int]]:
-    """Returns (row, column) of the upper left predicted pixel of each patch, row by row."""
-    return [
-        (row, column)
-        for row in patch_starts(image_size[0], output[0], step)
-        for column in patch_starts(image_size[1], output[1], step)
-    ]
-
-
 def patch_table(sizes: Iterable[Sequence[int]], output: Size, step: int = 1) -> np.ndarray:
     """Returns the patches that cover images of these sizes, in their order: int64 [patches, 5].
 
@@ -55,16 +46,15 @@ def patch_table(sizes: Iterable[Sequence[int]], output: Size, step: int = 1) -> 
     """
     sides: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
     rows = []
-    for image, size in enumerate(sizes):
-        keys = (0, int(size[0])), (1, int(size[1]))
-        for axis, side in keys:
+    for image, (height, width) in enumerate(sizes):
+        for axis, side in ((0, height), (1, width)):
             if (axis, side) not in sides:
                 starts = patch_starts(side, output[axis], step)
                 sides[axis, side] = list(zip(starts, [0, *(start + output[axis] for start in starts)]))
         rows += [
             (image, row, column, first_row, first_column)
-            for row, first_row in sides[keys[0]]
-            for column, first_column in sides[keys[1]]
+            for row, first_row in sides[0, height]
+            for column, first_column in sides[1, width]
         ]
     return np.array(rows, np.int64).reshape(-1, 5)
 

@@ -17,7 +17,6 @@ from ipucnn.datasets.base import (
     EncodedExamples,
     Examples,
     FileExamples,
-    MaskedExamples,
     RecordExamples,
     data_source,
 )
@@ -264,11 +263,9 @@ def _checked(made: DataSource, location: str) -> DataSource:
             len(values) == channels and np.isfinite(values).all() and (key == "mean" or min(values) > 0)
         )
         need(is_right, f"has {key} = {shown_value(repr(values))} for {channels} channels")
-    shown = f"augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for patchwise images"
-    need(
-        info.augmentation in AUGMENTATION_NAMES and (info.patchwise or info.augmentation != "elastic"),
-        f"has {shown}",
-    )
+    shown = f"augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for files of images and masks"
+    need(info.augmentation in AUGMENTATION_NAMES and info.augmentation != "elastic", f"has {shown}")
+    need(not info.patchwise, "has patchwise = True, which is for files of images and masks")
     parts: List[Examples] = []
     for what, number in (("train", info.num_train), ("eval", info.num_eval)):
         examples = getattr(made, what)
@@ -300,12 +297,6 @@ def _checked(made: DataSource, location: str) -> DataSource:
     need(len(sizes) < 2 or is_masks, f"has arrays of different sizes, {sorted(sizes)}")
     if len(sizes) == 1:
         info = replace(info, image_shape=sizes.pop())
-    if info.patchwise:  # the arrays have one size, and patches are cut from images of any
-        parts = [
-            replace(MaskedExamples.of(list(part.images), list(part.labels)), names=part.names)
-            for part in parts
-            if isinstance(part, ArrayExamples)
-        ]
     return replace(made, info=info, train=parts[0], eval=parts[1])
 
 

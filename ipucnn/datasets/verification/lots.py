@@ -12,23 +12,22 @@ from bisect import bisect_right
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ipucnn.datasets.base import ArrayExamples, DataSource, FileExamples, ImageFiles, MaskedExamples
+from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, ImageFiles
 from ipucnn.datasets.formats import (
     CIFAR_FILES,
     IDX_FILES,
+    Found,
     find_cifar_files,
     find_classes,
     find_idx_file,
     find_layout,
     has_shards,
 )
-from ipucnn.datasets.forms import Mask, Page, displayed, mask_numbers, opened
-from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.forms import Mask, Page, displayed, opened
 from ipucnn.datasets.problems import problem_of, readable
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.segmentation.imagemasks import Pair
@@ -36,7 +35,6 @@ from ipucnn.datasets.segmentation.masks import (
     BINARY,
     TABLE,
     MaskClasses,
-    MaskSet,
     codes,
     mask_values,
 )
@@ -129,24 +127,12 @@ def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], c
 def source_lots(survey: Survey, source: DataSource) -> Lots:
     """Returns the samples of a set that was opened as for training."""
     survey.class_names, survey.location = source.info.class_names, source.info.location
-    lots: Dict[str, Lot] = {}
-    for subset, examples in ((TRAIN, source.train), (EVAL, source.eval)):
-        if isinstance(examples, ArrayExamples):
-            lots[subset] = array_lot([("", examples.images, examples.labels)])
-        elif isinstance(examples, MaskedExamples):
-            lots[subset] = _masked_lot(examples)
-        else:
-            lots[subset] = file_lot(survey, examples, examples.describe, source.info.image_shape[2])
-    return lots
-
-
-def _masked_lot(examples: MaskedExamples) -> Lot:
-    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
-        one = examples.subset(numbers)
-        image = one.images[0][np.newaxis]
-        return Decoded(measure(image), one.masks[0][np.newaxis], image)
-
-    return Lot(len(examples), "sample {}".format, decode)
+    return {
+        subset: array_lot([("", np.asarray(examples.images), np.asarray(examples.masks))])
+        if isinstance(examples, IN_MEMORY)
+        else file_lot(survey, examples, examples.describe, source.info.image_shape[2])
+        for subset, examples in ((TRAIN, source.train), (EVAL, source.eval))
+    }
 
 
 # -- sets in memory -----------------------------------------------------------------------------------------------
@@ -234,34 +220,6 @@ def _name_of_file(paths: Sequence[str], begin: int, number: int) -> str:
 # -- images with masks --------------------------------------------------------------------------------------------
 
 
-def _decode_pair(
-    image: np.ndarray, stored: np.ndarray, mask: np.ndarray, forms: Mapping[str, str] = MappingProxyType({})
-) -> Decoded:
-    """Measures a sample with a mask.
-
-    Args:
-        image: uint8 [h, w], or [h, w, 3] of colour.
-        stored: the mask's values if they must be 0 and one other value, the same in all masks; else empty.
-        mask: the mask's classes.
-        forms: how both are stored; see ``stored.stored_as``.
-
-    Raises:
-        DataError: image and mask differ in size.
-    """
-    if image.shape[:2] != mask.shape:
-        sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask)]
-        hint = imagemasks.SAME_SIZE
-        raise DataError(f"{sizes[0]}, its mask {sizes[1]}", hint, "wrong-shape")
-    pixels = image.reshape(1, *image.shape[:2], -1)
-    values = [str(value) for value in mask_values(stored) if value]
-    alike = {
-        **forms,
-        "pixels": "grey" if image.ndim == 2 else "colour",
-        "values": "mask of " + ", ".join(values[:5]) + ", ..." * (len(values) > 5) if values else "",
-    }
-    return Decoded(measure(pixels), mask[np.newaxis], pixels, alike)
-
-
 def pairs_lots(survey: Survey, folder: Path) -> Lots:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
     found = find_layout(survey.dataset, folder)
@@ -273,7 +231,7 @@ def pairs_lots(survey: Survey, folder: Path) -> Lots:
         classes = table = imagemasks.table_of(found)
     except DataError as error:
         survey.report(problem_of(error, None, TABLE, folder / TABLE))
-    stored = _stored_masks(survey, folder, pairs, table)
+    stored = _stored_masks(survey, found, pairs, table)
     if classes is None:
         classes = BINARY
         try:
@@ -324,38 +282,33 @@ def _decoded_pair(
     ]
     if isinstance(page, DataError):
         raise page
-    image = imagemasks.image_pixels(*page, form)
+    image = imagemasks.image_pixels(*page, stored[pair])[np.newaxis]
     origin = f"mask {pair.shown(pair.mask, folder)}"
-    mask = classes.of(values, origin)
-    judged = codes(values, False, origin) if classes.any_other else np.zeros(0, np.uint8)
-    return _decode_pair(image, judged, mask, stored_as(page[0].form, form))
+    mask = classes.of(values, origin)[np.newaxis]
+    # Without a table, the foreground has the same value in all masks.
+    judged = [str(n) for n in mask_values(codes(values, False, origin)) if n] if classes.any_other else []
+    alike = {
+        **stored_as(page[0].form, form),
+        "pixels": "grey" if image.shape[3] == 1 else "colour",
+        "values": "mask of " + ", ".join(judged[:5]) + ", ..." * (len(judged) > 5) if judged else "",
+    }
+    return Decoded(measure(image), mask, image, alike)
 
 
 def _stored_masks(
-    survey: Survey, folder: Path, pairs: Sequence[Pair], table: Optional[MaskClasses]
+    survey: Survey, found: Found, pairs: Sequence[Pair], table: Optional[MaskClasses]
 ) -> Dict[Pair, Mask]:
     """Reads each mask once; returns those that can be read."""
-    stored: Dict[Pair, Mask] = {}
-    agreeing = MaskSet(table)
     counts = Counter(pair.subset for pair in pairs)
-    chosen = {subset: iter(survey.chosen(subset, counts[subset]).tolist()) for subset in counts}
-    for path, group in itertools.groupby(pairs, key=lambda pair: pair.mask):
-        same = list(group)
-        for pair, page in zip(same, imagemasks.pages(path, "mask", survey.max_pixels, len(same))):
-            is_chosen = next(chosen[pair.subset])
-            try:
-                if isinstance(page, DataError):
-                    raise page
-                mask = mask_numbers(*page, table is not None and table.colours)
-                agreeing.check(mask, page[1])
-                stored[pair] = mask
-                if len(stored) == 1:
-                    subject = f"{printable(str(folder))} with {len(pairs)} such masks"
-                    check_memory(len(pairs) * mask.numbers.nbytes, subject)
-            except DataError as error:
-                if is_chosen:
-                    name = pair.shown(path, folder)
-                    survey.report(problem_of(error, pair.subset, name, path, pair.shown(path)))
+    chosen = {subset: iter(survey.chosen(subset, count).tolist()) for subset, count in counts.items()}
+    stored: Dict[Pair, Mask] = {}
+    for pair, mask in imagemasks.read_masks(found, pairs, survey.max_pixels, table):
+        is_chosen = next(chosen[pair.subset])
+        if not isinstance(mask, DataError):
+            stored[pair] = mask
+        elif is_chosen:
+            name = pair.shown(pair.mask, found.location)
+            survey.report(problem_of(mask, pair.subset, name, pair.mask, pair.shown(pair.mask)))
     return stored
 
 

@@ -25,7 +25,7 @@ from scipy import special
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import IN_MEMORY, InMemory, MaskedExamples
 from ipucnn.datasets.pixels import in_8_bits
-from ipucnn.datasets.segmentation.patches import mirror, patch_places, patch_starts
+from ipucnn.datasets.segmentation.patches import mirror, patch_starts, patch_table
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
@@ -258,7 +258,7 @@ class PatchwiseNetwork:
         height, width = image.shape[:2]
         output = self._output(image.shape)
         session = self._session(output)
-        corners = patch_places((height, width), output, self._step)
+        corners = patch_table([(height, width)], output, self._step)[:, 1:3].tolist()
         input_height, input_width = self._input(output)
         batch = min(len(corners), max(1, BATCH_PIXELS // (input_height * input_width)))
         result: Any = None
@@ -272,7 +272,7 @@ class PatchwiseNetwork:
                 region[...] = patch[: region.shape[0], : region.shape[1]]
         return result
 
-    def _patch(self, image: np.ndarray, corner: Tuple[int, int], output: Size) -> np.ndarray:
+    def _patch(self, image: np.ndarray, corner: Sequence[int], output: Size) -> np.ndarray:
         """Returns uint8 [input height, input width, channels]: the area of a patch's output with its surroundings."""
         rows, columns = (
             mirror(np.arange(side) + first - self._margin // 2, length)
