@@ -10,7 +10,8 @@ import sys
 from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple
 
 from ipucnn import __version__, interrupts
-from ipucnn.command_table import COMMANDS, print_root_help
+from ipucnn.command_line import CommandLine, read_command_line
+from ipucnn.command_table import Command, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -140,16 +141,17 @@ def _flush_streams() -> None:
 
 def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
+    line = read_command_line(args)
     try:
         with _output_of_writer():
-            code = _dispatch(list(args))  # a copy: Typer removes the words that it has parsed
+            code = _dispatch(line)
             sys.stdout.flush()  # results are buffered, so errors of writing them can appear only now
     except KeyboardInterrupt as interruption:
         return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
     except Exception as error:
         if interrupts.noted() is not None and not isinstance(error, interrupts.Interrupted):
             return _interrupted(EXIT_SIGINT)
-        return _report(error, args)
+        return _report(error, line)
     return code if interrupts.noted() is None else _interrupted(code)
 
 
@@ -177,16 +179,15 @@ def _is_reported_by_another(error: Optional[UserError] = None) -> bool:
     return launched is not None and (launched.local_rank if is_apart else launched.rank) > 0
 
 
-def _report(error: Exception, args: List[str]) -> int:
+def _report(error: Exception, line: CommandLine) -> int:
     """Prints an error and returns the exit code; a bug, and with -v any error of Python, comes with a traceback."""
     global _last_error
-    verbose = "-v" in args or "--verbose" in args
     user_error: Optional[UserError] = error if isinstance(error, UserError) else None
     if user_error is None:
         from ipucnn.filesystem import user_error_of
 
-        user_error = user_error_of(error, args, _smaller(args))
-        if user_error is None or verbose:
+        user_error = user_error_of(error, line.args, _smaller(line.command))
+        if user_error is None or line.is_verbose:
             import traceback
 
             traceback.print_exception(type(error), error, error.__traceback__)
@@ -196,18 +197,17 @@ def _report(error: Exception, args: List[str]) -> int:
                 _print_line(f"error: {_last_error[0]}")
             return EXIT_BUG
         user_error.__cause__ = error
-    _print_error(user_error, verbose)
+    _print_error(user_error, line.is_verbose)
     return user_error.exit_code
 
 
-def _smaller(args: List[str]) -> str:
+def _smaller(command: Optional[Command]) -> str:
     """Returns the options of the command that reduce the memory it needs, for a hint."""
     from ipucnn.config.options import specs_for
 
-    command = next((arg.replace("_", "-") for arg in args if not arg.startswith("-")), "")
-    if command == "verify-dataset":
+    if command is None or command.name == "verify-dataset":
         return ""  # it checks images one by one, in their own size
-    flags = {spec.name: spec.flag for spec in specs_for(command)}
+    flags = {spec.name: spec.flag for spec in specs_for(command.name)}
     batch = flags.get("micro_batch_size", flags.get("validation_micro_batch_size"))
     return " or ".join(filter(None, (batch, flags.get("image_size"))))
 
@@ -220,30 +220,28 @@ def _interrupted(code: int) -> int:
     return code if signalled is None else signalled
 
 
-def _dispatch(args: List[str]) -> int:
+def _dispatch(line: CommandLine) -> int:
     if COMPLETE_VARIABLE not in os.environ:
-        first = next((arg for arg in args if arg not in ("-v", "--verbose")), "--help")
-        if first in ("--help", "-h", "--help-all"):
-            first_word = args.index(first) + 1 if first in args else len(args)
-            words = [arg for arg in args[first_word:] if not arg.startswith("-")]
-            if not words:
+        line.check_command()
+        if line.help is not None and not line.name.startswith("-"):
+            if line.command is None and not line.help:
                 print_root_help()
-                return EXIT_OK
-            if len(words) > 1 or words[0].replace("_", "-") not in COMMANDS:
-                from ipucnn.command_group import print_matches
+            else:
+                from ipucnn.command_group import print_help
 
-                print_matches(" ".join(words))
-                return EXIT_OK
-            args = [words[0], first]
-        if first == "--version":
+                print_help(line)
+            return EXIT_OK
+        if line.name == "--version":
             print(f"ipucnn {__version__}")
             return EXIT_OK
-        _join_processes(first)
+        _join_processes(line.command)
     import typer
 
     from ipucnn.command_group import USAGE_ERROR, build_root, user_error
 
-    first_argument = args[0] if args else ""
+    first_argument, args = line.name, list(line.args)
+    if line.command is not None:
+        args = [line.command.name, *["--verbose"] * line.is_verbose, *line.words]
     root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in first_argument)
     is_completion = "completion" in first_argument
     if COMPLETE_VARIABLE in os.environ:
@@ -274,20 +272,20 @@ def _dispatch(args: List[str]) -> int:
     return EXIT_OK
 
 
-def _join_processes(name: str) -> None:
+def _join_processes(command: Optional[Command]) -> None:
     """Connects the processes that a launcher of MPI started, for a command that they run together.
 
     Raises:
         ConfigurationError: the command runs in one process.
         MissingError: MPI does not connect them.
     """
-    launched, command = find_launched(), COMMANDS.get(name)
+    launched = find_launched()
     if launched is None or command is None:
         return
     if not command.in_processes:
         raise ConfigurationError(
-            f"{launched.text}, and `ipucnn {name}` runs in one",
-            f"type it without {launched.launcher}: ipucnn {name} ...",
+            f"{launched.text}, and `ipucnn {command.name}` runs in one",
+            f"type it without {launched.launcher}: ipucnn {command.name} ...",
         )
     find_group()
 

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import inspect
-import re
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
@@ -11,6 +10,7 @@ import typer
 import typer.core
 
 from ipucnn.aliases import ClickCommand, ClickContext, ClickError, ClickParameter, PlainDict, PlainValue
+from ipucnn.command_line import CommandLine, items
 from ipucnn.command_table import ABOUT, COMMANDS, Command
 from ipucnn.config.command import (
     CommandOptions,
@@ -22,7 +22,7 @@ from ipucnn.config.command import (
 )
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
-from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.text import shown_value
 
 CONTEXT = {"help_option_names": ["--help", "-h"]}
@@ -72,16 +72,6 @@ class LazyGroup(typer.core.TyperGroup):
         if command is None:
             return None
         return _command(command)
-
-    def resolve_command(self, ctx: ClickContext, args: List[str]) -> Any:
-        name = args[0]
-        known = name.replace("_", "-")
-        if known not in COMMANDS and not ctx.resilient_parsing:
-            raise ConfigurationError(
-                f"no command '{shown_value(name)}'",
-                did_you_mean(name, COMMANDS) or "the commands are " + ", ".join(COMMANDS),
-            )
-        return super().resolve_command(ctx, args)
 
 
 def _module(known: Command) -> ModuleType:
@@ -152,6 +142,24 @@ def _parameter(spec: OptionSpec, help: str) -> inspect.Parameter:
     )
 
 
+def print_help(line: CommandLine) -> None:
+    """Prints the help that a command line asks for.
+
+    Raises:
+        ConfigurationError: nothing is about the words.
+    """
+    from ipucnn.config.help_page import print_command_help
+
+    known, words = line.command, line.help or ()
+    if known is None:
+        print_matches(" ".join(words))
+        return
+    command = _command(known)
+    context = command.make_context(f"ipucnn {known.name}", [], resilient_parsing=True)
+    common = () if line.is_all_help else tuple(known.common.split())
+    print_command_help(command, context, common, words, known.examples)
+
+
 def print_matches(words: str) -> None:
     """Prints the commands, and the options of all commands, whose help contains the words.
 
@@ -201,7 +209,7 @@ def build_root(with_completion: bool = True) -> ClickCommand:
         version: bool = typer.Option(False, "--version", help="Print the version."),
         verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
     ) -> None:
-        # ``cli`` prints the version, and RunCommand passes ``verbose`` on to the command.
+        # ``command_line`` reads both; they are here for the completion of the shell.
         pass
 
     return typer.main.get_command(app)
@@ -211,9 +219,6 @@ def build_root(with_completion: bool = True) -> ClickCommand:
 #
 # Arguments are rewritten before Typer parses them: ``--a_b`` becomes ``--a-b``; ``--validation False`` becomes
 # ``--no-validation``; ``--pipeline-splits A B C`` becomes one flag per value, up to the next ``-`` option.
-
-
-_NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 
 class RunCommand(typer.core.TyperCommand):
@@ -226,21 +231,7 @@ class RunCommand(typer.core.TyperCommand):
     def parse_args(self, ctx: ClickContext, args: List[str]) -> List[str]:
         if ctx.resilient_parsing:  # completion
             return list(super().parse_args(ctx, args))
-        typed = args[: args.index("--")] if "--" in args else args
-        help_index = next(
-            (number for number, word in enumerate(typed) if word in ("--help", "-h", "--help-all")), None
-        )
-        if help_index is not None:
-            from ipucnn.config.help_page import print_command_help
-
-            words, _ = _items(typed[help_index + 1 :])
-            known = COMMANDS[self.name or ""]
-            common = () if typed[help_index] == "--help-all" else tuple(known.common.split())
-            print_command_help(self, ctx, common, words, known.examples)
-            raise typer.Exit()
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
-        if ctx.parent is not None and ctx.parent.params.get("verbose") and "--verbose" in table:
-            args = ["--verbose", *args]
         try:
             given, rest, _ = self.make_parser(ctx).parse_args(rewrite(args, table))
         except USAGE_ERROR as error:
@@ -267,11 +258,6 @@ class RunCommand(typer.core.TyperCommand):
                 value = None
             ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
         return []
-
-    def format_help(self, ctx: ClickContext, formatter: object) -> None:
-        from ipucnn.config.help_page import print_command_help
-
-        print_command_help(self, ctx)
 
 
 def rewrite(args: List[str], table: Dict[str, ClickParameter]) -> List[str]:
@@ -303,8 +289,8 @@ def rewrite(args: List[str], table: Dict[str, ClickParameter]) -> List[str]:
             flag, rest = _boolean(name, value, param, rest)
             plain.append(flag)
         elif getattr(param, "multiple", False):
-            items, rest = ([value], rest) if value is not None else _items(rest)
-            for item in items or [""]:
+            typed, rest = ([value], rest) if value is not None else items(rest)
+            for item in typed or [""]:
                 plain += [name, item]
         elif value is not None or getattr(param, "is_flag", False) or not rest:
             plain.append(name + equals + text)
@@ -327,11 +313,3 @@ def _boolean(
         )
     is_positive = (word in TRUE_WORDS) == (name in param.opts)
     return (param.opts if is_positive else param.secondary_opts)[0], rest
-
-
-def _items(rest: List[str]) -> Tuple[List[str], List[str]]:
-    """The values of a list option, up to the next option, and the remaining arguments."""
-    count = 0
-    while count < len(rest) and (not rest[count].startswith("-") or _NEGATIVE_NUMBER.fullmatch(rest[count])):
-        count += 1
-    return rest[:count], rest[count:]

@@ -21,6 +21,7 @@ LAYERS = (
     ("models",),
     ("config",),
     ("command_table",),
+    ("command_line",),
     ("command_group",),
     ("training",),
     ("planning", "sessions"),

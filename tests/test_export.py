@@ -605,7 +605,7 @@ from pathlib import Path
 from ipucnn import cli
 from ipucnn.runs.exported import RuntimeProcess
 def work(args):
-    RuntimeProcess("onnx", Path(args[0])).run(np.zeros((1, 8, 8, 3), np.float32))
+    RuntimeProcess("onnx", Path(args.name)).run(np.zeros((1, 8, 8, 3), np.float32))
 cli._dispatch = work
 cli.main(sys.argv[1:])
 """

@@ -68,7 +68,7 @@ def work(args):
         except OSError: pass
         print("result" * 50, flush=True)
     open("done", "w").close()
-    if args == ["fails"]: raise DataError("no", "none")
+    if args.name == "fails": raise DataError("no", "none")
     return 0
 cli._dispatch = work
 cli.main(sys.argv[1:])
