@@ -18,8 +18,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import is_file, is_folder, shown
 from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Observation
-from ipucnn.planning.graphs.extract import layer_graph
-from ipucnn.planning.network import network_options
+from ipucnn.planning.network import network_graph, network_options
 from ipucnn.planning.program import planned_program
 from ipucnn.planning.splits import check_cuts
 from ipucnn.runs.folder import REPORT, RunFolder
@@ -86,7 +85,7 @@ def read_observation(path: Path, import_tensorflow: Callable[[], object]) -> Obs
     record = get_model(report.config.model_name)
     height, width, channels = report.input_shape
     options = network_options(record, report.config, (height, width, channels), report.num_classes)
-    graph = layer_graph(record, options, import_tensorflow)
+    graph = network_graph(record, options, import_tensorflow)
     problem = misfit(report.program, _Program)
     if problem:
         raise DataError(f"{name}: its program is damaged: {problem}", "make it again")

@@ -28,8 +28,8 @@ from ipucnn.planning.cost.layer_times import LayerTimes, program_times, stage_st
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
 from ipucnn.planning.forecast import Forecast, forecast
-from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, frozen_graph
+from ipucnn.planning.network import network_graph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.splits import check_cuts, frozen_layers
@@ -332,7 +332,7 @@ def plan_measurement(plan: PipelinePlan, source: str, import_tensorflow: Callabl
         options = BuildOptions(plan.input_shape, plan.num_classes, **plan.build)  # type: ignore[arg-type]
     except TypeError:
         raise DataError(f"--calibrate {source}: build has an unknown key", "make the plan again") from None
-    graph = layer_graph(record, options, import_tensorflow)
+    graph = network_graph(record, options, import_tensorflow)
     if "freeze" in plan.options:
         graph = frozen_graph(graph, frozen_layers(graph, str(plan.options["freeze"])))
     check_cuts(plan.splits, graph)

@@ -1,12 +1,13 @@
 """Determines a configuration's network, for the planner and for runs: its input, and the options to build it."""
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
 from ipucnn.models.build import BuildOptions, check_options
 from ipucnn.models.registry import ModelRecord
-from ipucnn.planning.graphs.extract import check_weights_fit
+from ipucnn.planning.graphs.extract import check_weights_fit, known_graph, layer_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 
 InputShape = Tuple[int, int, int]
 """(height, width, channels)."""
@@ -53,3 +54,21 @@ def network_options(
     check_options(record, options)
     check_weights_fit(record, options)
     return options
+
+
+def network_graph(
+    record: ModelRecord, options: BuildOptions, before_build: Callable[[], object]
+) -> LayerGraph:
+    """Returns the layer graph of a registered network: shipped, from the cache, or by building the network.
+
+    Args:
+        before_build: called if the network has to be built: a command imports TensorFlow in its own way.
+
+    Raises:
+        ConfigurationError: an option that the network does not support.
+    """
+    graph = known_graph(record, options)
+    if graph is None:
+        before_build()
+        graph = layer_graph(record, options)
+    return graph

@@ -19,8 +19,8 @@ from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_sta
 from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.forecast import Forecast
-from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
+from ipucnn.planning.network import network_graph
 from ipucnn.planning.pipeline_plan import (
     ComparisonRow,
     IpuPlan,
@@ -70,7 +70,7 @@ def read_graph(question: Question, note: Note, import_tensorflow: Callable[[], o
         note(f"reading the layers of {question.record.name}, once (TensorFlow is imported)")
         import_tensorflow()
 
-    return question.graph or layer_graph(question.record, question.options, before_build)
+    return question.graph or network_graph(question.record, question.options, before_build)
 
 
 def _planner(question: Question, graph: LayerGraph) -> Tuple[Planner, Tuple[str, ...]]:

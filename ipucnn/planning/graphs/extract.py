@@ -11,7 +11,7 @@ import json
 import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Optional, Tuple
+from typing import Optional, Tuple
 
 import ipucnn
 from ipucnn.documents import MAX_RECORD_BYTES
@@ -30,13 +30,8 @@ KEYS = "keys.json"
 """The key of the code that made the shipped graphs, and the SHA-256 of each graph's JSON text."""
 
 
-def layer_graph(
-    record: ModelRecord, options: BuildOptions, before_build: Callable[[], object] = lambda: None
-) -> LayerGraph:
+def layer_graph(record: ModelRecord, options: BuildOptions) -> LayerGraph:
     """Returns the layer graph of a registered model: shipped, from the cache, or by building the model.
-
-    Args:
-        before_build: called if the model has to be built: a command imports TensorFlow in its own way.
 
     Raises:
         ConfigurationError: an option that the network does not support.
@@ -44,7 +39,6 @@ def layer_graph(
     """
     graph = known_graph(record, options)
     if graph is None:
-        before_build()
         graph = build_graph(record, options)
         if record.own is None:
             _write_graph(record, options, graph)
