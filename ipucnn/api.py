@@ -316,8 +316,9 @@ def evaluate(
         UserError: as for the command.
     """
     from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
+    from ipucnn.runs.records import plain
 
-    return evaluate_run(EvaluateRequest(_named("evaluate", run, checkpoint, model, options)))
+    return plain(evaluate_run(EvaluateRequest(_named("evaluate", run, checkpoint, model, options))))
 
 
 @_guarded

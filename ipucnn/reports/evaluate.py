@@ -31,6 +31,7 @@ from ipucnn.reports.figures import label, new_figure, save_figure
 from ipucnn.reports.sheets import PanelSheet, compared, legend_of_errors
 from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
+from ipucnn.runs.records import Evaluation, plain
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import shows_top5
 from ipucnn.training.segment_scores import SCORES
@@ -52,11 +53,11 @@ MOST_NUMBERS, MOST_NAMES = 15, 40
 """Most classes for which the figure's matrix has counts in its cells, and class names on its axes."""
 
 
-def evaluation_json(result: PlainDict) -> str:
+def evaluation_json(result: Evaluation) -> str:
     """Returns the result as indented JSON, the confusion matrix with one line per true class."""
-    rows = ",\n".join("    " + json.dumps(row) for row in result["confusion_matrix"])
+    rows = ",\n".join("    " + json.dumps(row) for row in result.confusion_matrix)
     parts = []
-    for key, value in result.items():
+    for key, value in plain(result).items():
         # Further lines are indented by two blanks, because they are inside an object.
         text = (
             f"[\n{rows}\n  ]"
@@ -88,11 +89,11 @@ def print_export(record: PlainDict) -> None:
     console(sys.stdout).print(fact_table(rows))
 
 
-def print_evaluation(result: PlainDict) -> None:
+def print_evaluation(result: Evaluation) -> None:
     """Prints the evaluation as tables on stdout."""
     out = console(sys.stdout)
-    title = f"{result['model']} on {result['dataset']['name']} ({result['dataset']['location']})"
-    if "segmentation" in result:
+    title = f"{result.model} on {result.dataset.name} ({result.dataset.location})"
+    if result.segmentation is not None:
         out.print(titled(title, Group(_mask_figures(result), fact_table(_mask_facts(result)))))
         out.print(_worst_images(result))
         return
@@ -105,9 +106,9 @@ def print_evaluation(result: PlainDict) -> None:
         out.print(matrix)
 
 
-def _facts(result: PlainDict) -> List[Tuple[str, str]]:
-    measured = result["measured"]
-    shown = shows_top5(len(result["classes"]))
+def _facts(result: Evaluation) -> List[Tuple[str, str]]:
+    measured = result.measured
+    shown = shows_top5(len(result.classes))
     top5 = [("top-5 accuracy", f"{measured['top5']:.2%}")] if shown else []
     return [
         ("samples seen", _samples_seen(result)),
@@ -116,26 +117,26 @@ def _facts(result: PlainDict) -> List[Tuple[str, str]]:
         *top5,
         (
             "calibration error",
-            f"{measured['calibration_error']:.4f} (ECE, {len(result['calibration'])} bins)",
+            f"{measured['calibration_error']:.4f} (ECE, {len(result.calibration)} bins)",
         ),
-        ("time", f"{units.duration(measured['wall_s'])}, measured on {result['device'].upper()}"),
+        ("time", f"{units.duration(measured['wall_s'])}, measured on {result.device.upper()}"),
         _weights(result),
     ]
 
 
-def _weights(result: PlainDict) -> Tuple[str, str]:
+def _weights(result: Evaluation) -> Tuple[str, str]:
     """Returns the kind of the weights and their origin."""
-    updates = result["weight_updates"]
+    updates = result.weight_updates
     if updates is None:
-        return "weights", result["checkpoint"]
-    return "checkpoint", f"{result['checkpoint']} ({counted(updates, 'weight update')})"
+        return "weights", result.checkpoint
+    return "checkpoint", f"{result.checkpoint} ({counted(updates, 'weight update')})"
 
 
-def _samples_seen(result: PlainDict) -> str:
-    data = result["dataset"]
-    text = f"{result['measured']['samples']} of {data['size']}"
-    stored = data["stored"]
-    return text if stored == data["size"] else f"{text} (--limit-eval; the data set has {stored})"
+def _samples_seen(result: Evaluation) -> str:
+    data = result.dataset
+    text = f"{result.measured['samples']} of {data.size}"
+    stored = data.stored
+    return text if stored == data.size else f"{text} (--limit-eval; the data set has {stored})"
 
 
 def _percent(share: Optional[float]) -> str:
@@ -146,13 +147,13 @@ def _score(value: Optional[float]) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _classes(result: PlainDict) -> Group:
+def _classes(result: Evaluation) -> Group:
     """Returns a table with a row per class; if there are many, only those with the lowest accuracy."""
-    shown = classes = result["classes"]
+    shown = classes = result.classes
     title = "classes"
     if len(classes) > MOST_CLASSES:
-        known = [row for row in classes if row["accuracy"] is not None]
-        shown = sorted(known, key=lambda row: (row["accuracy"], row["class"]))[:WORST]
+        known = [row for row in classes if row.accuracy is not None]
+        shown = sorted(known, key=lambda row: (row.accuracy or 0.0, row.number))[:WORST]
         title = f"the {len(shown)} of {counted(len(classes), 'class')} with the lowest accuracy"
         if len(known) < len(classes):
             title += f" ({len(classes) - len(known)} have no samples)"
@@ -165,31 +166,31 @@ def _classes(result: PlainDict) -> Group:
     }
     rows = (
         (
-            row["name"],
-            str(row["count"]),
-            _percent(row["accuracy"]),
-            _percent(row["precision"]),
-            _most_often(result, row["class"]),
+            row.name,
+            str(row.count),
+            _percent(row.accuracy),
+            _percent(row.precision),
+            _most_often(result, row.number),
         )
         for row in shown
     )
     return titled(title, text_table(columns, rows))
 
 
-def _most_often(result: PlainDict, true: int) -> str:
+def _most_often(result: Evaluation, true: int) -> str:
     """Returns the class that samples of ``true`` are most often mistaken for."""
-    row = result["confusion_matrix"][true]
+    row = result.confusion_matrix[true]
     wrong = [(count, -i) for i, count in enumerate(row) if i != true and count]
     if not wrong:
         return ""
     count, negative = max(wrong)
-    return f"{result['classes'][-negative]['name']} ({count})"
+    return f"{result.classes[-negative].name} ({count})"
 
 
-def _confusion_matrix(result: PlainDict) -> Optional[Group]:
+def _confusion_matrix(result: Evaluation) -> Optional[Group]:
     """Returns the whole matrix as a table, rows true and columns predicted; None for very many classes."""
-    names = [row["name"] for row in result["classes"]]
-    counts = result["confusion_matrix"]
+    names = [row.name for row in result.classes]
+    counts = result.confusion_matrix
     if len(names) > 100:
         return None
     widest = max(len(str(count)) for row in counts for count in row)
@@ -207,17 +208,17 @@ def _confusion_matrix(result: PlainDict) -> Optional[Group]:
     return titled("confusion matrix: rows true, columns predicted", table)
 
 
-def _worst_pairs(result: PlainDict) -> Optional[Group]:
+def _worst_pairs(result: Evaluation) -> Optional[Group]:
     """Returns a table of the pairs of classes that are confused most often; None if there are none."""
-    pairs, classes = worst_pairs(result["confusion_matrix"]), result["classes"]
+    pairs, classes = worst_pairs(result.confusion_matrix), result.classes
     if not pairs:
         return None
     rows = (
         (
-            classes[true]["name"],
-            classes[predicted]["name"],
+            classes[true].name,
+            classes[predicted].name,
             str(count),
-            f"{count / classes[true]['count']:.2%}",
+            f"{count / classes[true].count:.2%}",
         )
         for count, true, predicted in pairs
     )
@@ -239,10 +240,10 @@ def worst_pairs(matrix: List[List[int]]) -> List[Tuple[int, int, int]]:
 # --- masks
 
 
-def _mask_figures(result: PlainDict) -> Table:
+def _mask_figures(result: Evaluation) -> Table:
     """Returns a table of figures, with the baseline's beside them, and of the challenge's scores, if any."""
-    segmentation, measured = result["segmentation"], result["measured"]
-    names, trivial = [row["name"] for row in result["classes"]], segmentation["baseline"]
+    segmentation, measured = result.segmentation or {}, result.measured
+    names, trivial = [row.name for row in result.classes], segmentation["baseline"]
     is_binary = len(names) == 2
     rows = [("pixel accuracy", f"{measured['accuracy']:.2%}", f"{trivial['accuracy']:.2%}")]
     for key, title in (("dice", "Dice"), ("iou", "IoU")):
@@ -270,8 +271,8 @@ def _class_order(num_classes: int) -> List[int]:
     return [1, 0] if num_classes == 2 else list(range(num_classes))
 
 
-def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
-    measured, segmentation = result["measured"], result["segmentation"]
+def _mask_facts(result: Evaluation) -> List[Tuple[str, str]]:
+    measured, segmentation = result.measured, result.segmentation or {}
     patches = ", ".join("x".join(map(str, size)) for size in segmentation["patch_sizes"])
     versions = segmentation["test_time_augmentation"]
     averaged = f", {versions} versions of each averaged" if versions > 1 else ""
@@ -287,14 +288,14 @@ def _mask_facts(result: PlainDict) -> List[Tuple[str, str]]:
         ("loss", f"{measured['loss']:.4f}"),
         ("calibration error", f"{measured['calibration_error']:.4f}"),
         ("images", f"{_samples_seen(result)}, whole, by patches of {patches}{averaged}"),
-        ("time", f"{time}, measured on {result['device'].upper()}"),
+        ("time", f"{time}, measured on {result.device.upper()}"),
         _weights(result),
     ]
 
 
-def _worst_images(result: PlainDict) -> Group:
+def _worst_images(result: Evaluation) -> Group:
     """Returns a table of the images with the lowest mean Dice."""
-    names, images = [row["name"] for row in result["classes"]], result["segmentation"]["images"]
+    names, images = [row.name for row in result.classes], (result.segmentation or {})["images"]
     order, has_column_each = _class_order(len(names)), len(names) <= MOST_COLUMNS
     columns = {"image": TEXT}
     if has_column_each:
@@ -337,7 +338,7 @@ class WorstSheet(PanelSheet):
 # --- the figure
 
 
-def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
+def draw_evaluation(result: Evaluation, path: Path, suffix: str) -> None:
     """Draws the figure.
 
     Args:
@@ -349,17 +350,17 @@ def draw_evaluation(result: PlainDict, path: Path, suffix: str) -> None:
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1]})
     _confusion(left, figure, result)
     _reliability(right, result)
-    measured, data = result["measured"], result["dataset"]
-    of = "" if result["task"] == "classification" else "the pixels of "
+    measured, data = result.measured, result.dataset
+    of = "" if result.task == "classification" else "the pixels of "
     samples = counted(measured["samples"], "sample")
-    figure.suptitle(f"{result['model']} on {data['name']}: {measured['accuracy']:.2%} of {of}{samples}")
+    figure.suptitle(f"{result.model} on {data.name}: {measured['accuracy']:.2%} of {of}{samples}")
     save_figure(figure, path, suffix)
 
 
-def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
+def _confusion(axis: Axes, figure: Figure, result: Evaluation) -> None:
     """Draws the confusion matrix; rows are true classes, and the colour is the share of the true class."""
-    counts = result["confusion_matrix"]
-    names = [row["name"] for row in result["classes"]]
+    counts = result.confusion_matrix
+    names = [row.name for row in result.classes]
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
     drawn = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03, label="share of the true class")
@@ -383,33 +384,33 @@ def _confusion(axis: Axes, figure: Figure, result: PlainDict) -> None:
                     axis.text(j, i, str(count), ha="center", va="center", color=colour, size=8)
 
 
-def _reliability(axis: Axes, result: PlainDict) -> None:
+def _reliability(axis: Axes, result: Evaluation) -> None:
     """Draws accuracy against confidence per bin (Guo et al. 2017, figure 1), with the bin's count above each bar."""
-    bins = [row for row in result["calibration"] if row["count"]]
-    width = 1 / len(result["calibration"])
-    lower = [row["lower"] for row in bins]
-    total = sum(row["count"] for row in bins)
+    bins = [row for row in result.calibration if row.count]
+    width = 1 / len(result.calibration)
+    lower = [row.lower for row in bins]
+    total = sum(row.count for row in bins)
     axis.bar(
-        lower, [row["accuracy"] for row in bins], width, align="edge", color="#4c72b0", edgecolor="white",
+        lower, [row.accuracy for row in bins], width, align="edge", color="#4c72b0", edgecolor="white",
         label="accuracy",
     )  # fmt: skip
     axis.plot(
-        [row["confidence"] for row in bins], [row["accuracy"] for row in bins], "o", color="#dd8452",
+        [row.confidence for row in bins], [row.accuracy for row in bins], "o", color="#dd8452",
         markersize=4, label="at the mean confidence",
     )  # fmt: skip
     axis.plot([0, 1], [0, 1], "--", color="grey", linewidth=1, label="perfectly calibrated")
-    shares = [row["count"] / total for row in result["calibration"]]
+    shares = [row.count / total for row in result.calibration]
     axis.step(
         [i * width for i in range(len(shares) + 1)], [*shares, shares[-1]], where="post", color="black",
         linewidth=1, label="share of predictions",
     )  # fmt: skip
     axis.set(
         xlim=(0, 1), ylim=(0, 1.14), xlabel="confidence (largest probability)", ylabel="accuracy",
-        title=f"reliability: expected calibration error {result['measured']['calibration_error']:.4f}",
+        title=f"reliability: expected calibration error {result.measured['calibration_error']:.4f}",
     )  # fmt: skip
     for row in bins:
         axis.annotate(
-            f"{row['count']:,}", (row["lower"] + width / 2, row["accuracy"]), (0, 5), textcoords="offset points",
+            f"{row.count:,}", (row.lower + width / 2, row.accuracy), (0, 5), textcoords="offset points",
             ha="center", va="bottom", size=7, rotation=90, annotation_clip=False,
         )  # fmt: skip
     axis.grid(alpha=0.3)

@@ -19,6 +19,7 @@ from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_tab
 from ipucnn.reports.figures import label, new_figure, save_figure
 from ipucnn.runs.compare import FIGURES, RunRecord, data_label, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
+from ipucnn.runs.records import Evaluation
 from ipucnn.text import counted, distinguishable, printable, shown_value
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ class Facts(NamedTuple):
     policy: str
 
 
-def write_page(folder: Path, evaluation: Optional[Dict[str, PlainValue]] = None) -> None:
+def write_page(folder: Path, evaluation: Optional[Evaluation] = None) -> None:
     """Writes the page of a run into its folder; see :func:`run_page`."""
     write_text(folder / PAGE, run_page(read_run(folder), evaluation))
 
@@ -283,7 +284,7 @@ def write_page_of(run: TrainingRun) -> None:
     write_page(folder.path)
 
 
-def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None) -> str:
+def run_page(run: RunRecord, evaluation: Optional[Evaluation] = None) -> str:
     """Returns the page of a run that ended, as HTML.
 
     Args:
@@ -297,7 +298,7 @@ def run_page(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]] = None)
     return str(environment.get_template(TEMPLATE).render())
 
 
-def _facts(run: RunRecord, evaluation: Optional[Dict[str, PlainValue]]) -> Facts:
+def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> Facts:
     report = run.report
     best, validations = run.best(), run.rows("validation")
     dataset = data_label(run.config) or (report and report.dataset.name)
@@ -384,12 +385,12 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
     return draw.svg(key.replace("_", "-"), title, about, _HEIGHT, marks, _WIDTH)
 
 
-def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
-    number, location = sum(map(sum, evaluation["confusion_matrix"])), evaluation["dataset"]["name"]
-    text = f"{counted(number, _counted(evaluation))} of {location}, checkpoint {evaluation['checkpoint']}"
-    if evaluation["task"] == "segmentation":
-        dice, iou = (f"{evaluation['measured'][key]:.4f}" for key in ("dice", "iou"))
-        background, *foreground = [row["name"] for row in evaluation["classes"]]
+def _evaluated(evaluation: Evaluation) -> str:
+    number, location = sum(map(sum, evaluation.confusion_matrix)), evaluation.dataset.name
+    text = f"{counted(number, _counted(evaluation))} of {location}, checkpoint {evaluation.checkpoint}"
+    if evaluation.task == "segmentation":
+        dice, iou = (f"{evaluation.measured[key]:.4f}" for key in ("dice", "iou"))
+        background, *foreground = [row.name for row in evaluation.classes]
         if len(foreground) == 1:
             text += f"; Dice of {foreground[0]} {dice}, IoU {iou}"
         else:
@@ -397,8 +398,8 @@ def _evaluated(evaluation: Dict[str, PlainValue]) -> str:
     return printable(text)
 
 
-def _counted(evaluation: Dict[str, PlainValue]) -> str:
-    return "pixel" if evaluation["task"] == "segmentation" else "sample"
+def _counted(evaluation: Evaluation) -> str:
+    return "pixel" if evaluation.task == "segmentation" else "sample"
 
 
 def _shown(value: PlainValue) -> str:
@@ -411,14 +412,14 @@ def _shown(value: PlainValue) -> str:
 _DARKEST = 40
 
 
-def _confusion(evaluation: Dict[str, PlainValue]) -> Optional[Markup]:
+def _confusion(evaluation: Evaluation) -> Optional[Markup]:
     """Returns the confusion matrix as a table; None for more than MOST_CLASSES classes.
 
     Each cell is shaded by its share of the true class.
     """
     from ipucnn.reports import plan_figures as draw
 
-    counts, names = evaluation["confusion_matrix"], [row["name"] for row in evaluation["classes"]]
+    counts, names = evaluation.confusion_matrix, [row.name for row in evaluation.classes]
     if len(names) > MOST_CLASSES:
         return None
     cell: Callable[..., Markup] = draw.element

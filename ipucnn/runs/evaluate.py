@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
+import msgspec
 import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
@@ -20,6 +21,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, foreground_probability
 from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
+from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.text import counted, printable
@@ -53,13 +55,8 @@ class EvaluateRequest:
     verbose: bool = False
 
 
-def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> PlainDict:
+def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Evaluation:
     """Evaluates the weights of a run, or other weights, on an evaluation set.
-
-    Returns:
-        ``measured`` (loss, accuracy, top5 or dice and iou, calibration_error, samples), ``classes``,
-        ``confusion_matrix`` (rows: true classes), ``calibration``, the weights, the data set and the device; for a
-        segmentation network also ``segmentation``, see ``MaskEvaluation.report``.
 
     Raises:
         ConfigurationError: an option that does not fit the network; an output that would replace an input file.
@@ -103,10 +100,10 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Plain
         progress.line(f"warning: {warning}")
     if network is None:
         device, wall_s, notes = _evaluate_classes(trained, totals, request, progress)
-        return _report(trained, device, totals, wall_s, notes)
+        return _evaluation(trained, device, totals, wall_s, notes)
     segmentation, wall_s = _evaluate_masks(trained, totals, network, progress)
-    report = _report(trained, network.device, totals, wall_s, network.notes)
-    return {**report, "segmentation": segmentation}
+    evaluation = _evaluation(trained, network.device, totals, wall_s, network.notes)
+    return msgspec.structs.replace(evaluation, segmentation=segmentation)
 
 
 def measure(
@@ -186,27 +183,28 @@ def _class_names(trained: TrainedSetup) -> Tuple[str, ...]:
     return tuple(map(printable, trained.source.info.class_names))
 
 
-def _report(
+def _evaluation(
     trained: TrainedSetup, device: str, totals: EvaluationTotals, wall_s: float, notes: Sequence[str]
-) -> PlainDict:
+) -> Evaluation:
     info = trained.source.info
-    return {
-        **trained.weights.summary,
-        "checkpoint": printable(trained.weights.name),
-        "task": trained.record.task,
-        "dataset": {
-            "name": info.name,
-            "location": printable(info.location),
-            "size": info.num_eval,
-            "stored": trained.num_stored,
-        },
-        "notes": [*trained.notes, *notes],
-        "device": device,
-        "measured": {**totals.result(), "wall_s": wall_s},
-        "classes": totals.classes(_class_names(trained)),
-        "calibration": totals.bins(),
-        "confusion_matrix": totals.confusion.tolist(),
-    }
+    return Evaluation(
+        checkpoint=printable(trained.weights.name),
+        model=trained.record.name,
+        weight_updates=trained.weights.weight_updates,
+        task=trained.record.task,
+        dataset=EvaluatedDataset(
+            name=info.name,
+            location=printable(info.location),
+            size=info.num_eval,
+            stored=trained.num_stored,
+        ),
+        notes=[*trained.notes, *notes],
+        device=device,
+        measured={**totals.result(), "wall_s": wall_s},
+        classes=msgspec.convert(totals.classes(_class_names(trained)), List[ClassScores]),
+        calibration=msgspec.convert(totals.bins(), List[Bin]),
+        confusion_matrix=totals.confusion.tolist(),
+    )
 
 
 # --- masks

@@ -174,7 +174,65 @@ class Folds(msgspec.Struct):
     std: Dict[str, Optional[Finite]]
 
 
-def plain(record: Union[Report, CompiledReport, Folds]) -> Dict[str, Any]:
+class EvaluatedDataset(msgspec.Struct):
+    """The data set of an evaluation; ``stored`` counts its samples before ``--limit-eval``."""
+
+    name: str
+    location: str
+    size: Natural
+    stored: Natural
+
+
+class ClassScores(msgspec.Struct):
+    """Scores of a class: ``count`` of true and ``predicted`` samples or pixels; a ratio with denominator 0 is None."""
+
+    number: Natural = msgspec.field(name="class")
+    name: str
+    count: Natural
+    predicted: Natural
+    accuracy: Optional[float]
+    precision: Optional[float]
+    iou: Optional[float]
+
+
+class Bin(msgspec.Struct):
+    """A bin of the reliability diagram; the means of an empty one are None."""
+
+    lower: float
+    upper: float
+    count: Natural
+    confidence: Optional[float]
+    accuracy: Optional[float]
+
+
+class Evaluation(msgspec.Struct, omit_defaults=True):
+    """The result of ``ipucnn evaluate``.
+
+    Attributes:
+        checkpoint: the name of the weights.
+        weight_updates: those of the checkpoint; None if that is not known.
+        notes: remarks on the network, its weights and the classes.
+        device: cpu, gpu or ipu.
+        measured: loss, accuracy, top5 or dice and iou, calibration_error, samples and wall_s.
+        confusion_matrix: counts; rows are true classes.
+        segmentation: further figures of masks, see ``MaskEvaluation.report``; None for classes.
+    """
+
+    checkpoint: str
+    model: str
+    weight_updates: Optional[Natural]
+    task: str
+    dataset: EvaluatedDataset
+    notes: List[str]
+    device: str
+    measured: Dict[str, PlainValue]
+    classes: List[ClassScores]
+    calibration: List[Bin]
+    confusion_matrix: List[List[Natural]]
+    segmentation: Optional[PlainDict] = None
+
+
+def plain(record: Union[Report, CompiledReport, Folds, Evaluation]) -> Dict[str, Any]:
     """Returns the plain values of a record, as JSON has them."""
     values: Dict[str, Any] = msgspec.to_builtins(record)
     return values
