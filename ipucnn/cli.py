@@ -21,7 +21,8 @@ from ipucnn.errors import (
     UserError,
     text_of,
 )
-from ipucnn.sessions.group import find_group, find_instances, find_launched, is_connected, leave
+from ipucnn.sessions.group import find_group, find_launched, is_connected, leave
+from ipucnn.sessions.role import ALONE, Role, find_role
 from ipucnn.text import printable, shown_value
 
 COMPLETE_VARIABLE = "_IPUCNN_COMPLETE"
@@ -141,45 +142,28 @@ def _flush_streams() -> None:
 
 def run(args: List[str]) -> int:
     """Runs the command line and returns the exit code."""
-    line = read_command_line(args)
+    line, role = read_command_line(args), ALONE
     try:
-        with _output_of_writer():
+        role = find_role()
+        with role.output():
             code = _dispatch(line)
             sys.stdout.flush()  # results are buffered, so errors of writing them can appear only now
     except KeyboardInterrupt as interruption:
-        return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT))
+        return _interrupted(getattr(interruption, "exit_code", EXIT_SIGINT), role)
     except Exception as error:
         if interrupts.noted() is not None and not isinstance(error, interrupts.Interrupted):
-            return _interrupted(EXIT_SIGINT)
-        return _report(error, line)
-    return code if interrupts.noted() is None else _interrupted(code)
+            return _interrupted(EXIT_SIGINT, role)
+        return _report(error, line, role)
+    return code if interrupts.noted() is None else _interrupted(code, role)
 
 
-@contextlib.contextmanager
-def _output_of_writer() -> Iterator[None]:
-    """Discards the output of all processes of a group but the first, besides errors."""
-    launched = find_launched()
-    if launched.rank == 0 if launched is not None else find_instances().is_writer:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        stack.enter_context(contextlib.redirect_stdout(nowhere))
-        stack.enter_context(contextlib.redirect_stderr(nowhere))
-        yield
-
-
-def _is_reported_by_another(error: Optional[UserError] = None) -> bool:
-    """Returns whether another process of MPI prints an error of this one.
-
-    That is rank 0, or the first process of each machine if MPI cannot connect them.
-    """
-    launched = find_launched()
+def _prints(role: Role, error: Optional[UserError] = None) -> bool:
+    """Returns whether this process prints an error, or whether another one prints it."""
     is_apart = isinstance(error, MissingError) and not is_connected()
-    return launched is not None and (launched.local_rank if is_apart else launched.rank) > 0
+    return role.prints_own_errors if is_apart else role.prints_errors
 
 
-def _report(error: Exception, line: CommandLine) -> int:
+def _report(error: Exception, line: CommandLine, role: Role) -> int:
     """Prints an error and returns the exit code; a bug, and with -v any error of Python, comes with a traceback."""
     global _last_error
     user_error: Optional[UserError] = error if isinstance(error, UserError) else None
@@ -193,11 +177,11 @@ def _report(error: Exception, line: CommandLine) -> int:
             traceback.print_exception(type(error), error, error.__traceback__)
         if user_error is None:
             _last_error = ("this is a bug in ipucnn; the lines above say where", None)
-            if not _is_reported_by_another():
+            if role.prints_errors:
                 _print_line(f"error: {_last_error[0]}")
             return EXIT_BUG
         user_error.__cause__ = error
-    _print_error(user_error, line.is_verbose)
+    _print_error(user_error, line.is_verbose, _prints(role, user_error))
     return user_error.exit_code
 
 
@@ -212,10 +196,10 @@ def _smaller(command: Optional[Command]) -> str:
     return " or ".join(filter(None, (batch, flags.get("image_size"))))
 
 
-def _interrupted(code: int) -> int:
+def _interrupted(code: int, role: Role) -> int:
     """Prints "interrupted" and returns the exit code of the signal, or ``code`` if there was no signal."""
     signalled = interrupts.noted()
-    if not _is_reported_by_another():
+    if role.prints_errors:
         _print_line("interrupted")
     return code if signalled is None else signalled
 
@@ -298,10 +282,10 @@ LONGEST_MESSAGE = 3000
 _last_error: Tuple[str, Optional[str]] = ("", None)
 
 
-def _print_error(error: UserError, verbose: bool) -> None:
+def _print_error(error: UserError, verbose: bool, is_printed: bool) -> None:
     global _last_error
     _last_error = (_bounded(error.message), error.hint and _bounded(error.hint))
-    if _is_reported_by_another(error):
+    if not is_printed:
         return
     _print_line(f"error: {_last_error[0]}")
     if error.hint:

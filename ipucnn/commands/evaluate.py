@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from ipucnn.commands.run_arguments import PatchOptions, output_of_process
+from ipucnn.commands.run_arguments import PatchOptions
 from ipucnn.config.command import word
 from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
@@ -42,15 +42,16 @@ def evaluate(options: Evaluate) -> None:
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import PLOTS, format_of
     from ipucnn.runs.sources import Named
-    from ipucnn.sessions.group import find_instances
+    from ipucnn.sessions.role import find_role
 
     run_folder = expand(options.run)
     if options.report and not is_file(run_folder / CONFIG):
         raise ConfigurationError(
             f"--report: {options.run} is no run folder, which has a page", "drop it, or give the folder"
         )
+    role = find_role()
     plot_to, predictions_to, sheet_to = map(
-        output_of_process, (options.plot, options.predictions, options.contact_sheet)
+        role.path, (options.plot, options.predictions, options.contact_sheet)
     )
     if plot_to is not None:
         check_can_plot("--plot")
@@ -71,7 +72,7 @@ def evaluate(options: Evaluate) -> None:
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if options.report and find_instances().is_writer:
+    if options.report and role.writes:
         write_page(run_folder, result)
     if options.json:
         print(evaluation_json(result))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
-from ipucnn.commands.run_arguments import PatchOptions, output_of_process
+from ipucnn.commands.run_arguments import PatchOptions
 from ipucnn.config import bounds
 from ipucnn.config.command import argument, word
 from ipucnn.config.spec import option
@@ -69,8 +69,9 @@ def infer(options: Infer) -> None:
     from ipucnn.runs.predicting import check_task
     from ipucnn.runs.sources import Named, task_of
     from ipucnn.runs.trained import open_trained
+    from ipucnn.sessions.role import find_role
 
-    run, views = options.run, options.test_time_augmentation
+    role, run, views = find_role(), options.run, options.test_time_augmentation
     named = Named("infer", run, options.flags, which=options.checkpoint, weights=options.weights)
     task = task_of(named)
     if task is None:
@@ -91,8 +92,8 @@ def infer(options: Infer) -> None:
         named,
         list(options.images),
         subset=options.split,
-        output=output_of_process(options.output),
-        contact_sheet=output_of_process(options.contact_sheet),
+        output=role.path(options.output),
+        contact_sheet=role.path(options.contact_sheet),
         verbose=options.verbose,
         top=5 if options.top is None else options.top,
         patch_size=options.patch_size,
@@ -169,7 +170,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     from ipucnn.reports.console import LOADING, note
     from ipucnn.reports.infer import MaskSheet, SheetProgress, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
-    from ipucnn.sessions.group import find_instances
+    from ipucnn.sessions.role import find_role
 
     if request.output is None:
         raise ConfigurationError(
@@ -180,7 +181,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     with SheetProgress("segmenting", LOADING, sheet) as progress:
         masks = infer_masks(request, progress)
     path = request.contact_sheet or request.output / CONTACT_SHEET
-    if find_instances().is_writer:  # only the first of several processes writes
+    if find_role().writes:
         write = write_atomically if request.contact_sheet is None else write_output
         write(path, sheet.save)
     if json_output:

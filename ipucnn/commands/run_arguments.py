@@ -1,8 +1,5 @@
 """Arguments that several commands share: about runs and other trained weights, and the reader of ``--plan FILE``."""
 
-import atexit
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Optional
@@ -59,23 +56,6 @@ class PatchOptions(WeightsOptions):
         within=bounds.TEST_TIME_AUGMENTATION,
         default_text="1",
     )
-
-
-def output_of_process(text: Optional[str]) -> Optional[Path]:
-    """Returns the path to which this process writes an output.
-
-    The first of several instances of poprun writes to the given file; the others write to a temporary file of the
-    same name.
-    """
-    from ipucnn.filesystem import expand
-    from ipucnn.sessions.group import find_instances
-
-    path = None if text is None else expand(text)
-    if path is None or find_instances().is_writer:
-        return path
-    folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder) / path.name
 
 
 def read_plan(path: Path) -> "PipelinePlan":

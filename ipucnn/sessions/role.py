@@ -1,0 +1,67 @@
+"""What this process may print and write: all if it is alone; else only the first of the processes prints and writes."""
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Optional
+
+from ipucnn.filesystem import expand
+from ipucnn.sessions.group import find_instances, find_launched
+
+
+@dataclass(frozen=True)
+class Role:
+    """The role of one process.
+
+    Attributes:
+        writes: whether it prints results and writes the files of the user.
+        prints_errors: whether it prints errors; if not, another process prints the same ones.
+        prints_own_errors: whether it prints errors that occur before the processes are connected.
+    """
+
+    writes: bool = True
+    prints_errors: bool = True
+    prints_own_errors: bool = True
+
+    @contextlib.contextmanager
+    def output(self) -> Iterator[None]:
+        """Discards the output of a process that prints nothing, besides errors."""
+        if self.writes:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+            yield
+
+    def path(self, typed: Optional[str]) -> Optional[Path]:
+        """Returns the path to which this process writes an output; None without an output.
+
+        A process that writes nothing of the user's gets a temporary file of the same name.
+        """
+        path = None if typed is None else expand(typed)
+        if path is None or self.writes:
+            return path
+        folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder) / path.name
+
+
+ALONE = Role()
+
+
+def find_role() -> Role:
+    """Returns the role of this process, from the variables of its launcher.
+
+    Raises:
+        ConfigurationError: the variables are not valid.
+    """
+    launched = find_launched()
+    if launched is None:
+        return Role(writes=find_instances().is_writer)
+    return Role(launched.rank == 0, launched.rank == 0, launched.local_rank == 0)
