@@ -122,7 +122,6 @@ class SessionSide:
         from ipucnn.machine import fix_threads
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.division import threads_of_training
-        from ipucnn.sessions.host.session import HostSession
         from ipucnn.training.losses import Loss
         from ipucnn.training.optimizer_settings import make_settings
         from ipucnn.training.program import BuiltProgram, Layers, make_program
@@ -136,12 +135,10 @@ class SessionSide:
         program = make_program(config, case.global_batch * 1000, seed=0)
         fix_threads(threads_of_training(program, None, config.max_workers))
         session = create_session("cpu", trains=True)
-        assert isinstance(session, HostSession)
-        self.session = session
         model = build(case)
         optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
         division = session.divide(model, program)
-        session.compile(
+        self.trainer = trainer = session.trainer(
             model,
             BuiltProgram.of(program, Layers((), "", ()), division.fused_micro_batches),
             division,
@@ -149,12 +146,12 @@ class SessionSide:
             Loss("cross_entropy"),
             lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
         )
-        self.batches = session.feed(random_data(case, model, division.samples_per_group))
+        self.batches = trainer.feed(random_data(case, model, division.samples_per_group))
         self.fused, self.side_by_side = division.fused_micro_batches, division.num_lanes
         self.model = model
 
     def run(self, updates: int) -> None:
-        self.session.execute(self.batches, updates)
+        self.trainer.run(self.batches, updates)
 
     def facts(self) -> Tuple[float, float]:
         """Returns the share of the machine's peak at one image per second, and the process's peak memory in MiB."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ipucnn.runs.sources import Named
     from ipucnn.runs.train import TrainingRun
     from ipucnn.runs.trained import TrainedSetup
-    from ipucnn.sessions.session import Session
+    from ipucnn.sessions.session import Predictor
 
 Image = Union[str, Path, np.ndarray, PillowImage]
 """A file, a Pillow image, or uint8 pixels [height, width] or [height, width, 1 or 3], in the order RGB."""
@@ -119,7 +119,7 @@ class Run:
 
     def __init__(self, trained: "TrainedSetup", path: str) -> None:
         self._trained, self._path = trained, path
-        self._session: Optional[Session] = None
+        self._predictor: Optional[Predictor] = None
         self._model: KerasModel = None
         self.config: RunConfig = trained.config
 
@@ -189,12 +189,12 @@ class Run:
         images = [images] if is_one else images
         pixels = [self._pixels(image) for image in cast(Sequence[Image], images)]
         self._ready()
-        assert self._session is not None
+        assert self._predictor is not None
         finish = finisher(self._trained)
         probabilities = [np.zeros((0, self._trained.source.info.num_classes))]
         for first in range(0, len(pixels), LARGEST_BATCH):
             batch = finish(np.stack(pixels[first : first + LARGEST_BATCH]))
-            probabilities.append(np.exp(log_softmax(np.asarray(self._session.predict([batch])[0]))))
+            probabilities.append(np.exp(log_softmax(np.asarray(self._predictor.predict([batch])[0]))))
         return np.concatenate(probabilities).astype(np.float32)
 
     def _refuse_exported(self, what: str) -> None:
@@ -238,15 +238,14 @@ class Run:
         return pixels_for_evaluation(pixels, f"array of shape {list(pixels.shape)}", info, input_shape)
 
     def _ready(self) -> None:
-        """Builds the network and its session on the first call."""
-        if self._session is not None:
+        """Builds the network and its predictor on the first call."""
+        if self._predictor is not None:
             return
         session = self._trained.session(verbose=False)
         self._model, notes = self._trained.build()
         for note in notes:
             warnings.warn(note, stacklevel=4)
-        session.prepare_evaluation(self._model, None)
-        self._session = session
+        self._predictor = session.predictor(self._model)
 
 
 @_guarded

@@ -42,9 +42,9 @@ def train_lightly(patch):
         patch: pytest's monkeypatch, which undoes it.
     """
     from ipucnn.runs import setup as run_setup
-    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.sessions.host.session import HostPredictor, HostTrainer
 
-    build, start = run_setup.build, HostSession._start
+    build, start = run_setup.build, HostTrainer.start
 
     def build_once(setup):
         """Returns the built network with its initial weights, from a cache: building takes half of a light run."""
@@ -59,20 +59,20 @@ def train_lightly(patch):
         return model
 
     patch.setattr(run_setup, "build", build_once)
-    patch.setattr(HostSession, "_trace", lambda session, make_dataset: (0.0, 1))
-    patch.setattr(HostSession, "_start", lambda session, make_dataset: start(session, lambda *place: None))
-    patch.setattr(HostSession, "feed", lambda session, dataset: dataset)
-    patch.setattr(HostSession, "_run", _run)
-    patch.setattr(HostSession, "evaluate", _evaluate)
+    patch.setattr(HostTrainer, "trace", lambda trainer, make_dataset: (0.0, 1))
+    patch.setattr(HostTrainer, "start", lambda trainer, make_dataset: start(trainer, lambda *place: None))
+    patch.setattr(HostTrainer, "feed", lambda trainer, dataset: dataset)
+    patch.setattr(HostTrainer, "run", _run)
+    patch.setattr(HostPredictor, "evaluate", _evaluate)
 
 
-def _run(session, batches, num_weight_updates):
-    started, state = time.perf_counter(), session.state
+def _run(trainer, batches, num_weight_updates):
+    started, state = time.perf_counter(), trainer.state
     variables = {**state.weights, **state.slots}
     values = {name: variable.numpy() for name, variable in variables.items()}
     losses, hits = [], []
     numbers = np.arange(state.weight_updates, state.weight_updates + num_weight_updates)
-    for number, rate in zip(numbers, session._schedule(numbers)):
+    for number, rate in zip(numbers, trainer.schedule(numbers)):
         losses.append(_size(values))
         hits.append(1 / (2 + number))
         for place, (name, value) in enumerate(values.items()):
@@ -82,10 +82,10 @@ def _run(session, batches, num_weight_updates):
     return TrainedPart(losses, hits, time.perf_counter() - started)
 
 
-def _evaluate(session, dataset, stop=None):
-    if stop is not None and session.any_instance(stop()):
+def _evaluate(predictor, dataset, loss, stop):
+    if stop():
         raise Stopped
-    loss = _size({name: variable.numpy() for name, variable in session.state.weights.items()})
+    loss = _size({name: variable.numpy() for name, variable in predictor.weights.kept.items()})
     return {"samples": 40.0, "loss": loss, "accuracy": 1 / (1 + loss), "top5": 1 / (1 + loss / 5)}
 
 

@@ -21,7 +21,7 @@ def peak_mib(recomputation: bool) -> float:
     )
     session = create_session("cpu", config=config)
     import tensorflow as tf
-    from support.sessions import compile_session, constant
+    from support.sessions import constant, make_trainer
 
     from ipucnn.models.build import BuildOptions, build_model
 
@@ -30,12 +30,12 @@ def peak_mib(recomputation: bool) -> float:
     splits = [blocks[len(blocks) * i // 4] for i in range(1, 4)]
     layers = Layers(tuple(splits), "given", ())
     program = BuiltProgram.of(make_program(config, 10**6, seed=0), layers, 0)
-    compile_session(session, model, program, ("sgd", {}, {}), constant(1e-3))
-    size = session.division.samples_per_group
+    trainer = make_trainer(session, model, program, ("sgd", {}, {}), constant(1e-3))
+    size = trainer.division.samples_per_group
     images, labels = tf.zeros([size, 32, 32, 3]), tf.zeros([size], tf.int32)
-    batches = session.feed(tf.data.Dataset.from_tensors((images, labels)).repeat())
+    batches = trainer.feed(tf.data.Dataset.from_tensors((images, labels)).repeat())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    session.execute(batches, 1)
+    trainer.run(batches, 1)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 

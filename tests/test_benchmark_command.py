@@ -24,7 +24,7 @@ from ipucnn.benchmarking.rounds import Clocks
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
-from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.host.session import HostPredictor
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.program import BuiltProgram, Layers, make_program
 
@@ -142,12 +142,13 @@ def test_the_session_computes_the_same_logits_as_keras():
     from ipucnn.runs.setup import build
     from ipucnn.sessions.factory import create_session
 
-    session, model = create_session("cpu"), build(job.setup)
-    session.compile_prediction(model, (2, *job.setup.input_shape))
+    model = build(job.setup)
+    predictor = create_session("cpu").predictor(model)
+    predictor.compile((2, *job.setup.input_shape))
     copy = contenders.stock_copy(model)
     images = [np.random.RandomState(i).uniform(size=(2, *job.setup.input_shape)) for i in range(3)]
     images = [image.astype(np.float32) for image in images]
-    logits = session.predict(images)
+    logits = predictor.predict(images)
     for image, ours in zip(images, logits):
         np.testing.assert_allclose(ours, copy.predict_on_batch(image), rtol=1e-4, atol=1e-5)
     norms = [type(layer).__module__ for layer in copy.layers if type(layer).__name__ == "BatchNormalization"]
@@ -218,7 +219,7 @@ def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void,
     def broken(self, dataset):
         raise ValueError(text) if error == "ValueError" else getattr(tf.errors, error)(None, None, text)
 
-    monkeypatch.setattr(HostSession, "predict", broken)
+    monkeypatch.setattr(HostPredictor, "predict", broken)
     report, code = running.run(make_job(resolved(), measured()))
     assert (report.void, code, report.hint) == (void, exit_code, hint)
     if exit_code == 1:
@@ -480,7 +481,7 @@ def test_invalid_options_are_refused_before_anything_is_measured(run):
 
 
 def test_ctrl_c_keeps_what_was_measured(run, monkeypatch):
-    real, calls = HostSession.predict, []
+    real, calls = HostPredictor.predict, []
 
     def predict(self, dataset):
         calls.append(1)
@@ -488,7 +489,7 @@ def test_ctrl_c_keeps_what_was_measured(run, monkeypatch):
             raise KeyboardInterrupt
         return real(self, dataset)
 
-    monkeypatch.setattr(HostSession, "predict", predict)
+    monkeypatch.setattr(HostPredictor, "predict", predict)
     out, err = benchmark(run, f"{SMALL} --min-time 300 --max-time 400 --seed 1", code=130)
     assert "interrupted after" in err
     report = valid(json.loads(Path("runs/lenet-benchmark/report.json").read_text()))

@@ -510,7 +510,7 @@ def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
     recorder = Recorder.__new__(Recorder)
     recorder._guard = SimpleNamespace(exit_code=130)
     recorder._program = SimpleNamespace(num_weight_updates=2)
-    recorder._session = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
+    recorder._trainer = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
     recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
     recorder._prepare_evaluated_weights = lambda: measured.append(True)
     with pytest.raises(Interrupted, match="rank 0 saves it"):

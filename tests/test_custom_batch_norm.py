@@ -125,13 +125,12 @@ def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
 def test_prediction_leaves_the_statistics_unchanged():
     """Evaluation rounds the inputs of layers; nothing measures these statistics anew, so they must not be rounded."""
     config = dataclasses.replace(RunConfig(), precision="16.16", nanoo=True)
-    session = create_session("cpu", config=config)
     model = make_model("custom")
-    session.prepare_evaluation(model, None)
+    predictor = create_session("cpu", config=config).predictor(model)
     variance = named_weights(model)["norm0/moving_variance"]
     value = np.full(variance.shape, 100_000.123, np.float32)
     variance.assign(value)
-    session.predict([np.zeros((2, SIZE, SIZE, 2), np.float32)])
+    predictor.predict([np.zeros((2, SIZE, SIZE, 2), np.float32)])
     assert variance.numpy().tobytes() == value.tobytes()
 
 

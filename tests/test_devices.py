@@ -41,6 +41,7 @@ from dataclasses import replace
 
 from ipucnn.config.options import RunConfig
 from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.session import train
 
 given = json.loads(sys.argv[1])
 config = RunConfig(**given["config"])
@@ -50,34 +51,37 @@ for devices in sorted(given["devices"], reverse=True):
     sessions[devices] = create_session("cpu", config=replace(config, devices=devices), trains=True)
 
 import tensorflow as tf
-from support.sessions import batches, compile_session, constant, data, evaluated_now, make_model, make_program
+from support.sessions import batches, constant, data, evaluated_now, make_model, make_program, make_trainer
 from support.sessions import values as arrays
 
 program = make_program(2, 4, 2, updates_per_epoch=3, **given["program"], fused_micro_batches=given["fused"])
 images, labels = data(6 * program.global_batch_size, 1)
 dataset = batches(program, images, labels)
 for devices, session in sorted(sessions.items()):
-    compile_session(session, make_model("batch"), program, ("adam", {}, {}), constant(0.05), make_dataset=dataset)
-    events = [repr(replace(e, wall_s=0, images_per_s=0)) for e in session.train(dataset) if hasattr(e, "wall_s")]
-    values = {**arrays(session.state.weights), **evaluated_now(session, dataset).values, **arrays(session.state.slots)}
-    validating, run = set(), session._forward
+    model, optimizer = make_model("batch"), ("adam", {}, {})
+    trainer = make_trainer(session, model, program, optimizer, constant(0.05), make_dataset=dataset)
+    events = [repr(replace(e, wall_s=0, images_per_s=0)) for e in train(trainer, dataset) if hasattr(e, "wall_s")]
+    values = {**arrays(trainer.state.weights), **evaluated_now(trainer, dataset).values, **arrays(trainer.state.slots)}
+    predictor = trainer.predictor
+    validating, run = set(), predictor._forward
 
     def spy(images):
         logits = run(images)
         validating.add(logits.device[-1])
         return logits
 
-    session._forward = spy
+    predictor._forward = spy
     counted = tf.data.Dataset.from_tensor_slices((images[:27], labels[:27], tf.ones(27))).batch(4)
-    metrics = session.evaluate(counted)
+    metrics = predictor.evaluate(counted, trainer.loss)
     assert metrics["samples"] == 27, metrics
     events.append(repr(sorted(metrics.items())))
     digest = hashlib.sha256("".join(events).encode())
     for name in sorted(values):
         digest.update(values[name].tobytes())
-    library = session._loop._concrete.graph.as_graph_def().library
+    library = trainer._loop._concrete.graph.as_graph_def().library
     used = {node.device[-1:] for f in library.function for node in f.node_def if "Conv2D" in node.op}
-    print(json.dumps([devices, len(session.places), sorted(used), sorted(validating), len(events), digest.hexdigest()]))
+    used_devices = len(trainer.division.devices), sorted(used), sorted(validating)
+    print(json.dumps([devices, *used_devices, len(events), digest.hexdigest()]))
 """
 
 
@@ -283,10 +287,9 @@ def test_workers_use_their_common_capacity():
         session = HostSession(DeviceInfo(kind, "x", 1, 2**30), group=group, places=["/GPU:0", "/GPU:1"])
         if expected is None:
             with pytest.raises(ConfigurationError, match="rank 1 computes on a cpu, and rank 0 on a gpu"):
-                session._take_capacity(SimpleNamespace(layers=[]))
+                session.capacity(SimpleNamespace(layers=[]))
             continue
-        session._take_capacity(SimpleNamespace(layers=[]))
-        assert session._capacity == expected
+        assert session.capacity(SimpleNamespace(layers=[])) == expected
 
 
 def test_notes_describe_the_devices():
@@ -309,7 +312,7 @@ def test_more_devices_than_the_process_has_are_refused():
     error = "--devices 2: TensorFlow works with 1 device in this process"
     config = RunConfig(devices=2)
     check_raises(ConfigurationError, error, "", factory.create_session, "cpu", config=config, trains=True)
-    assert factory.create_session("cpu", config=config).num_devices == (1, 1)
+    assert factory.create_session("cpu", config=config).places == ("/device:CPU:0",)
 
 
 # -- deterministic operations -----------------------------------------------------------------------------------------
@@ -332,10 +335,9 @@ def test_an_operation_without_deterministic_form_has_a_hint():
         def forward(images):
             raise tf.errors.UnimplementedError(None, None, text)
 
-        session = HostSession(CPU)
-        session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
-        session._forward = forward
-        session.evaluate([(*data(4, 0), tf.ones(4))])
+        predictor = HostSession(CPU).predictor(make_model("none"))
+        predictor._forward = forward
+        predictor.evaluate([(*data(4, 0), tf.ones(4))], Loss("cross_entropy"))
 
     text = "A deterministic GPU implementation of DepthwiseConvBackpropFilter is not available."
     error, hint = "with deterministic operations: A deterministic GPU", "--no-deterministic-operations"

@@ -289,9 +289,10 @@ def samples(trained):
     """Returns the samples that an export of the run is verified with."""
     opened = open_trained(Named("export", str(trained), {}))
     session, (model, _) = opened.session(False), opened.build()
-    session.prepare_evaluation(model, None)
     double = verification.exact_network(model, Progress())
-    return verification.take_samples(opened, session, double, as_pixels=False, probabilities=False)
+    return verification.take_samples(
+        opened, session.predictor(model), double, as_pixels=False, probabilities=False
+    )
 
 
 def change_a_weight(graph):
@@ -649,9 +650,9 @@ def test_a_process_whose_parent_ended_while_it_started_ends(exported, monkeypatc
 def test_a_file_runs_after_the_thread_that_loaded_it_ended(exported):
     session = exported_files.read_exported(exported / "model.onnx").session()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(session.prepare_evaluation, None, None).result()
+        predictor = thread.submit(session.predictor, None).result()
     time.sleep(0.5)
-    assert len(session.predict([np.zeros((2, 8, 8, 3), np.float32)])[0]) == 2
+    assert len(predictor.predict([np.zeros((2, 8, 8, 3), np.float32)])[0]) == 2
 
 
 def test_exported_files_cannot_be_benchmarked(exported, run):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sessions import CPU, batches, compile_session, constant, make_program, with_fused
+from support.sessions import CPU, batches, constant, make_program, make_trainer, with_fused
 from tensorflow import keras
 
 from ipucnn import cli
@@ -19,6 +19,7 @@ from ipucnn.models.layers.micro_batches import BatchNormalization, Dropout
 from ipucnn.sessions.host import arithmetic
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished, NotFiniteError
+from ipucnn.sessions.session import train as run_program
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -117,14 +118,14 @@ def session_of(precision, rounding="OFF", **changes):
 
 
 def compile_(session, model, program, rate, optimizer=("sgd", {"momentum": 0.5}, {})):
-    return compile_session(session, model, program, optimizer, constant(rate))
+    return make_trainer(session, model, program, optimizer, constant(rate))
 
 
-def train(session, images, labels, stop=None):
+def train(trainer, images, labels, stop=None):
     """Runs the program or its first executions; returns weights and state by name, and each execution's mean loss."""
-    events = session.train(batches(session.program, images, labels))
+    events = run_program(trainer, batches(trainer.program, images, labels))
     finished = list(itertools.islice((e for e in events if isinstance(e, ExecutionFinished)), stop))
-    values = {**session.state.weights, **session.state.slots}
+    values = {**trainer.state.weights, **trainer.state.slots}
     return {name: v.numpy() for name, v in values.items()}, [e.metrics["loss"] for e in finished]
 
 
@@ -204,15 +205,12 @@ def test_evaluation_always_rounds_to_nearest():
     rounded = make_model()
     for variable, other in zip(rounded.weights, model.weights):
         variable.assign(half(np.asarray(other)))
-    plain = session_of("32.32")
-    plain.prepare_evaluation(rounded, None)
-    (expected,) = plain.predict([tf.constant(half(images))])
+    (expected,) = session_of("32.32").predictor(rounded).predict([tf.constant(half(images))])
     for precision in ("16.16", "16.32"):
         network = keras.models.clone_model(model)
         network.set_weights(model.get_weights())
-        session = session_of(precision, "ON")
-        session.prepare_evaluation(network, None)
-        (first,), (second,) = (session.predict([tf.constant(images)]) for _ in range(2))
+        predictor = session_of(precision, "ON").predictor(network)
+        (first,), (second,) = (predictor.predict([tf.constant(images)]) for _ in range(2))
         assert np.array_equal(first, second) and on_grid(first)
         np.testing.assert_allclose(first, expected, rtol=4e-3, atol=4e-3)
 
@@ -258,10 +256,10 @@ def test_a_16_bit_weight_update_equals_a_numpy_loop(precision):
     program = make_program(
         4, 2, updates_per_epoch=3, precision=precision, loss_scaling=16.0, fused_micro_batches=2
     )
-    session = compile_(session_of(precision), model, program, 0.25)
-    weights = {name: v.numpy() for name, v in session.state.weights.items()}
-    slots = {name: v.numpy() for name, v in session.state.slots.items()}
-    values, _ = train(session, images, labels)
+    trainer = compile_(session_of(precision), model, program, 0.25)
+    weights = {name: v.numpy() for name, v in trainer.state.weights.items()}
+    slots = {name: v.numpy() for name, v in trainer.state.slots.items()}
+    values, _ = train(trainer, images, labels)
     for update in range(3):
         parts = [slice(update * 8 + i * 4, update * 8 + i * 4 + 4) for i in range(2)]
         naive_update(weights, slots, [(images[p], labels[p]) for p in parts], precision, 16.0, 0.25)
@@ -369,7 +367,7 @@ def test_too_large_weights_are_reported_before_any_computation():
     model = make_model()
     model.layers[-1].set_weights([weight * 0 + 1e6 for weight in model.layers[-1].get_weights()])
     with pytest.raises(NotFiniteError, match="the weights as layers read them"):
-        session_of("16.16", fp_exceptions=True).prepare_evaluation(model, None)
+        session_of("16.16", fp_exceptions=True).predictor(model)
 
 
 # --- recomputation

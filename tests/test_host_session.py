@@ -10,7 +10,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from support import sessions
-from support.reference import Naive, run_naive
+from support.reference import run_naive
 from support.refusals import check_raises
 from support.sessions import (
     CLASSES,
@@ -19,12 +19,11 @@ from support.sessions import (
     SGD,
     SIZE,
     batches,
-    compile_session,
     constant,
     data,
-    evaluated_now,
     make_model,
     make_program,
+    make_trainer,
     run,
     with_fused,
 )
@@ -45,8 +44,10 @@ from ipucnn.sessions.host.division import (
     fusible,
 )
 from ipucnn.sessions.host.session import HostSession, UpdateLoop
-from ipucnn.sessions.session import ExecutionFinished, NotFiniteError
+from ipucnn.sessions.session import ExecutionFinished, NotFiniteError, train
 from ipucnn.training.losses import Loss
+
+CROSS_ENTROPY = Loss("cross_entropy")
 
 
 def assert_close(ours: Dict[str, np.ndarray], theirs: Dict[str, np.ndarray], tolerance=2e-4) -> None:
@@ -240,7 +241,7 @@ def test_groups_computed_in_parallel_change_no_byte(monkeypatch, norm, method, f
         weights, slots, events = run_session(
             norm, program, ("adam", {}, {}), images, labels, fused, session=session
         )
-        parallel_groups.append(session.division.num_lanes)
+        parallel_groups.append(session.divide(make_model(norm), program, fused).num_lanes)
         metrics = [(e.loss, e.accuracy) for e in events if hasattr(e, "loss")]
         results.append((metrics, [value.tobytes() for value in (*weights.values(), *slots.values())]))
     assert parallel_groups == [1, 2, 6] and len(metrics) > 0 and all(one == results[0] for one in results)
@@ -296,26 +297,24 @@ def test_parallel_evaluations_are_summed_in_order(monkeypatch):
     results = []
     for at_once in (1, 2, 5, 20):
         monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
-        session = HostSession(CPU)
-        session.prepare_evaluation(model, Loss("cross_entropy"))
-        logits = session.predict([images[i : i + 4] for i in range(0, 33, 4)])
-        results.append((session.evaluate(batches), [array.tobytes() for array in logits]))
+        predictor = HostSession(CPU).predictor(model)
+        logits = predictor.predict([images[i : i + 4] for i in range(0, 33, 4)])
+        results.append((predictor.evaluate(batches, CROSS_ENTROPY), [array.tobytes() for array in logits]))
     assert results[0][0]["samples"] == 33 and all(one == results[0] for one in results)
 
 
 def test_scores_of_several_devices_are_computed_in_parallel(monkeypatch):
-    session = HostSession(CPU, places=("/CPU:0",) * 3)
-    session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
-    all_devices, sums = threading.Barrier(3), session._sums_of_batch
+    predictor = HostSession(CPU, places=("/CPU:0",) * 3).predictor(make_model("none"))
+    all_devices, sums = threading.Barrier(3), host_session.sums_of_batch
 
     def together(*batch):
         all_devices.wait(timeout=30)
         return sums(*batch)
 
-    monkeypatch.setattr(session, "_sums_of_batch", together)
+    monkeypatch.setattr(host_session, "sums_of_batch", together)
     images, labels = data(12, 0)
     batches = [(images[i : i + 2], labels[i : i + 2], np.ones(2, np.float32)) for i in range(0, 12, 2)]
-    assert session.evaluate(batches)["samples"] == 12
+    assert predictor.evaluate(batches, CROSS_ENTROPY)["samples"] == 12
 
 
 def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
@@ -341,15 +340,16 @@ def exhaust(*_):
 @pytest.mark.parametrize("part", ["network", "scores"])
 def test_memory_exhausted_in_a_validation_names_the_option(part, monkeypatch):
     """TensorFlow turns the MemoryError into a ResourceExhaustedError; it retries a too large allocation for 40 s."""
-    session = HostSession(CPU)
-    session.prepare_evaluation(make_model("none"), Loss("cross_entropy"))
+    predictor = HostSession(CPU).predictor(make_model("none"))
     if part == "network":
-        session._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
+        predictor._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
     else:
-        monkeypatch.setattr(session, "_sums_of_batch", exhaust)
+        monkeypatch.setattr(host_session, "sums_of_batch", exhaust)
     error = "out of memory in a validation, with batches of 8 images"
     weighted = [(*data(8, 0), np.ones(8, np.float32))]
-    check_raises(InfeasibleError, error, "--validation-micro-batch-size", session.evaluate, weighted)
+    check_raises(
+        InfeasibleError, error, "--validation-micro-batch-size", predictor.evaluate, weighted, CROSS_ENTROPY
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run():
@@ -362,31 +362,9 @@ def test_a_loss_that_is_not_finite_stops_the_run():
     images, labels = data(12, 0)
     images[7] = np.nan
     program = make_program(2, updates_per_epoch=6, fused_micro_batches=1)
-    session = compile_session(HostSession(CPU), model, program, PLAIN, constant(0.1))
+    trainer = make_trainer(HostSession(CPU), model, program, PLAIN, constant(0.1))
     with pytest.raises(NotFiniteError, match="loss became nan at weight update 4"):
-        list(session.train(batches(program, images, labels)))
-
-
-def test_moving_statistics_of_a_pipeline_are_recomputed():
-    program = make_program(2, 2, 2, updates_per_epoch=3, num_stages=2, device_mapping=(0, 1))
-    images, labels = data(6 * 8, 4)
-    session = compile_session(
-        HostSession(CPU), make_model("batch"), with_fused(program, 2), PLAIN, constant(0.0)
-    )
-    dataset = batches(program, images, labels)
-    list(session.train(dataset))
-    before = {k: v.numpy().astype(np.float64) for k, v in session.state.weights.items()}
-    evaluated = evaluated_now(session, dataset)
-    assert evaluated.statistics == "recomputed over 3 weight updates' batches"
-    naive = Naive("batch", {}, {}, [])
-    batch_statistics = [naive.forward(before, images[24 + 2 * i : 26 + 2 * i], 1)[1] for i in range(12)]
-    for name, value in session.state.weights.items():
-        layer, kind = name.split("/")
-        if kind.startswith("moving"):
-            index = ("moving_mean", "moving_variance").index(kind)
-            expected = np.mean([statistics[layer][index] for statistics in batch_statistics], axis=0)
-            np.testing.assert_allclose(evaluated.values[name], expected, rtol=1e-4, atol=1e-5)
-        np.testing.assert_array_equal(value.numpy(), before[name])
+        list(train(trainer, batches(program, images, labels)))
 
 
 def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from support.own_networks import HEAD, MIXING, NESTED, OWN, RESIDUAL, TRAIN, assert_equal, write
 from support.refusals import Refusal, check_raises, check_refused
-from support.sessions import CPU, PLAIN, compile_session, constant, make_program, with_fused
+from support.sessions import CPU, PLAIN, constant, make_program, make_trainer, with_fused
 from tensorflow import keras
 
 from ipucnn.benchmarking.suite import parse_suite
@@ -27,6 +27,7 @@ from ipucnn.models.own import of_checkpoint
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
 from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.session import train
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
 NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -310,14 +311,13 @@ def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
     record, model = built(OWN[kind])
     stock = record.own.make((6, 6, 2), 3)
     stock.set_weights(model.get_weights())
-    session = HostSession(CPU)
-    compile_session(session, model, with_fused(program, fused), PLAIN, constant(0.05))
-    assert session.program.fused_micro_batches == (fused or 1)
+    trainer = make_trainer(HostSession(CPU), model, with_fused(program, fused), PLAIN, constant(0.05))
+    assert trainer.program.fused_micro_batches == (fused or 1)
 
     def dataset(first, per_element):
         return tf.data.Dataset.from_tensor_slices((images, labels)).batch(per_element, drop_remainder=True)
 
-    list(session.train(dataset))
+    list(train(trainer, dataset))
     size, steps = program.micro_batch_size, program.num_micro_batches
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=kind != "residual")
     for update in range(3):

@@ -1,7 +1,6 @@
 """The Poplar session on the test double of the SDK, against the host session: same Program, same weights."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import poplar_double
@@ -15,11 +14,11 @@ from support.sessions import (
     CPU,
     SGD,
     SIZE,
-    compile_session,
     data,
     frozen,
     make_model,
     make_program,
+    make_trainer,
     run,
     with_fused,
 )
@@ -32,7 +31,7 @@ from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.poplar import prediction
 from ipucnn.sessions.poplar.optimizer import DeviceOptimizer, WeightUpdate
-from ipucnn.sessions.poplar.prediction import Predictor
+from ipucnn.sessions.poplar.prediction import PoplarPredictor
 from ipucnn.sessions.session import ExecutionFinished, Stopped
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
@@ -108,9 +107,9 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
     with installed():
         session = create_session("auto", config=config)
         result = run(session, network(), program, optimizer, images, labels, loss)
-        logits = session.predict([images[:2], images[2:4]])
+        logits = result.trainer.predictor.predict([images[:2], images[2:4]])
     assert_same(expected, result)
-    for on_ipus, on_host in zip(logits, host.predict([images[:2], images[2:4]])):
+    for on_ipus, on_host in zip(logits, expected.trainer.predictor.predict([images[:2], images[2:4]])):
         np.testing.assert_allclose(on_ipus, on_host, rtol=0, atol=1e-5)
         assert on_ipus.shape == (2, SIZE, SIZE, 3)
 
@@ -285,25 +284,6 @@ def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
     assert moving.numpy() == 20
 
 
-def test_statistics_of_16_bits_are_recomputed():
-    """Means over the training batches replace 16-bit moving averages."""
-    program = make_program(4, 2, 1, updates_per_epoch=3)
-    piped = dataclasses.replace(program, num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1))
-    images, labels = data(program.num_weight_updates * program.global_batch_size, 5)
-    optimizer: Any = ("sgd", {"momentum": 0.9}, {})
-    host = run(HostSession(CPU), make_model("batch"), piped, optimizer, images, labels)
-    config = RunConfig(precision="16.16")
-    with installed():
-        session = create_session("auto", config=config)
-        of_16_bits = dataclasses.replace(program, precision="16.16")
-        result = run(session, make_model("batch"), of_16_bits, optimizer, images, labels)
-    assert host.statistics == result.statistics == "recomputed over 3 weight updates' batches"
-    moved = [name for name in result[0] if "moving" in name]
-    assert len(moved) == 4
-    for name in moved:
-        np.testing.assert_allclose(result[0][name], host[0][name], rtol=0.03, atol=0.03, err_msg=name)
-
-
 def test_statistics_of_16_bits_are_those_of_the_replicas_that_share_them():
     program = make_program(
         2, 2, 2, updates_per_epoch=3, precision="16.16", loss_scaling=8.0, dbn_replica_group_size=2
@@ -330,15 +310,15 @@ def test_evaluation_runs_several_batches_at_once(stages):
     config = RunConfig(pipeline_validation_model=stages == 2)
     with installed() as machine:
         session = create_session("auto", config=config)
-        compile_session(session, network, program, ("sgd", {}, {}))
+        predictor = make_trainer(session, network, program, ("sgd", {}, {})).predictor
         numbers_read = []
-        for n, ((part, number), logits) in enumerate(session.logits((p, i) for i, p in enumerate(parts))):
+        for n, ((part, number), logits) in enumerate(predictor.logits((p, i) for i, p in enumerate(parts))):
             assert number == n and len(part) == len(logits)
             np.testing.assert_allclose(logits, network(part, training=False), rtol=0, atol=1e-5)
             numbers_read.append(n)
         assert numbers_read == [0, 1, 2, 3, 4]
         assert len(machine.calls("predict")) == 1
-        few = session.predict([parts[1], parts[2]])
+        few = predictor.predict([parts[1], parts[2]])
         assert [len(f) for f in few] == [1, 20]
         # padded to the existing execution
         assert len({call["per_execution"] for call in machine.calls("predict")}) == 1
@@ -351,7 +331,7 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
     """
     poprun(monkeypatch, 1, total=2, local=1)
     monkeypatch.setattr(prediction, "_LARGEST_BYTES", largest_bytes)
-    monkeypatch.setattr(Predictor, "_largest_steps", lambda self: 16)
+    monkeypatch.setattr(PoplarPredictor, "_largest", 16)
     images, labels = data(16, 8)
     parts = (images, labels, np.ones(16, np.float32))
     batches = [tuple(tf.constant(part[i : i + 1]) for part in parts) for i in range(16)]
@@ -364,22 +344,26 @@ def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, 
         lambda self, name, arrays: [arrays, [np.flip(a, 0) if np.ndim(a) else a for a in arrays]],
     )
     with installed() as machine:
-        session = create_session("auto", config=RunConfig(num_replicas=2))
-        session.prepare_evaluation(network, Loss("cross_entropy"))
-        metrics = session.evaluate(batches, lambda: False)
+        predictor = create_session("auto", config=RunConfig(num_replicas=2)).predictor(network)
+        loss = Loss("cross_entropy")
+        metrics = predictor.evaluate(batches, loss, lambda: False)
         # Labels, weights and logits of both, and whether one of them was stopped
         assert len(machine.calls("distributed.allreduce")) == 3 * joins + 1
-        for n, ((_, truth, _), logits) in enumerate(session.logits(batches)):
+        for n, ((_, truth, _), logits) in enumerate(predictor.logits(batches)):
             np.testing.assert_allclose(logits, np.stack([expected[n]] * 2), rtol=0, atol=1e-5)
             assert truth.numpy().tolist() == [labels[n]] * 2
         # For images alone, this instance computes the second half.
         before = len(machine.calls("distributed.allreduce"))
-        shared = np.concatenate([logits for _, logits in session.logits(batch[:1] for batch in 2 * batches)])
+        shared = np.concatenate(
+            [logits for _, logits in predictor.logits(batch[:1] for batch in 2 * batches)]
+        )
         np.testing.assert_allclose(shared, np.concatenate([expected] * 2), rtol=0, atol=1e-5)
         assert len(machine.calls("distributed.allreduce")) == before + 1
         checks_of_stop = []
         with pytest.raises(Stopped):
-            session.evaluate(batches * 3, lambda: checks_of_stop.append(1) or len(checks_of_stop) == 3)
+            predictor.evaluate(
+                batches * 3, loss, lambda: checks_of_stop.append(1) or len(checks_of_stop) == 3
+            )
     assert metrics["accuracy"] == pytest.approx(np.mean(expected.argmax(-1) == labels))
     assert metrics["samples"] == 32
 

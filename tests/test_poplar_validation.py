@@ -9,7 +9,6 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from poplar_double import installed, rules
@@ -20,17 +19,19 @@ from tensorflow import keras
 from ipucnn.config.options import RunConfig
 from ipucnn.config.presets import built_in_names
 from ipucnn.config.resolve import resolve
+from ipucnn.datasets.pixels import Transfer
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.models.blueprint import stages_by_layer
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
-from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.group import Alone
+from ipucnn.sessions.poplar.building import build_network
 from ipucnn.sessions.poplar.checks import check_program
+from ipucnn.sessions.poplar.device import Exchange, Ipus, load_api
+from ipucnn.sessions.poplar.model import TRAINING
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config, pipelining_options
-from ipucnn.training.losses import Loss
-from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import make_program
 
 STAGES, REPLICAS, SCHEDULES = (1, 2, 4), (1, 2, 4), ("Grouped", "Interleaved", "Sequential")
@@ -169,12 +170,14 @@ def check_network(name: str) -> None:
     except MissingError as error:
         pytest.skip(error.message)
     graph = graph_of(network, name)
+    config = RunConfig()
     with installed() as machine:
+        api = load_api()
+        exchange = Exchange(api, Alone())
         for stages in STAGES:
             splits = equal_layers(graph, stages) if stages > 1 else ()
             order = [layer.name for layer in network.layers]
             assert sorted(set(stages_by_layer(order, splits).values())) == list(range(stages))
-            session = create_session("ipu", config=RunConfig())
             for schedule, replicas in itertools.product(SCHEDULES, REPLICAS):
                 program = plain_program(
                     1,
@@ -188,17 +191,11 @@ def check_network(name: str) -> None:
                     num_ipus=stages * replicas,
                     pipeline_schedule=schedule,
                 )
-                if session.program is None:
-                    settings = make_settings("sgd", {"momentum": 0.9}, global_batch_size=1)
-                    division = session.divide(network, program)
-                    loss = Loss("cross_entropy")
-                    session.compile(network, program, division, settings, loss, np.zeros_like)
-                else:
-                    check_program(program, session._config)
-                    session.program = program
-                    session._attach(program.num_ipus, program)
-                    session._set_options(session._trained.network.model, program, training=True)
-                trained = session._trained.network
+                check_program(program, config)
+                ipus = Ipus(api, exchange, config, Transfer("float32"), program.num_ipus, program)
+                trained = build_network(ipus, network, TRAINING, 1, "training", program)
+                with ipus.scope():
+                    trained.model.compile(optimizer=keras.optimizers.SGD(), loss="mse")
                 if stages > 1:
                     _check_stages(trained.model, network, splits)
                 spec = tf.nest.map_structure(
@@ -207,7 +204,7 @@ def check_network(name: str) -> None:
                 )
                 engine = trained.model._double.engine
                 assert engine._compile("fit", program.steps_per_execution, spec) == replicas
-            weights = {k: v.numpy() for k, v in session.state.weights.items()}
+            weights = {k: v.numpy() for k, v in trained.weights.items()}
             assert sum(v.size for v in weights.values()) == network.count_params()
         assert len(machine.programs) == len(list(all_layouts()))
 

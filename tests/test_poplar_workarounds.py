@@ -13,15 +13,13 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.poplar import device, errors, model, session
-from ipucnn.sessions.poplar.session import PoplarSession
+from ipucnn.sessions.poplar import device, errors, model
 
 
 def predicted(**options):
     """Returns the shape of a session's predictions on two replicas."""
     session = create_session("auto", config=RunConfig(num_replicas=2, **options))
-    session.prepare_evaluation(make_model("group"), None)
-    return session.predict([make_data(20, 1)[0]])[0].shape
+    return session.predictor(make_model("group")).predict([make_data(20, 1)[0]])[0].shape
 
 
 @pytest.mark.parametrize("how", ["made-up data", "no device"])
@@ -33,10 +31,10 @@ def test_missing_predictions_are_filled_up(monkeypatch, tmp_path, how):
     options = {"compile_only": how == "no device", "validation_micro_batch_size": 2}
     with installed():
         assert predicted(**options)[0] == 20
-    monkeypatch.setattr(PoplarSession, "_gives_zeros", lambda self: False)
+    monkeypatch.setattr(device.Ipus, "gives_zeros", False)
     with installed(), pytest.raises(RuntimeError, match="images were sent to the IPUs, and"):
         predicted(**options)
-    assert session.gives_nothing_back() == (how == "made-up data")
+    assert device.gives_nothing_back() == (how == "made-up data")
 
 
 def test_missing_remote_memory_is_explained(monkeypatch):
@@ -87,8 +85,8 @@ def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, s
                 "auto", config=RunConfig(precision=precision, stochastic_rounding=rounding)
             )
             images, labels = make_data(8, 1)
-            run(session, make_model("batch"), program, SGD, images, labels)
-            session.predict([images])
+            trained = run(session, make_model("batch"), program, SGD, images, labels)
+            trained.trainer.predictor.predict([images])
         return {model for (model, _), names in machine.rounded_at_random.items() if names}, machine
 
     random, machine = rounded_at_random()
@@ -97,14 +95,14 @@ def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, s
     assert {model for model, _ in machine.rounded_at_random} == {"training", "validation"} | of_statistics
     monkeypatch.setattr(model, "_round_to_nearest", lambda layer, api: None)
     assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
-    running = device.Device.running
+    running = device.Ipus.running
 
     @contextlib.contextmanager
     def scoped(self, training):
         with running(self, training), self.api.ipu.scopes.stochastic_rounding(False):
             yield
 
-    monkeypatch.setattr(device.Device, "running", scoped)
+    monkeypatch.setattr(device.Ipus, "running", scoped)
     assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
 
 

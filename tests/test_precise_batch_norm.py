@@ -11,11 +11,11 @@ from support.sessions import (
     CPU,
     PLAIN,
     SIZE,
-    compile_session,
     constant,
     data,
     make_model,
     make_program,
+    make_trainer,
     measured,
     run,
 )
@@ -33,15 +33,16 @@ from ipucnn.training.checkpoints import load_checkpoint
 
 
 def compiled(kind, norm, precision="32.32", **changes):
-    """Returns a session that trained two weight updates with a learning rate of 0, so that its statistics moved.
+    """Returns a trainer after two weight updates with a learning rate of 0, so that its statistics moved.
 
     Dropout would zero nearly all numbers.
     """
     program = make_program(2, 2, 2, updates_per_epoch=2, precision=precision, **changes)
     config = dataclasses.replace(RunConfig(), num_replicas=2, precision=precision, dropout_layer="stateless")
     session = HostSession(CPU, config=config) if kind == "host" else create_session("auto", config=config)
-    run(session, make_model(norm, dropout=0.9), program, PLAIN, *data(16, 1), schedule=constant(0.0))
-    return session
+    return run(
+        session, make_model(norm, dropout=0.9), program, PLAIN, *data(16, 1), schedule=constant(0.0)
+    ).trainer
 
 
 CASES = [
@@ -65,10 +66,10 @@ def test_measured_statistics_are_those_of_the_naive_loop(kind, norm, precision, 
     """They are the moments of all inputs of each norm, which normalises every batch by the batch's own moments."""
     (images, _), size = data(24, 2), 8
     with installed():
-        session = compiled(kind, norm, precision, **changes)
-        before = arrays(session.state.weights)
-        evaluated = measured(session, images, size)
-        after = arrays(session.state.weights)
+        trainer = compiled(kind, norm, precision, **changes)
+        before = arrays(trainer.state.weights)
+        evaluated = measured(trainer, images, size)
+        after = arrays(trainer.state.weights)
     naive, expected = Naive(norm, before, {}, []), {}
     wide = {name: value.astype(np.float64) for name, value in before.items()}
     per_batch = [naive.forward(wide, images[i : i + size], 1)[1] for i in range(0, 24, size)]
@@ -91,11 +92,11 @@ def test_measured_statistics_are_those_of_the_naive_loop(kind, norm, precision, 
 def test_evaluation_uses_the_measured_statistics():
     """With one batch the network's logits are those of a norm by the batch's own statistics."""
     images, _ = data(200, 3)
-    session = compiled("host", "batch")
-    with replaced(session.state.weights, measured(session, images, 200).values):
-        (logits,) = session.predict([images])
-    (running,) = session.predict([images])
-    weights = {name: value.astype(np.float64) for name, value in arrays(session.state.weights).items()}
+    trainer = compiled("host", "batch")
+    with replaced(trainer.state.weights, measured(trainer, images, 200).values):
+        (logits,) = trainer.predictor.predict([images])
+    (running,) = trainer.predictor.predict([images])
+    weights = {name: value.astype(np.float64) for name, value in arrays(trainer.state.weights).items()}
     expected = Naive("batch", weights, {}, []).forward(weights, images, 1)[0].numpy()
     np.testing.assert_allclose(logits, expected, atol=2e-3)
     assert np.abs(running - expected).max() > 0.1
@@ -104,19 +105,19 @@ def test_evaluation_uses_the_measured_statistics():
 def test_network_without_batch_norm_measures_nothing():
     inputs = keras.Input((SIZE, SIZE, 2))
     model = keras.Model(inputs, keras.layers.Flatten()(inputs))
-    session = compile_session(HostSession(CPU), model, make_program(2))
-    assert measured(session, data(4, 1)[0], 4) == AS_TRAINED
+    trainer = make_trainer(HostSession(CPU), model, make_program(2))
+    assert measured(trainer, data(4, 1)[0], 4) == AS_TRAINED
 
 
 def test_too_large_batch_is_reported(monkeypatch):
-    session = compiled("host", "batch")
+    trainer = compiled("host", "batch")
 
     def too_large(images):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
-    monkeypatch.setattr(session._large_batches, "_moments", too_large)
+    monkeypatch.setattr(trainer._large_batches, "_moments", too_large)
     with pytest.raises(InfeasibleError, match="8 training images at once") as error:
-        measured(session, data(8, 1)[0], 8)
+        measured(trainer, data(8, 1)[0], 8)
     assert "--precise-batch-norm" in error.value.hint
 
 

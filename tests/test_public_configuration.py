@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import yaml
 from support.refusals import Refusal, check_raises, check_refused
 from tensorflow import keras
@@ -465,12 +464,11 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
     outputs = []
     for config, range_ in ((RunConfig(), input_range), (RunConfig(**{transfer: True}), "raw")):
         session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), config)
-        takes = session.take_preprocessing(InputRange.of(input_range, source.info, 3))
-        assert takes == (range_ == "raw")
-        session.prepare_evaluation(network, None)
-        outputs.append(np.concatenate(session.predict(batches(range_))))
-        element = next(session.feed(tf.data.Dataset.from_tensors((next(iter(batches(range_))), 0))))[0]
-        is_byte = takes and transfer == "eight_bit_transfer"
+        session = session.with_pixels(InputRange.of(input_range, source.info, 3))
+        assert session.takes_pixels == (range_ == "raw")
+        outputs.append(np.concatenate(session.predictor(network).predict(batches(range_))))
+        element = session.transfer.pack(next(iter(batches(range_))))
+        is_byte = session.takes_pixels and transfer == "eight_bit_transfer"
         assert element.dtype == ("uint8" if is_byte else "float32")
         assert element.numpy().nbytes == 3 * 32 * 32 * 3 * (1 if is_byte else 4)
     scale = max(1.0, float(np.abs(outputs[0]).max()) / 3)  # ImageNet's "caffe" range goes to 150

@@ -155,10 +155,9 @@ def test_pictures_are_predicted_from_images_that_are_normalised_once(option, pat
     record = SimpleNamespace(input_range="standard", size_step=4, own=None)
     resolved = SimpleNamespace(record=record, config=config)
     setup = Setup(resolved, DataSource(info, examples, examples), (12, 12, 1), (12, 12), 0, "standard")
-    setup = move_preprocessing(setup, session)
+    setup, session = move_preprocessing(setup, session)
     assert setup.input_range == ("standard" if option is None else "raw")
-    session.prepare_evaluation(network, None)
-    (picture,) = predicted_images(setup, session)
+    (picture,) = predicted_images(setup, session.predictor(network))
     assert np.array_equal(picture.predicted, examples.labels[0]) and dice_of_classes(picture)[1] == 1
     assert np.array_equal(picture.image, image[0])
 

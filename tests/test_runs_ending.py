@@ -16,7 +16,7 @@ from support.trained_runs import report_of, rows, train
 from ipucnn.config.resolve import resolve
 from ipucnn.runs import recorder as recorders
 from ipucnn.runs.folder import RunFolder
-from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.host.session import HostPredictor
 
 TRAIN = ("train", "toy_model", "--dataset", "digits", "--limit-train", 64, "--limit-eval", 64, "--seed", 1)
 
@@ -122,7 +122,7 @@ def test_patience_ends_a_run_that_learns_nothing(lightly, succeeds, tmp_path):
 def test_exploding_validation_loss_is_warned_of_only_once(lightly, run, monkeypatch):
     losses = iter([22.9, 1_278_663_680.0, 5e9])
     figures = {"samples": 64.0, "accuracy": 0.1, "top5": 0.5}
-    monkeypatch.setattr(HostSession, "evaluate", lambda *words: {**figures, "loss": next(losses)})
+    monkeypatch.setattr(HostPredictor, "evaluate", lambda *words: {**figures, "loss": next(losses)})
     code, _, err = run(*TRAIN, "--num-epochs", 3, "--run-dir", "run")
     (line,) = [line for line in err.splitlines() if line.startswith("warning: validation loss")]
     assert (

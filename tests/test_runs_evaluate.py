@@ -438,7 +438,7 @@ def test_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     def too_large(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("ipucnn.sessions.host.session.HostSession.logits", too_large)
+    monkeypatch.setattr("ipucnn.sessions.host.session.HostPredictor.logits", too_large)
     check_refused(run, Refusal(["evaluate", trained], "do not fit into memory", "lower", 4))
 
 

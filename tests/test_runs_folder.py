@@ -21,7 +21,7 @@ from ipucnn.runs.folder import RunFolder, claim_default, default_run_dir, is_unf
 from ipucnn.runs.kfold import CrossValidation
 from ipucnn.runs.resume import check_new, latest_run_dir
 from ipucnn.runs.train import TrainingRun
-from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.host.session import HostTrainer
 from ipucnn.training.program import make_program
 
 
@@ -95,7 +95,7 @@ def test_run_without_results_releases_its_name(here, monkeypatch):
         raise DataError("the data are damaged", "mend them")
 
     with monkeypatch.context() as patched:
-        patched.setattr(HostSession, "train", fail)
+        patched.setattr(HostTrainer, "start", fail)
         for _ in range(2):
             check_raises(DataError, "the data are damaged", "", list, make_run().events())
     assert names() == []

@@ -272,17 +272,17 @@ def test_unreadable_images_are_reported_and_skipped(trained, run, images, tmp_pa
 def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypatch):
     from ipucnn.runs import infer
     from ipucnn.sessions.host.network import Network
-    from ipucnn.sessions.host.session import HostSession
+    from ipucnn.sessions.host.session import HostPredictor
 
     monkeypatch.setattr(infer, "LARGEST_BATCH", 8)
-    shapes, traced, predict, call = [], [], HostSession.predict, Network.__call__
+    shapes, traced, predict, call = [], [], HostPredictor.predict, Network.__call__
 
     def watched(self, dataset):
         shapes.extend(tuple(batch.shape) for batch in dataset)
         return predict(self, dataset)
 
     monkeypatch.setattr(Network, "__call__", lambda *args, **kw: traced.append(1) or call(*args, **kw))
-    monkeypatch.setattr(HostSession, "predict", watched)
+    monkeypatch.setattr(HostPredictor, "predict", watched)
     code, out, _ = run("infer", trained, "--split", "eval", "--json")
     assert code == 0 and len(json.loads(out)["results"]) == 37
     assert len(shapes) == 5 and len(set(shapes)) == 1 and shapes[0][0] == 8
@@ -507,12 +507,12 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
         os.link(str(tmp_path / "many" / "0.png"), str(tmp_path / "many" / f"{i}.png"))
     script = (
         "import sys, ipucnn.cli as cli\n"
-        "from ipucnn.sessions.host.session import HostSession\n"
-        "real = HostSession.predict\n"
+        "from ipucnn.sessions.host.session import HostPredictor\n"
+        "real = HostPredictor.predict\n"
         "def slow(self, dataset):\n"
         "    print('started', file=sys.stderr, flush=True)\n"
         "    return real(self, dataset)\n"
-        "HostSession.predict = slow\n"
+        "HostPredictor.predict = slow\n"
         "cli.main(sys.argv[1:])\n"
     )
     root = str(Path(__file__).parent.parent)

@@ -30,7 +30,7 @@ from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import session as host
-from ipucnn.sessions.host.session import HostSession
+from ipucnn.sessions.host.session import HostPredictor
 from ipucnn.sessions.session import ExecutionFinished, Progress
 from ipucnn.training import checkpoints
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
@@ -639,7 +639,7 @@ def test_best_checkpoint_has_only_weights_unless_it_is_the_last(tmp_path, monkey
     assert (tmp_path / "rising/checkpoints/best.npz").samefile(tmp_path / "rising/checkpoints/last.npz")
     figures = {"samples": 40.0, "loss": 1.0, "top5": 1.0}
     accuracies = iter([0.9, 0.5])
-    monkeypatch.setattr(HostSession, "evaluate", lambda *_: {**figures, "accuracy": next(accuracies)})
+    monkeypatch.setattr(HostPredictor, "evaluate", lambda *_: {**figures, "accuracy": next(accuracies)})
     train(tmp_path / "falling")
     best, last = (
         load_checkpoint(tmp_path / "falling" / "checkpoints" / f"{name}.npz") for name in ("best", "last")

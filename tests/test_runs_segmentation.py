@@ -61,9 +61,8 @@ def one_pass(trained, image):
     setup = replace(trained, input_shape=(*sides, 1))
     model = run_setup.build(setup)
     trained.weights.fill(setup, model)
-    session = create_session("cpu")
-    session.prepare_evaluation(model, None)
-    return session.predict([(padded[None] - 128.0) / 60.0])[0][0, :height, :width]
+    predictor = create_session("cpu").predictor(model)
+    return predictor.predict([(padded[None] - 128.0) / 60.0])[0][0, :height, :width]
 
 
 def draw(height, width):

@@ -13,11 +13,12 @@ from ipucnn.sessions.session import (
     CheckpointDue,
     ExecutionFinished,
     Progress,
-    Session,
     TrainedPart,
+    Trainer,
     TrainState,
     ValidationDue,
 )
+from ipucnn.sessions.session import train as run_program
 from ipucnn.training.checkpoints import load_checkpoint
 from ipucnn.training.program import make_program
 
@@ -26,14 +27,14 @@ def loss_of(update: int) -> float:
     return 1.0 + update % 7 / 8.0
 
 
-class Stub(Session):
+class Stub(Trainer):
     """Runs ``slice_length`` weight updates at a time, but trains nothing."""
 
     def __init__(self, program, slice_length):
         self.program, self.state = program, TrainState()
-        self._slice, self._schedule = slice_length, lambda updates: np.asarray(updates) * 0.5
+        self._slice, self.schedule = slice_length, lambda updates: np.asarray(updates) * 0.5
 
-    def _start(self, make_dataset):
+    def start(self, make_dataset):
         def run(end):
             first = self.state.weight_updates
             updates = range(first, min(end, first + self._slice))
@@ -43,9 +44,9 @@ class Stub(Session):
 
 
 def events_of(program, slice_length, stop_after):
-    """Returns the events in order; after ``stop_after`` events a new session takes over the state."""
-    session, events, seen = Stub(program, slice_length), [], 0
-    iterator = session.train(None)
+    """Returns the events in order; after ``stop_after`` events a new trainer takes over the state."""
+    trainer, events, seen = Stub(program, slice_length), [], 0
+    iterator = run_program(trainer, None)
     while True:
         event = next(iterator, None)
         if event is None:
@@ -57,12 +58,12 @@ def events_of(program, slice_length, stop_after):
                 events.append(("log", event.weight_updates, event.metrics["loss"], event.metrics["accuracy"]))
             elif isinstance(event, (ValidationDue, CheckpointDue)):
                 events.append((type(event).__name__, event.weight_updates))
-            session.state.events_done += 1
+            trainer.state.events_done += 1
         if seen == stop_after:
-            state = session.state
-            session = Stub(program, slice_length)
-            session.state = dataclasses.replace(state)
-            iterator, seen = session.train(None), 0
+            state = trainer.state
+            trainer = Stub(program, slice_length)
+            trainer.state = dataclasses.replace(state)
+            iterator, seen = run_program(trainer, None), 0
 
 
 @given(

@@ -17,7 +17,7 @@ import numpy as np
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfDataset
 from ipucnn.benchmarking.rounds import Contender, Reference
 from ipucnn.errors import UserError
-from ipucnn.sessions.session import Session
+from ipucnn.sessions.session import Predictor, Session, Trainer, execute
 from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.program import BuiltProgram
 
@@ -39,8 +39,8 @@ class SessionTraining(Contender):
     """The weight updates of a session; a unit is one update.
 
     Args:
-        session: a session compiled for a Program.
-        dataset: the data set of the session's elements.
+        trainer: the session's trainer of a Program.
+        dataset: the data set of the trainer's elements.
         fixed_updates: the weight updates of an execution, None to choose by time.
         lead: the elements to compute before each execution, outside the timed part.
     """
@@ -48,29 +48,29 @@ class SessionTraining(Contender):
     name = "session"
 
     def __init__(
-        self, session: Session, dataset: TfDataset, fixed_updates: Optional[int] = None, lead: int = 0
+        self, trainer: Trainer, dataset: TfDataset, fixed_updates: Optional[int] = None, lead: int = 0
     ) -> None:
-        assert session.program is not None and session.division is not None
-        self._lead = -(-lead // session.division.num_groups)
-        self._session, self._batches = session, session.feed(dataset)
-        self.samples_per_unit = session.program.global_batch_size
+        self._lead = -(-lead // trainer.division.num_groups)
+        self._trainer, self._batches = trainer, trainer.feed(dataset)
+        self.samples_per_unit = trainer.program.global_batch_size
         self.fixed_units = fixed_updates
 
     def prepare(self, num_units: int) -> None:
         """Uses up the elements that the pipeline prepared during the turns of others."""
         if self._lead:
-            self._session.execute(self._batches, self._lead)
+            execute(self._trainer, self._batches, self._lead)
 
     def execute(self, num_units: int) -> None:
         """Runs ``num_units`` weight updates; the session itself refuses losses that are not finite."""
-        self._session.execute(self._batches, num_units)
+        execute(self._trainer, self._batches, num_units)
 
 
 class SessionInference(Contender):
     """The predictions of a session; a unit is one micro-batch, which replicas take in turn.
 
     Args:
-        session: a session with ``compile_prediction`` called for elements of the data set.
+        session: the session.
+        predictor: its predictor, compiled for elements of the data set.
         images: an infinite data set of images, with the program's fused micro-batches in each element.
         program: the program, for the sizes of micro-batches and elements.
         fixed_micro_batches: the micro-batches of an execution over all replicas, None to choose by time.
@@ -83,13 +83,14 @@ class SessionInference(Contender):
     def __init__(
         self,
         session: Session,
+        predictor: Predictor,
         images: TfDataset,
         program: BuiltProgram,
         fixed_micro_batches: Optional[int] = None,
         lead: int = 0,
         num_instances: int = 1,
     ) -> None:
-        self._session, self._batches = session, iter(images)
+        self._session, self._predictor, self._batches = session, predictor, iter(images)
         self.samples_per_unit = program.micro_batch_size
         self.granule = program.fused_micro_batches * num_instances
         self._num_instances = num_instances
@@ -101,12 +102,12 @@ class SessionInference(Contender):
     def prepare(self, num_units: int) -> None:
         """Uses up the elements that the pipeline prepared during the turns of others."""
         if self._lead:
-            self._session.predict(itertools.islice(self._batches, self._lead))
+            self._predictor.predict(itertools.islice(self._batches, self._lead))
 
     def execute(self, num_units: int) -> None:
         """Computes logits of ``num_units`` micro-batches, on the host; it ends when all instances have theirs."""
         self._samples = num_units * self.samples_per_unit // self._num_instances
-        self._logits = self._session.predict(itertools.islice(self._batches, num_units // self.granule))
+        self._logits = self._predictor.predict(itertools.islice(self._batches, num_units // self.granule))
         self._session.any_instance(False)
 
     def check(self) -> None:

@@ -54,8 +54,8 @@ def fit(resolved: Resolved) -> Figures:
     try:
         with data_errors():
             seconds, training_accuracy = _train(model, setup, program, loss)
-            session.prepare_evaluation(model, loss)
-            metrics = session.evaluate(run_setup.evaluation_batches(setup, 64, session))
+            predictor = session.predictor(model)
+            metrics = predictor.evaluate(run_setup.evaluation_batches(setup, 64, predictor), loss)
     except (MemoryError, tf.errors.ResourceExhaustedError, InfeasibleError):
         # The session's own hint names options that Keras' loop does not have.
         raise InfeasibleError(

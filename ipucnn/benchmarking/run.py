@@ -54,7 +54,8 @@ def run(job: Job, progress: Progress = ignore_progress, verbose: bool = False) -
         threads = threads_of_training(job.program, job.fused, config.max_workers) if is_alone else num_cores()
         fix_threads(threads, required=False)
     session = create_session(config.device, verbose=verbose, config=config)
-    job = replace(job, setup=run_setup.move_preprocessing(job.setup, session))
+    setup, session = run_setup.move_preprocessing(job.setup, session)
+    job = replace(job, setup=setup)
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.runs.provenance import environment
 
@@ -89,13 +90,12 @@ def _reports(
     # The host's matrix products are no measure of IPUs.
     has_peak = job.settings.scope != DATA and session.device.kind != "ipu"
     matmul = peak.MatmulPeak(session.place) if has_peak else None
-    session.would_fit = _memory_advice(job, layers, model)
     progress("compiling", 0, 0, "")
-    work = compile_work(job, layers, session, model)
+    work = compile_work(job, layers, session, model, _memory_advice(job, layers, model))
     latest = structs.replace(
         latest,
         program=work.program.to_dict(),
-        device=DeviceFacts(**asdict(session.device)),
+        device=DeviceFacts(**asdict(session.device if work.compilation is None else work.compilation.device)),
         compilation=report.compilation_record(work.compilation),
     )
     yield latest
@@ -164,7 +164,7 @@ def _measured(
     share, executions = occupation.others_share(), rounds.executions()
     machine = report.Machine(
         repetitions=reference.repetitions if reference is not None else None,
-        cached=session.compilation.cached if session.compilation and session.device.kind == "ipu" else None,
+        cached=work.cached if session.device.kind == "ipu" else None,
         others_share=share,
         matmul_peak=matmul.measure() if matmul is not None and executions else None,
         peak_memory_bytes=peak_memory_bytes(),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, TfDataset
+from ipucnn.aliases import KerasModel, MemoryAdvice, TfDataset
 from ipucnn.benchmarking.contenders import (
     KerasInference,
     KerasTraining,
@@ -21,7 +21,7 @@ from ipucnn.benchmarking.job import DATA, DEVICE_GENERATED, END_TO_END, Job
 from ipucnn.benchmarking.rounds import Contender
 from ipucnn.datasets import pipeline
 from ipucnn.runs import setup as run_setup
-from ipucnn.sessions.session import CompilationReport, Session
+from ipucnn.sessions.session import CompilationReport, Predictor, Session, Trainer
 from ipucnn.training.losses import Loss
 from ipucnn.training.program import BuiltProgram, Layers, Program
 
@@ -39,14 +39,26 @@ class Work:
         program: the program as it was compiled.
         compilation: the compilation of the network, None if the input pipeline is measured alone.
         contenders: the work to time; the session, or the whole input pipeline, comes first.
+        computing: the trainer or predictor, None if the input pipeline is measured alone.
     """
 
     program: BuiltProgram
     compilation: Optional[CompilationReport]
     contenders: Tuple[Contender, ...]
+    computing: Union[Trainer, Predictor, None] = None
+
+    @property
+    def cached(self) -> Optional[bool]:
+        """Whether the programs of IPUs came from the executable cache; None if nothing was compiled."""
+        if self.compilation is None:
+            return None
+        latest = self.computing.compilation if isinstance(self.computing, Trainer) else self.compilation
+        return latest.cached
 
 
-def compile_work(job: Job, layers: Layers, session: Session, model: KerasModel) -> Work:
+def compile_work(
+    job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice] = None
+) -> Work:
     """Compiles the work that a job measures.
 
     Args:
@@ -54,6 +66,7 @@ def compile_work(job: Job, layers: Layers, session: Session, model: KerasModel) 
         layers: the layers that open stages.
         session: the session of the device.
         model: the built network.
+        would_fit: the function that suggests changes if the program does not fit.
     """
     settings = job.settings
     if settings.scope == DATA:
@@ -61,18 +74,19 @@ def compile_work(job: Job, layers: Layers, session: Session, model: KerasModel) 
         parts = _pipeline_parts(job, job.program.micro_batch_size)
         return Work(BuiltProgram.of(job.program, layers, 1), None, tuple(reversed(parts)))
     compile_ = _compile_training if settings.training else _compile_inference
-    work = compile_(job, layers, session, model)
+    work = compile_(job, layers, session, model, would_fit)
     contenders = work.contenders
     if settings.compare_with is not None:
         contenders += (keras_contender(job, work.program, model),)
     if settings.scope == END_TO_END:
         element = work.program.fused_micro_batches * work.program.micro_batch_size
         constant = pipeline.constant_batch(_pipeline(job, element))
-        contender: Contender = (
-            SessionTraining(session, constant)
-            if settings.training
-            else SessionInference(session, images_only(constant), work.program)
-        )
+        contender: Contender
+        if isinstance(work.computing, Trainer):
+            contender = SessionTraining(work.computing, constant)
+        else:
+            assert work.computing is not None
+            contender = SessionInference(session, work.computing, images_only(constant), work.program)
         contender.name = "constant batch"
         contenders += (contender, _pipeline_parts(job, element)[-1])
     return replace(work, contenders=contenders)
@@ -131,10 +145,12 @@ def _lead(job: Job, samples_per_element: int) -> int:
     return 0 if is_alone or job.kind == DEVICE_GENERATED else _buffered(job, samples_per_element)
 
 
-def _compile_training(job: Job, layers: Layers, session: Session, model: KerasModel) -> Work:
+def _compile_training(
+    job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice]
+) -> Work:
     division = session.divide(model, job.program, job.fused)
     p, fixed = BuiltProgram.of(job.program, layers, division.fused_micro_batches), None
-    compilation = session.compile(
+    trainer = session.trainer(
         model,
         p,
         division,
@@ -142,30 +158,35 @@ def _compile_training(job: Job, layers: Layers, session: Session, model: KerasMo
         Loss(job.loss_name, job.config.label_smoothing),
         lambda updates: np.full(np.shape(updates), job.learning_rate, np.float32),
         lambda first_update, samples_per_element: dataset(job, samples_per_element),
+        would_fit,
     )
     if job.steps is not None:
         fixed = p.weight_updates_per_execution
     elif session.device.kind == "ipu":
         fixed = _IPU_UPDATES
     element = division.samples_per_group
-    return Work(
-        p, compilation, (SessionTraining(session, dataset(job, element), fixed, _lead(job, element)),)
-    )
+    contender = SessionTraining(trainer, dataset(job, element), fixed, _lead(job, element))
+    return Work(p, trainer.compilation, (contender,), trainer)
 
 
-def _compile_inference(job: Job, layers: Layers, session: Session, model: KerasModel) -> Work:
+def _compile_inference(
+    job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice]
+) -> Work:
     p = BuiltProgram.of(job.program, layers, fused_in_inference(job, job.program, session, model))
     element = p.fused_micro_batches * p.micro_batch_size
-    compilation = session.compile_prediction(model, (element, *job.setup.input_shape))
+    predictor = session.predictor(model, would_fit, shares=False)
+    compilation = predictor.compile((element, *job.setup.input_shape))
     contender = SessionInference(
         session,
+        predictor,
         images_only(dataset(job, element)),
         p,
         None if job.steps is None else job.steps * p.num_replicas,
         lead=_lead(job, element),
         num_instances=job.instances.size,
     )
-    return Work(p, replace(compilation, fused_micro_batches=p.fused_micro_batches), (contender,))
+    compilation = replace(compilation, fused_micro_batches=p.fused_micro_batches)
+    return Work(p, compilation, (contender,), predictor)
 
 
 def fused_in_inference(job: Job, p: Program, session: Session, model: KerasModel) -> int:

@@ -138,7 +138,7 @@ def _evaluate_classes(
     """
     config, size = trained.config, len(trained.source.eval)
     session = trained.session(request.verbose)
-    trained = run_setup.move_preprocessing(trained, session)
+    trained, session = run_setup.move_preprocessing(trained, session)
     from ipucnn.datasets.pipeline import data_errors
 
     batch = config.validation_micro_batch_size or config.micro_batch_size
@@ -153,11 +153,11 @@ def _evaluate_classes(
 
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
     with too_large, data_errors():
-        notes = trained.load(session, "evaluate")
+        predictor, notes = trained.load(session, "evaluate")
         for note in notes:
             progress.line(f"note: {note}")
         started = time.perf_counter()
-        batches = session.logits(run_setup.evaluation_batches(trained, batch, session))
+        batches = predictor.logits(run_setup.evaluation_batches(trained, batch, predictor))
         seen = measure(batches, totals, on_samples)
     wall_s = time.perf_counter() - started
     if seen != size:

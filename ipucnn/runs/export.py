@@ -146,9 +146,9 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
             f"--format keras: layer '{custom[0]}' of the network is of a class of its own, which no other program has",
             "--format saved-model or onnx, which hold what it computes",
         )
-    session.prepare_evaluation(model, None)
+    predictor = session.predictor(model)
     samples = take_samples(
-        trained, session, exact_network(model, progress), request.raw_uint8, request.probabilities
+        trained, predictor, exact_network(model, progress), request.raw_uint8, request.probabilities
     )
     record: PlainDict = {"folder": str(output), "notes": [*trained.notes, *notes]}
 

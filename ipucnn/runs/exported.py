@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optio
 import msgspec
 import numpy as np
 
-from ipucnn.aliases import Annotated, KerasModel, Tensor
+from ipucnn.aliases import Annotated, KerasModel, MemoryAdvice, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
@@ -31,7 +31,7 @@ from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
 from ipucnn.runs.checkpoints import form_of_masks
-from ipucnn.sessions.session import DeviceInfo, Session
+from ipucnn.sessions.session import DeviceInfo, Predictor, Session
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import SetupFacts
 
@@ -334,7 +334,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 class RuntimeSession(Session):
-    """Predicts with an exported file in its own runtime, on the CPU, in a separate process; it cannot train.
+    """Runs an exported file in its own runtime, on the CPU, in a separate process; it cannot train.
 
     Args:
         network: the exported network.
@@ -343,18 +343,28 @@ class RuntimeSession(Session):
     def __init__(self, network: ExportedNetwork) -> None:
         self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
         self._network = network
-        self._process: Optional[RuntimeProcess] = None
 
-    def take_preprocessing(self, input_range: object) -> bool:
-        """Returns False: images arrive as ``export.json`` describes the input."""
-        return False
-
-    def prepare_evaluation(self, model: KerasModel, loss: object) -> None:
+    def predictor(
+        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+    ) -> "RuntimePredictor":
         """Starts the process, which loads the file; the arguments are not used."""
-        path, shape = self._network.path, self._network.record.input.shape
+        return RuntimePredictor(self._network, self.device)
+
+
+class RuntimePredictor(Predictor):
+    """Predicts with an exported file; see :class:`RuntimeSession`.
+
+    Args:
+        network: the exported network.
+        device: the CPU.
+    """
+
+    def __init__(self, network: ExportedNetwork, device: DeviceInfo) -> None:
+        self.device, self._network = device, network
+        path, shape = network.path, network.record.input.shape
         size = 4 * int(np.prod(shape[1:])) * max(_BATCH, shape[0] or 0)
         most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size
-        form, most = self._network.record.format, min(most, host_memory_bytes() or most)
+        form, most = network.record.format, min(most, host_memory_bytes() or most)
         with self._errors("loaded"):
             self._process = RuntimeProcess(form, path, num_cores(), most)
 
@@ -370,7 +380,6 @@ class RuntimeSession(Session):
         return [self._logits(np.asarray(images)) for images in dataset]
 
     def _logits(self, images: np.ndarray) -> np.ndarray:
-        assert self._process is not None
         record = self._network.record
         height, width = record.input.shape[1:3]
         if images.shape[1:3] != (height, width):

@@ -198,14 +198,14 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
         inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
     _begin(trained, "classify", request, paths, problems, progress)
     session = trained.session(request.verbose)
-    trained = run_setup.move_preprocessing(trained, session)
+    trained, session = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.labels))
     progress.expect(total)
     spool, batches = Spool(), _Batches(trained, inputs, total, progress)
-    notes = trained.load(session, "infer")
+    predictor, notes = trained.load(session, "infer")
     for note in notes:
         progress.line(f"note: {note}")
-    for _, logits in session.logits(batches.read()):
+    for _, logits in predictor.logits(batches.read()):
         images, done = batches.waiting.popleft()
         for (position, image, pixels), row in zip(images, np.asarray(logits)):
             result = _result(image, check_finite(row), names, request.top)

@@ -61,6 +61,7 @@ from ipucnn.sessions.session import (
     Progress,
     Session,
     Stopped,
+    Trainer,
     ValidationDue,
     is_checkpoint_due,
 )
@@ -165,7 +166,8 @@ class Recorder:
 
     Args:
         context: the run, whose folder only this process writes.
-        session: the session that trains it.
+        session: the session.
+        trainer: its trainer of the run.
         batches: a function that returns training batches from a weight update on.
         state: history and validations so far; changed in place.
         guard: the guard that knows whether a signal asked the run to end.
@@ -179,23 +181,24 @@ class Recorder:
     def __init__(
         self,
         context: RunContext,
-        program: BuiltProgram,
         session: Session,
+        trainer: Trainer,
         batches: MakeDataset,
         state: RunState,
         guard: InterruptGuard,
         timer: Timer,
         remarks: Sequence[str],
     ) -> None:
-        self._context, self._session, self._batches = context, session, batches
+        self._context, self._session, self._trainer, self._batches = context, session, trainer, batches
         self._remarks = remarks
         self._state, self._guard, self._timer = state, guard, timer
-        self._config, self._folder, self._program = context.config, context.folder, program
-        self._saved = context.saved_config(session.num_devices[0])
-        self._first_weight_update = session.state.weight_updates
+        self._config, self._folder, self._program = context.config, context.folder, trainer.program
+        self._num_devices = len(trainer.division.devices)
+        self._saved = context.saved_config(self._num_devices)
+        self._first_weight_update = trainer.state.weight_updates
         self._has_warned = False
         self._saved_at = -1
-        self._policy = statistics_policy(context.config, context.program)
+        self._policy = statistics_policy(context.config, trainer.program)
         self._evaluated_at, self._evaluated = -1, AS_TRAINED
         self._reason = reason_to_end(state.history, self._config)
         self._trackers: List[Tracker] = []
@@ -230,7 +233,7 @@ class Recorder:
     @property
     def is_over(self) -> bool:
         """Whether the run ends early at this weight update, and every event due at it is handled."""
-        state = self._session.state
+        state = self._trainer.state
         if self._reason is None:
             return False
         done = state.weight_updates // self._program.weight_updates_per_execution
@@ -249,10 +252,10 @@ class Recorder:
         self._environment = environment()
         self._environment["device"] = self._session.device.kind
         if self._session.device.kind != "ipu":
-            self._environment["devices"] = self._session.num_devices[0]
+            self._environment["devices"] = self._num_devices
             self._environment["deterministic_operations"] = self._config.deterministic_operations
-        if self._session.sharing is not None:
-            self._environment["workers"] = self._session.sharing.workers
+        if self._trainer.sharing is not None:
+            self._environment["workers"] = self._trainer.sharing.workers
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         self._processes = self._folder.add_environment(
             {"started": started, "first_weight_update": self._first_weight_update, **self._environment}
@@ -283,7 +286,7 @@ class Recorder:
             yield from self._validation(event)
         elif isinstance(event, CheckpointDue):
             self._prepare_evaluated_weights()
-            self._session.state.events_done += 1
+            self._trainer.state.events_done += 1
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
             yield CheckpointSaved(self._folder.link_checkpoint(numbered, LAST))
@@ -294,7 +297,7 @@ class Recorder:
     def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
         self._timer.add(event)
         if not event.is_logged:
-            self._session.state.events_done += 1
+            self._trainer.state.events_done += 1
             return
         scale = {} if event.loss_scaling is None else {"loss_scaling": event.loss_scaling}
         self._record(
@@ -310,7 +313,7 @@ class Recorder:
             },
             {"wall_s": event.wall_s, "images_per_s": event.images_per_s},
         )
-        self._session.state.events_done += 1
+        self._trainer.state.events_done += 1
         points = {f"train/{k}": v for k, v in event.metrics.items()}
         points.update({f"train/{name}": value for name, value in scale.items()})
         points.update({"train/learning_rate": event.learning_rate, "train/images_per_s": event.images_per_s})
@@ -337,10 +340,11 @@ class Recorder:
             tracker.validation_begins(event.weight_updates)
         started = time.perf_counter()
         batch = program.validation_micro_batch_size * program.validation_num_replicas
-        batches = run_setup.evaluation_batches(self._context, batch, self._session)
+        predictor, loss = self._trainer.predictor, self._trainer.loss
+        batches = run_setup.evaluation_batches(self._context, batch, predictor)
         try:
             with self.as_evaluated():
-                metrics = self._session.evaluate(batches, lambda: self._guard.is_set)
+                metrics = predictor.evaluate(batches, loss, lambda: self._guard.is_set)
         except Stopped:
             # Not counted in events_done, so that a continued run repeats this validation.
             self._interrupt()
@@ -359,7 +363,7 @@ class Recorder:
         state.last_validation = metrics
         if is_best:
             state.best = metrics
-        self._session.state.events_done += 1
+        self._trainer.state.events_done += 1
         self._reason = reason_to_end(state.history, self._config)
         if self._session.any_instance(self._reason is not None) and self._reason is None:
             self._reason = "another process of the run ended it"
@@ -394,21 +398,21 @@ class Recorder:
         """Validates checkpoints, in the order given."""
         for path in paths:
             per_epoch = self._program.weight_updates_per_epoch
-            updates, _ = checkpoints.load_for_validation(path, self._session.state, model, per_epoch)
+            updates, _ = checkpoints.load_for_validation(path, self._trainer.state, model, per_epoch)
             yield Notes([f"checkpoint {path}"])
             yield from self.handle(ValidationDue(updates))
 
     def _prepare_evaluated_weights(self) -> None:
         """Prepares the weights to evaluate and save, once per weight update."""
-        position = self._session.state.weight_updates
+        position = self._trainer.state.weight_updates
         if self._config.training and position != self._evaluated_at:
             images = partial(run_setup.statistics_batches, self._context)
-            self._evaluated = evaluated_weights(self._session, self._policy, self._batches, images)
+            self._evaluated = evaluated_weights(self._trainer, self._policy, self._batches, images)
             self._evaluated_at = position
 
     def as_evaluated(self) -> ContextManager[None]:
         """Gives the network the weights of the latest validation or checkpoint inside the block."""
-        return replaced(self._session.state.weights, self._evaluated.values)
+        return replaced(self._trainer.state.weights, self._evaluated.values)
 
     def _delete_older(self) -> None:
         """Deletes the numbered checkpoints of this run that are older than those that ``--keep-checkpoints`` keeps.
@@ -417,21 +421,21 @@ class Recorder:
         """
         keep = self._config.keep_checkpoints
         if keep is not None:
-            names = self._checkpoint_names(self._session.state.weight_updates)
+            names = self._checkpoint_names(self._trainer.state.weight_updates)
             self._folder.clean([name for name in names if name not in (BEST, LAST)][:-keep])
 
     @property
     def _is_best(self) -> bool:
         """Whether the best validation is that of the last weight update."""
         rows = [row for row in map(json.loads, self._state.history) if row["event"] == "validation"]
-        if not rows or rows[-1]["weight_updates"] != self._session.state.weight_updates:
+        if not rows or rows[-1]["weight_updates"] != self._trainer.state.weight_updates:
             return False
         figures = [row[_figure(row)] for row in rows]
         return int(np.argmax(figures)) == len(figures) - 1
 
     def _save(self, name: str, is_whole: bool = True) -> Path:
         """Writes a checkpoint; without ``is_whole`` it has only weights, and a run cannot continue from it."""
-        context, state, info = self._context, self._session.state, self._context.info
+        context, state, info = self._context, self._trainer.state, self._context.info
         meta = {
             "model": self._config.model_name,
             "config": _portable(self._saved).to_yaml(),
@@ -469,7 +473,7 @@ class Recorder:
         """Saves the run and raises Interrupted; all instances do so if one of them received a signal."""
         exit_code = self._guard.exit_code or EXIT_SIGTERM
         total = self._program.num_weight_updates
-        updates = f"{self._session.state.weight_updates:,} of {counted(total, 'weight update')}"
+        updates = f"{self._trainer.state.weight_updates:,} of {counted(total, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
         # All processes measure statistics together, also those that write nothing.
@@ -486,8 +490,8 @@ class Recorder:
     def save_last(self) -> Iterator[RunEvent]:
         """Writes the last checkpoint, and makes the report that :meth:`finish` writes."""
         config = self._config
-        if config.training and config.checkpoints and self._saved_at != self._session.state.weight_updates:
-            updates = self._session.state.weight_updates
+        if config.training and config.checkpoints and self._saved_at != self._trainer.state.weight_updates:
+            updates = self._trainer.state.weight_updates
             numbered = checkpoints.checkpoint_name(updates)
             if updates == self._first_weight_update and numbered in self._checkpoint_names(updates):
                 # A process that was killed before it wrote the report left this checkpoint, which stays as it is.
@@ -521,7 +525,7 @@ class Recorder:
 
     def _warn_of_collectives(self) -> Iterator[Notes]:
         """Warns if adding up gradients over workers took more than LARGEST_SHARE of the time."""
-        sharing, train_s = self._session.sharing, self._timer.busy_s
+        sharing, train_s = self._trainer.sharing, self._timer.busy_s
         if sharing is None or sharing.collective_s <= LARGEST_SHARE * train_s:
             return
         advice = "a larger --gradient-accumulation-count or --fused-micro-batches"
@@ -539,11 +543,10 @@ class Recorder:
 
         Throughput and times are those of this process: in a continued run, those of its last part.
         """
-        context, session, timer, info = self._context, self._session, self._timer, self._context.info
-        program, compilation, first = self._program, session.compilation, self._first_weight_update
-        assert compilation is not None
+        context, trainer, timer, info = self._context, self._trainer, self._timer, self._context.info
+        program, compilation, first = self._program, trainer.compilation, self._first_weight_update
         images_per_s = timer.images_per_s
-        trained = program.samples_before(session.state.weight_updates)
+        trained = program.samples_before(trainer.state.weight_updates)
         return Report(
             model=self._config.model_name,
             dataset=ReportedDataset(
@@ -566,7 +569,7 @@ class Recorder:
                 train_s=timer.busy_s,
                 wall_s=time.perf_counter() - timer.started,
                 peak_memory_bytes=peak_memory_bytes(),
-                sharing=session.sharing,
+                sharing=trainer.sharing,
                 first_weight_update=first,
                 samples=trained - program.samples_before(first),
             ),
@@ -574,7 +577,7 @@ class Recorder:
             target=self._target(),
             averaged_weights=bool(self._config.ema_decay and self._config.training),
             moving_statistics=self._evaluated.statistics,
-            checkpoints=self._checkpoint_names(session.state.weight_updates),
+            checkpoints=self._checkpoint_names(trainer.state.weight_updates),
             checkpoints_deleted=self._config.clean_dir,
             trained_samples=trained,
             validation=self._state.last_validation,
@@ -589,7 +592,7 @@ class Recorder:
     @property
     def _is_early(self) -> bool:
         """Whether weight updates are left."""
-        return self._session.state.weight_updates < self._program.num_weight_updates
+        return self._trainer.state.weight_updates < self._program.num_weight_updates
 
     def _target(self) -> Optional[Target]:
         """Returns whether ``--target-accuracy`` was reached, and the time that took; None without the option.
@@ -605,7 +608,7 @@ class Recorder:
         return Target(
             accuracy=target,
             reached=self._has_target,
-            weight_updates=self._session.state.weight_updates if self._has_target else None,
+            weight_updates=self._trainer.state.weight_updates if self._has_target else None,
             time_to_train_s=self._time_to_train_s if whole else None,
         )
 

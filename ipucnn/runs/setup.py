@@ -20,7 +20,7 @@ from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
 from ipucnn.sessions.evaluated import StatisticsImages
-from ipucnn.sessions.session import Session
+from ipucnn.sessions.session import Predictor, Session
 from ipucnn.text import counted, shown_value, size_text
 from ipucnn.training.program import Program, make_layout
 from ipucnn.training.schedules import make_schedule
@@ -76,17 +76,18 @@ class Setup:
 SomeSetup = TypeVar("SomeSetup", bound=Setup)
 
 
-def move_preprocessing(setup: SomeSetup, session: Session) -> SomeSetup:
+def move_preprocessing(setup: SomeSetup, session: Session) -> Tuple[SomeSetup, Session]:
     """Leaves the last step of preprocessing to the session, if the configuration asks for it and the session can do it.
+
+    Returns:
+        The setup, and the session for it.
 
     Raises:
         ConfigurationError: the network's range cannot be made in one operation, as the configuration requires.
     """
     setup = with_network_range(setup)
-    taken = session.take_preprocessing(
-        InputRange.of(setup.input_range, setup.source.info, setup.input_shape[2])
-    )
-    return replace(setup, input_range="raw") if taken else setup
+    session = session.with_pixels(InputRange.of(setup.input_range, setup.source.info, setup.input_shape[2]))
+    return replace(setup, input_range="raw") if session.takes_pixels else setup, session
 
 
 def with_network_range(setup: SomeSetup) -> SomeSetup:
@@ -462,13 +463,13 @@ def statistics_batches(setup: Setup) -> StatisticsImages:
     return StatisticsImages(batches.take(count), count, size)
 
 
-def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session] = None) -> "TfDataset":
+def evaluation_batches(setup: Setup, batch_size: int, predictor: Optional[Predictor] = None) -> "TfDataset":
     """Returns the evaluation set in batches of one fixed shape: a multiple of ``batch_size``, for the host's speed.
 
     Args:
         setup: the run's data and shapes.
         batch_size: the smallest number of samples in a batch.
-        session: the session that evaluates; only its share of the images is read.  None: all images are read.
+        predictor: the predictor that evaluates; only its share of the images is read.  None: all images are read.
 
     Raises:
         InfeasibleError: one batch does not fit into the host's memory.
@@ -490,8 +491,8 @@ def evaluation_batches(setup: Setup, batch_size: int, session: Optional[Session]
         output_shape=setup.output_shape,
         num_parallel=setup.config.pipeline_num_parallel,
         patch_step=setup.record.size_step,
-        shard=(1, 0) if session is None else session.evaluation_shard,
-        part=(1, 0) if session is None else session.evaluation_part,
+        shard=(1, 0) if predictor is None else predictor.shard,
+        part=(1, 0) if predictor is None else predictor.part,
     )
 
 

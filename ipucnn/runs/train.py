@@ -33,9 +33,9 @@ from ipucnn.runs.resume import Continue, Finished, resume_command
 from ipucnn.runs.weight_files import check_scaling, file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
-from ipucnn.sessions.host.division import threads_of_training
+from ipucnn.sessions.host.division import Division, threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
-from ipucnn.sessions.session import CompilationReport, Session, TrainState, ValidationDue
+from ipucnn.sessions.session import Session, Trainer, TrainState, ValidationDue, train
 from ipucnn.text import counted, shown_value
 from ipucnn.training.program import BuiltProgram, Layers
 from ipucnn.training.schedules import largest_rate
@@ -266,18 +266,19 @@ class TrainingRun:
         session = create_session(
             config.device, verbose=self._verbose, config=config, group=group, trains=True
         )
-        self.context = run_setup.move_preprocessing(self.context, session)
+        self.context, session = run_setup.move_preprocessing(self.context, session)
         from ipucnn.datasets.pipeline import data_errors
 
         timer = Timer()
-        model, program, compilation = self._compile(session)
+        model, trainer = self._make_trainer(session)
+        state = trainer.state
         context = self.context
         if isinstance(group, Mpi):
-            require_same_weights(group, {**session.state.weights, **session.state.slots})
+            require_same_weights(group, {**state.weights, **state.slots})
         if config.compile_only:
             yield Notes(["compiling; nothing is trained"])
             with data_errors():
-                self.final_report = _compile_ahead(context, program, session, self)
+                self.final_report = _compile_ahead(context, trainer, self)
             return
         validated: List[Path] = []
         skipped: List[str] = []
@@ -285,32 +286,32 @@ class TrainingRun:
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made, so that a checkpoint of another model leaves no folder behind.
             folder = expand(config.checkpoint_input_dir)
-            validated, skipped, matched = checkpoints.list_checkpoints(folder, session.state, model)
+            validated, skipped, matched = checkpoints.list_checkpoints(folder, state, model)
             for path in filter(is_keras_file, validated):
                 matched += check_scaling(context, path)
         check()
         # From here on there is something to save, or a half-made folder: signals wait for the end of a slice or batch.
         guard.defer()
-        self._open_folder(session, program)
+        self._open_folder(trainer)
         context = self.context
         if context.checkpoint is None:
             of_network = () if context.record.own is None else context.record.own.notes
             self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
         remarks = [*self.state.notes, *matched]
-        recorder = Recorder(context, program, session, self.dataset, self.state, guard, timer, remarks)
-        notes = _notes_of_sharing(context, self._differences, session)
+        recorder = Recorder(context, session, trainer, self.dataset, self.state, guard, timer, remarks)
+        notes = _notes_of_sharing(context, self._differences, trainer.division)
         notes += recorder.note_process(is_continued=context.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]
         notes += [f"note: {note}" for note in remarks]
-        notes += _notes_of_room(context, session.state)
+        notes += _notes_of_room(context, state)
         if notes:
             yield Notes(notes)
-        yield Started(program, compilation, context.folder.path, context.info)
+        yield Started(trainer.program, trainer.compilation, context.folder.path, context.info)
         if session.any_instance(guard.is_set):
             guard.end_before_training()
         with recorder, data_errors():
             if config.training and not recorder.is_over:
-                for event in session.train(self.dataset):
+                for event in train(trainer, self.dataset):
                     yield from recorder.handle(event)
                     if recorder.is_over:
                         break
@@ -319,10 +320,10 @@ class TrainingRun:
                 yield from recorder.handle(ValidationDue(0))
             yield from recorder.save_last()
             self.final_report = recorder.report
-            yield from self._predictions(session, recorder)
+            yield from self._predictions(trainer, recorder)
             yield from recorder.finish()
 
-    def _compile(self, session: Session) -> Tuple[KerasModel, BuiltProgram, CompilationReport]:
+    def _make_trainer(self, session: Session) -> Tuple[KerasModel, Trainer]:
         """Builds the network with its first weights, divides its Program, and compiles it."""
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.training.losses import Loss
@@ -333,17 +334,15 @@ class TrainingRun:
         layers = self._layers(model)
         division = session.divide(model, context.program, context.fused_micro_batches)
         program = BuiltProgram.of(context.program, layers, division.fused_micro_batches)
-        session.would_fit = training_advice(
-            model, context.record.name, program, config, layers.pipeline_splits
-        )
+        advice = training_advice(model, context.record.name, program, config, layers.pipeline_splits)
         loss = Loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
         with data_errors():
-            compilation = session.compile(
-                model, program, division, context.optimizer, loss, context.schedule, self.dataset
+            trainer = session.trainer(
+                model, program, division, context.optimizer, loss, context.schedule, self.dataset, advice
             )
-        return model, program, compilation
+        return model, trainer
 
-    def _predictions(self, session: Session, recorder: Recorder) -> Iterator[Predicted]:
+    def _predictions(self, trainer: Trainer, recorder: Recorder) -> Iterator[Predicted]:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""
         context = self.context
         # Instances of poprun predict together; other processes of the host would only repeat the writer's work.
@@ -355,15 +354,15 @@ class TrainingRun:
             from ipucnn.runs.images.segmentation import predicted_images
 
             with recorder.as_evaluated():
-                predicted = predicted_images(context, session)
+                predicted = predicted_images(context, trainer.predictor)
             yield Predicted(predicted)
 
-    def _open_folder(self, session: Session, program: BuiltProgram) -> None:
-        """Creates or reopens the run folder, and restores the session from the checkpoint."""
-        context = self.context
-        start, target, num_devices = context.start, context.start.target, session.num_devices[0]
+    def _open_folder(self, trainer: Trainer) -> None:
+        """Creates or reopens the run folder, and restores the trainer from the checkpoint."""
+        context, program = self.context, trainer.program
+        start, target, num_devices = context.start, context.start.target, len(trainer.division.devices)
         if isinstance(start, Continue):
-            self.state = checkpoints.restore(start.checkpoint, session.state, str(start.path))
+            self.state = checkpoints.restore(start.checkpoint, trainer.state, str(start.path))
             self._former_rows = len(self.state.history)
         if isinstance(start, Continue) and target.is_own:
             context.folder.reopen(context.saved_config(num_devices), program, self.state.history)
@@ -392,29 +391,28 @@ class TrainingRun:
             self.fresh_weights = len(fresh)
 
 
-def _compile_ahead(
-    context: RunContext, program: BuiltProgram, session: Session, run: TrainingRun
-) -> CompiledReport:
+def _compile_ahead(context: RunContext, trainer: Trainer, run: TrainingRun) -> CompiledReport:
     """Compiles training, statistics and validation into the executable cache, for ``--compile-only``.
 
     It needs no IPU, trains nothing, and makes no run folder.
     """
+    from ipucnn.sessions.poplar.session import PoplarTrainer
     from ipucnn.sessions.poplar.surroundings import executable_cache
 
-    batches = None
+    assert isinstance(trainer, PoplarTrainer)  # only IPUs have the option
+    program, batches = trainer.program, None
     if program.executions_per_validation:
         batch = program.validation_micro_batch_size * program.validation_num_replicas
-        batches = run_setup.evaluation_batches(context, batch, session)
-    compilation = session.compile_ahead(run.dataset, batches)
+        batches = run_setup.evaluation_batches(context, batch, trainer.predictor)
+    compilation = trainer.compile_ahead(run.dataset, batches)
     return CompiledReport(
         context.config.model_name, executable_cache(), program.to_dict(), Compilation.of(compilation)
     )
 
 
-def _notes_of_sharing(context: RunContext, differences: Sequence[str], session: Session) -> List[str]:
+def _notes_of_sharing(context: RunContext, differences: Sequence[str], division: Division) -> List[str]:
     """Describes the workers and how they share a weight update; empty for one device of one worker."""
-    division = session.division
-    if division is None or (context.num_workers == 1 and division.num_present == 1):
+    if context.num_workers == 1 and division.num_present == 1:
         return []
     notes = division.notes(context.config, is_new=context.checkpoint is None)
     different = "the result may differ in bytes from one process's"

@@ -19,7 +19,7 @@ from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.sources import Named, Weights, find_weights
 from ipucnn.sessions.group import find_instances
-from ipucnn.sessions.session import Session
+from ipucnn.sessions.session import Predictor, Session
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,15 @@ class TrainedSetup(Setup):
 
         return [*device_warnings(self.config.device), *self.source.info.warnings]
 
-    def load(self, session: Session, command: str) -> List[str]:
-        """Builds the network, and makes a session ready to predict with it, for a command.
+    def load(self, session: Session, command: str) -> Tuple[Predictor, List[str]]:
+        """Builds the network for a command.
 
         Returns:
-            Notes for the user.
+            Its predictor, and notes for the user.
         """
         model, notes = self.build()
-        session.would_fit = prediction_advice(model, self.record.name, self.config, command)
-        session.prepare_evaluation(model, None)
-        return notes
+        advice = prediction_advice(model, self.record.name, self.config, command)
+        return session.predictor(model, advice), notes
 
     def build(self) -> Tuple[Optional["KerasModel"], List[str]]:
         """Builds the network with its weights (imports TensorFlow).

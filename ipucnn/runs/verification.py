@@ -28,7 +28,7 @@ from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
 from ipucnn.runs.predicting import Progress, check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
-from ipucnn.sessions.session import Session
+from ipucnn.sessions.session import Predictor
 from ipucnn.text import distinguishable, shown_value
 
 DEFAULT_OPSET = 15
@@ -90,7 +90,7 @@ def exact_network(model: KerasModel, progress: Progress) -> Optional[KerasModel]
 
 def take_samples(
     trained: TrainedSetup,
-    session: Session,
+    predictor: Predictor,
     double: Optional[KerasModel],
     as_pixels: bool,
     probabilities: bool,
@@ -98,13 +98,13 @@ def take_samples(
     """Returns ``LEAST_SAMPLES`` samples, or all if there are fewer: evaluation samples first, then training samples.
 
     Args:
-        session: a session that is ready to predict.
+        predictor: the predictor of the network.
         double: the network in 64 bits.
         as_pixels: whether the exported network takes uint8 pixels.
         probabilities: whether it returns probabilities instead of logits.
 
     Raises:
-        DataError: the session's outputs are not finite.
+        DataError: its outputs are not finite.
     """
     source, origin, files = trained.source, [], []
     rows: List[Tuple[np.ndarray, np.ndarray, Any]] = []
@@ -113,7 +113,7 @@ def take_samples(
         if left <= 0 or not len(examples):
             continue
         taken = 0
-        for images, inputs, outputs in _batches(trained, examples, session, as_pixels):
+        for images, inputs, outputs in _batches(trained, examples, predictor, as_pixels):
             images, inputs, outputs = (part[: left - taken] for part in (images, inputs, outputs))
             exact = None if double is None else np.asarray(double(inputs.astype(np.float64), training=False))
             rows.append((images, outputs, exact))
@@ -132,7 +132,7 @@ def take_samples(
 
 
 def _batches(
-    trained: Setup, examples: Examples, session: Session, as_pixels: bool
+    trained: Setup, examples: Examples, predictor: Predictor, as_pixels: bool
 ) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields images for the exported network, the session's inputs and its logits, without padding."""
     from ipucnn.datasets.pipeline import data_errors
@@ -148,7 +148,7 @@ def _batches(
                 images = in_8_bits(images)
                 inputs = network_range.apply(np.float32(images))
             is_sample = np.asarray(weights) > 0
-            logits = np.asarray(session.predict([inputs])[0])
+            logits = np.asarray(predictor.predict([inputs])[0])
             yield images[is_sample], np.asarray(inputs)[is_sample], logits[is_sample]
 
 

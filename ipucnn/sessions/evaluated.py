@@ -15,7 +15,7 @@ from ipucnn.aliases import TfDataset, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.config.values import moves_once, norm_of
 from ipucnn.models.names import is_moving_statistic
-from ipucnn.sessions.session import MakeDataset, Session, TrainState
+from ipucnn.sessions.session import MakeDataset, Trainer, TrainState
 from ipucnn.training.optimizer_settings import AVERAGE
 from ipucnn.training.program import Program
 
@@ -75,19 +75,19 @@ AS_TRAINED = EvaluatedWeights({}, frozenset(), "running")
 
 
 def evaluated_weights(
-    session: Session, policy: Statistics, next_batches: MakeDataset, images: Callable[[], StatisticsImages]
+    trainer: Trainer, policy: Statistics, next_batches: MakeDataset, images: Callable[[], StatisticsImages]
 ) -> EvaluatedWeights:
-    """Returns the weights to evaluate and save at the present weight update.  The session's state does not change.
+    """Returns the weights to evaluate and save at the present weight update.  The trainer's state does not change.
 
     Statistics belong to the evaluated weights: the averaged ones, if there are any.
 
     Args:
-        session: a session that trains.
+        trainer: the trainer.
         policy: the run's policy.
         next_batches: the function that makes the data set of training batches from a weight update on.
         images: a function that returns the images to measure.
     """
-    weights, slots = session.state.weights, session.state.slots
+    weights, slots = trainer.state.weights, trainer.state.slots
     averages = {name: slots[f"{name}/{AVERAGE}"].numpy() for name in weights if f"{name}/{AVERAGE}" in slots}
     origin = "averaged as the weights are" if any(map(is_moving_statistic, averages)) else "running"
     if policy in (Statistics.RUNNING, Statistics.COLLECTED):
@@ -96,14 +96,13 @@ def evaluated_weights(
     with replaced(weights, {**moving, **averages}):
         if policy is Statistics.MEASURED:
             measured = images()
-            names = session.measure_statistics(measured.batches)
+            names = trainer.measure_statistics(measured.batches)
             new_origin = (
                 f"measured over {measured.num_batches} batches of {measured.batch_size} training images"
             )
         else:
-            assert session.program is not None
-            updates = min(STATISTICS_UPDATES, session.program.weight_updates_per_epoch)
-            names = session.recompute_statistics(next_batches, updates)
+            updates = min(STATISTICS_UPDATES, trainer.program.weight_updates_per_epoch)
+            names = trainer.recompute_statistics(next_batches, updates)
             new_origin = f"recomputed over {updates} weight updates' batches"
         values = {**averages, **{name: weights[name].numpy() for name in names}}
     # Training does not read the statistics that are recomputed, so it does not need them to go on.

@@ -156,7 +156,7 @@ def _poplar_session(config: RunConfig, verbose: bool, group: ProcessGroup) -> Se
     surroundings.set_flags(config)
     with poplar_errors():
         import_tensorflow(verbose)
-    from ipucnn.sessions.poplar.device import Device, load_api
+    from ipucnn.sessions.poplar.device import load_api
     from ipucnn.sessions.poplar.session import PoplarSession
 
-    return PoplarSession(Device(load_api(), group, config))
+    return PoplarSession(load_api(), group, config)

@@ -1,7 +1,6 @@
-"""The contract of both sessions: compile a Program, train it as a sequence of events, evaluate and predict.
+"""The contract of both sessions: trainers run a Program as a sequence of events, predictors compute logits and scores.
 
-The only training loop is here; a session supplies the function that runs the next weight updates
-(:meth:`Session._start`).
+The only training loop is here, :func:`train`; a trainer supplies the function that runs the next weight updates.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -215,278 +214,118 @@ class TrainedPart:
 
 Batch = Tuple[Tensor, ...]
 TrainingFeed = Any
-"""The result of :meth:`Session.feed`: on the host an iterator over batches, on IPUs a stream of batches for ``fit``."""
+"""The result of :meth:`Trainer.feed`: on the host an iterator over batches, on IPUs a stream of batches for ``fit``."""
 MakeDataset = Callable[[int, int], TfDataset]
 """(Weight update to start from, samples per element) -> infinite data set of (images, labels[, weights 0 or 1])."""
 
 
-class Session:
-    """Base class of the sessions: runs a Program, and yields events.
+class Predictor:
+    """Computes logits and scores with the present weights of a network.
 
-    Each of several instances (under ``poprun``) has its own session.  Data sets are then the part of this instance,
-    every ``count``-th micro-batch from its index on, and all instances call the same methods in the same order.
+    Each of several instances (under ``poprun``, or workers) has its own predictor, and all call the same methods in the
+    same order.
 
     Attributes:
-        device: the device of the session.
-        program: the compiled Program.
-        division: its division among processes and devices.
-        state: everything that a weight update changes.
-        compilation: the latest report, completed after the first weight update (on IPUs: execution).
-        would_fit: the function that suggests changes if a program does not fit on IPUs, see
-            ``planning.search.neighbours``; set it before :meth:`compile`, :meth:`compile_prediction` and
-            :meth:`prepare_evaluation`.
+        device: the device that computes.
+        shard: (count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on.
+        part: (count, index): :meth:`evaluate` and :meth:`logits` take part ``index`` of ``count`` of each batch.  The
+            parts of a batch are equally large.
     """
 
     device: DeviceInfo
-    program: Optional[BuiltProgram] = None
-    division: Optional["Division"] = None
+    shard: Tuple[int, int] = (1, 0)
+    part: Tuple[int, int] = (1, 0)
+
+    def compile(self, batch_shape: Sequence[int]) -> CompilationReport:
+        """Prepares :meth:`predict` for images of one batch shape, and times it."""
+        raise NotImplementedError
+
+    def evaluate(
+        self, dataset: Iterable[Batch], loss: "Loss", stop: Optional[Callable[[], bool]] = None
+    ) -> Dict[str, float]:
+        """Returns metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
+
+        Args:
+            dataset: this instance's :attr:`shard` and :attr:`part`; the metrics are over all of them.
+            loss: the loss among the metrics.
+            stop: a function that returns whether to stop early; it is called between batches.
+
+        Raises:
+            InfeasibleError: a batch does not fit into memory.
+            Stopped: ``stop`` returned true.
+        """
+        raise NotImplementedError
+
+    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
+        """Yields each batch with its logits, in order; several batches may be read ahead and computed together.
+
+        Args:
+            batches: tuples that begin with images: the :attr:`part` of each batch, or the whole batch if a tuple has
+                only images.
+
+        Yields:
+            The batch and the logits of the whole batch.  The images are those that were given; the other elements of
+            the tuple are those of the whole batch.
+        """
+        for batch in batches:
+            yield batch, self.predict([batch[0]])[0]
+
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
+        """Returns the logits of every element of a data set of images (or part of one), one array per element."""
+        raise NotImplementedError
+
+
+class Trainer:
+    """Runs the weight updates of a Program; :func:`train` and :func:`execute` call it.
+
+    Each of several instances has its own trainer.  Data sets are then the part of this instance, every ``count``-th
+    micro-batch from its index on, and all instances call the same methods in the same order.
+
+    Attributes:
+        program: the Program.
+        division: its division among processes and devices.
+        loss: the loss.
+        schedule: weight updates (int array) -> learning rates.
+        state: everything that a weight update changes, with the trained weights.
+        compilation: the report; its times are complete after the first weight update (on IPUs: execution).
+        predictor: computes with the weights in ``state``.
+        has_loss_of_each_update: whether each weight update has its own loss; on IPUs those of an execution share one.
+    """
+
+    program: BuiltProgram
+    division: "Division"
+    loss: "Loss"
+    schedule: Schedule
     state: TrainState
-    # Whether each weight update has its own loss; on IPUs all weight updates of an execution share one.
-    _has_loss_of_each_update: bool = True
-    _config: RunConfig
-    _loss: Optional["Loss"] = None
-    _schedule: Schedule
-    compilation: Optional[CompilationReport] = None
-    would_fit: Optional[MemoryAdvice] = None
-
-    def take_preprocessing(self, input_range: "InputRange") -> bool:
-        """Returns whether the session itself scales images from pixels 0 to 255 to the network's range.
-
-        Call it before :meth:`compile`, :meth:`compile_prediction` and :meth:`prepare_evaluation`.
-
-        Args:
-            input_range: the network's range, into which the session would bring the images.
-        """
-        return False
-
-    def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> "Division":
-        """Returns the division of each weight update among processes and devices.
-
-        Args:
-            model: the model that is to be trained.
-            program: its Program.
-            fused: the number of fused micro-batches that an option or a checkpoint fixes; None: the session chooses it.
-
-        Raises:
-            ConfigurationError: processes and devices cannot share a weight update evenly.
-        """
-        raise NotImplementedError
-
-    def compile(
-        self,
-        model: KerasModel,
-        program: BuiltProgram,
-        division: "Division",
-        optimizer: OptimizerSettings,
-        loss: "Loss",
-        schedule: Schedule,
-        make_dataset: Optional[MakeDataset] = None,
-    ) -> CompilationReport:
-        """Builds the training function.  Call it once, before :meth:`train`.
-
-        Args:
-            model: functional Keras model with logits as output.  The host trains its weights in place; IPUs train a
-                copy.  In both cases ``state.weights`` has the trained weights.
-            program: the Program.
-            division: its division, from :meth:`divide`.
-            optimizer: checked settings.
-            loss: the loss.
-            schedule: weight updates (int array) -> learning rates.
-            make_dataset: as for :meth:`train`; if given, the function is traced (and timed) here.
-        """
-        raise NotImplementedError
-
-    def _require_same_precision(self, program: Program) -> None:
-        """Refuses a Program in another precision than the configuration's; raises ValueError."""
-        if program.precision != self._config.precision:
-            raise ValueError(f"a program in {program.precision} for a session in {self._config.precision}")
-
-    def train(self, make_dataset: MakeDataset) -> Iterator[Event]:
-        """Runs the Program from ``state`` on, which may be within an execution or between the events at its end.
-
-        Time that includes compiling does not count in ``wall_s`` and ``images_per_s``.
-
-        Args:
-            make_dataset: the function that makes the data set of training batches from a weight update on.
-
-        Raises:
-            NotFiniteError: the loss is NaN or infinite; the weights are then those after all weight updates that ran
-                in one call.
-            InfeasibleError: the program does not fit into memory.
-        """
-        p, state = self.program, self.state
-        if p is None:
-            raise RuntimeError("compile() comes before train()")
-        run = self._start(make_dataset)
-        busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
-        while state.weight_updates - len(state.losses) < p.num_weight_updates:
-            execution = (state.weight_updates - len(state.losses)) // p.weight_updates_per_execution
-            end = (execution + 1) * p.weight_updates_per_execution
-            while state.weight_updates < end:
-                first = state.weight_updates
-                part = run(end)
-                state.losses.extend(part.losses)
-                state.accuracies.extend(part.accuracies)
-                state.weight_updates = first + len(part.losses)
-                if part.timed_s:
-                    busy_s += part.timed_s
-                    timed_samples += p.samples_before(state.weight_updates) - p.samples_before(first)
-                    images_per_s = timed_samples / busy_s
-                self._require_finite(part.losses, first)
-                loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.accuracies))
-                yield Progress(state.weight_updates, loss, accuracy, images_per_s)
-            losses = state.earlier_losses + state.losses
-            accuracies = state.earlier_accuracies + state.accuracies
-            scale = state.slots.get(LOSS_SCALE)
-            finished = ExecutionFinished(
-                execution=execution,
-                weight_updates=end,
-                samples=p.samples_before(end),
-                epoch=end / p.weight_updates_per_epoch,
-                metrics={"loss": _mean(p, losses, end), "accuracy": _mean(p, accuracies, end)},
-                learning_rate=self._rate(end - 1),
-                wall_s=busy_s,
-                images_per_s=images_per_s,
-                is_logged=(execution + 1) % p.executions_per_log == 0,
-                loss_scaling=None if scale is None else float(scale.numpy()),
-            )
-            yield from execution_events(p, finished)[state.events_done :]
-            if finished.is_logged:
-                losses, accuracies = [], []
-                busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
-            state.earlier_losses, state.earlier_accuracies = losses, accuracies
-            state.losses, state.accuracies, state.events_done = [], [], 0
-
-    def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
-        """Prepares training from ``state`` on.
-
-        Returns:
-            A function that runs the next weight updates from ``state`` on.  It chooses their number, but stops at
-            number ``end``; :meth:`train` counts them in ``state``.
-        """
-        raise NotImplementedError
-
-    def _rate(self, weight_update: int) -> float:
-        """Returns the learning rate of one weight update."""
-        return float(self._schedule(np.arange(weight_update, weight_update + 1))[0])
-
-    def _require_finite(self, losses: List[float], first: int) -> None:
-        """Raises NotFiniteError if a loss of the weight updates from number ``first`` on is not finite."""
-        assert self.program is not None
-        bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
-        if not bad:
-            return
-        last = first + len(losses)
-        where = f"in the execution of weight updates {first + 1} to {last}"
-        if self._has_loss_of_each_update:
-            where = f"at weight update {first + bad[0] + 1}"
-        what = f"the learning rate (it was {self._rate(last - 1):.4g})"
-        if self.program.precision != "32.32":
-            what += " or --loss-scaling, or drop --nanoo, if they are given"
-        raise NotFiniteError(f"the loss became {losses[bad[0]]} {where}", f"lower {what}")
-
-    def compile_ahead(
-        self, make_dataset: MakeDataset, evaluation: Optional[Iterable[Batch]]
-    ) -> CompilationReport:
-        """Compiles the programs of :meth:`train` (and with a data set, of :meth:`evaluate`) without a device.
-
-        Only the IPU session supports it (``compile_only``).  The session cannot be used for anything else afterwards.
-
-        Args:
-            make_dataset: as for :meth:`train`.
-            evaluation: batches as for :meth:`evaluate`, or None.
-        """
-        raise NotImplementedError
-
-    def any_instance(self, flag: bool) -> bool:
-        """Returns whether a flag is set on any of the instances that train together, so that all act alike."""
-        return flag
-
-    def of_first_instance(self, value: float) -> float:
-        """Returns the value of the first of the instances that train together, so that all decide alike."""
-        return value
-
-    @property
-    def place(self) -> str:
-        """Returns TensorFlow's name of the device that computes what IPUs do not."""
-        return "/CPU:0"
-
-    @property
-    def num_devices(self) -> Tuple[int, int]:
-        """Returns the number of this process' devices that share the training, and the number of all its devices.
-
-        The first is known once a Program is compiled.
-        """
-        return 1, 1
+    compilation: CompilationReport
+    predictor: Predictor
+    has_loss_of_each_update: bool = True
 
     @property
     def sharing(self) -> Optional[Sharing]:
         """Returns how several workers of the host shared the work; None for one worker."""
         return None
 
-    @property
-    def evaluation_shard(self) -> Tuple[int, int]:
-        """Returns (count, index): :meth:`evaluate` takes every ``count``-th batch from number ``index`` on."""
-        return 1, 0
-
-    @property
-    def evaluation_part(self) -> Tuple[int, int]:
-        """Returns (count, index): :meth:`evaluate` and :meth:`logits` take part ``index`` of ``count`` of each batch.
-
-        The parts of a batch are equally large.
-        """
-        return 1, 0
-
     def feed(self, dataset: TfDataset) -> TrainingFeed:
-        """Returns the batches for :meth:`execute`, whose next call continues with the batches that are left."""
-        return iter(dataset)
+        """Returns the batches for :meth:`run`, whose next call continues with the batches that are left."""
+        raise NotImplementedError
 
-    def execute(self, batches: TrainingFeed, num_weight_updates: int) -> List[float]:
-        """Runs weight updates as one execution, without events, for benchmarks.
-
-        Args:
-            batches: the result of :meth:`feed` for a data set with the shapes that were given to :meth:`compile`.
-            num_weight_updates: the number of weight updates, at least 1.
-
-        Returns:
-            The loss of each weight update on the host; on IPUs, the execution's mean for each of them.
+    def run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
+        """Runs weight updates from ``state`` on in one call, and times them; does not count them in ``state``.
 
         Raises:
-            NotFiniteError: the loss is NaN or infinite.
+            InfeasibleError: they do not fit into memory.
         """
-        first = self.state.weight_updates
-        part = self._run(batches, num_weight_updates)
-        self.state.weight_updates = first + num_weight_updates
-        self._require_finite(part.losses, first)
-        return part.losses
-
-    def _run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
-        """Runs weight updates from ``state`` on in one call, and times them; does not count them in ``state``."""
         raise NotImplementedError
 
-    def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
-        """Builds the function of :meth:`predict` for images of one batch shape, and times its tracing."""
+    def start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
+        """Prepares training from ``state`` on.
+
+        Returns:
+            A function that runs the next weight updates from ``state`` on.  It chooses their number, but stops at
+            number ``end``; :func:`train` counts them in ``state``.
+        """
         raise NotImplementedError
-
-    def _report(
-        self, model: KerasModel, trace_s: float, fused: int, num_operations: int = 0
-    ) -> CompilationReport:
-        """Returns the report of compiling a model, which is also in ``compilation``."""
-        from ipucnn.models.counts import count_macs
-        from ipucnn.models.names import named_weights
-
-        self.compilation = CompilationReport(
-            device=self.device,
-            num_layers=len(model.layers),
-            num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
-            num_trainable_parameters=sum(int(np.prod(v.shape)) for v in model.trainable_weights),
-            macs_per_sample=count_macs(model),
-            num_graph_operations=num_operations,
-            trace_s=trace_s,
-            first_update_s=0.0,
-            fused_micro_batches=fused,
-        )
-        return self.compilation
 
     def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Sets batch norm's moving statistics to means over the training batches that come next.
@@ -494,7 +333,7 @@ class Session:
         Call it by :func:`ipucnn.sessions.evaluated.evaluated_weights`.  The training position does not move.
 
         Args:
-            make_dataset: as for :meth:`train`.
+            make_dataset: as for :func:`train`.
             num_updates: the number of weight updates whose batches are used.
 
         Returns:
@@ -518,53 +357,221 @@ class Session:
         """
         raise NotImplementedError
 
-    def prepare_evaluation(self, model: KerasModel, loss: Optional["Loss"]) -> None:
-        """Makes :meth:`evaluate` and :meth:`predict` usable without a training Program.
+
+class Session:
+    """An open device, which makes trainers and predictors of networks.
+
+    Attributes:
+        device: the device; the number of IPUs is known only to trainers and predictors.
+        place: TensorFlow's name of the device that computes what IPUs do not.
+        takes_pixels: whether images arrive as pixels 0 to 255, which the device scales; see :meth:`with_pixels`.
+    """
+
+    device: DeviceInfo
+    place: str = "/CPU:0"
+    takes_pixels: bool = False
+
+    def with_pixels(self, input_range: "InputRange") -> "Session":
+        """Returns a session that scales pixels to the network's range itself, if an option says so, else this one.
 
         Args:
-            model: the model with the weights to use.
-            loss: the loss; None if :meth:`evaluate` is not called.
-        """
-        raise NotImplementedError
-
-    def evaluate(
-        self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
-    ) -> Dict[str, float]:
-        """Returns metrics over a finite data set of (images, labels, weights); every sample of weight 1 counts once.
-
-        Args:
-            dataset: the shard of :attr:`evaluation_shard` and the part of :attr:`evaluation_part`; the metrics are
-                over all shards and parts.
-            stop: a function that returns whether to stop early; it is called between batches.
+            input_range: the network's range.
 
         Raises:
-            Stopped: ``stop`` returned true.
+            ConfigurationError: the device cannot scale to it.
         """
-        raise NotImplementedError
+        return self
 
-    def _sums_of_batch(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Sums:
-        """Returns the sums of a batch for the scores of :meth:`evaluate`."""
-        if self._loss is None:
-            raise RuntimeError("evaluate() needs the loss of compile() or prepare_evaluation()")
-        return Predictions(logits, labels, weights).sums(self._loss.name, self._loss.label_smoothing)
-
-    def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
-        """Yields each batch with its logits, in order; several batches may be read ahead and computed together.
+    def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> "Division":
+        """Returns the division of each weight update among processes and devices.
 
         Args:
-            batches: tuples that begin with images: the part of each batch in :attr:`evaluation_part`, or the whole
-                batch if a tuple has only images.
+            model: the model that is to be trained.
+            program: its Program.
+            fused: the number of fused micro-batches that an option or a checkpoint fixes; None: the session chooses it.
 
-        Yields:
-            The batch and the logits of the whole batch.  The images are those that were given; the other elements of
-            the tuple are those of the whole batch.
+        Raises:
+            ConfigurationError: processes and devices cannot share a weight update evenly.
         """
-        for batch in batches:
-            yield batch, self.predict([batch[0]])[0]
-
-    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Returns the logits of every element of a data set of images (or part of one), one array per element."""
         raise NotImplementedError
+
+    def trainer(
+        self,
+        model: KerasModel,
+        program: BuiltProgram,
+        division: "Division",
+        optimizer: OptimizerSettings,
+        loss: "Loss",
+        schedule: Schedule,
+        make_dataset: Optional[MakeDataset] = None,
+        would_fit: Optional[MemoryAdvice] = None,
+    ) -> Trainer:
+        """Returns a trainer of a network.  A session makes one.
+
+        Args:
+            model: functional Keras model with logits as output.  The host trains its weights in place; IPUs train a
+                copy.
+            program: the Program.
+            division: its division, from :meth:`divide`.
+            optimizer: checked settings.
+            loss: the loss.
+            schedule: weight updates (int array) -> learning rates.
+            make_dataset: as for :func:`train`; if given, the host traces (and times) a weight update.
+            would_fit: the function that suggests changes if the program does not fit on IPUs, see
+                ``planning.search.neighbours``.
+
+        Raises:
+            ConfigurationError, MissingError: the device cannot run the Program, or is absent.
+        """
+        raise NotImplementedError
+
+    def predictor(
+        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+    ) -> Predictor:
+        """Returns a predictor of a network, without a training Program.
+
+        Args:
+            model: the network with its weights.
+            would_fit: as for :meth:`trainer`.
+            shares: whether instances share the samples; otherwise each has its own.
+        """
+        raise NotImplementedError
+
+    def any_instance(self, flag: bool) -> bool:
+        """Returns whether a flag is set on any of the instances that compute together, so that all act alike."""
+        return flag
+
+    def of_first_instance(self, value: float) -> float:
+        """Returns the value of the first of the instances that compute together, so that all decide alike."""
+        return value
+
+
+def train(trainer: Trainer, make_dataset: MakeDataset) -> Iterator[Event]:
+    """Runs the Program from ``state`` on, which may be within an execution or between the events at its end.
+
+    Time that includes compiling does not count in ``wall_s`` and ``images_per_s``.
+
+    Args:
+        trainer: the trainer.
+        make_dataset: the function that makes the data set of training batches from a weight update on.
+
+    Raises:
+        NotFiniteError: the loss is NaN or infinite; the weights are then those after all weight updates that ran in one
+            call.
+        InfeasibleError: the program does not fit into memory.
+    """
+    p, state = trainer.program, trainer.state
+    run = trainer.start(make_dataset)
+    busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
+    while state.weight_updates - len(state.losses) < p.num_weight_updates:
+        execution = (state.weight_updates - len(state.losses)) // p.weight_updates_per_execution
+        end = (execution + 1) * p.weight_updates_per_execution
+        while state.weight_updates < end:
+            first = state.weight_updates
+            part = run(end)
+            state.losses.extend(part.losses)
+            state.accuracies.extend(part.accuracies)
+            state.weight_updates = first + len(part.losses)
+            if part.timed_s:
+                busy_s += part.timed_s
+                timed_samples += p.samples_before(state.weight_updates) - p.samples_before(first)
+                images_per_s = timed_samples / busy_s
+            _require_finite(trainer, part.losses, first)
+            loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.accuracies))
+            yield Progress(state.weight_updates, loss, accuracy, images_per_s)
+        losses = state.earlier_losses + state.losses
+        accuracies = state.earlier_accuracies + state.accuracies
+        scale = state.slots.get(LOSS_SCALE)
+        finished = ExecutionFinished(
+            execution=execution,
+            weight_updates=end,
+            samples=p.samples_before(end),
+            epoch=end / p.weight_updates_per_epoch,
+            metrics={"loss": _mean(p, losses, end), "accuracy": _mean(p, accuracies, end)},
+            learning_rate=_rate(trainer, end - 1),
+            wall_s=busy_s,
+            images_per_s=images_per_s,
+            is_logged=(execution + 1) % p.executions_per_log == 0,
+            loss_scaling=None if scale is None else float(scale.numpy()),
+        )
+        yield from execution_events(p, finished)[state.events_done :]
+        if finished.is_logged:
+            losses, accuracies = [], []
+            busy_s, timed_samples, images_per_s = 0.0, 0, 0.0
+        state.earlier_losses, state.earlier_accuracies = losses, accuracies
+        state.losses, state.accuracies, state.events_done = [], [], 0
+
+
+def execute(trainer: Trainer, batches: TrainingFeed, num_weight_updates: int) -> List[float]:
+    """Runs weight updates as one execution, without events, for benchmarks.
+
+    Args:
+        trainer: the trainer.
+        batches: the result of its ``feed``.
+        num_weight_updates: the number of weight updates, at least 1.
+
+    Returns:
+        The loss of each weight update on the host; on IPUs, the execution's mean for each of them.
+
+    Raises:
+        NotFiniteError: the loss is NaN or infinite.
+    """
+    first = trainer.state.weight_updates
+    part = trainer.run(batches, num_weight_updates)
+    trainer.state.weight_updates = first + num_weight_updates
+    _require_finite(trainer, part.losses, first)
+    return part.losses
+
+
+def _rate(trainer: Trainer, weight_update: int) -> float:
+    """Returns the learning rate of one weight update."""
+    return float(trainer.schedule(np.arange(weight_update, weight_update + 1))[0])
+
+
+def _require_finite(trainer: Trainer, losses: List[float], first: int) -> None:
+    """Raises NotFiniteError if a loss of the weight updates from number ``first`` on is not finite."""
+    bad = [i for i, value in enumerate(losses) if not np.isfinite(value)]
+    if not bad:
+        return
+    last = first + len(losses)
+    where = f"in the execution of weight updates {first + 1} to {last}"
+    if trainer.has_loss_of_each_update:
+        where = f"at weight update {first + bad[0] + 1}"
+    what = f"the learning rate (it was {_rate(trainer, last - 1):.4g})"
+    if trainer.program.precision != "32.32":
+        what += " or --loss-scaling, or drop --nanoo, if they are given"
+    raise NotFiniteError(f"the loss became {losses[bad[0]]} {where}", f"lower {what}")
+
+
+def compilation_report(
+    device: DeviceInfo, model: KerasModel, trace_s: float, fused: int = 1, num_operations: int = 0
+) -> CompilationReport:
+    """Returns the report of compiling a model, before its first weight update."""
+    from ipucnn.models.counts import count_macs
+    from ipucnn.models.names import named_weights
+
+    return CompilationReport(
+        device=device,
+        num_layers=len(model.layers),
+        num_parameters=sum(int(np.prod(v.shape)) for v in named_weights(model).values()),
+        num_trainable_parameters=sum(int(np.prod(v.shape)) for v in model.trainable_weights),
+        macs_per_sample=count_macs(model),
+        num_graph_operations=num_operations,
+        trace_s=trace_s,
+        first_update_s=0.0,
+        fused_micro_batches=fused,
+    )
+
+
+def sums_of_batch(loss: "Loss", logits: Tensor, labels: Tensor, weights: Tensor) -> Sums:
+    """Returns the sums of a batch for the scores of :meth:`Predictor.evaluate`."""
+    return Predictions(logits, labels, weights).sums(loss.name, loss.label_smoothing)
+
+
+def check_precision(program: Program, config: RunConfig) -> None:
+    """Refuses a Program in another precision than the configuration's; raises ValueError."""
+    if program.precision != config.precision:
+        raise ValueError(f"a program in {program.precision} for a session in {config.precision}")
 
 
 def _mean(program: Program, values: List[float], end: int) -> float:

@@ -16,7 +16,7 @@ from ipucnn.sessions.evaluated import (
     evaluated_weights,
     statistics_policy,
 )
-from ipucnn.sessions.session import DeviceInfo
+from ipucnn.sessions.session import DeviceInfo, train
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import BuiltProgram, Layers
@@ -32,7 +32,7 @@ PLAIN: Any = ("sgd", {"momentum": 0.0}, {})
 def make_program(batch=2, accumulate=1, replicas=1, **changes) -> BuiltProgram:
     """Returns a program of one epoch without checkpoints and validations; ``changes`` are its fields.
 
-    With 0 fused micro-batches, :func:`compile_session` lets the session choose them.
+    With 0 fused micro-batches, :func:`make_trainer` lets the session choose them.
 
     Args:
         changes: fields of the program, and ``updates_per_epoch`` (4).
@@ -130,9 +130,10 @@ class Trained(NamedTuple):
     slots: Dict[str, np.ndarray]
     events: List[Any]
     statistics: str
+    trainer: Any
 
 
-def compile_session(
+def make_trainer(
     session: Any,
     model: Any,
     program: BuiltProgram,
@@ -141,7 +142,7 @@ def compile_session(
     loss: Any = "cross_entropy",
     make_dataset: Any = None,
 ) -> Any:
-    """Returns the session, ready to train.
+    """Returns a session's trainer.
 
     Args:
         loss: name of a loss, or a function.
@@ -152,16 +153,15 @@ def compile_session(
     function = Loss(loss) if isinstance(loss, str) else loss
     division = session.divide(model, program, program.fused_micro_batches or None)
     program = with_fused(program, division.fused_micro_batches)
-    session.compile(model, program, division, settings, function, schedule or falling(), make_dataset)
-    return session
+    return session.trainer(model, program, division, settings, function, schedule or falling(), make_dataset)
 
 
-def set_state(session: Any, weights: Any, slots: Any, weight_updates: int) -> None:
-    """Sets the state of a compiled session to that of another one."""
-    for variables, values in ((session.state.weights, weights), (session.state.slots, slots)):
+def set_state(state: Any, weights: Any, slots: Any, weight_updates: int) -> None:
+    """Sets the state of a trainer to that of another one."""
+    for variables, values in ((state.weights, weights), (state.slots, slots)):
         for name, value in values.items():
             variables[name].assign(value)
-    session.state.weight_updates = weight_updates
+    state.weight_updates = weight_updates
 
 
 def run(
@@ -181,18 +181,19 @@ def run(
     Args:
         weights: sample weights; None: all samples count.
     """
-    compile_session(session, model, program, optimizer, schedule, loss)
+    trainer = make_trainer(session, model, program, optimizer, schedule, loss)
     if state is not None:
-        set_state(session, *state)
+        set_state(trainer.state, *state)
     make_dataset = batches(program, images, labels, *([] if weights is None else [weights]))
-    events = list(session.train(make_dataset))
-    evaluated = evaluated_now(session, make_dataset)
+    events = list(train(trainer, make_dataset))
+    evaluated = evaluated_now(trainer, make_dataset)
     recomputed = {name: v for name, v in evaluated.values.items() if name not in evaluated.resumed}
     return Trained(
-        {**values(session.state.weights), **recomputed},
-        values(session.state.slots),
+        {**values(trainer.state.weights), **recomputed},
+        values(trainer.state.slots),
         events,
         evaluated.statistics,
+        trainer,
     )
 
 
@@ -201,14 +202,14 @@ def values(variables: Any) -> Dict[str, np.ndarray]:
     return {name: variable.numpy() for name, variable in variables.items()}
 
 
-def evaluated_now(session: Any, make_dataset: Any) -> EvaluatedWeights:
+def evaluated_now(trainer: Any, make_dataset: Any) -> EvaluatedWeights:
     """Returns the evaluated weights of a run without precise batch norm."""
-    policy = statistics_policy(RunConfig(), session.program)
-    return evaluated_weights(session, policy, make_dataset, lambda: None)
+    policy = statistics_policy(RunConfig(), trainer.program)
+    return evaluated_weights(trainer, policy, make_dataset, lambda: None)
 
 
-def measured(session: Any, images: Any, size: int) -> EvaluatedWeights:
+def measured(trainer: Any, images: Any, size: int) -> EvaluatedWeights:
     """Returns the evaluated weights of a run with precise batch norm, over batches of ``size`` images."""
     dataset = tf.data.Dataset.from_tensor_slices((images,)).batch(size)
     batches = StatisticsImages(dataset, len(dataset), size)
-    return evaluated_weights(session, Statistics.MEASURED, None, lambda: batches)
+    return evaluated_weights(trainer, Statistics.MEASURED, None, lambda: batches)

@@ -33,7 +33,7 @@ from ipucnn.runs.network_input import COST_OF_PATCHES
 from ipucnn.runs.predicting import SILENT, check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
-from ipucnn.sessions.session import Session
+from ipucnn.sessions.session import Predictor
 
 TEST_TIME_AUGMENTATIONS = (1, 2, 4, 8)
 """Legal numbers of versions: the first of an image's eight rotated and mirrored versions are averaged."""
@@ -156,13 +156,13 @@ class PatchwiseNetwork:
             # An exported network takes patches of one size.
             self._fixed = self._output_of_training()
         self._is_patch_normalised = norm_of(trained.config.norm_layer) == "group"
-        self._sessions: Dict[Size, Session] = {}
+        self._predictors: Dict[Size, Predictor] = {}
         self.device = ""
         self.busy_s = 0.0
 
     @property
     def patch_sizes(self) -> List[Size]:
-        return sorted(map(self._input, self._sessions))
+        return sorted(map(self._input, self._predictors))
 
     def _input(self, output: Size) -> Size:
         return output[0] + self._margin, output[1] + self._margin
@@ -214,7 +214,7 @@ class PatchwiseNetwork:
 
     def prepare(self, image_shape: Sequence[int]) -> None:
         """Builds the network for the patches of an image in any rotation; call it before measuring time."""
-        self._session(self._output(image_shape))
+        self._predictor(self._output(image_shape))
 
     def _output(self, image_shape: Sequence[int]) -> Size:
         height, width = image_shape[:2]
@@ -257,14 +257,16 @@ class PatchwiseNetwork:
     def _logits(self, image: np.ndarray) -> np.ndarray:
         height, width = image.shape[:2]
         output = self._output(image.shape)
-        session = self._session(output)
+        predictor = self._predictor(output)
         corners = patch_table([(height, width)], output, self._step)[:, 1:3].tolist()
         input_height, input_width = self._input(output)
         batch = min(len(corners), max(1, BATCH_PIXELS // (input_height * input_width)))
         result: Any = None
         for first in range(0, len(corners), batch):
             group = corners[first : first + batch]
-            patches = self._predict(session, [self._patch(image, corner, output) for corner in group], batch)
+            patches = self._predict(
+                predictor, [self._patch(image, corner, output) for corner in group], batch
+            )
             if result is None:
                 result = np.empty((height, width, patches.shape[-1]), np.float32)
             for (row, column), patch in zip(group, patches):
@@ -280,7 +282,7 @@ class PatchwiseNetwork:
         )
         return image[rows[:, None], columns]
 
-    def _predict(self, session: Session, patches: List[np.ndarray], batch: int) -> np.ndarray:
+    def _predict(self, predictor: Predictor, patches: List[np.ndarray], batch: int) -> np.ndarray:
         """Returns the logits of patches, in a batch of one fixed shape."""
         from ipucnn.datasets.preprocessing import prepare_range
 
@@ -292,21 +294,22 @@ class PatchwiseNetwork:
         with memory_errors(
             f"patches of {shape[0]}x{shape[1]} pixels", f"--patch-size {OUTPUTS[0] + self._margin}"
         ):
-            return session.predict([images])[0][: len(patches)]
+            return predictor.predict([images])[0][: len(patches)]
 
-    def _session(self, output: Size) -> Session:
-        """Returns a session with the network built for patches of that output size."""
-        if output not in self._sessions:
+    def _predictor(self, output: Size) -> Predictor:
+        """Returns the predictor of the network built for patches of that output size."""
+        if output not in self._predictors:
             record, shape = self._trained.record, (*self._input(output), self._trained.input_shape[2])
             session = self._trained.session(self._verbose)
             setup = replace(self._trained, input_shape=shape, output_shape=output_shape(record, shape))
-            for note in setup.load(session, self._command):
+            predictor, notes = setup.load(session, self._command)
+            for note in notes:
                 if note not in self.notes:
                     self.notes.append(note)
                     self._say(f"note: {note}")
-            self._sessions[output] = session
-            self.device = session.device.kind
-        return self._sessions[output]
+            self._predictors[output] = predictor
+            self.device = predictor.device.kind
+        return self._predictors[output]
 
 
 def class_probabilities(logits: np.ndarray) -> List[np.ndarray]:
@@ -346,22 +349,22 @@ class SegmentedImage:
     mean_dice: float = 1.0
 
 
-def predicted_images(setup: Setup, session: Session) -> List[SegmentedImage]:
+def predicted_images(setup: Setup, predictor: Predictor) -> List[SegmentedImage]:
     """Returns the first, the last and evenly spaced evaluation images in between, with truth and prediction.
 
     Args:
         setup: the run's setup, whose evaluation images are an array.
-        session: a session that is ready to predict.
+        predictor: the predictor of the network.
     """
     examples, info = setup.source.eval, setup.source.info
     assert isinstance(examples, IN_MEMORY)
     classes = Classes(tuple(info.class_names), class_colours(info.num_classes, info.class_colours))
     spread = np.linspace(0, len(examples) - 1, min(NUM_PICTURES, len(examples)))
-    return [_predicted(setup, session, examples, round(float(number)), classes) for number in spread]
+    return [_predicted(setup, predictor, examples, round(float(number)), classes) for number in spread]
 
 
 def _predicted(
-    setup: Setup, session: Session, examples: InMemory, number: int, classes: Classes
+    setup: Setup, predictor: Predictor, examples: InMemory, number: int, classes: Classes
 ) -> SegmentedImage:
     """Returns an image, cut to the pixels that are predicted."""
     from ipucnn.datasets.pipeline import eval_batches
@@ -381,7 +384,7 @@ def _predicted(
     )
     patches, truths = [], []
     for images, labels, _ in batches:
-        patches.append(session.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
+        patches.append(predictor.predict([images])[0][0].argmax(axis=-1).astype(np.uint8))
         truths.append(labels.numpy()[0])
     if isinstance(one, MaskedExamples):
         (image,), (truth,) = one.images, one.masks

@@ -1,4 +1,4 @@
-"""The host session: trains on any CPU or GPU, with the IPU's semantics.
+"""The host session: trains and predicts on any CPU or GPU, with the IPU's semantics.
 
 A weight update over R replicas x G micro-batches of B samples is one gradient over R*G*B samples, unless a layer mixes
 samples.  So groups of micro-batches, of the size that is fastest, are fused into one batch, and batch norm's statistics
@@ -12,13 +12,13 @@ import itertools
 import re
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ipucnn import interrupts
-from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfGraph
+from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, InfeasibleError
@@ -43,12 +43,17 @@ from ipucnn.sessions.session import (
     DeviceInfo,
     MakeDataset,
     NotFiniteError,
+    Predictor,
     Session,
     Sharing,
     Stopped,
     TrainedPart,
+    Trainer,
     TrainingFeed,
     TrainState,
+    check_precision,
+    compilation_report,
+    sums_of_batch,
 )
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import Sums, Totals
@@ -63,7 +68,7 @@ SLICE_S = 1.0
 
 
 class HostSession(Session):
-    """Runs Programs through stock TensorFlow; see :class:`ipucnn.sessions.session.Session`.
+    """Makes trainers and predictors on stock TensorFlow; see :class:`ipucnn.sessions.session.Session`.
 
     Args:
         device: the device to report.
@@ -71,13 +76,8 @@ class HostSession(Session):
         group: the processes that train together.
         places: TensorFlow's names of the devices that may take part in training, for example ``/CPU:0``; the first one
             has the weights.
-
-    Attributes:
-        places: the devices that take part in training, once a Program is compiled; before, all of them.
+        transfer: how images get to the devices.
     """
-
-    _weights: Weights
-    _large_batches: LargeBatches
 
     def __init__(
         self,
@@ -85,37 +85,49 @@ class HostSession(Session):
         config: RunConfig = RunConfig(),
         group: Alone = Alone(),
         places: Sequence[str] = ("/CPU:0",),
+        transfer: Transfer = Transfer("float32"),
     ) -> None:
-        self._config = config
-        self._group = group
-        self._collectives = Collectives(group) if isinstance(group, Mpi) else None
-        self._transfer = Transfer("float32")
-        self.device = device
-        self.places = self._devices = tuple(places)
-        self._capacity = Capacity()
-        self._on_cpu = device.kind == "cpu"
-        self._arithmetic = Arithmetic.of(self._config)
-        self._loop: Optional[UpdateLoop] = None
-        self._forward: Optional[Callable[[Tensor], Tensor]] = None
-        # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
-        self._waited_s = 0.0
+        self.device, self.config, self.group = device, config, group
+        self.places, self.transfer = tuple(places), transfer
+        self.place = self.places[0]
+        self.takes_pixels = transfer.on_device is not None
+        self.on_cpu = device.kind == "cpu"
+        self.arithmetic = Arithmetic.of(config)
 
-    def take_preprocessing(self, input_range: InputRange) -> bool:
+    def with_pixels(self, input_range: InputRange) -> "HostSession":
         """Takes the last step of preprocessing if ``eight_bit_transfer`` or ``accelerator_side_preprocess`` is set."""
-        self._transfer = self._transfer.moved(
-            input_range, self._config.eight_bit_transfer, self._config.accelerator_side_preprocess
+        config = self.config
+        moved = self.transfer.moved(
+            input_range, config.eight_bit_transfer, config.accelerator_side_preprocess
         )
-        return self._transfer.on_device is not None
+        return HostSession(self.device, config, self.group, self.places, moved)
+
+    def network(self, model: KerasModel, splits: Sequence[str] = ()) -> Network:
+        """Returns the compiled form of a model; with splits, it recomputes activations."""
+        return Network(model, self.arithmetic, self.transfer.unpack, splits, on_cpu=self.on_cpu)
+
+    def capacity(self, model: KerasModel) -> Capacity:
+        """Agrees with the other processes on the capacity to assume: the minimum over all of them."""
+        operations, memory = (operations_at_once(), self.device.memory_bytes) if self.on_cpu else (1, 0)
+        facts = [self.device.kind, len(self.places), operations, memory]
+        kinds, *numbers = zip(*self.group.gather("capacity", facts))
+        if len(set(kinds)) > 1:
+            other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
+            raise ConfigurationError(
+                f"rank {other} computes on a {kinds[other]}, and rank 0 on a {kinds[0]}",
+                "give all processes the same kind of device: --device cpu, or --device gpu",
+            )
+        devices, operations, memory = (int(min(values)) for values in numbers)
+        return Capacity(devices, operations, memory, activation_bytes_per_sample(model), self.on_cpu)
 
     def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
         """Returns the division that suits the capacity of all processes."""
         from ipucnn.models.own import own_layers
 
-        self._take_capacity(model)
-        mixing = own_layers(model)
-        return divide(program, self._config, self._capacity, self._group, self._devices, fused, mixing)
+        capacity, mixing = self.capacity(model), own_layers(model)
+        return divide(program, self.config, capacity, self.group, self.places, fused, mixing)
 
-    def compile(
+    def trainer(
         self,
         model: KerasModel,
         program: BuiltProgram,
@@ -124,66 +136,173 @@ class HostSession(Session):
         loss: Loss,
         schedule: Schedule,
         make_dataset: Optional[MakeDataset] = None,
-    ) -> CompilationReport:
+        would_fit: Optional[MemoryAdvice] = None,
+    ) -> "HostTrainer":
         """Makes the loop; with a data set, traces it as well."""
-        self._require_same_precision(program)
-        self.program, self.division, self._schedule = program, division, schedule
-        self.places = division.devices
+        check_precision(program, self.config)
+        return HostTrainer(self, model, program, division, optimizer, loss, schedule, make_dataset)
+
+    def predictor(
+        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+    ) -> "HostPredictor":
+        """Rounds the weights, and makes the function of prediction, which its first call traces."""
         with tf.device(self.place), _exceptions():
-            weights = self._weights = Weights(model, self._arithmetic)
+            weights = Weights(model, self.arithmetic)
+        return HostPredictor(self, model, weights, self.places)
+
+    def any_instance(self, flag: bool) -> bool:
+        """Returns whether a flag is set in any process; a signal that one process received is noted in all of them."""
+        if self.group.size == 1:
+            return flag
+        states = self.group.gather("signals", [flag, interrupts.noted()])
+        for code in [code for _, code in states if code is not None][:1]:
+            interrupts.note(code)
+        return any(flag for flag, _ in states)
+
+
+class HostPredictor(Predictor):
+    """Computes with the weights of a network, in the session's precision.
+
+    Args:
+        session: the session.
+        model: the network.
+        weights: its weights.
+        places: TensorFlow's names of the devices that take part.
+    """
+
+    def __init__(
+        self, session: HostSession, model: KerasModel, weights: Weights, places: Sequence[str]
+    ) -> None:
+        self.device, self.weights = session.device, weights
+        self.shard = session.group.size, session.group.rank
+        self._session, self._model, self._places = session, model, tuple(places)
+        self._capacity = session.capacity(model)
+        network = session.network(model)
+
+        def forward(images: Tensor) -> Tensor:
+            return network(images, training=False)
+
+        self._forward = tf.function(forward, autograph=False)
+
+    def compile(self, batch_shape: Sequence[int]) -> CompilationReport:
+        """Traces the forward pass."""
+        started = time.perf_counter()
+        images = tf.TensorSpec(batch_shape, self._session.transfer.dtype)
+        with tf.device(self._places[0]):
+            graph = self._forward.get_concrete_function(images).graph
+        trace_s = time.perf_counter() - started
+        return compilation_report(self.device, self._model, trace_s, num_operations=_count_operations(graph))
+
+    def evaluate(
+        self, dataset: Iterable[Batch], loss: Loss, stop: Optional[Callable[[], bool]] = None
+    ) -> Dict[str, float]:
+        """Adds up the metrics over batches, in their order; every sample of weight 1 counts exactly once.
+
+        Each of several devices computes one of the process's batches at a time.  A CPU that is one device computes
+        several in parallel, limited by its cores and memory.
+        """
+        group, totals = self._session.group, Totals()
+        first, batches = peeked(dataset)
+        size = 0 if first is None else len(first[0])
+        what = f"in a validation, with batches of {counted(size, 'image')}"
+        with tf.device(self._places[0]), _exceptions((what, "use a smaller --validation-micro-batch-size")):
+            self.weights.round_to_nearest()
+            # A process without a batch does not know the batch size, so the minimum over all of them counts.
+            at_once = min(group.gather("batches at once", self.batches_at_once(size)))
+            num_together = len(self._places) * at_once
+            while True:
+                interrupts.check()
+                together = list(itertools.islice(batches, num_together))
+                if stop is not None and self._session.any_instance(bool(together) and stop()):
+                    raise Stopped
+                everyones = group.gather("evaluate", self._sums(together, at_once, loss))
+                for batch_sums in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
+                    if batch_sums is not None:
+                        totals.add(batch_sums)
+                if any(len(sums_of_process) < num_together for sums_of_process in everyones):
+                    return totals.result()
+
+    def batches_at_once(self, samples: int) -> int:
+        """Returns the number of batches of ``samples`` samples that each device evaluates in parallel."""
+        return 1 if len(self._places) > 1 else self._capacity.evaluated(samples)
+
+    def _sums(self, batches: Sequence[Batch], at_once: int, loss: Loss) -> List[Sums]:
+        """Returns the sums of metrics of batches, of which there are at most ``at_once`` for each device."""
+        forward, pack = self._forward, self._session.transfer.pack
+
+        def logits_of(place: str, batch: Batch) -> Tensor:
+            with tf.device(place):
+                return forward(pack(batch[0]))
+
+        # A GPU computes while the next one is given its work.
+        logits = list(side_by_side(logits_of, zip(itertools.cycle(self._places), batches), at_once))
+        scored = ((loss, values, *batch[1:]) for values, batch in zip(logits, batches))
+        return list(side_by_side(sums_of_batch, scored, at_once * len(self._places)))
+
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
+        """Returns the logits of each element; each element is one batch."""
+        predict, pack = self._forward, self._session.transfer.pack
+
+        def of_batch(images: Tensor) -> np.ndarray:
+            with tf.device(self._places[0]):
+                array: np.ndarray = np.asarray(predict(pack(images)))
+            return array
+
+        with tf.device(self._places[0]), _exceptions():
+            self.weights.round_to_nearest()
+            first, batches = peeked(dataset)
+            at_once = 1 if first is None else self.batches_at_once(len(first))
+            return list(side_by_side(of_batch, ((images,) for images in batches), at_once))
+
+
+class HostTrainer(Trainer):
+    """Runs weight updates in a loop inside one TensorFlow function; see :meth:`HostSession.trainer`."""
+
+    def __init__(
+        self,
+        session: HostSession,
+        model: KerasModel,
+        program: BuiltProgram,
+        division: Division,
+        optimizer: OptimizerSettings,
+        loss: Loss,
+        schedule: Schedule,
+        make_dataset: Optional[MakeDataset],
+    ) -> None:
+        self.program, self.division, self.loss, self.schedule = program, division, loss, schedule
+        self._session, self._place = session, division.devices[0]
+        self._collectives = Collectives(session.group) if isinstance(session.group, Mpi) else None
+        # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
+        self._waited_s = 0.0
+        with tf.device(self._place), _exceptions():
+            weights = self._weights = Weights(model, session.arithmetic)
             trained = {name: weights.kept[name] for name in weights.trainable}
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(optimizer, trained, statistics)
-            self.state = TrainState(weights.kept, opt.slots, 0)
-            network = self._network(model, program.pipeline_splits if program.recomputation else ())
-            sums = sums_of(division, self._collectives, self._config.reduction)
+            network = session.network(model, program.pipeline_splits if program.recomputation else ())
+            sums = sums_of(division, self._collectives, session.config.reduction)
             self._loop = UpdateLoop(network, program, division, opt, loss, weights, sums)
-            if self._loop.scaler is not None:
-                self.state.slots = {**opt.slots, **self._loop.scaler.slots}
-        self._make_forward(model, loss)
+        scaler = self._loop.scaler
+        self.state = TrainState(weights.kept, {**opt.slots, **({} if scaler is None else scaler.slots)}, 0)
+        self.predictor: HostPredictor = HostPredictor(session, model, weights, division.devices)
         self._large_batches = LargeBatches(
-            model, self._arithmetic, self._transfer.unpack, self._on_cpu, self._evaluated_at_once
+            model, session.arithmetic, session.transfer.unpack, session.on_cpu, self.predictor.batches_at_once
         )
-        trace_s, operations = self._trace(make_dataset) if make_dataset is not None else (0.0, 0)
-        return self._report(model, trace_s, program.fused_micro_batches, operations)
+        trace_s, operations = self.trace(make_dataset) if make_dataset is not None else (0.0, 0)
+        fused = division.fused_micro_batches
+        self.compilation = compilation_report(session.device, model, trace_s, fused, operations)
 
-    @property
-    def place(self) -> str:
-        """Returns TensorFlow's name of the device that has the weights."""
-        return self.places[0]
-
-    @property
-    def num_devices(self) -> Tuple[int, int]:
-        """Returns the number of devices that share the training, and the number of all devices."""
-        return len(self.places), len(self._devices)
-
-    def _take_capacity(self, model: KerasModel) -> None:
-        """Agrees with the other processes on the capacity to assume: the minimum over all of them."""
-        operations, memory = (operations_at_once(), self.device.memory_bytes) if self._on_cpu else (1, 0)
-        facts = [self.device.kind, len(self._devices), operations, memory]
-        kinds, *numbers = zip(*self._group.gather("capacity", facts))
-        if len(set(kinds)) > 1:
-            other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
-            raise ConfigurationError(
-                f"rank {other} computes on a {kinds[other]}, and rank 0 on a {kinds[0]}",
-                "give all processes the same kind of device: --device cpu, or --device gpu",
-            )
-        devices, operations, memory = (int(min(values)) for values in numbers)
-        size = activation_bytes_per_sample(model)
-        self._capacity = Capacity(devices, operations, memory, size, self._on_cpu)
-
-    def _trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
-        assert self._loop is not None and self.division is not None
+    def trace(self, make_dataset: MakeDataset) -> Tuple[float, int]:
+        """Traces the loop; returns the time in seconds, and the number of operations."""
         started = time.perf_counter()
         iterator = self.feed(make_dataset(0, self.division.samples_per_group))
-        with tf.device(self.place):
+        with tf.device(self._place):
             graph = self._loop.trace(iterator)
         interrupts.check()
         return time.perf_counter() - started, _count_operations(graph)
 
-    def _start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
+    def start(self, make_dataset: MakeDataset) -> Callable[[int], TrainedPart]:
         """Returns a function that runs slices of about a second; the first two have a single update each."""
-        assert self.division is not None
         iterator = self.feed(make_dataset(self.state.weight_updates, self.division.samples_per_group))
         num_parts, update_s = 0, 0.0
 
@@ -192,12 +311,11 @@ class HostSession(Session):
             # The time of the first update includes compiling, so the second one runs alone as well, and is timed.
             count = 1 if num_parts < 2 else max(1, int(SLICE_S / max(update_s, 1e-9)))
             # The length of a slice depends on the clock, so rank 0 decides it for all processes.
-            count = self._group.from_rank_0("slice", count)
+            count = self._session.group.from_rank_0("slice", count)
             count = min(count, end - self.state.weight_updates)
-            part = self._run(iterator, count)
+            part = self.run(iterator, count)
             num_parts += 1
             if num_parts == 1:
-                assert self.compilation is not None
                 self.compilation = replace(self.compilation, first_update_s=part.timed_s)
                 self._waited_s = self._collective_s
                 return replace(part, timed_s=0.0)
@@ -213,60 +331,39 @@ class HostSession(Session):
     @property
     def sharing(self) -> Optional[Sharing]:
         """Returns how the processes shared the weight updates that were timed; None for one process."""
-        if self._group.size == 1 or self._loop is None:
+        workers, reduction = self._session.group.size, self._session.config.reduction
+        if workers == 1:
             return None
-        return Sharing(
-            self._group.size,
-            self._config.reduction,
-            self._loop.received_bytes,
-            self._collective_s - self._waited_s,
-        )
-
-    def any_instance(self, flag: bool) -> bool:
-        """Returns whether a flag is set in any process; a signal that one process received is noted in all of them."""
-        if self._group.size == 1:
-            return flag
-        states = self._group.gather("signals", [flag, interrupts.noted()])
-        for code in [code for _, code in states if code is not None][:1]:
-            interrupts.note(code)
-        return any(flag for flag, _ in states)
-
-    @property
-    def evaluation_shard(self) -> Tuple[int, int]:
-        """Returns (number of processes, rank): each of N processes evaluates every N-th batch."""
-        return self._group.size, self._group.rank
+        return Sharing(workers, reduction, self._loop.received_bytes, self._collective_s - self._waited_s)
 
     def feed(self, dataset: TfDataset) -> Iterator[Batch]:
         """Returns an iterator over the data set, which continues where it stopped."""
-        return iter(self._transfer.pack_8_bits(dataset))
+        return iter(self._session.transfer.pack_8_bits(dataset))
 
-    def _run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
+    def run(self, batches: TrainingFeed, num_weight_updates: int) -> TrainedPart:
         """Calls the compiled loop once."""
-        assert self._loop is not None and self.program is not None
         first = self.state.weight_updates
-        rates = self._schedule(np.arange(first, first + num_weight_updates))
-        started = time.perf_counter()
         last = first + num_weight_updates
-        with tf.device(self.place), _exceptions(self._memory_of_training, first, last):
+        rates = self.schedule(np.arange(first, last))
+        started = time.perf_counter()
+        with tf.device(self._place), _exceptions(self._memory, first, last):
             results = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
             losses, hits = (values.numpy().tolist() for values in results)
         return TrainedPart(losses, hits, time.perf_counter() - started)
 
     @property
-    def _memory_of_training(self) -> Tuple[str, str]:
+    def _memory(self) -> Tuple[str, str]:
         """Returns the work of training and the option to change, if it does not fit into memory."""
-        assert self.program is not None
-        fused = self.program.fused_micro_batches
+        fused = self.division.fused_micro_batches
         smaller = "--fused-micro-batches 1" if fused > 1 else "a smaller --micro-batch-size or --image-size"
         what = f"with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}"
         return what, f"use {smaller}"
 
     def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Runs the training loop's forward pass over the batches."""
-        assert self._loop is not None and self.division is not None
         if self._loop.collected:
             iterator = self.feed(make_dataset(self.state.weight_updates, self.division.samples_per_group))
-            with tf.device(self.place), _exceptions(self._memory_of_training):
+            with tf.device(self._place), _exceptions(self._memory):
                 self._weights.round_to_nearest()
                 self._loop.collect(iterator, tf.constant(num_updates))
                 self._weights.round_to_nearest()
@@ -274,112 +371,12 @@ class HostSession(Session):
 
     def measure_statistics(self, images: TfDataset) -> List[str]:
         """Measures the statistics in the session's precision."""
-        with tf.device(self.place), _exceptions():
+        with tf.device(self._place), _exceptions():
             self._weights.round_to_nearest()
             for name, value in self._large_batches.measure(self.feed(images)).items():
                 self.state.weights[name].assign(value)
             self._weights.round_to_nearest()
         return self._large_batches.names
-
-    def compile_prediction(self, model: KerasModel, batch_shape: Sequence[int]) -> CompilationReport:
-        """Traces the forward pass for one batch shape."""
-        self.prepare_evaluation(model, None)
-        forward: Any = self._forward
-        started = time.perf_counter()
-        images = tf.TensorSpec(batch_shape, self._transfer.dtype)
-        with tf.device(self.place):
-            graph = forward.get_concrete_function(images).graph
-        return self._report(model, time.perf_counter() - started, 1, _count_operations(graph))
-
-    def prepare_evaluation(self, model: KerasModel, loss: Optional[Loss]) -> None:
-        """Makes the function of evaluation, which its first call traces, and rounds the weights."""
-        with tf.device(self.place), _exceptions():
-            self._weights = Weights(model, self._arithmetic)
-        self._make_forward(model, loss)
-        self._take_capacity(model)
-
-    def _network(self, model: KerasModel, splits: Sequence[str] = ()) -> Network:
-        return Network(model, self._arithmetic, self._transfer.unpack, splits, on_cpu=self._on_cpu)
-
-    def _make_forward(self, model: KerasModel, loss: Optional[Loss]) -> None:
-        """Makes the function of evaluation, from images to logits."""
-        network = self._network(model)
-
-        def forward(images: Tensor) -> Tensor:
-            return network(images, training=False)
-
-        self._forward, self._loss = tf.function(forward, autograph=False), loss
-
-    def evaluate(
-        self, dataset: Iterable[Batch], stop: Optional[Callable[[], bool]] = None
-    ) -> Dict[str, float]:
-        """Adds up the metrics over batches, in their order; every sample of weight 1 counts exactly once.
-
-        Each of several devices computes one of the process's batches at a time.  A CPU that is one device computes
-        several in parallel, limited by its cores and memory.
-
-        Raises:
-            RuntimeError: nothing is compiled.
-            InfeasibleError: a batch does not fit into memory.
-            Stopped: ``stop`` returned true in a process.
-        """
-        if self._forward is None:
-            raise RuntimeError("compile() or prepare_evaluation() comes before evaluate()")
-        totals = Totals()
-        first, batches = peeked(dataset)
-        size = 0 if first is None else len(first[0])
-        what = f"in a validation, with batches of {counted(size, 'image')}"
-        with tf.device(self.place), _exceptions((what, "use a smaller --validation-micro-batch-size")):
-            self._weights.round_to_nearest()
-            # A process without a batch does not know the batch size, so the minimum over all of them counts.
-            at_once = min(self._group.gather("batches at once", self._evaluated_at_once(size)))
-            group_size = len(self.places) * at_once
-            while True:
-                interrupts.check()
-                group = list(itertools.islice(batches, group_size))
-                if stop is not None and self.any_instance(bool(group) and stop()):
-                    raise Stopped
-                everyones = self._group.gather("evaluate", self._sums_of_group(group, at_once))
-                for batch_sums in itertools.chain.from_iterable(itertools.zip_longest(*everyones)):
-                    if batch_sums is not None:
-                        totals.add(batch_sums)
-                if any(len(sums_of_process) < group_size for sums_of_process in everyones):
-                    return totals.result()
-
-    def _evaluated_at_once(self, samples: int) -> int:
-        """Returns the number of batches of ``samples`` samples that each device evaluates in parallel."""
-        return 1 if len(self.places) > 1 else self._capacity.evaluated(samples)
-
-    def _sums_of_group(self, group: Sequence[Batch], at_once: int) -> List[Sums]:
-        """Returns the sums of metrics of each batch in a group, which has at most ``at_once`` batches per device."""
-        forward, pack = self._forward, self._transfer.pack
-        assert forward is not None
-
-        def logits_of(place: str, batch: Batch) -> Tensor:
-            with tf.device(place):
-                return forward(pack(batch[0]))
-
-        # A GPU computes while the next one is given its work.
-        logits = list(side_by_side(logits_of, zip(itertools.cycle(self.places), group), at_once))
-        scored = ((values, *batch[1:]) for values, batch in zip(logits, group))
-        return list(side_by_side(self._sums_of_batch, scored, at_once * len(self.places)))
-
-    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
-        """Returns the logits of each element; each element is one batch."""
-        if self._forward is None:
-            raise RuntimeError("compile() or prepare_evaluation() comes before predict()")
-        predict, pack = self._forward, self._transfer.pack
-
-        def of_batch(images: Tensor) -> np.ndarray:
-            with tf.device(self.place):
-                array: np.ndarray = np.asarray(predict(pack(images)))
-            return array
-
-        with tf.device(self.place), _exceptions():
-            self._weights.round_to_nearest()
-            first, batches = peeked(dataset)
-            at_once = 1 if first is None else self._evaluated_at_once(len(first))
-            return list(side_by_side(of_batch, ((images,) for images in batches), at_once))
 
 
 @contextlib.contextmanager

@@ -15,11 +15,18 @@ import numpy as np
 from ipucnn.aliases import MemoryAdvice, SdkModule, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import Transfer
+from ipucnn.hardware import get_ipu
 from ipucnn.sessions.group import Popdist, ProcessGroup
 from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config
-from ipucnn.training.program import Program
+from ipucnn.sessions.poplar.surroundings import gives_nothing_back
+from ipucnn.sessions.session import DeviceInfo
+from ipucnn.text import counted
+from ipucnn.training.program import BuiltProgram
+
+# Generation whose tiles and memory are reported; Bow has the same.
+_IPU = "mk2"
 
 
 @dataclass(frozen=True)
@@ -113,41 +120,89 @@ def compute_type(precision: str) -> str:
     return "float16" if precision.startswith("16") else "float32"
 
 
-class Device:
-    """The IPUs of a Poplar session.
+class Exchange:
+    """Exchanges numbers among the instances of ``poprun``, on the host.
 
-    Attributes:
+    Every instance must make each call, in the same order as other collective calls.
+
+    Args:
         api: the SDK's modules.
-        instances: the instances of ``poprun``, and which one this process is.
-        config: the options of the run.
-        num_ipus: the IPUs of this process; 0 before :meth:`configure`.
-        rounds_stochastically: whether the system is configured to round 16-bit results stochastically.
-        preprocess: how images get to the IPUs.
-        would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
+        instances: the instances, and which one this process is.
     """
 
-    def __init__(self, api: Api, instances: ProcessGroup, config: RunConfig) -> None:
-        self.api, self.instances, self.config = api, instances, config
-        self.num_ipus = 0
-        self.rounds_stochastically = False
-        self.preprocess = Transfer(compute_type(config.precision))
-        self.would_fit: Optional[MemoryAdvice] = None
-        self.kept_remotely: Sequence[str] = ()
-        self._strategy: SdkModule = None
+    def __init__(self, api: Api, instances: ProcessGroup) -> None:
+        self._api, self.instances = api, instances
 
-    def configure(self, num_ipus: int, program: Optional[Program]) -> None:
-        """Applies the system's configuration, and makes the strategy.
+    def _sum(self, values: np.ndarray) -> np.ndarray:
+        with poplar_errors():
+            return np.asarray(self._api.sum_over_instances(values))
 
-        Args:
-            num_ipus: the IPUs of this process.
-            program: the Program to train, or None.
+    def mean_over_instances(self, values: Sequence[float]) -> np.ndarray:
+        """Returns float64 means of numbers, the same on each instance.  NaN on one is NaN on all."""
+        mine: np.ndarray = np.asarray(values, np.float64)
+        if self.instances.size == 1:
+            return mine
+        # The collective has 32 bits, and so had the computation of these numbers.
+        return np.asarray(self._sum(mine.astype(np.float32)), np.float64) / self.instances.size
 
-        Raises:
-            MissingError: there are no such IPUs, or others use them.
-        """
-        config = self.config
+    def gather_over_instances(self, array: np.ndarray) -> np.ndarray:
+        """Returns float32 (instances, ...): the arrays of all instances, which have one shape."""
+        count, index = self.instances.size, self.instances.rank
+        # As a sum with zeros: only some versions from 3.0 to 3.4 can gather.
+        rows = np.zeros((count, *array.shape), np.float32)
+        rows[index] = array
+        return rows if count == 1 else np.asarray(self._sum(rows), np.float32)
+
+    def any_instance(self, flag: bool) -> bool:
+        """Returns whether a flag is set on any instance."""
+        return bool(self.mean_over_instances([float(flag)])[0] > 0)
+
+    def of_first_instance(self, value: float) -> float:
+        """Returns the value of the first instance, to the last bit, on every instance."""
+        number: np.ndarray = np.array([value], np.float64)
+        # Collectives have 32 bits, so the float64 travels byte by byte.
+        sent: np.ndarray = self.gather_over_instances(number.view(np.uint8).astype(np.float32))[0]
+        return float(sent.astype(np.uint8).view(np.float64)[0])
+
+
+class Ipus:
+    """The IPUs of this process, configured for a network.
+
+    Args:
+        api: the SDK's modules.
+        exchange: the exchange with other instances of ``poprun``.
+        config: the options of the run.
+        preprocess: how images get to the IPUs.
+        num_ipus: the IPUs of this process.
+        program: the Program to train, or None.
+        would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
+
+    Attributes:
+        instances: the instances of ``poprun``, and which one this process is.
+        info: the IPUs, for reports.
+        rounds_stochastically: whether the system is configured to round 16-bit results stochastically.
+
+    Raises:
+        MissingError: there are no such IPUs, or others use them.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        exchange: Exchange,
+        config: RunConfig,
+        preprocess: Transfer,
+        num_ipus: int,
+        program: Optional[BuiltProgram] = None,
+        would_fit: Optional[MemoryAdvice] = None,
+        kept_remotely: Sequence[str] = (),
+    ) -> None:
+        self.api, self.exchange, self.config, self.preprocess = api, exchange, config, preprocess
+        self.instances = instances = exchange.instances
+        self._num_ipus, self._would_fit, self._kept_remotely = num_ipus, would_fit, kept_remotely
+        self.rounds_stochastically = program is not None and config.stochastic_rounding != "OFF"
         # Compilation needs only the number of IPUs; poprun's choice would open the devices.
-        selects = config.compile_only or not self.instances.under_poprun
+        selects = config.compile_only or not instances.under_poprun
         proportions = config.available_memory_proportion
         layout = Layout(
             num_ipus,
@@ -158,20 +213,26 @@ class Device:
             selects=selects,
             trains=program is not None,
         )
-        self.num_ipus = num_ipus
-        self.rounds_stochastically = program is not None and config.stochastic_rounding != "OFF"
-        ipu_config = make_ipu_config(self.api.ipu, config, layout)
+        ipu_config = make_ipu_config(api.ipu, config, layout)
         with self._errors(training=True):
-            if isinstance(self.instances, Popdist):
-                self.api.start_instances()
-                per_replica = num_ipus // self.instances.local_replicas
-                self.api.join_instances(ipu_config, per_replica, selects_device=not selects)
+            if isinstance(instances, Popdist):
+                api.start_instances()
+                per_replica = num_ipus // instances.local_replicas
+                api.join_instances(ipu_config, per_replica, selects_device=not selects)
             ipu_config.configure_ipu_system()
             if selects and config.select_ipu is not None:
-                ipus = int(self.api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
+                ipus = int(api.ipu.utils.get_num_of_ipus_in_device("/device:IPU:0"))
                 check_selected(config.select_ipu, ipus, num_ipus)
-            make = self.api.ipu.ipu_strategy.IPUStrategy
-            self._strategy = self.api.popdist_strategy()() if self.instances.under_poprun else make()
+            make = api.ipu.ipu_strategy.IPUStrategy
+            self._strategy = api.popdist_strategy()() if instances.under_poprun else make()
+        ipu = get_ipu(_IPU)
+        memory_bytes = num_ipus * ipu.num_tiles * ipu.sram_per_tile_bytes
+        self.info = DeviceInfo("ipu", counted(num_ipus, "IPU"), num_ipus * ipu.num_tiles, memory_bytes)
+
+    @property
+    def gives_zeros(self) -> bool:
+        """Whether IPUs return zeros, for fewer images than were sent: they generate their data, or run nothing."""
+        return gives_nothing_back() or self.config.compile_only
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -192,7 +253,7 @@ class Device:
     def _errors(self, training: bool) -> ContextManager[None]:
         fp_exceptions = self.config.fp_exceptions
         return poplar_errors(
-            ErrorContext(training, self.num_ipus, fp_exceptions, self.would_fit, self.kept_remotely)
+            ErrorContext(training, self._num_ipus, fp_exceptions, self._would_fit, self._kept_remotely)
         )
 
     def reset_seed(self, seed: int) -> None:
@@ -202,37 +263,3 @@ class Device:
     def mean_over_replicas(self, value: Tensor) -> Tensor:
         """Returns the mean of a tensor over replicas, on the IPUs."""
         return self.api.ipu.cross_replica_ops.cross_replica_mean(value)
-
-    def mean_over_instances(self, values: Sequence[float]) -> np.ndarray:
-        """Returns float64 means of numbers over the instances of ``poprun``, the same on each of them.
-
-        Every instance must make this call, in the same order as other collective calls.  NaN on one is NaN on all.
-        """
-        mine: np.ndarray = np.asarray(values, np.float64)
-        if self.instances.size == 1:
-            return mine
-        # The collective has 32 bits, and so had the computation of these numbers.
-        with self._errors(training=True):
-            total = self.api.sum_over_instances(mine.astype(np.float32))
-        return np.asarray(total, np.float64) / self.instances.size
-
-    def gather_over_instances(self, array: np.ndarray) -> np.ndarray:
-        """Returns float32 (instances, ...): the arrays of all instances of ``poprun``, which have one shape.
-
-        Every instance must make this call, in the same order as other collective calls.
-        """
-        count, index = self.instances.size, self.instances.rank
-        # As a sum with zeros: only some versions from 3.0 to 3.4 can gather.
-        rows = np.zeros((count, *array.shape), np.float32)
-        rows[index] = array
-        if count == 1:
-            return rows
-        with self._errors(training=False):
-            return np.asarray(self.api.sum_over_instances(rows), np.float32)
-
-    def of_first_instance(self, value: float) -> float:
-        """Returns the value of the first instance, to the last bit, on every instance."""
-        number: np.ndarray = np.array([value], np.float64)
-        # Collectives have 32 bits, so the float64 travels byte by byte.
-        sent: np.ndarray = self.gather_over_instances(number.view(np.uint8).astype(np.float32))[0]
-        return float(sent.astype(np.uint8).view(np.float64)[0])

@@ -1,17 +1,30 @@
 """Forward passes on IPUs: logits of batches of any size, and batch norm's statistics."""
 
+import itertools
+import time
+from functools import cached_property
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from ipucnn.aliases import Tensor, TfDataset, TfVariable
+from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.poplar.batches import training_batches
-from ipucnn.sessions.poplar.device import Device
-from ipucnn.sessions.poplar.model import DeviceModel, assign_weights
-from ipucnn.sessions.session import Batch
-from ipucnn.training.program import Program
+from ipucnn.sessions.poplar.building import build_network
+from ipucnn.sessions.poplar.device import Ipus
+from ipucnn.sessions.poplar.model import PREDICTION, STATISTICS, DeviceModel, assign_weights
+from ipucnn.sessions.session import (
+    Batch,
+    CompilationReport,
+    Predictor,
+    Stopped,
+    compilation_report,
+    sums_of_batch,
+)
+from ipucnn.training.evaluation import Totals
+from ipucnn.training.losses import Loss
+from ipucnn.training.program import BuiltProgram
 
 # Minimum size of an execution: starting one takes as long as some hundreds of small images.
 _SAMPLES = 1024
@@ -21,51 +34,105 @@ _LARGEST_BYTES = 2**28
 _WORTH_COMPILING = 8
 
 
-class Predictor:
+class PoplarPredictor(Predictor):
     """Runs one network on batches.
 
     An execution computes several batches together, padded to whole micro-batches of all replicas.  The last one is
     padded with zeros, because a shorter one would have to be compiled.  Instances of ``poprun`` share the samples,
-    whether they receive the same batches or a part of each, and every instance gets all logits.
+    whether they receive the same batches or a part of each, and every instance gets all logits.  Poplar compiles the
+    network in the first call that computes.
 
     Args:
-        device: the IPUs.
-        build: the function that builds the model; called inside the scope.
+        ipus: the IPUs, which are configured.
+        model: the network; for a pipeline, with the stages of ``pipeline``.
         micro_batch_size: the samples of a micro-batch.
         num_replicas: the replicas of this process.
-        gives_zeros: whether results are zeros, because the IPUs generate their data, or nothing is executed.
         pipeline: the Program whose stages the model has; None without a pipeline.
         shares: whether instances share the samples; else each has its own.
+        trained: the weights in training, which are copied before each use; None: the network's own.
     """
 
     def __init__(
         self,
-        device: Device,
-        build: Callable[[], DeviceModel],
+        ipus: Ipus,
+        model: KerasModel,
         micro_batch_size: int,
         num_replicas: int,
-        gives_zeros: bool = False,
-        pipeline: Optional[Program] = None,
+        pipeline: Optional[BuiltProgram] = None,
         shares: bool = True,
+        trained: Optional[Mapping[str, TfVariable]] = None,
     ) -> None:
-        self._device, self._size = device, micro_batch_size
+        self.device, self._ipus, self._model = ipus.info, ipus, model
+        self._size, self._num_replicas, self._trained = micro_batch_size, num_replicas, trained
         self._per_step = micro_batch_size * num_replicas
-        self._parts, self._part = (device.instances.size, device.instances.rank) if shares else (1, 0)
-        self._gives_zeros = gives_zeros
+        self.part = ipus.instances.size, ipus.instances.rank
+        self._parts, self._part = self.part if shares else (1, 0)
+        self._pipeline = pipeline
         # An execution is a multiple of so many micro-batches.
         self._depth = 1
         if pipeline is not None and pipeline.pipeline_schedule != "Sequential":
             self._depth = pipeline.num_stages
         self._steps = 0
-        with device.scope():
-            self._network = build()
-        self._largest = self._largest_steps()
 
-    def take_weights(self, weights: Mapping[str, TfVariable]) -> None:
-        """Copies weights from another model."""
-        assign_weights(weights, self._network.weights)
+    @cached_property
+    def network(self) -> DeviceModel:
+        """The network as it is built for IPUs, on first use."""
+        name = "prediction" if self._trained is None else "validation"
+        return build_network(self._ipus, self._model, PREDICTION, self._size, name, self._pipeline)
+
+    @cached_property
+    def _largest(self) -> int:
+        """The micro-batches of each replica in a full execution."""
+        model = self.network.model
+        shapes = [model.inputs[0].shape[1:], model.outputs[0].shape[1:]]
+        sample_bytes = sum(4 * int(np.prod([int(n) for n in shape])) for shape in shapes)
+        samples = max(1, min(_SAMPLES, _LARGEST_BYTES // sample_bytes))
+        steps = max(1, samples // self._per_step)
+        return -(-steps // self._depth) * self._depth
+
+    def compile(self, batch_shape: Sequence[int]) -> CompilationReport:
+        """Builds the network for IPUs."""
+        started = time.perf_counter()
+        self.network  # noqa: B018 - built on first use
+        return compilation_report(self.device, self._model, time.perf_counter() - started)
+
+    def evaluate(
+        self, dataset: Iterable[Batch], loss: Loss, stop: Optional[Callable[[], bool]] = None
+    ) -> Dict[str, float]:
+        """Computes logits on IPUs and adds up metrics on the host: every sample of weight 1 counts exactly once.
+
+        Each instance has the totals of all instances.
+        """
+        # One process can stop between any two batches; instances agree once per execution.
+        between = self.samples_per_execution if self._ipus.instances.size > 1 else 0
+
+        def unless_stopped() -> Iterator[Batch]:
+            given = due = 0
+            for batch in dataset:
+                if stop is not None and given >= due:
+                    if self._ipus.exchange.any_instance(stop()):
+                        raise Stopped
+                    due = given + between
+                given += len(batch[0])
+                yield batch
+
+        totals = Totals()
+        for (_, labels, weights), logits in self._logits_of_parts(unless_stopped()):
+            totals.add(sums_of_batch(loss, logits, labels, weights))
+        return totals.result()
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
+        """Computes several batches per execution.  Instances share the work if batches have images alone."""
+        left = iter(batches)
+        for first in left:
+            given = itertools.chain([first], left)
+            yield from self._logits_of_whole(given) if len(first) == 1 else self._logits_of_parts(given)
+
+    def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
+        """Returns the logits of each element, computing several at once.  All instances receive the same elements."""
+        return [logits for _, logits in self._logits_of_whole((images,) for images in dataset)]
+
+    def _logits_of_whole(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Yields each batch with its float32 logits (n, ...), in order; some batches are taken ahead.
 
         Args:
@@ -74,7 +141,7 @@ class Predictor:
         for held, logits in self._executions(batches, self._parts, self._part):
             yield from zip(held, logits)
 
-    def logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
+    def _logits_of_parts(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Yields each batch with its logits, if every instance receives its part of each batch only.
 
         Instances exchange results once per execution, or more often if memory is short, but not once per batch: a batch
@@ -108,7 +175,7 @@ class Predictor:
 
         They are float32, or whole numbers below 2**24, which float32 holds exactly.
         """
-        gathered = self._device.gather_over_instances(np.concatenate(arrays)).astype(arrays[0].dtype)
+        gathered = self._ipus.exchange.gather_over_instances(np.concatenate(arrays)).astype(arrays[0].dtype)
         parts = np.split(gathered, _ends(arrays), axis=1)
         return [part.reshape((-1, *part.shape[2:])) for part in parts]
 
@@ -116,6 +183,8 @@ class Predictor:
         self, batches: Iterable[Batch], parts: int, part: int
     ) -> Iterator[Tuple[List[Batch], List[np.ndarray]]]:
         """Yields the batches of each execution and their logits; this instance computes one of ``parts`` shares."""
+        if self._trained is not None:
+            assign_weights(self._trained, self.network.weights)
         held: List[Batch] = []
         waiting = 0
         for batch in batches:
@@ -131,7 +200,7 @@ class Predictor:
     def _run(self, batches: List[Tensor], parts: int, part: int) -> List[np.ndarray]:
         """Returns the logits of batches of images, from one execution or several."""
         with tf.device("/CPU:0"):
-            images = np.concatenate([self._device.preprocess.pack(batch) for batch in batches])
+            images = np.concatenate([self._ipus.preprocess.pack(batch) for batch in batches])
         self._choose_steps(-(-len(images) // parts))
         capacity = self._steps * self._per_step
         results = []
@@ -140,10 +209,10 @@ class Predictor:
             images_of_part = images[start + part * capacity :][:capacity]
             filled = np.zeros((capacity, *images.shape[1:]), images.dtype)
             filled[: len(images_of_part)] = images_of_part
-            with self._device.running(training=False):
-                logits = self._network.model.predict(filled, batch_size=self._size, verbose=0)
+            with self._ipus.running(training=False):
+                logits = self.network.model.predict(filled, batch_size=self._size, verbose=0)
             logits = np.asarray(logits, np.float32)
-            if self._gives_zeros:
+            if self._ipus.gives_zeros:
                 # The SDK returns zeros: for generated data those of one replica (_get_all_batch_results in
                 # keras/ipu/extensions/extensions_base.py of graphcore/keras r2.6/sdk-release-3.4), without a device
                 # those of one micro-batch of each (PoplarExecutor::GetTensorsFromOutfeed of graphcore/tensorflow).
@@ -163,18 +232,9 @@ class Predictor:
         needed = min(-(-needed // self._depth) * self._depth, self._largest)
         if self._steps and needed < _WORTH_COMPILING * self._steps:
             return
-        with self._device.scope():
-            self._network.model.compile(steps_per_execution=needed)
+        with self._ipus.scope():
+            self.network.model.compile(steps_per_execution=needed)
         self._steps = needed
-
-    def _largest_steps(self) -> int:
-        """Returns the micro-batches of each replica in a full execution."""
-        model = self._network.model
-        shapes = [model.inputs[0].shape[1:], model.outputs[0].shape[1:]]
-        sample_bytes = sum(4 * int(np.prod([int(n) for n in shape])) for shape in shapes)
-        samples = max(1, min(_SAMPLES, _LARGEST_BYTES // sample_bytes))
-        steps = max(1, samples // self._per_step)
-        return -(-steps // self._depth) * self._depth
 
 
 def _ends(batches: Sequence[Tensor]) -> np.ndarray:
@@ -187,43 +247,43 @@ class StatisticsNetwork:
     """Measures batch norm's statistics over training batches: the trained network with statistics as outputs.
 
     Args:
-        device: the IPUs.
+        ipus: the IPUs.
         program: the Program whose batches are used.
-        build: the function that builds the model and sets the SDK's options; called inside the scope.
-        num_updates: the number of weight updates whose batches are used.
+        model: the network.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        program: Program,
-        build: Callable[[], DeviceModel],
-        num_updates: int,
-    ) -> None:
-        self._device, self._program = device, program
-        self._steps = num_updates * program.gradient_accumulation_count
-        with device.scope():
-            self._network = build()
-            self._network.model.compile(steps_per_execution=self._steps)
+    def __init__(self, ipus: Ipus, program: BuiltProgram, model: KerasModel) -> None:
+        self._ipus, self._program, self._steps = ipus, program, 0
+        self._network = build_network(
+            ipus, model, STATISTICS, program.micro_batch_size, "statistics", program
+        )
 
-    def measure(self, weights: Mapping[str, TfVariable], dataset: TfDataset) -> Dict[str, np.ndarray]:
+    def measure(
+        self, weights: Mapping[str, TfVariable], dataset: TfDataset, num_updates: int
+    ) -> Dict[str, np.ndarray]:
         """Returns float32 (channels,) for each ``<layer>/moving_mean`` and ``/moving_variance``, averaged over all
         micro-batches.
 
         Args:
             weights: the weights to measure with.
             dataset: the training batches of this instance.
+            num_updates: the number of weight updates whose batches are used.
         """
-        p, network, instances = self._program, self._network, self._device.instances
+        steps = num_updates * self._program.gradient_accumulation_count
+        if steps != self._steps:
+            with self._ipus.scope():
+                self._network.model.compile(steps_per_execution=steps)
+            self._steps = steps
+        p, network, instances = self._program, self._network, self._ipus.instances
         assign_weights(weights, network.weights)
-        batches = training_batches(dataset, p, 0, network.takes_seeds, self._device.preprocess, instances)
+        batches = training_batches(dataset, p, 0, network.takes_seeds, self._ipus.preprocess, instances)
         inputs = batches.map(lambda images, *rest: (images,))
-        with self._device.running(training=False):
+        with self._ipus.running(training=False):
             outputs = network.model.predict(
-                inputs, steps=self._steps * (p.num_replicas // instances.size), verbose=0
+                inputs, steps=steps * (p.num_replicas // instances.size), verbose=0
             )
         means = [np.asarray(values, np.float64).mean(axis=0) for values in outputs[: 2 * len(network.norms)]]
         sizes: np.ndarray = np.cumsum([len(values) for values in means])[:-1]
-        reduced = self._device.mean_over_instances(np.concatenate(means))
+        reduced = self._ipus.exchange.mean_over_instances(np.concatenate(means))
         names = [f"{norm}/{moving}" for norm in network.norms for moving in MOVING_STATISTICS]
         return {name: part.astype(np.float32) for name, part in zip(names, np.split(reduced, sizes))}

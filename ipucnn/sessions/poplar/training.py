@@ -15,7 +15,7 @@ from tensorflow import keras
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.models.names import MOVING_STATISTICS
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
-from ipucnn.sessions.poplar.device import Device
+from ipucnn.sessions.poplar.device import Ipus
 from ipucnn.sessions.poplar.model import DeviceModel
 from ipucnn.sessions.poplar.optimizer import (
     DeviceOptimizer,
@@ -156,7 +156,7 @@ class TrainedNetwork:
     """A network that IPUs train.
 
     Args:
-        device: the IPUs.
+        ipus: the IPUs.
         program: the Program to run.
         network: the network built for training, with the SDK's options set.
         optimizer: the checked settings.
@@ -166,14 +166,14 @@ class TrainedNetwork:
 
     def __init__(
         self,
-        device: Device,
+        ipus: Ipus,
         program: Program,
         network: DeviceModel,
         optimizer: OptimizerSettings,
         loss: Loss,
         schedule: Schedule,
     ) -> None:
-        self._device, self._program = device, program
+        self._ipus, self._program = ipus, program
         self._loss, self._schedule = loss, schedule
         self.network = network
         # A pipeline reports only the last replica's figures, over that replica's samples.
@@ -181,8 +181,8 @@ class TrainedNetwork:
             program.num_stages == 1 or program.num_replicas == 1
         )
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
-        norms, mean = network.moved_once, device.mean_over_replicas
-        with device.scope():
+        norms, mean = network.moved_once, ipus.mean_over_replicas
+        with ipus.scope():
             self._optimizer = make_optimizer(optimizer, network)
             scaler, static = None, self._scale
             self._slots = dict(self._optimizer.slots)
@@ -222,9 +222,9 @@ class TrainedNetwork:
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
         mean: Optional[ReplicaMean] = None
-        if self._device.config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
+        if self._ipus.config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
             # The IPUs average metrics over replicas themselves, which a pipeline cannot.
-            mean = self._device.mean_over_replicas
+            mean = self._ipus.mean_over_replicas
         self.network.model.compile(
             optimizer=DeviceOptimizer(self._update),
             loss=MicroBatchLoss(self._loss, self._scale),
@@ -239,9 +239,9 @@ class TrainedNetwork:
         Args:
             dataset: (images, labels[, weights]) of this instance, from weight update ``first`` on.
         """
-        device, takes_seeds = self._device, self.network.takes_seeds
+        ipus, takes_seeds = self._ipus, self.network.takes_seeds
         return BatchStream(
-            training_batches(dataset, self._program, first, takes_seeds, device.preprocess, device.instances)
+            training_batches(dataset, self._program, first, takes_seeds, ipus.preprocess, ipus.instances)
         )
 
     def execute(self, stream: BatchStream, first: int, count: int) -> Tuple[float, float]:
@@ -255,18 +255,18 @@ class TrainedNetwork:
         Returns:
             Mean loss and accuracy, the same on every instance.
         """
-        p, update, model, instances = self._program, self._update, self.network.model, self._device.instances
+        p, update, model, instances = self._program, self._update, self.network.model, self._ipus.instances
         steps = count * p.gradient_accumulation_count
         if count > update.num_rates or steps > self._steps:
-            with self._device.scope():
+            with self._ipus.scope():
                 update.resize(max(count, update.num_rates))
                 self._compile(steps)
         update.set_rates(first, self._schedule(np.arange(first, first + count)))
         model.optimizer.iterations.assign(first)
         local_steps = steps * (p.num_replicas // instances.size)
         if self._draws_random_numbers():
-            self._device.reset_seed(_seed(p.seed, first))
-        with self._device.running(training=True):
+            self._ipus.reset_seed(_seed(p.seed, first))
+        with self._ipus.running(training=True):
             history = model.fit(
                 stream.take(local_steps),
                 epochs=1,
@@ -278,13 +278,13 @@ class TrainedNetwork:
         if self._divides_by_all:
             real = p.samples_before(first + count) - p.samples_before(first)
             figures = [value * count * p.global_batch_size / real for value in figures]
-        loss, hit = self._device.mean_over_instances(figures)
+        loss, hit = self._ipus.exchange.mean_over_instances(figures)
         return float(loss), float(hit)
 
     def _draws_random_numbers(self) -> bool:
         """Returns whether the program uses the IPUs' random number generator."""
         layers = {type(layer).__name__ for layer in self.network.model.layers}
-        return self._device.config.stochastic_rounding != "OFF" or "Dropout" in layers
+        return self._ipus.config.stochastic_rounding != "OFF" or "Dropout" in layers
 
 
 def _seed(run_seed: int, weight_update: int) -> int:
