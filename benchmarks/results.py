@@ -140,7 +140,8 @@ def run_suite(name: str, data: Optional[Path], again: bool) -> int:
         The exit code.
     """
     how = Provenance(f"python benchmarks/results.py --suite {name}" + (" --data DATA" if data else ""))
-    folder = measuring.kept_folder(f"suite-{name}", again) / "run"
+    stem = Path(name).stem
+    folder = measuring.kept_folder(f"suite-{stem}", again) / "run"
     where = ["--dataset-path", str(data)] if data else []
     where += ["--resume"] if (folder / "suite.json").exists() else []
     code = 130
@@ -156,9 +157,9 @@ def run_suite(name: str, data: Optional[Path], again: bool) -> int:
                 row["measured_with"] = row["measured_with"].replace(str(data), "DATA")
         if rows:
             kept = [{**{key: row[key] for key in SUITE_COLUMNS}, **how.columns()} for row in rows]
-            write_rows(RESULTS / f"{name}.csv", kept, ("id",))
+            write_rows(RESULTS / f"{stem}.csv", kept, ("id",))
         for figure in folder.glob("speedup.svg"):
-            (RESULTS / f"{name}.svg").write_bytes(figure.read_bytes())
+            (RESULTS / f"{stem}.svg").write_bytes(figure.read_bytes())
     return code
 
 
@@ -211,7 +212,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     parser.add_argument("--output", type=Path, default=RESULTS / "presets.csv")
-    parser.add_argument("--suite", help="a built-in suite of `ipucnn benchmark` in place of presets")
+    parser.add_argument(
+        "--suite", help="a suite of `ipucnn benchmark`, built in or FILE.yml, in place of presets"
+    )
     parser.add_argument(
         "--choose", action="store_true", help="judge on parts of the training images; write nothing"
     )
