@@ -165,7 +165,8 @@ class Run:
 
         Args:
             images: an image, a list of images, or images of one size in an array [images, height, width, channels];
-                for a grey data set also [images, height, width].
+                for a grey data set also [images, height, width].  An image is a path, an image of Pillow, or an array
+                of 1, 3 or, with transparency, 4 channels.
 
         Returns:
             float32 [n, classes].
@@ -209,7 +210,7 @@ class Run:
         if images.ndim != 3:
             return images.ndim > 3
         # For a network of colour images the array may be one image with its channels first, so nothing is guessed.
-        # A last axis of four is one image with transparency, which is refused, rather than images four pixels wide.
+        # A last axis of four is one image with transparency, rather than images four pixels wide.
         is_grey = 1 in (self._trained.input_shape[2], self._trained.source.info.image_shape[2])
         return is_grey and images.shape[2] > 4
 
@@ -229,12 +230,21 @@ class Run:
                 raise DataError(f"an image of Pillow cannot be read: {error}", "open it again") from error
         pixels = np.asarray(image)
         pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
+        if (
+            pixels.dtype != np.uint8
+            or pixels.ndim != 3
+            or pixels.shape[2] not in (1, 3, 4)
+            or not pixels.size
+        ):
             raise DataError(
                 f"an array of type {pixels.dtype} and shape {list(np.shape(image))} is no image",
-                "give uint8 pixels of 0..255: [height, width], [height, width, 1 or 3], or of several images "
-                "[images, height, width, 1 or 3], where images[..., np.newaxis] adds the last axis to grey ones",
+                "give uint8 pixels of 0..255: [height, width], [height, width, 1, 3 or 4], or of several images "
+                "[images, height, width, 1, 3 or 4], where images[..., np.newaxis] adds the last axis to grey ones",
             )
+        if pixels.shape[2] == 4:  # with transparency, as such files have it: white is laid under it
+            from PIL import Image as pillow
+
+            return self._pixels(pillow.fromarray(pixels, "RGBA"))
         return pixels_for_evaluation(pixels, f"array of shape {list(pixels.shape)}", info, input_shape)
 
     def _ready(self) -> None:

@@ -155,9 +155,9 @@ def test_options_of_other_commands_are_not_suggested():
 
 def test_what_is_no_image_is_refused(folder):
     loaded = ipucnn.load(folder / "runs" / "mine")
-    arrays = (np.zeros((8, 8), np.float32), np.zeros((8, 8, 4), np.uint8), np.zeros((0, 8), np.uint8))
+    arrays = (np.zeros((8, 8), np.float32), np.zeros((8, 8, 2), np.uint8), np.zeros((0, 8), np.uint8))
     for wrong in (*arrays, 5, None, [5], type("Odd", (), {"convert": 5})()):
-        check_raises(DataError, "is no image", "[images, height, width, 1 or 3]", loaded.predict, wrong)
+        check_raises(DataError, "is no image", "[images, height, width, 1, 3 or 4]", loaded.predict, wrong)
     check_raises(DataError, "", "", loaded.predict, "absent.png")
     closed = Image.new("RGB", (8, 8))
     closed.close()
@@ -172,6 +172,13 @@ def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
     plain = Image.new("RGBA", (8, 8), (9, 99, 200, 255))
     plain.__class__, same = OfPlugin, plain.convert("RGB")
     np.testing.assert_array_equal(loaded.predict(plain), loaded.predict(same))
+    transparent = np.dstack([np.full((8, 8, 3), 40, np.uint8), np.uint8(255 * np.eye(8))])
+    on_white = np.where(np.eye(8, dtype=bool)[..., np.newaxis], np.uint8(40), np.uint8(255)) * np.ones(
+        3, np.uint8
+    )
+    expected = loaded.predict(Image.fromarray(on_white))
+    np.testing.assert_array_equal(loaded.predict(transparent), expected)
+    np.testing.assert_array_equal(loaded.predict(np.stack([transparent] * 2)), np.repeat(expected, 2, axis=0))
     planned = ipucnn.plan("resnet18", stages=np.int64(2), dataset="cifar10", micro_batch_size=np.int64(4))
     assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4
 

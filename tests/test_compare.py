@@ -319,6 +319,8 @@ def test_the_one_changed_option_and_the_first_differing_update_are_found(folder,
         json.loads(p.read_text().splitlines()[0])["learning_rate"]
         for p in sorted(folder.glob("f*/metrics.jsonl"))
     ]
+    for other, code in (("faster", 5), ("first", 0)):
+        assert run("diff", folder / "first", folder / other, "--exit-code")[0] == code
     (row,) = (line.split() for line in out.splitlines() if line.startswith(" learning_rate"))
     assert row[1:] == [f"{rate:.4g}" for rate in reversed(rates)]
     assert out.splitlines()[-1] == "different: options, histories"

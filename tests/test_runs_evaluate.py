@@ -8,6 +8,7 @@ import shutil
 import warnings
 import zipfile
 from pathlib import Path
+from statistics import harmonic_mean
 from types import SimpleNamespace
 
 import h5py
@@ -94,6 +95,10 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
         assert row["count"] == sum(confusion[i]) and row["predicted"] == claimed
         assert row["accuracy"] == (right / sum(confusion[i]) if sum(confusion[i]) else None)
         assert row["precision"] == (right / claimed if claimed else None)
+        if right:
+            assert row["f1"] == pytest.approx(harmonic_mean([row["accuracy"], row["precision"]]))
+        else:
+            assert row["f1"] == (0 if claimed + sum(confusion[i]) else None)
 
 
 def test_most_confused_pairs_come_first():

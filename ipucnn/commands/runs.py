@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 from ipucnn.config.command import CommandOptions, argument
 from ipucnn.config.spec import WORD, option
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError, ThresholdError, UserError
 from ipucnn.text import counted, shown_value
 
 
@@ -67,6 +67,7 @@ class Diff(CommandOptions):
 
     first: str = argument("RUN1", "A run folder.", required=True)
     second: str = argument("RUN2", "Another run folder.", required=True)
+    exit_code: bool = option(False, "End with exit code 5 if the runs are not equal.")
 
 
 def diff(options: Diff) -> None:
@@ -84,6 +85,8 @@ def diff(options: Diff) -> None:
     else:
         _warn(differences["warnings"])
         print_diff(differences)
+    if options.exit_code and not differences["equal"]:
+        raise ThresholdError("the two runs are not equal", "drop --exit-code to see the differences alone")
 
 
 def _warn(warnings: List[str]) -> None:

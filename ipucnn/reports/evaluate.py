@@ -162,6 +162,7 @@ def _classes(result: Evaluation) -> Group:
         "samples": NUMBER,
         "accuracy": NUMBER,
         "precision": NUMBER,
+        "F1": NUMBER,
         "most often taken for": TEXT,
     }
     rows = (
@@ -171,6 +172,12 @@ def _classes(result: Evaluation) -> Group:
             _percent(row.accuracy),
             _percent(row.precision),
             _most_often(result, row.number),
+            row["name"],
+            str(row["count"]),
+            _percent(row["accuracy"]),
+            _percent(row["precision"]),
+            _score(row["f1"]),
+            _most_often(result, row["class"]),
         )
         for row in shown
     )

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import msgspec
 
@@ -50,6 +50,7 @@ from ipucnn.runs.folder import (
 )
 from ipucnn.runs.records import Report
 from ipucnn.text import counted, printable
+from ipucnn.training.evaluation import shows_top5
 
 SORTS = ("name", "age", "accuracy", "time", "size")
 FIGURES = ("dice", "accuracy")
@@ -134,10 +135,14 @@ class RunRecord:
                 return name, max(values)
         return None
 
+    def class_names(self) -> Sequence[str]:
+        """Returns the names of the classes; none if neither report nor checkpoint says them."""
+        of_report = () if self.report is None else self.report.dataset.class_names
+        return of_report or self.facts.get("class_names", ())
+
     def dice_class(self) -> Optional[str]:
         """Returns the class whose Dice validations report: class 1 of two.  None for more classes: Dice is a mean."""
-        of_report = () if self.report is None else self.report.dataset.class_names
-        names = of_report or self.facts.get("class_names", ())
+        names = self.class_names()
         return printable(names[1]) if len(names) == 2 else None
 
     def seconds(self, event: Optional[str] = None) -> float:
@@ -419,7 +424,8 @@ def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
     figures: Dict[str, List[Any]] = {"state": [run.state for run in (first, second)]}
     figures["weight updates"] = [run.weight_updates for run in (first, second)]
     lasts = [(run.rows("validation") or [{}])[-1] for run in (first, second)]
-    for name in ("loss", "accuracy", "dice", "iou", "top5"):
+    top5 = ["top5"] if any(shows_top5(len(run.class_names())) for run in (first, second)) else []
+    for name in ("loss", "accuracy", "dice", "iou", *top5):
         if any(name in last for last in lasts):
             figures[f"validation {name}"] = [last.get(name) for last in lasts]
     reports = (first.report, second.report)

@@ -334,8 +334,8 @@ class EvaluationTotals:
     def classes(self, names: Sequence[str]) -> List[Dict[str, Any]]:
         """Returns figures of each class.
 
-        They are ``count`` (true samples or pixels), ``predicted``, ``accuracy`` (recall), ``precision`` and ``iou``.
-        A ratio with denominator 0 is None.
+        They are ``count`` (true samples or pixels), ``predicted``, ``accuracy`` (recall), ``precision``, ``f1`` and
+        ``iou``.  A ratio with denominator 0 is None.
         """
         matrix = self.confusion
         rows = []
@@ -351,6 +351,7 @@ class EvaluationTotals:
                     "predicted": predicted,
                     "accuracy": right / count if count else None,
                     "precision": right / predicted if predicted else None,
+                    "f1": 2 * right / (count + predicted) if either else None,
                     "iou": right / either if either else None,
                 }
             )
