@@ -59,7 +59,7 @@ def nnunet(folder):
     pairs = [tissue(k, SIZES[k % 3]) for k in range(12)]
     for k, (image, mask) in enumerate(pairs):
         ignored = np.random.RandomState(k).uniform(size=mask.shape) < 0.1
-        pairs[k] = image, np.where(ignored, -1, mask)
+        pairs[k] = image, np.where(ignored, -1, mask.astype(int))
         end = "Tr" if k < 9 else "Ts"
         save(folder / f"images{end}/case_{k:02}_0000.tif", image)
         save(folder / f"labels{end}/case_{k:02}.tif", np.where(ignored, 2, mask).astype(np.uint8))

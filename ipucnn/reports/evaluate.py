@@ -171,13 +171,8 @@ def _classes(result: Evaluation) -> Group:
             str(row.count),
             _percent(row.accuracy),
             _percent(row.precision),
+            _score(row.f1),
             _most_often(result, row.number),
-            row["name"],
-            str(row["count"]),
-            _percent(row["accuracy"]),
-            _percent(row["precision"]),
-            _score(row["f1"]),
-            _most_often(result, row["class"]),
         )
         for row in shown
     )

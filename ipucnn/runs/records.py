@@ -192,6 +192,7 @@ class ClassScores(msgspec.Struct):
     predicted: Natural
     accuracy: Optional[float]
     precision: Optional[float]
+    f1: Optional[float]
     iou: Optional[float]
 
 

@@ -21,6 +21,7 @@ from ipucnn.datasets.formats import (
     images_at,
     images_below,
     images_beside,
+    is_image_name,
     list_folder,
     pair_name,
     quoted,
@@ -205,7 +206,10 @@ def _sides(
             continue
         entries = list_folder(folder) if in_one else ()
         items = (
-            item for entry in entries if entry.is_file() for item in images_at(entry, entry.name, subset)
+            item
+            for entry in entries
+            if is_image_name(entry.name) and entry.is_file()
+            for item in images_at(entry, entry.name, subset)
         )
         extra: List[Path] = []
         for item in items if in_one else images_below(folder, folder.name, subset):
