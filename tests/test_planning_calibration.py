@@ -33,7 +33,7 @@ from ipucnn.planning.cost.products import BAND_FACTOR
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.program import PlannedProgram
-from ipucnn.training.program import make_program
+from ipucnn.training.program import BuiltProgram, Layers, make_program
 
 POD16 = get_system("pod16")
 TRUTHS = [Calibration(1.25, 1.6, 1.7), Calibration(0.8, 0.6, 0.7), Calibration(1.1, 0.5, 2.0)]
@@ -211,7 +211,7 @@ def save_report(path, name, batch, images_per_s, kind="ipu"):
         input_shape=list(record.input_shape),
         data=filled(records.DataFacts, kind="host-generated", name="random", num_images=64),
         options=options,
-        program=make_program(config, 100_000, seed=1).to_dict(),
+        program=BuiltProgram.of(make_program(config, 100_000, seed=1), Layers((), "", ()), 1).to_dict(),
         device=filled(records.DeviceFacts, kind=kind),
         measured=filled(records.MeasuredFigures, images_per_s=records.Interval(images_per_s, None, None)),
     )
