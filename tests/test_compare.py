@@ -21,6 +21,7 @@ from ipucnn.reports import units
 from ipucnn.reports.runs import print_runs
 from ipucnn.runs import compare
 from ipucnn.runs.compare import read_run, runs_of, sort_runs, summary
+from ipucnn.runs.records import ClassScores, EvaluatedDataset, Evaluation, Fold
 
 LINE = (
     "mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micro-batch-size 8 --num-epochs 2 --seed 3"
@@ -430,14 +431,19 @@ def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, report
 def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
     from ipucnn.reports.runs import run_page
 
-    evaluation = {
-        "task": "segmentation",
-        "dataset": {"name": "masks"},
-        "checkpoint": "last.npz",
-        "classes": [{"name": name} for name in classes],
-        "confusion_matrix": [[9] * len(classes)] * len(classes),
-        "measured": {"dice": 0.81234, "iou": 0.68391},
-    }
+    evaluation = Evaluation(
+        checkpoint="last.npz",
+        model="unet",
+        weight_updates=1,
+        task="segmentation",
+        dataset=EvaluatedDataset("masks", "set", 3, 3),
+        notes=[],
+        device="cpu",
+        measured={"dice": 0.81234, "iou": 0.68391},
+        classes=[ClassScores(k, name, 9, 9, 1.0, 1.0, 1.0) for k, name in enumerate(classes)],
+        calibration=[],
+        confusion_matrix=[[9] * len(classes)] * len(classes),
+    )
     assert f"pixels of masks, checkpoint last.npz; {scores}." in run_page(
         read_run(folder / "first"), evaluation
     )
@@ -447,7 +453,8 @@ def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
 def test_top5_accuracy_of_folds_is_shown_where_it_says_something(num_classes, shown):
     from ipucnn.reports.train import fold_line
 
-    row = {"fold": 1, "validation": {"loss": 0.5, "accuracy": 0.75, "top5": 0.9}}
+    scores = {"loss": 0.5, "accuracy": 0.75, "top5": 0.9}
+    row = Fold(1, "fold-1", 20, 10, [0], 5, scores, scores, 1.0)
     line = fold_line(row, 3, [f"class{k}" for k in range(num_classes)])
     assert line == "fold 1 of 3: loss 0.5000, accuracy 75.00%" + (", top 5 90.00%" if shown else "")
 

@@ -12,6 +12,7 @@ from statistics import harmonic_mean
 from types import SimpleNamespace
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 from few_examples import tries
@@ -25,6 +26,7 @@ from support.trained_runs import run_of
 from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.reports.evaluate import draw_evaluation, worst_pairs
 from ipucnn.runs.evaluate import measure
+from ipucnn.runs.records import Evaluation
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 from ipucnn.training.evaluation import EvaluationTotals
 
@@ -167,14 +169,14 @@ def test_evaluation_figure_is_written(trained, run, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["f.SVG"]
     assert (tmp_path / "f.SVG").read_bytes().startswith(b"<?xml")
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
-        draw_evaluation(json.loads(out), tmp_path / "f", suffix)
+        draw_evaluation(msgspec.json.decode(out, type=Evaluation), tmp_path / "f", suffix)
         assert (tmp_path / "f").read_bytes().startswith(start)
     # The reliability diagram shows the number of predictions above each bin that has some.
     result, figures = json.loads(out), []
     for number, (row, count) in enumerate(zip(result["calibration"], [0, 1200, 3, *[0] * 12])):
         row.update(count=count, accuracy=0.5, confidence=(number + 0.5) / 15)
     monkeypatch.setattr("ipucnn.reports.evaluate.save_figure", lambda figure, *_: figures.append(figure))
-    draw_evaluation(result, tmp_path / "f", ".png")
+    draw_evaluation(msgspec.convert(result, Evaluation), tmp_path / "f", ".png")
     texts = [(text.get_text(), round(text.xy[0] * 15, 3)) for text in figures[0].axes[1].texts]
     assert texts == [("1,200", 1.5), ("3", 2.5)]
 

@@ -149,8 +149,8 @@ def test_events_report_finished_folds(lightly, tmp_path):
              "run_dir": str(tmp_path / "cv"), "checkpoints": False, "validation": False}  # fmt: skip
     validation = CrossValidation(resolve("train", flags, model="toy_model"))
     rows = [event.row for event in validation.events() if isinstance(event, FoldFinished)]
-    assert [row["fold"] for row in rows] == [1, 2] and rows[0]["validation"] is None
-    assert validation.report()["mean"] == {}
+    assert [row.fold for row in rows] == [1, 2] and rows[0].validation is None
+    assert validation.report().mean == {}
 
 
 def test_invalid_cross_validations_are_refused(run):

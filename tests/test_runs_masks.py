@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -23,6 +24,7 @@ from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
+from ipucnn.runs.records import Evaluation
 from ipucnn.runs.sources import Named
 from ipucnn.runs.trained import open_trained
 from ipucnn.training.evaluation import EvaluationTotals
@@ -164,11 +166,12 @@ def test_evaluation_lists_classes_in_order(trained, run, capsys, names):
     """Of two classes the second comes first: it is the one to segment."""
     result = json.loads(run("evaluate", trained, "--limit-eval", 1, "--json")[1])
     figures = {"dice": [0.5] * len(names), "iou": [0.5] * len(names)}
-    result["classes"] = [{"name": name} for name in names]
+    scores = dict.fromkeys(("count", "predicted"), 1), dict.fromkeys(("accuracy", "precision", "iou"), 0.5)
+    result["classes"] = [{"class": k, "name": n, **scores[0], **scores[1]} for k, n in enumerate(names)]
     for part in (result["segmentation"], result["segmentation"]["baseline"]):
         part.update(figures)
     result["segmentation"].update(images=[{"image": "0.png", "dice": figures["dice"]}])
-    print_evaluation(result)
+    print_evaluation(msgspec.convert(result, Evaluation))
     out = capsys.readouterr().out
     expected = ["cell", "membrane"] if len(names) == 2 else list(names)
     assert re.findall(r"^ *Dice, (\w+)", out, re.MULTILINE) == expected
