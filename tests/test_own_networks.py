@@ -207,7 +207,12 @@ REFUSED = {
         "return keras.Model(images, [layers.Flatten(name='one')(images), layers.Flatten(name='two')(images)])",
         "2 outputs",
     ),
-    "called twice": ("d = layers.Conv2D(2, 3, padding='same'); x = d(d(x))", "called 2 times"),
+    "norm called twice": ("d = layers.BatchNormalization(); x = d(d(x))", "called 2 times.*for batch norm"),
+    "in two models": (
+        "a = keras.Sequential([images, layers.Conv2D(2, 1)], name='a'); b = keras.Sequential([images, a], name='b'); "
+        "x = a(b(images))",
+        "'b_a_conv2d' and 'a_conv2d' are one layer",
+    ),
     "called with": ("x = layers.BatchNormalization()(x, training=False)", "called with training=False"),
     "lambda": ("x = layers.Lambda(lambda y: y + 1)(x)", "Lambda"),
     "augmenting": (
@@ -217,7 +222,12 @@ REFUSED = {
     ),
     "noise": ("x = layers.GaussianNoise(0.1)(x)", "GaussianNoise"),
     "half": ("x = layers.Conv2D(2, 3, dtype='mixed_float16')(x)", "computes in mixed_float16"),
-    "regularizer": ("x = layers.Conv2D(2, 3, kernel_regularizer='l2')(x)", "kernel_regularizer"),
+    "regularizer": (
+        "x = layers.Conv2D(2, 3, kernel_regularizer=getattr(keras.regularizers, 'OrthogonalRegularizer', "
+        "lambda: abs)())(x)",
+        "kernel_regularizer .*, and training knows L1 and L2",
+    ),
+    "activity": ("x = layers.Conv2D(2, 3, activity_regularizer='l2')(x)", "activity_regularizer"),
     "constraint": ("x = layers.Conv2D(2, 3, kernel_constraint='max_norm')(x)", "kernel_constraint"),
     "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
     "samples joined": ("x = layers.Concatenate(axis=0)([x, x])", "mixes the samples"),

@@ -171,18 +171,18 @@ def changed(**by_layer):
 
 
 REFUSED = {
-    "a Lambda": (3, changed(relu=dict(kind="Lambda", function="boom")), "is a Lambda layer"),
+    "a Lambda": (2, changed(relu=dict(kind="Lambda", function="boom")), "is a Lambda layer"),
     "no class": (3, changed(relu=dict(kind=7)), "class_name = 7"),
     "huge filters": (2, changed(conv=dict(filters=10**40)), "cannot be built"),
     "text": (2, changed(conv=dict(kernel_size="abc")), "cannot be built"),
     "groups": (2, changed(conv=dict(groups=2)), "cannot be built"),
-    "channels first": (3, changed(conv=dict(data_format="channels_first")), "channels first"),
-    "no images": (3, changed(images=dict(batch_shape=[None, 5])), "instead of images"),
-    "two inputs": (3, changed(input_layers=[["images", 0, 0], ["conv", 0, 0]]), "2 inputs (images, conv)"),
-    "two outputs": (3, changed(output_layers=[["relu", 0, 0], ["logits", 0, 0]]), "has 2 outputs"),
-    "no output": (3, changed(output_layers=[["nothing", 0, 0]]), "'nothing' is no layer"),
-    "no layers": (3, changed(layers=[]), "does not list"),
-    "a class of its own": (3, {"class_name": "Net", "config": {}}, "is a Net"),
+    "channels first": (2, changed(conv=dict(data_format="channels_first")), "channels first"),
+    "no images": (2, changed(images=dict(batch_shape=[None, 5])), "instead of images"),
+    "two inputs": (2, changed(input_layers=[["images", 0, 0], ["conv", 0, 0]]), "2 inputs (images, conv)"),
+    "two outputs": (2, changed(output_layers=[["relu", 0, 0], ["logits", 0, 0]]), "has 2 outputs"),
+    "no output": (2, changed(output_layers=[["nothing", 0, 0]]), "'nothing' is no layer"),
+    "no layers": (2, changed(layers=[]), "does not list"),
+    "a class of its own": (2, {"class_name": "Net", "config": {}}, "is a Net"),
     "a list": (3, [], "holds no model"),
 }
 

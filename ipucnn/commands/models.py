@@ -180,6 +180,7 @@ def _input(
 def _summarise(record: ModelRecord, shape: Tuple[int, int, int], num_classes: int) -> Dict[str, Any]:
     """Builds a model and returns the facts of its layers, as ``--json`` prints them."""
     from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.keras_config import output_shape
     from ipucnn.sessions.host.environment import import_tensorflow
 
     with waiting(LOADING):
@@ -187,12 +188,11 @@ def _summarise(record: ModelRecord, shape: Tuple[int, int, int], num_classes: in
         model = build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
     layers = []
     for layer in model.layers:
-        output = layer.output[0] if isinstance(layer.output, list) else layer.output
         layers.append(
             {
                 "name": layer.name,
                 "type": type(layer).__name__,
-                "output_shape": [None if n is None else int(n) for n in output.shape[1:]],
+                "output_shape": [None if n is None else int(n) for n in output_shape(layer)[1:]],
                 "parameters": layer_parameters(layer),
                 "macs": layer_macs(layer),
             }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Sequence
 
 from ipucnn.aliases import KerasLayer, KerasModel, TfVariable
+from ipucnn.models.keras_config import input_shape, num_calls, output_shape
 
 FILE = Path(__file__).with_name("counts.json")
 
@@ -57,7 +58,7 @@ def _spatial(shape: Sequence[Optional[int]]) -> int:
 
 
 def layer_macs(layer: KerasLayer) -> int:
-    """Multiply-accumulates of one forward pass of one sample; 0 for layers without a kernel.
+    """Multiply-accumulates of all calls of a layer in one forward pass of one sample; 0 without a kernel.
 
     In a convolution each position of the output uses every number of the kernel once; kernels of grouped and depthwise
     convolutions are smaller by exactly the factor by which these compute less.  In a transposed convolution each
@@ -65,12 +66,13 @@ def layer_macs(layer: KerasLayer) -> int:
     """
     kind = type(layer).__name__
     weights = layer.weights
+    outputs = sum(_spatial(output_shape(layer, call)) for call in range(num_calls(layer))) if weights else 0
     if kind in ("Conv2D", "GroupedConv2D", "DepthwiseConv2D", "Dense"):
-        return _size(weights[0]) * _spatial(layer.output.shape)
+        return _size(weights[0]) * outputs
     if kind == "SeparableConv2D":
-        return (_size(weights[0]) + _size(weights[1])) * _spatial(layer.output.shape)
+        return (_size(weights[0]) + _size(weights[1])) * outputs
     if kind == "Conv2DTranspose":
-        return _size(weights[0]) * _spatial(layer.input.shape)
+        return _size(weights[0]) * sum(_spatial(input_shape(layer, call)) for call in range(num_calls(layer)))
     return 0
 
 

@@ -28,6 +28,11 @@ CONVOLUTIONS = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose
 _USUAL_GROUPS = 32
 
 
+def _norm_regularizers(config: KerasConfig) -> KerasConfig:
+    keys = ("gamma_regularizer", "beta_regularizer")
+    return {key: config[key] for key in keys if config.get(key) is not None}
+
+
 def set_group_norm(
     blueprint: Blueprint,
     groups: Optional[int] = None,
@@ -67,7 +72,14 @@ def set_group_norm(
         number = math.gcd(channels, _USUAL_GROUPS) if groups is None else groups
         if channels_per_group is not None:
             number = channels // channels_per_group
-        node.replace(GroupNormalization, {"groups": number, "epsilon": 1e-5 if epsilon is None else epsilon})
+        node.replace(
+            GroupNormalization,
+            {
+                **_norm_regularizers(node.config),
+                "groups": number,
+                "epsilon": 1e-5 if epsilon is None else epsilon,
+            },
+        )
 
 
 def set_batch_norm(
@@ -88,6 +100,7 @@ def set_batch_norm(
                 BatchNormalization,
                 {
                     **frozen,
+                    **_norm_regularizers(old_config),
                     "momentum": momentum,
                     "epsilon": old_config["epsilon"] if epsilon is None else epsilon,
                     "center": old_config["center"],
@@ -150,7 +163,7 @@ def seed_weights(blueprint: Blueprint, seed: int) -> None:
     for node in blueprint.nodes:
         for key in [k for k in node.config if k.endswith("_initializer")]:
             weight = key[: -len("_initializer")]
-            node.config[key] = seeded(node.config[key], seed, f"{node.name}/{weight}")
+            node.config[key] = seeded(node.config[key], seed, f"{node.layer}/{weight}")
 
 
 # --- initial weights

@@ -55,10 +55,23 @@ def read_blueprint(model: KerasModel, name: Optional[str] = None) -> Blueprint:
 def output_shape(layer: KerasLayer, call: int = 0) -> TensorShape:
     """The shape of the (first) output of a call of a layer, with the batch."""
     node = layer._inbound_nodes[call]
-    outputs = node.output_tensors if hasattr(node, "output_tensors") else node.outputs
-    while isinstance(outputs, (list, tuple)):
-        outputs = outputs[0]
-    return tuple(outputs.shape)
+    return _first_shape(node.output_tensors if hasattr(node, "output_tensors") else node.outputs)
+
+
+def input_shape(layer: KerasLayer, call: int = 0) -> TensorShape:
+    """The shape of the (first) input of a call of a layer, with the batch."""
+    return _first_shape(layer._inbound_nodes[call].input_tensors)
+
+
+def num_calls(layer: KerasLayer) -> int:
+    """The number of calls of a layer in the networks that were built of it."""
+    return len(layer._inbound_nodes)
+
+
+def _first_shape(tensors: Any) -> TensorShape:
+    while isinstance(tensors, (list, tuple)):
+        tensors = tensors[0]
+    return tuple(tensors.shape)
 
 
 def read_nodes(name: str, kind: str, config: PlainValue, canonical: bool = False) -> List[Node]:
@@ -187,9 +200,13 @@ class _Reader:
         is_stock = entry.get("registered_name") in (None, kind) and str(
             entry.get("module", "keras")
         ).startswith("keras")
-        operation = _operation(entry)
+        operation, own_name = _operation(entry), name
+        if number and self._canonical and not any(key.endswith("_initializer") for key in entry["config"]):
+            name = own_name = f"{name}_call{number}"  # without weights, each call can have a layer of its own
+        elif number:
+            own_name = f"{name}/call{number}"
         return Node(
-            name if number == 0 else f"{name}/call{number}",
+            own_name,
             LAYER_OF_OPERATION.get(operation, operation) if is_operation else kind,
             dict(entry["config"]),
             inputs,

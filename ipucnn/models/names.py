@@ -12,6 +12,7 @@ from typing import Dict, List, Tuple
 from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.models.blueprint import INPUT_NAME, Blueprint
 from ipucnn.models.keras_config import counted_from_zero, snake_case
+from ipucnn.models.settings import penalty_of
 
 MOVING_STATISTICS = ("moving_mean", "moving_variance")
 # Keras 3 shortened the names of these weights; the older, longer name distinguishes two kernels of a layer.
@@ -72,3 +73,15 @@ def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
                 name = f"{first}_{number}"
             weights[name] = tf_variable(weight)
     return weights
+
+
+def penalties(model: KerasModel) -> Dict[str, Tuple[float, float]]:
+    """The factors of the L1 and L2 norms that regularizers add to the loss, by the weight's canonical name."""
+    factors = {}
+    for layer in model.layers:
+        for key, value in layer.get_config().items():
+            weight, _, word = key.rpartition("_")
+            if word == "regularizer" and value is not None and weight != "activity":
+                weight += "_kernel" if weight in ("depthwise", "pointwise") else ""
+                factors[f"{layer.name}/{weight}"] = penalty_of(value)
+    return factors

@@ -58,6 +58,7 @@ _READS = (
     "Assert", "Case", "If", "PartitionedCall", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
     "StatefulPartitionedCall", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "While",
 )  # fmt: skip
+_KEPT_BY_GROUP_NORM = ("groups", "epsilon", "gamma_regularizer", "beta_regularizer")
 Make = Callable[..., Any]
 
 
@@ -144,7 +145,7 @@ class OwnNetwork:
         """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
         assert self.architecture is not None
         layers = [
-            [node.name, node.kind, None if node.is_own else node.config, tuple(node.inputs)]
+            [node.name, node.kind, None if node.is_own else node.config, tuple(node.inputs), node.layer]
             for node in self.architecture.nodes[1:]
         ]
         shape = list(_input_sizes(self.architecture))
@@ -206,6 +207,7 @@ class OwnNetwork:
             raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
         kind = "Sequential" if type(model).__name__ == "Sequential" else "Functional"
         nodes = read_nodes(name, kind, config, canonical=True)
+        _check_places(name, nodes, model)
         self.architecture, self.remarks = _architecture_of(name, nodes, _measured_in(model), model)
         _check_initial_weights(name, nodes, model, first_values)
         _check_formulas(name, self.architecture, self.trained_as)
@@ -229,7 +231,7 @@ class OwnNetwork:
         blueprint = _of_installed_keras(name, self.architecture)
         with seeded_generators(seed, "own"):
             try:
-                model = assemble(blueprint, images, "own")
+                model = assemble(_without_regularizers(blueprint), images, "own")
             except Exception as error:
                 text = " ".join(text_of(error).split())
                 raise ConfigurationError(
@@ -243,7 +245,7 @@ class OwnNetwork:
         if model.losses:
             raise ConfigurationError(
                 f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
-                "drop them; --weight-decay and --l2-regularization hold for the whole network",
+                "drop them; give stock layers kernel_regularizer='l2', or use --weight-decay",
             )
         _exchange(blueprint, model, name)
         use_grouped_convolutions(blueprint)
@@ -270,6 +272,14 @@ class OwnNetwork:
 
 def _own_nodes(blueprint: Blueprint) -> List[Node]:
     return [node for node in blueprint.nodes if node.is_own]
+
+
+def _without_regularizers(blueprint: Blueprint) -> Blueprint:
+    nodes = [
+        replace(node, config={k: v for k, v in node.config.items() if not k.endswith("_regularizer")})
+        for node in blueprint.nodes
+    ]
+    return Blueprint(nodes, blueprint.output)
 
 
 def _input_sizes(blueprint: Blueprint) -> Tuple[Optional[int], ...]:
@@ -344,6 +354,23 @@ def _first_values() -> Iterator[FirstValues]:
         yield values
     finally:
         keras.layers.Layer.add_weight = add_weight
+
+
+def _check_places(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
+    """Refuses a layer that is called at two levels of models within models: its calls would be two layers here.
+
+    Raises:
+        ConfigurationError: there is such a layer.
+    """
+    first_nodes: Dict[int, Node] = {}
+    for node in nodes:
+        first = node if node.is_operation else first_nodes.setdefault(id(node.layer_in(model)), node)
+        if first.place != node.place:
+            raise ConfigurationError(
+                f"{name}: layers '{shown_value(first.layer)}' and '{shown_value(node.layer)}' are one layer, in two "
+                "models",
+                "call the model that contains it from one of them only",
+            )
 
 
 def _check_initial_weights(
@@ -464,6 +491,12 @@ def _architecture_of(
     if remove_softmax(blueprint):
         changes.append("its softmax at the end is left out: loss and metrics take logits")
     _check_end(name, blueprint)
+    regularized = {node.layer for node in layers if any(key.endswith("_regularizer") for key in node.config)}
+    if regularized:
+        changes.append(
+            f"the regularizers of {counted(len(regularized), 'layer')} are added to the loss of training, and to no "
+            "other"
+        )
     rescaling = first_rescaling(blueprint.nodes)
     if rescaling is not None:
         changes.append(f"it takes pixels of 0..255, which its layer {rescaling} scales")
@@ -519,8 +552,18 @@ def _accepted(
             f"{where} ({shown_value(kind)}) augments images, which is done to the data and not in the network",
             "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
         )
-    if num_calls != 1:
-        raise ConfigurationError(f"{where} is called {num_calls} times", "give each call a layer of its own")
+    if num_calls != 1 and (is_own or kind == "BatchNormalization"):
+        reason = (
+            "layers of its own"
+            if is_own
+            else "batch norm, whose statistics would be those of several tensors"
+        )
+        raise ConfigurationError(
+            f"{where} is called {num_calls} times, which training does not know for {reason}",
+            "give each call a layer of its own"
+            if is_own
+            else "give each call a batch norm of its own, or use GroupNormalization or LayerNormalization",
+        )
     # Keras 3 records Dropout's default as if it had been given.
     others = ", ".join(
         f"{key}={value}"[:40] if key else str(value)[:40]
@@ -734,7 +777,7 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
             if node.kind == "GroupNormalization" and config.get("center", True) and config.get("scale", True):
                 if config["groups"] == -1:
                     config["groups"] = node.channels
-                kept = {key: config[key] for key in ("groups", "epsilon")}
+                kept = {key: value for key, value in config.items() if key in _KEPT_BY_GROUP_NORM}
                 frozen = {} if config.get("trainable", True) else {"trainable": False}
                 node.replace(GroupNormalization, {**kept, **frozen})
 
@@ -764,8 +807,6 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
         architecture, changes = _architecture_of(
             shown_value(name), nodes, lambda node: read_statistics(path, node)
         )
-    except ConfigurationError as error:
-        raise DataError(error.message, error.hint) from None  # an error of the file, not of the command line
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
     digest = hashlib.sha256(read_bytes(path, file_size(path))).hexdigest()
@@ -789,20 +830,22 @@ def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetw
         if len(shape) != 3 or any(n is not None and (type(n) is not int or n < 1) for n in shape):
             raise ValueError(f"an input of {shape}")
         nodes = {INPUT_NAME: _input(shape)}
-        for layer, kind, settings, inputs in data["layers"]:
-            if not isinstance(layer, str) or layer in nodes or not isinstance(kind, str):
-                raise ValueError(f"a layer {layer!r}")
+        for name_of_call, kind, settings, inputs, layer in data["layers"]:
+            if not isinstance(name_of_call, str) or name_of_call in nodes or not isinstance(kind, str):
+                raise ValueError(f"a layer {name_of_call!r}")
             if not inputs or not set(inputs) <= set(nodes):
-                raise ValueError(f"layer {layer!r} reads {inputs!r}")
-            node = Node(layer, kind, settings or {}, list(inputs), is_own=settings is None)
+                raise ValueError(f"layer {name_of_call!r} reads {inputs!r}")
+            node = Node(name_of_call, kind, settings or {}, list(inputs), layer, is_own=settings is None)
+            if layer != name_of_call and (nodes[layer].kind, nodes[layer].is_own) != (kind, node.is_own):
+                raise ValueError(f"layer {name_of_call!r} is no call of {layer!r}")
             if not node.is_own:
                 if kind not in PER_SAMPLE:
-                    raise ValueError(f"layer {layer!r} is of the class {kind!r}")
-                node.config = plain_settings(f"layer '{shown_value(layer)}'", node)
-            nodes[layer] = node
+                    raise ValueError(f"layer {name_of_call!r} is of the class {kind!r}")
+                node.config = plain_settings(f"layer '{shown_value(name_of_call)}'", node)
+            nodes[name_of_call] = node
         if len(nodes) == 1:
             raise ValueError("0 layers")
-        architecture = Blueprint(list(nodes.values()), layer)
+        architecture = Blueprint(list(nodes.values()), name_of_call)
     except (TypeError, ValueError, KeyError, AttributeError, ConfigurationError) as error:
         reason = text_of(error)
         raise DataError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Any, Dict, Mapping, NoReturn, Optional
+from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple
 
 import numpy as np
 
@@ -69,10 +69,15 @@ def plain_settings(where: str, node: Node, keras: Optional[int] = None) -> Dict[
             )
         if key in (*_NOT_SETTINGS, *_NEWER.get(node.kind, ())):
             continue
-        if key.endswith(("_regularizer", "_constraint")):
+        if key == "activity_regularizer" or key.endswith("_constraint"):
             if value is not None:
-                hint = "drop it; --weight-decay and --l2-regularization hold for the whole network"
-                raise ConfigurationError(f"{where} has a {key}, which training does not know", hint)
+                raise ConfigurationError(
+                    f"{where} has a {key}, which training does not know",
+                    "drop it; kernel_regularizer='l2' keeps weights small, and so does --weight-decay",
+                )
+        elif key.endswith("_regularizer"):
+            if value is not None:
+                settings[key] = _regularizer(where, key, value)
         elif key.endswith("_initializer"):
             settings[key] = None if value is None else _initializer(where, key, value)
         elif key in _ACTIVATION_SETTINGS:
@@ -104,6 +109,28 @@ def _initializer(where: str, key: str, value: PlainValue) -> Dict[str, Any]:
     options = dict(value.get("config") or {})
     options = {k: plain(v, where, key) for k, v in options.items() if k not in _NOT_OF_INITIALIZERS}
     return {"class_name": kind, "config": options}
+
+
+def _regularizer(where: str, key: str, value: PlainValue) -> Dict[str, Any]:
+    kind = value.get("class_name") if isinstance(value, dict) else None
+    if kind not in ("L1", "L2", "L1L2"):
+        raise ConfigurationError(
+            f"{where} has {key} {shown_value(str(kind or value))[:60]}, and training knows L1 and L2",
+            "use keras.regularizers.L1, L2 or L1L2",
+        )
+    try:
+        factors = dict(zip(("l1", "l2"), penalty_of(value)))
+    except (TypeError, ValueError, AttributeError):
+        raise ConfigurationError(
+            f"{where} has a {key} whose factors are no numbers", "use plain numbers"
+        ) from None
+    return {"class_name": "L1L2", "config": factors}
+
+
+def penalty_of(regularizer: PlainValue) -> Tuple[float, float]:
+    """The factors of a regularizer's L1 and L2 norms, from its configuration."""
+    factors = regularizer.get("config") or {}
+    return float(factors.get("l1") or 0.0), float(factors.get("l2") or 0.0)
 
 
 def plain(value: object, where: str, key: str) -> Any:

@@ -14,6 +14,13 @@ import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfVariable
 from ipucnn.training.optimizer_settings import AVERAGE, LOSS_SCALE, OptimizerSettings
+from ipucnn.training.program import Program
+
+
+def penalty_weight(program: Program) -> float:
+    """Returns the number of losses that the gradient of a weight update sums: penalties are part of each."""
+    is_sum = program.gradient_accumulation_reduction_method == "sum"
+    return float(program.gradient_accumulation_count) if is_sum else 1.0
 
 
 class LossScaler:
@@ -85,6 +92,9 @@ class Optimizer:
         settings: from :func:`make_settings`.
         weights: the tf.Variables to train, by canonical name.
         statistics: moving statistics by name, which are averaged if weights are.
+        penalties: factors (l1, l2) of weights by name; l1 sum |w| + l2 sum w^2 is added to the loss, as by Keras'
+            regularizers.
+        penalty_weight: weight of the penalties in the gradients, such as the number of losses that these sum.
 
     Attributes:
         weights: the trained variables by name, in order.
@@ -96,8 +106,12 @@ class Optimizer:
         settings: OptimizerSettings,
         weights: Mapping[str, TfVariable],
         statistics: Optional[Mapping[str, TfVariable]] = None,
+        penalties: Optional[Mapping[str, Tuple[float, float]]] = None,
+        penalty_weight: float = 1.0,
     ) -> None:
         self.settings = settings
+        self.penalties = {name: pair for name, pair in (penalties or {}).items() if name in weights}
+        self._penalty_weight = penalty_weight
         self.weights = dict(weights)
         self._statistics = dict(statistics or {}) if settings.ema_decay else {}
         self.slots: Dict[str, TfVariable] = {}
@@ -129,7 +143,8 @@ class Optimizer:
         count = tf.cast(weight_update, tf.float32) + 1.0
         done: List[Tensor] = []
         new_values: List[Tuple[TfVariable, Tensor]] = []
-        for name, gradient in zip(self.weights, self.clipped(gradients)):
+        gradients = self.clipped(self.penalized(list(self.weights), gradients))
+        for name, gradient in zip(self.weights, gradients):
             if rounded is None:
                 done += self._apply(name, gradient, learning_rate, count)
             else:
@@ -142,6 +157,33 @@ class Optimizer:
                 for name, variable in self.weights.items():
                     self._average(name, variable, count)
                 self.average_statistics(weight_update)
+
+    def penalty(self) -> Tensor:
+        """Returns the sum of all penalties of the present weights, scalar float32."""
+        total = tf.constant(0.0)
+        for name, (l1, l2) in self.penalties.items():
+            weight = tf.cast(tf.convert_to_tensor(self.weights[name]), tf.float32)
+            total += l1 * tf.reduce_sum(tf.abs(weight)) + l2 * tf.reduce_sum(tf.square(weight))
+        return total
+
+    def penalized(
+        self, names: Sequence[str], gradients: Sequence[Tensor], times: float = 1.0
+    ) -> List[Tensor]:
+        """Returns the gradients of weights with those of their penalties.
+
+        Args:
+            names: the weights.
+            gradients: their gradients.
+            times: the factor that the gradients contain.
+        """
+        penalized = []
+        for name, gradient in zip(names, gradients):
+            if name in self.penalties:
+                l1, l2 = (factor * self._penalty_weight * times for factor in self.penalties[name])
+                weight = tf.cast(tf.convert_to_tensor(self.weights[name]), tf.float32)
+                gradient = tf.cast(gradient, tf.float32) + (l1 * tf.sign(weight) + 2.0 * l2 * weight)
+            penalized.append(gradient)
+        return penalized
 
     def clipped(self, gradients: Sequence[Tensor], times: float = 1.0) -> List[Tensor]:
         """Returns the gradients, scaled down if their global norm is above ``clip_gradient_norm``.

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import tensorflow as tf
 from tensorflow import keras
 
-from ipucnn.aliases import KerasLayer, Numbers, Tensor, TensorShape, TfVariable
+from ipucnn.aliases import KerasConfig, KerasLayer, Numbers, Tensor, TensorShape, TfVariable
 
 # Least size of a part of the batch for TensorFlow's own kernel, which is called once per part: its loops are faster,
 # but each call has a fixed cost.
@@ -300,6 +300,12 @@ def _normalise(
     return y, mean, variance
 
 
+def _regularizers(norm: KerasLayer) -> Dict[str, Any]:
+    """The regularizers of a norm, which sessions add to the loss (``penalties`` of names.py)."""
+    pairs = {"gamma_regularizer": norm.gamma_regularizer, "beta_regularizer": norm.beta_regularizer}
+    return {key: value for key, value in pairs.items() if value is not None}
+
+
 class BatchNormalization(keras.layers.Layer):
     """Batch norm over each micro-batch; weights in Keras' order (gamma, beta, moving mean, moving variance).
 
@@ -323,9 +329,12 @@ class BatchNormalization(keras.layers.Layer):
         scale: bool = True,
         axis: int = -1,
         moves_once: bool = False,
+        gamma_regularizer: Optional[KerasConfig] = None,
+        beta_regularizer: Optional[KerasConfig] = None,
         **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
+        self.gamma_regularizer, self.beta_regularizer = gamma_regularizer, beta_regularizer
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be in [0, 1], got {momentum}")
         self.momentum = float(momentum)
@@ -413,6 +422,7 @@ class BatchNormalization(keras.layers.Layer):
             "scale": self.scale,
             "axis": self.axis,
             "moves_once": self.moves_once,
+            **_regularizers(self),
         }
 
 
@@ -426,8 +436,16 @@ class GroupNormalization(keras.layers.Layer):
         ValueError: the number of channels is not a multiple of ``groups``.
     """
 
-    def __init__(self, groups: int = 32, epsilon: float = 1e-5, **kwargs: object) -> None:
+    def __init__(
+        self,
+        groups: int = 32,
+        epsilon: float = 1e-5,
+        gamma_regularizer: Optional[KerasConfig] = None,
+        beta_regularizer: Optional[KerasConfig] = None,
+        **kwargs: object,
+    ) -> None:
         super().__init__(**kwargs)
+        self.gamma_regularizer, self.beta_regularizer = gamma_regularizer, beta_regularizer
         self.groups = int(groups)
         self.epsilon = float(epsilon)
 
@@ -449,4 +467,4 @@ class GroupNormalization(keras.layers.Layer):
         return input_shape
 
     def get_config(self) -> Dict[str, Any]:
-        return {**super().get_config(), "groups": self.groups, "epsilon": self.epsilon}
+        return {**super().get_config(), "groups": self.groups, "epsilon": self.epsilon, **_regularizers(self)}

@@ -18,6 +18,7 @@ from ipucnn.config.bounds import MAX_ACCUMULATION
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import num_cores, operation_threads
+from ipucnn.models.keras_config import num_calls, output_shape
 from ipucnn.sessions.group import ProcessGroup
 from ipucnn.text import counted
 from ipucnn.training.batching import alternatives, divisors
@@ -155,13 +156,8 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
     """Returns the bytes of all layer outputs for one sample, float32, from the static shapes of a functional model."""
     total = 0
     for layer in model.layers:
-        shapes = layer.output.shape if not isinstance(layer.output, (list, tuple)) else None
-        if shapes is None:
-            continue
-        size = 4
-        for dimension in shapes[1:]:
-            size *= int(dimension or 1)
-        total += size
+        for call in range(num_calls(layer)):
+            total += 4 * math.prod(int(dimension or 1) for dimension in output_shape(layer, call)[1:])
     return total
 
 

@@ -23,6 +23,7 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasLayer, Tensor
 from ipucnn.models.blueprint import Node
+from ipucnn.models.keras_config import num_calls
 from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm, unbiased_variance
 from ipucnn.models.layers.per_sample import SubsamplePad
 from ipucnn.sessions.host import operations
@@ -84,6 +85,8 @@ def find_fast_layers(
         return None if name in needed or len(following) != 1 else layers[following[0]]
 
     for step in steps:
+        if num_calls(layers[step.name]) > 1:
+            continue
         name, layer, following = step.name, layers[step.name], next_of(step.name)
         if isinstance(layer, BatchNormalization):
             if not layer.trainable:

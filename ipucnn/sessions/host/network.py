@@ -95,7 +95,7 @@ class Network:
         blueprint = read_blueprint(model)
         self._input, self._output = blueprint.nodes[0].name, blueprint.output
         steps = blueprint.nodes[1:]
-        self._layers = {step.name: model.get_layer(step.name) for step in steps}
+        self._layers = {step.name: model.get_layer(step.layer) for step in steps}
         self._exact = {name for name, layer in self._layers.items() if _is_exact(layer)}
         self._takes_training = {
             name

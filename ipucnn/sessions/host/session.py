@@ -23,7 +23,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, InfeasibleError
 from ipucnn.machine import operations_at_once, side_by_side
-from ipucnn.models.names import moved_statistics
+from ipucnn.models.names import moved_statistics, penalties
 from ipucnn.sessions.group import Alone, Mpi
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.collectives import Collectives
@@ -59,7 +59,7 @@ from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import Sums, Totals
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import OptimizerSettings
-from ipucnn.training.optimizers import Optimizer
+from ipucnn.training.optimizers import Optimizer, penalty_weight
 from ipucnn.training.program import BuiltProgram, Program
 from ipucnn.training.schedules import Schedule
 
@@ -278,7 +278,7 @@ class HostTrainer(Trainer):
             weights = self._weights = Weights(model, session.arithmetic)
             trained = {name: weights.kept[name] for name in weights.trainable}
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
-            opt = Optimizer(optimizer, trained, statistics)
+            opt = Optimizer(optimizer, trained, statistics, penalties(model), penalty_weight(program))
             network = session.network(model, program.pipeline_splits if program.recomputation else ())
             sums = sums_of(division, self._collectives, session.config.reduction)
             self._loop = UpdateLoop(network, program, division, opt, loss, weights, sums)

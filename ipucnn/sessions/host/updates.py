@@ -180,8 +180,11 @@ class UpdateLoop:
         rounded = None
         if self._arithmetic.precision == "16.16":
             rounded = lambda values: rounding.all(values, "the weights and the optimizer's state")  # noqa: E731
+        mean_loss = result.loss / total
+        if self._optimizer.penalties:
+            mean_loss += self._optimizer.penalty()
         self._optimizer.apply(gradients, rate, update, rounded)
-        return result.loss / total, result.num_right / (total * self._program.micro_batch_size)
+        return mean_loss, result.num_right / (total * self._program.micro_batch_size)
 
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> GroupResult:
         """Returns the sum of the results of a weight update's groups."""

@@ -3,6 +3,7 @@
 from typing import Optional
 
 from ipucnn.aliases import KerasModel
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.sessions.poplar.device import Ipus
 from ipucnn.sessions.poplar.model import TRAINING, DeviceModel, ModelSpec, assign_stages, build_for_ipus
 from ipucnn.sessions.poplar.options import accumulation_options, pipelining_options
@@ -41,7 +42,7 @@ def build_network(
         built = build_for_ipus(ipus.api, network, spec, name)
         if program is not None:
             if program.num_stages > 1:
-                layers = [layer.name for layer in network.layers]
+                layers = [node.name for node in read_blueprint(network).nodes]
                 assign_stages(built.model, layers, program.pipeline_splits)
             _set_options(ipus, built.model, program, training=purpose == TRAINING)
     return built

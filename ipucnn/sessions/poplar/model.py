@@ -30,7 +30,7 @@ from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.models.blueprint import INPUT_NAME, Node, stages_by_layer
 from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers import micro_batches
-from ipucnn.models.names import named_weights
+from ipucnn.models.names import named_weights, penalties
 from ipucnn.sessions.poplar.device import Api, compute_type
 
 SEEDS_NAME = "micro_batch_seeds"
@@ -241,6 +241,7 @@ class DeviceModel:
         norms: the names of the batch norms that move with every micro-batch, in the order of a STATISTICS model's
             outputs (mean, variance of each).
         moved_once: the batch norms that move once per weight update, of a TRAINING model.
+        penalties: the factors (l1, l2) of the regularizers by the weight's name, which the optimizer adds.
     """
 
     model: KerasModel
@@ -248,6 +249,7 @@ class DeviceModel:
     takes_seeds: bool
     norms: List[str] = field(default_factory=list)
     moved_once: List[MovedByGradient] = field(default_factory=list)
+    penalties: Mapping[str, Tuple[float, float]] = field(default_factory=dict)
 
 
 def _policy(precision: str) -> Any:
@@ -274,35 +276,42 @@ class _Builder:
         self.statistics: List[Tensor] = []
         self.norms: List[str] = []
         self.moved_once: List[MovedByGradient] = []
+        self._layers: Dict[str, KerasLayer] = {}
 
-    def layer(self, step: Node, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
-        """Returns the output of a step."""
-        common = {"name": step.name, "dtype": _policy(self.spec.precision)}
-        if not step.config["trainable"]:
+    def output(self, node: Node, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
+        """Returns the output of a node."""
+        common = {"name": node.layer, "dtype": _policy(self.spec.precision)}
+        if not node.config["trainable"]:
             common["trainable"] = False
-        kind: Any = step.layer_class
-        if kind is micro_batches.BatchNormalization:
-            return self._normalised(step, inputs, common)
+        if node.layer_class is micro_batches.BatchNormalization:
+            return self._normalised(node, inputs, common)
+        if node.layer_class is micro_batches.Dropout:
+            return self._dropped(node, inputs, common)
+        if node.layer not in self._layers:
+            self._layers[node.layer] = self._layer(node, common)
+        return self._layers[node.layer](inputs)
+
+    def _layer(self, node: Node, common: KerasConfig) -> KerasLayer:
+        kind: Any = node.layer_class
         if kind is micro_batches.GroupNormalization:
-            norm = self.api.addons_layers.GroupNormalization(
-                groups=step.config["groups"],
+            return self.api.addons_layers.GroupNormalization(
+                groups=node.config["groups"],
                 channels_axis=-1,
-                epsilon=step.config["epsilon"],
+                epsilon=node.config["epsilon"],
                 beta_initializer="zeros",
                 gamma_initializer="ones",
                 # Groups of neighbouring channels, as everywhere else; the default would permute the weights.
                 strided_channel_grouping=False,
                 **common,
             )
-            return norm(inputs)
-        if kind is micro_batches.Dropout:
-            return self._dropped(step, inputs, common)
-        # Initial weights do not matter, because the network's are copied.
-        config = {
-            key: "zeros" if key.endswith("_initializer") else value for key, value in step.config.items()
-        }
         assert kind is not None  # bare operations were edited away
-        return kind.from_config({**config, **common})(inputs)
+        # Initial weights do not matter, because the network's are copied.  The optimizer adds the penalties.
+        config = {
+            key: "zeros" if key.endswith("_initializer") else value
+            for key, value in node.config.items()
+            if not key.endswith("_regularizer")
+        }
+        return kind.from_config({**config, **common})
 
     def _normalised(self, step: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
         if not step.config["trainable"]:
@@ -362,7 +371,7 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
     tensors = {first.name: x}
     for step in blueprint.nodes[1:]:
         sources = [tensors[source] for source in step.inputs]
-        tensors[step.name] = builder.layer(step, sources[0] if len(sources) == 1 else sources)
+        tensors[step.name] = builder.output(step, sources[0] if len(sources) == 1 else sources)
     outputs = tensors[blueprint.output]
     if compute != "float32":
         # Loss and metrics are float32, and Keras casts sample weights to the type of the logits.
@@ -379,7 +388,9 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
             _round_to_nearest(layer, api)
     weights = _weights(model, network)
     assign_weights(named_weights(network), weights)
-    return DeviceModel(model, weights, builder.seeds is not None, builder.norms, builder.moved_once)
+    return DeviceModel(
+        model, weights, builder.seeds is not None, builder.norms, builder.moved_once, penalties(network)
+    )
 
 
 def _round_to_nearest(layer: KerasLayer, api: Api) -> None:

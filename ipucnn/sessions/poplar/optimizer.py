@@ -17,7 +17,7 @@ from ipucnn.models.layers.micro_batches import moving_average, unbiased_variance
 from ipucnn.models.names import is_moving_statistic, moved_statistics
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
 from ipucnn.training.optimizer_settings import OptimizerSettings
-from ipucnn.training.optimizers import LossScaler, Optimizer
+from ipucnn.training.optimizers import LossScaler, Optimizer, penalty_weight
 from ipucnn.training.program import Program
 
 ReplicaMean = Callable[[Tensor], Tensor]
@@ -26,12 +26,13 @@ Gradients = List[Tuple[Tensor, TfVariable]]
 """Pairs of a gradient and its variable."""
 
 
-def make_optimizer(settings: OptimizerSettings, network: DeviceModel) -> Optimizer:
+def make_optimizer(settings: OptimizerSettings, network: DeviceModel, program: Program) -> Optimizer:
     """Returns the arithmetic of a network's optimizer; moving statistics that have gradients are not its weights."""
     trainable, moved = network.model.trainable_weights, moved_statistics(network.model)
     ids, variables = {id(tf_variable(v)) for v in trainable}, network.weights.items()
     weights = {name: v for name, v in variables if id(v) in ids and not is_moving_statistic(name)}
-    return Optimizer(settings, weights, {name: v for name, v in variables if name in moved})
+    statistics = {name: v for name, v in variables if name in moved}
+    return Optimizer(settings, weights, statistics, network.penalties, penalty_weight(program))
 
 
 def _underlying(variable: TfVariable) -> TfVariable:
@@ -171,15 +172,19 @@ class WeightUpdate:
         return gradients if self._statistics is None else self._statistics.add_spread(gradients)
 
     def after_reduction(self, gradients: Gradients) -> Gradients:
-        """Clips the gradients of a weight update, summed over replicas, and removes the automatic loss scale."""
-        if self._scaler is None and not self._optimizer.settings.clip_gradient_norm:
+        """Adds the penalties to the gradients of a weight update, summed over replicas, clips them, and removes the
+        automatic loss scale."""
+        optimizer = self._optimizer
+        if self._scaler is None and not optimizer.settings.clip_gradient_norm and not optimizer.penalties:
             return gradients
         trained = [n for n, (_, v) in enumerate(gradients) if v not in (self._statistics or ())]
         values = [gradients[n][0] for n in trained]
         if self._scaler is not None:
             # Here the scale is the number of replicas: the host checks the mean over replicas.
             values, self._beyond = self._scaler.unscaled(values, self._scale)
-        clipped = dict(zip(trained, self._optimizer.clipped(values, self._scale)))
+        names = [self._names[_key(gradients[n][1])] for n in trained]
+        values = optimizer.penalized(names, values, self._scale)
+        clipped = dict(zip(trained, optimizer.clipped(values, self._scale)))
         return [(clipped.get(n, gradient), variable) for n, (gradient, variable) in enumerate(gradients)]
 
 

@@ -108,11 +108,22 @@ class SampleMean(keras.metrics.Metric):
 
 
 def make_metrics(
-    loss: Loss, mean: Optional[ReplicaMean] = None, divides_by_all: bool = False
+    loss: Loss,
+    mean: Optional[ReplicaMean] = None,
+    divides_by_all: bool = False,
+    penalty: Optional[Callable[[], Tensor]] = None,
 ) -> List[SampleMean]:
-    """Returns loss and accuracy of an execution as the host session reports them; see :class:`SampleMean`."""
+    """Returns loss and accuracy of an execution as the host session reports them; see :class:`SampleMean`.
+
+    Args:
+        penalty: the function that gives what regularizers add to the loss; None: nothing.
+    """
 
     def mean_loss(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
+        of_data = data_loss(labels, logits, counts)
+        return of_data if penalty is None else of_data + penalty()
+
+    def data_loss(labels: Tensor, logits: Tensor, counts: Optional[Tensor]) -> Tensor:
         if counts is None:
             return loss(logits, labels, 1)[0]
         size = float(logits.shape[0])
@@ -183,7 +194,7 @@ class TrainedNetwork:
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         norms, mean = network.moved_once, ipus.mean_over_replicas
         with ipus.scope():
-            self._optimizer = make_optimizer(optimizer, network)
+            self._optimizer = make_optimizer(optimizer, network, program)
             scaler, static = None, self._scale
             self._slots = dict(self._optimizer.slots)
             if program.auto_loss_scaling:
@@ -225,10 +236,13 @@ class TrainedNetwork:
         if self._ipus.config.accelerator_side_reduction and p.num_stages == 1 and p.num_replicas > 1:
             # The IPUs average metrics over replicas themselves, which a pipeline cannot.
             mean = self._ipus.mean_over_replicas
+        # In a pipeline the stage that computes the loss cannot read the weights of the others.
+        has_penalty = self._optimizer.penalties and p.num_stages == 1
+        penalty = self._optimizer.penalty if has_penalty else None
         self.network.model.compile(
             optimizer=DeviceOptimizer(self._update),
             loss=MicroBatchLoss(self._loss, self._scale),
-            weighted_metrics=make_metrics(self._loss, mean, self._divides_by_all),
+            weighted_metrics=make_metrics(self._loss, mean, self._divides_by_all, penalty),
             steps_per_execution=steps_per_execution,
         )
         self._steps = steps_per_execution

@@ -1,0 +1,213 @@
+"""Regularizers, shared layers and models within models train as Keras trains them, on the host and on IPUs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from poplar_double import installed
+from support.own_networks import HEAD, TRAIN, last, write
+from support.refusals import Refusal, check_refused
+from support.sessions import CPU, PLAIN, SGD, constant, make_program, run, with_fused
+from tensorflow import keras
+
+from ipucnn.compat import KERAS_3
+from ipucnn.config.options import RunConfig
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.names import named_weights
+from ipucnn.models.registry import find_network, saved_network
+from ipucnn.planning.graphs.keras_graph import graph_of
+from ipucnn.python_files import find_function
+from ipucnn.sessions.factory import create_session
+from ipucnn.sessions.host.session import HostSession
+
+pytestmark = pytest.mark.usefixtures("here")
+END = "    return keras.Model(images, layers.Dense(num_classes, name='head')(layers.Flatten()(x)))\n"
+NETWORKS = {
+    "l2 and l1": ["x = layers.Conv2D(4, 3, kernel_regularizer=r.l2(0.02), bias_regularizer='l1')(images)",
+                  "x = layers.Conv2D(4, 3, kernel_regularizer=r.l1(0.003), activation='relu')(x)"],
+    "elastic": ["x = layers.DepthwiseConv2D(3, depthwise_regularizer=r.l1_l2(0.01, 0.02))(images)",
+                "x = layers.Dense(5, kernel_regularizer=r.l1_l2(0.004, 0.01), activation='tanh')(x)"],
+    "norms": ["x = layers.Conv2D(4, 3, use_bias=False)(images)",
+              "x = layers.BatchNormalization(gamma_regularizer=r.l2(0.03), beta_regularizer=r.l1(0.01))(x)",
+              "x = layers.LayerNormalization(gamma_regularizer=r.l1(0.02))(layers.ReLU()(x))"],
+    "separable": ["x = layers.SeparableConv2D(5, 3, depthwise_regularizer='l2', pointwise_regularizer='l1')(images)",
+                  "x = layers.ELU()(x)"],
+    "group norm": ["x = layers.Conv2D(4, 3)(images)",
+                   "x = layers.GroupNormalization(2, gamma_regularizer='l2')(x)", "x = layers.ReLU()(x)"],
+    "gelu": ["x = layers.Conv2D(4, 3, activation='gelu', kernel_regularizer='l2')(images)"],
+    "shared layer": ["c = layers.Conv2D(2, 3, padding='same', kernel_regularizer=r.l2(0.02))",
+                     "x = layers.Add()([c(c(images)), images])", "x = c(layers.ReLU()(x))"],
+    "shared layers without weights": ["a, d = layers.ReLU(), layers.Flatten()",
+                                      "x = a(layers.Conv2D(3, 3)(a(layers.Conv2D(4, 3)(images))))",
+                                      "x = layers.Concatenate()([d(x), d(images)])"],
+    "shared block": ["b = keras.Sequential([keras.Input((6, 6, 2)), layers.Conv2D(2, 3, padding='same'),",
+                     "    layers.LayerNormalization(), layers.Activation('gelu')], name='block')",
+                     "x = b(b(images))"],
+    "nested and shared": ["i = keras.Input((6, 6, 2))",
+                          "inner = keras.Model(i, layers.Dense(3, kernel_regularizer='l2')(i), name='inner')",
+                          "o = layers.Conv2D(2, 1)(inner(i))", "outer = keras.Model(i, o, name='outer')",
+                          "x = layers.Concatenate()([outer(images), outer(layers.ReLU()(images))])"],
+}  # fmt: skip
+UPDATES, SIZE, STEPS, RATE = 20, 3, 2, 0.02
+
+
+def network(case):
+    if case == "group norm" and not KERAS_3:
+        pytest.skip("Keras 2.6 has no group norm")
+    lines = "".join(f"    {line}\n" for line in NETWORKS[case])
+    return write(f"{HEAD}    r = keras.regularizers\n{lines}{END}")
+
+
+def examples():
+    rng = np.random.default_rng(11)
+    count = UPDATES * SIZE * STEPS
+    return rng.normal(0.2, 1, (count, 6, 6, 2)).astype(np.float32), rng.integers(0, 3, count).astype(np.int32)
+
+
+def trained_by_keras(model, momentum):
+    """Trains a Keras model with its own losses and optimizer; returns the loss of each weight update."""
+    images, labels = examples()
+    optimizer = keras.optimizers.SGD(RATE, momentum=momentum)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    weights, losses = model.trainable_weights, []
+    variables = [w if isinstance(w, tf.Variable) else w.value for w in weights]
+
+    @tf.function
+    def micro_batch(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True)) + tf.add_n([0.0, *model.losses])
+        return value, tape.gradient(value, variables)
+
+    for update in range(UPDATES):
+        parts = [slice((update * STEPS + k) * SIZE, (update * STEPS + k + 1) * SIZE) for k in range(STEPS)]
+        results = [micro_batch(images[part], labels[part]) for part in parts]
+        gradients = [sum(g) / STEPS for g in zip(*(g for _, g in results))]
+        optimizer.apply_gradients(zip(gradients, weights))
+        losses.append(float(sum(value for value, _ in results)) / STEPS)
+    return losses
+
+
+def by_layer(model):
+    """Returns the weights of all layers without the moving statistics, sorted by shape and sum."""
+    values = [w.numpy() for w in model.weights if "moving" not in w.name]
+    return sorted(values, key=lambda v: (v.shape, float(np.sum(v))))
+
+
+def start(record):
+    """Returns the network and the user's own model with the same weights, none of which is 0, where L1 has a kink."""
+    model, theirs = build_model(record, BuildOptions((6, 6, 2), 3)), record.own.make((6, 6, 2), 3)
+    shapes = [[tuple(w.shape) for w in one.weights] for one in (model, theirs)]
+    assert sorted(shapes[0]) == sorted(shapes[1])
+    rng, used = np.random.default_rng(3), set()
+    for name, weight in named_weights(model).items():
+        if "moving" not in name:
+            weight.assign(rng.choice([-1, 1], weight.shape) * rng.uniform(0.1, 0.5, weight.shape))
+    for weight in theirs.weights:  # nested models list their weights in another order
+        name = next(
+            n for n, v in named_weights(model).items()
+            if n not in used and v.shape == weight.shape and base(n) == base(weight.name)
+        )  # fmt: skip
+        used.add(name)
+        weight.assign(named_weights(model)[name].numpy())
+    return model, theirs
+
+
+def base(name):
+    return name.split("/")[-1].split(":")[0].replace("depthwise_kernel", "kernel")
+
+
+def check_equal(model, trained, theirs, losses, expected):
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
+    mine = sorted(
+        (v for n, v in trained.items() if "moving" not in n), key=lambda v: (v.shape, float(np.sum(v)))
+    )
+    for one, other in zip(mine, by_layer(theirs)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_loss_and_weights_are_those_of_keras_after_20_weight_updates(case):
+    record = find_network(network(case))
+    images, labels = examples()
+    program = make_program(SIZE, STEPS, updates_per_epoch=UPDATES, weight_updates_per_execution=1)
+    for session_of, momentum in ((lambda: HostSession(CPU), SGD), (on_ipus, PLAIN)):
+        model, theirs = start(record)
+        expected = trained_by_keras(theirs, momentum[1]["momentum"])
+        with installed():
+            result = run(
+                session_of(), model, with_fused(program, 1), momentum, images, labels, schedule=constant(RATE)
+            )
+        losses = [event.metrics["loss"] for event in result.events if hasattr(event, "metrics")]
+        check_equal(model, result.weights, theirs, losses, expected)
+
+
+def on_ipus():
+    return create_session("auto", config=RunConfig(dropout_layer="stateless"))
+
+
+@pytest.mark.parametrize("case", ["shared layer", "shared block", "norms"])
+def test_checkpoints_and_plans_know_shared_layers_and_regularizers(case):
+    record = find_network(network(case))
+    model = build_model(record, BuildOptions((6, 6, 2), 3))
+    saved = saved_network("net.py:build", json.loads(json.dumps(record.own.to_data())), "x", "y")
+    rebuilt = build_model(saved, BuildOptions((6, 6, 2), 3))
+    assert saved.own.to_data()["layers"] == record.own.to_data()["layers"]
+    for (name, one), other in zip(named_weights(model).items(), named_weights(rebuilt).values()):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=name)
+    if case == "norms":
+        assert "regularizers of 3 layers are added to the loss" in record.own.notes[0].replace(
+            "2 layers", "3 layers"
+        )
+        return
+    graph = graph_of(model, "mine")
+    shared = "conv2d" if case == "shared layer" else "block_conv2d"
+    position = {layer.name: n for n, layer in enumerate(graph.layers)}
+    first, second = position[shared], position[f"{shared}/call1"]
+    assert (
+        graph.layers[second].num_parameters == 0 and graph.layers[second].macs == graph.layers[first].macs > 0
+    )
+    # No stage opens between the two calls.
+    assert not set(range(first + 1, second + 1)) & set(graph.cuts)
+
+
+def test_a_network_with_shared_layers_is_trained_and_exported(succeeds, report):
+    pytest.importorskip("onnxruntime")
+    name = network("shared block")
+    Path("net.py").write_text(
+        Path("net.py").read_text().replace("(6, 6, 2)", "input_shape").replace("2D(2,", "2D(1,")
+    )
+    train = ("train", name, "--dataset", "digits", *TRAIN, "--run-dir", "a")
+    succeeds(*train)
+    assert "block_conv2d/kernel" in last("a").weights
+    Path("net.py").unlink()
+    assert report("evaluate", "a")["measured"]["loss"] < 3
+    for format_ in ("onnx", "saved-model", "keras") if KERAS_3 else ("saved-model",):
+        succeeds("export", "a", "--format", format_, "--output", f"e-{format_}")
+        assert json.loads(Path(f"e-{format_}/export.json").read_text())["verification"]
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 writes no .keras files")
+def test_a_file_and_a_function_are_trained_and_refused_alike(run):
+    for line, error in (
+        ("c = layers.Conv2D(2, 3, kernel_constraint='max_norm'); x = c(images)", "has a kernel_constraint"),
+        ("c = layers.BatchNormalization(); x = c(c(images))", "is called 2 times"),
+        (
+            "x = layers.Conv2D(2, 3, kernel_regularizer=keras.regularizers.OrthogonalRegularizer())(images)",
+            "training knows L1 and L2",
+        ),
+    ):
+        name = write(f"{HEAD}    {line}\n{END}")
+        find_function(name, "build")((8, 8, 1), 10).save("net.keras")
+        check_refused(
+            run,
+            Refusal(["train", name, "--dataset", "digits"], error, code=2),
+            Refusal("train net.keras --dataset digits", error, code=2),
+        )
+    find_function(network("shared block"), "build")((6, 6, 2), 3).save("net.keras")
+    function, file = (
+        build_model(find_network(one), BuildOptions((6, 6, 2), 3)) for one in ("net.py:build", "net.keras")
+    )
+    for (name, one), other in zip(named_weights(function).items(), named_weights(file).values()):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=name)
