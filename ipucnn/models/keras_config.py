@@ -9,7 +9,7 @@ import re
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
-from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, TensorShape
+from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, Tensor, TensorShape
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node
 from ipucnn.text import shown_value
@@ -68,7 +68,7 @@ def num_calls(layer: KerasLayer) -> int:
     return len(layer._inbound_nodes)
 
 
-def _first_shape(tensors: Any) -> TensorShape:
+def _first_shape(tensors: Tensor) -> TensorShape:
     while isinstance(tensors, (list, tuple)):
         tensors = tensors[0]
     return tuple(tensors.shape)
