@@ -303,7 +303,11 @@ def _normalise(
 def _regularizers(norm: KerasLayer) -> Dict[str, Any]:
     """The regularizers of a norm, which sessions add to the loss (``penalties`` of names.py)."""
     pairs = {"gamma_regularizer": norm.gamma_regularizer, "beta_regularizer": norm.beta_regularizer}
-    return {key: value for key, value in pairs.items() if value is not None}
+    return {  # Keras 2.6 wraps dictionaries, and JSON does not take the wrappers
+        key: {"class_name": str(value["class_name"]), "config": dict(value["config"])}
+        for key, value in pairs.items()
+        if value is not None
+    }
 
 
 class BatchNormalization(keras.layers.Layer):
