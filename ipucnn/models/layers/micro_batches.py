@@ -14,6 +14,7 @@ lacks it and it shares batch norm's arithmetic.
 import contextlib
 import threading
 import zlib
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -338,7 +339,8 @@ class BatchNormalization(keras.layers.Layer):
         **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
-        self.gamma_regularizer, self.beta_regularizer = gamma_regularizer, beta_regularizer
+        # Keras 2.6 changes dictionaries that are attributes.
+        self.gamma_regularizer, self.beta_regularizer = deepcopy((gamma_regularizer, beta_regularizer))
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be in [0, 1], got {momentum}")
         self.momentum = float(momentum)
@@ -449,7 +451,8 @@ class GroupNormalization(keras.layers.Layer):
         **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
-        self.gamma_regularizer, self.beta_regularizer = gamma_regularizer, beta_regularizer
+        # Keras 2.6 changes dictionaries that are attributes.
+        self.gamma_regularizer, self.beta_regularizer = deepcopy((gamma_regularizer, beta_regularizer))
         self.groups = int(groups)
         self.epsilon = float(epsilon)
 
