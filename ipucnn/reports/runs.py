@@ -309,7 +309,7 @@ def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> Facts:
         )
     if validations:
         last = validations[-1]
-        when = f"after {last['weight_updates']:,} weight updates"
+        when = f"after {counted(last['weight_updates'], 'weight update')}"
         cards.append(("validation loss", f"{last['loss']:.4f}", when))
     progress = (report and report.ended_early) or counted(run.weight_updates, "weight update")
     cards.append(("state", run.state, progress))

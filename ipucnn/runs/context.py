@@ -259,7 +259,7 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
         lines.append(
             f"{program.samples_discarded_per_epoch:,} of {info.num_train:,} training samples are discarded in each "
             f"epoch ({which}): {counted(program.weight_updates_per_epoch, 'weight update')} x "
-            f"{counted(program.global_batch_size, 'sample')}"
+            f"{counted(program.global_batch_size, 'sample')}; --pad-dataset uses all of them"
         )
     warmup = (config.lr_warmup_params or {}).get("warmup_epochs", 0)
     if warmup > program.num_epochs:
