@@ -154,9 +154,8 @@ def resolved_with(plan, command="train", preset=None, **flags):
     return resolve_over(preset, command, flags, **details)
 
 
-def check_predictions(planner, candidate, program, settings_of_run):
+def check_predictions(planner, candidate, splits, settings_of_run):
     """Checks that the planner predicts the same for a run's program and settings as for a candidate."""
-    splits = program.pipeline_splits
     assert predict(planner.graph, splits, settings_of_run, SYSTEM) == candidate.prediction
     assert (
         tuple(program_memory(planner.graph, splits, settings_of_run, SYSTEM.ipu)) == candidate.forecast.ipus
@@ -188,8 +187,8 @@ def check_trained(planner, candidate, request, preset):
     program = make_program(resolved.config, TRAIN_IMAGES, seed=1)
     settings_of_run = planned_program(resolved.config, program)
     assert settings_of_run == candidate.settings
-    assert program.pipeline_splits == plan.splits == candidate.splits
-    check_predictions(planner, candidate, program, settings_of_run)
+    assert resolved.config.named_splits == plan.splits == candidate.splits
+    check_predictions(planner, candidate, resolved.config.named_splits, settings_of_run)
     lines = plan_differences(resolved, program, plan.input_shape, plan.num_classes)
     assert not [line for line in lines if "the plan was made for" in line]
     # The printed command and its YAML have the same settings as the file.
@@ -256,7 +255,7 @@ def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps
     )
     program = make_program(config, TRAIN_IMAGES, seed=1)
     settings_of_run = replace(planned_program(config, program, False), gradient_accumulation_count=steps)
-    check_predictions(planner, candidate, program, settings_of_run)
+    check_predictions(planner, candidate, resolved.config.named_splits, settings_of_run)
 
 
 # Network -> options of its layers that may change; each combination beyond the first few needs a build per example.
@@ -425,8 +424,9 @@ def test_one_stage_plan_replaces_the_pipeline_of_a_preset(planner):
         "recomputation": True,
         "pipeline_schedule": "Interleaved",
     }
-    program = make_program(resolved_with(plan, preset=preset).config, TRAIN_IMAGES, seed=1)
-    assert (program.num_stages, program.pipeline_splits, program.recomputation) == (1, (), False)
+    config = resolved_with(plan, preset=preset).config
+    program = make_program(config, TRAIN_IMAGES, seed=1)
+    assert (program.num_stages, config.named_splits, program.recomputation) == (1, (), False)
 
 
 def test_options_that_no_plan_has_are_refused(planner):
