@@ -155,7 +155,8 @@ def print_help(line: CommandLine) -> None:
         print_matches(" ".join(words))
         return
     command = _command(known)
-    context = command.make_context(f"ipucnn {known.name}", [], resilient_parsing=True)
+    # Parsing, even of nothing, would load Typer's converters, which takes 0.3 s.
+    context = typer.Context(command, info_name=f"ipucnn {known.name}")
     common = () if line.is_all_help else tuple(known.common.split())
     print_command_help(command, context, common, words, known.examples)
 

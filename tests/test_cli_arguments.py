@@ -120,10 +120,11 @@ def test_missing_and_extra_arguments_are_refused(typed, error, hint):
     assert check_raises(ConfigurationError, error, hint, make_context, name, args).message == error
 
 
-def test_a_plan_of_a_known_graph_imports_neither_converters_nor_tensorflow():
+def test_help_and_a_plan_of_a_known_graph_import_neither_converters_nor_tensorflow():
     code = (
         "import sys\n"
         "from ipucnn import cli\n"
+        "cli.run(['train', '--help'])\n"
         "cli.run(['plan-splits', 'lenet', '--stages', '2', '--system', 'pod16', '--compare', 'params', '--json'])\n"
         "heavy = {'pydantic', 'tensorflow', 'keras'} & {name.split('.')[0] for name in sys.modules}\n"
         "sys.exit(str(heavy) if heavy else 0)\n"

@@ -1,15 +1,11 @@
 """What this process may print and write: all if it is alone; else only the first of the processes prints and writes."""
 
-import atexit
 import contextlib
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Optional
 
-from ipucnn.filesystem import expand
 from ipucnn.sessions.group import find_instances, find_launched
 
 
@@ -44,9 +40,17 @@ class Role:
 
         A process that writes nothing of the user's gets a temporary file of the same name.
         """
-        path = None if typed is None else expand(typed)
-        if path is None or self.writes:
+        if typed is None:
+            return None
+        from ipucnn.filesystem import expand
+
+        path = expand(typed)
+        if self.writes:
             return path
+        import atexit
+        import shutil
+        import tempfile
+
         folder = tempfile.mkdtemp(prefix="ipucnn-instance-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / path.name
