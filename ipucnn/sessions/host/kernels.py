@@ -426,9 +426,11 @@ def _let_go(block, holders):  # type: ignore[no-untyped-def]
         _free(block)
 
 
-@_jit(_INT, _INT, _INT, _INT, _INT, returns=_INT)
-def _new_block(kind, tasks, threads, buffer_size, more):  # type: ignore[no-untyped-def]
-    """Returns a block of work, held once, with ``more`` float32 numbers after the buffers; 0: no memory."""
+@_jit(_INT, _INT, _INT, _INT, _INT, _INT, _INT, returns=_INT)
+def _new_block(kind, tasks, threads, buffer_size, more, cells, status):  # type: ignore[no-untyped-def]
+    """Returns a block of work, held once, with ``more`` float32 numbers after the buffers; 0 after an error."""
+    if _get_code(status) != 0:
+        return 0
     buffer_size = -(-buffer_size // 16) * 16
     block = _aligned_alloc(64, 8 * _BLOCK + -(-4 * (threads * buffer_size + more) // 64) * 64)
     if block:
@@ -436,7 +438,16 @@ def _new_block(kind, tasks, threads, buffer_size, more):  # type: ignore[no-unty
         state[:] = 0
         state[_HOLDERS], state[_ADDRESS], state[_KIND], state[_TASKS] = 1, block, kind, tasks
         state[_BUFFERS], state[_BUFFER_SIZE] = block + 8 * _BLOCK, buffer_size
+    else:
+        _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
     return block
+
+
+@_jit(_INT, _INT)
+def _give_epsilon(block, tensor):  # type: ignore[no-untyped-def]
+    """Writes the number of a tensor into a block of work."""
+    cell = _integers(block, _BLOCK)[_EPSILON : _EPSILON + 1]
+    cell.view(np.float64)[0] = _floats(_tensor_data(tensor), 1)[0]
 
 
 @_jit(_INT, _INT, _INT)
@@ -479,6 +490,14 @@ def _take_inputs(context, number, cells, status):  # type: ignore[no-untyped-def
     for i in range(number):
         _get_input(context, i, cells + 8 * i, status)
     return _get_code(status) == 0
+
+
+@_jit(numba.boolean, _INT, _INT, returns=numba.boolean)
+def _is_accepted(is_consistent, cells, status):  # type: ignore[no-untyped-def]
+    """Returns whether the inputs of an operation belong together; an error is in the status if they do not."""
+    if not is_consistent:
+        _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+    return is_consistent
 
 
 @_jit(_INT, _INT, _INT)
@@ -534,30 +553,22 @@ def _compute_normalise(context):  # type: ignore[no-untyped-def]
         is_consistent = _count_elements(tensors[0]) == s[0] * s[1] * s[2] and s[0] * s[1] * s[2] > 0
         for i in (1, 2):
             is_consistent &= _count_elements(tensors[i]) == channels
-        if is_consistent:
+        if _is_accepted(is_consistent, cells, status):
             rank = _copy_dimensions(tensors[0], cells)
             y = _output(context, 0, 5, rank, False, cells, status)
             tensors[_DIMENSIONS], tensors[_DIMENSIONS + 1] = s[0], channels
             mean = _output(context, 1, 6, 2, False, cells, status)
             variance = _output(context, 2, 7, 2, False, cells, status)
-            if _get_code(status) == 0:
-                block = _new_block(_NORMALISE, s[6], s[7], _FORWARD_BUFFERS * s[4], 0)
-                if block:
-                    state = _integers(block, _BLOCK)
-                    state[_EPSILON : _EPSILON + 1].view(np.float64)[0] = _floats(_tensor_data(tensors[3]), 1)[
-                        0
-                    ]
-                    a = state[_GIVEN:]
-                    a[:6] = s[:6]
-                    for i in range(3):
-                        a[6 + i] = _tensor_data(tensors[i])
-                    a[9], a[10], a[11] = mean, variance, y
-                    _share(block, s[7], s[8])
-                    _let_go(block, 1)
-                else:
-                    _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
-        else:
-            _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+            block = _new_block(_NORMALISE, s[6], s[7], _FORWARD_BUFFERS * s[4], 0, cells, status)
+            if block:
+                _give_epsilon(block, tensors[3])
+                a = _integers(block, _BLOCK)[_GIVEN:]
+                a[:6] = s[:6]
+                for i in range(3):
+                    a[6 + i] = _tensor_data(tensors[i])
+                a[9], a[10], a[11] = mean, variance, y
+                _share(block, s[7], s[8])
+                _let_go(block, 1)
     _end(context, cells, status)
 
 
@@ -586,36 +597,28 @@ def _compute_normalise_gradient(context):  # type: ignore[no-untyped-def]
             is_consistent &= _count_elements(tensors[i]) == channels
         for i in (4, 5):
             is_consistent &= _count_elements(tensors[i]) == s[0] * channels
-        if is_consistent:
+        if _is_accepted(is_consistent, cells, status):
             rank = _copy_dimensions(tensors[1], cells)
             dx = _output(context, 0, 8, rank, True, cells, status)
             tensors[_DIMENSIONS] = channels
             dgamma = _output(context, 1, 9, 1, False, cells, status)
             dbeta = _output(context, 2, 10, 1, False, cells, status)
-            if _get_code(status) == 0:
-                block = _new_block(
-                    _NORMALISE_GRADIENT, s[6], s[7], _BACKWARD_BUFFERS * s[4], 2 * s[0] * channels
-                )
-                if block:
-                    state = _integers(block, _BLOCK)
-                    state[_EPSILON : _EPSILON + 1].view(np.float64)[0] = _floats(_tensor_data(tensors[6]), 1)[
-                        0
-                    ]
-                    a = state[_GIVEN:]
-                    a[:6] = s[:6]
-                    for i in range(5):
-                        a[6 + i] = _tensor_data(tensors[1 + i])
-                    a[11], a[12] = dx, _tensor_data(tensors[0])
-                    a[13] = state[_BUFFERS] + s[7] * state[_BUFFER_SIZE] * 4
-                    a[14] = a[13] + 4 * s[0] * channels
-                    _share(block, s[7], s[8])
-                    _add_up(_floats(a[13], (s[0], channels)), _floats(dgamma, channels))
-                    _add_up(_floats(a[14], (s[0], channels)), _floats(dbeta, channels))
-                    _let_go(block, 1)
-                else:
-                    _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
-        else:
-            _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+            more = 2 * s[0] * channels
+            block = _new_block(_NORMALISE_GRADIENT, s[6], s[7], _BACKWARD_BUFFERS * s[4], more, cells, status)
+            if block:
+                _give_epsilon(block, tensors[6])
+                state = _integers(block, _BLOCK)
+                a = state[_GIVEN:]
+                a[:6] = s[:6]
+                for i in range(5):
+                    a[6 + i] = _tensor_data(tensors[1 + i])
+                a[11], a[12] = dx, _tensor_data(tensors[0])
+                a[13] = state[_BUFFERS] + s[7] * state[_BUFFER_SIZE] * 4
+                a[14] = a[13] + 4 * s[0] * channels
+                _share(block, s[7], s[8])
+                _add_up(_floats(a[13], (s[0], channels)), _floats(dgamma, channels))
+                _add_up(_floats(a[14], (s[0], channels)), _floats(dbeta, channels))
+                _let_go(block, 1)
     _end(context, cells, status)
 
 
@@ -629,29 +632,25 @@ def _compute_depthwise_filter(context):  # type: ignore[no-untyped-def]
         x, dy, kernel = tensors[1], tensors[2], tensors[0]
         is_consistent = _num_dims(x) == 4 and _num_dims(dy) == 4 and _num_dims(kernel) == 4
         is_consistent = is_consistent and _dim(x, 0) == _dim(dy, 0) and _dim(x, 3) == _dim(dy, 3)
-        if is_consistent and _dim(kernel, 2) == _dim(x, 3) and _dim(kernel, 3) == 1:
+        is_consistent = is_consistent and _dim(kernel, 2) == _dim(x, 3) and _dim(kernel, 3) == 1
+        if _is_accepted(is_consistent, cells, status):
             total = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
-            if _get_code(status) == 0:
-                blocks = -(-_dim(x, 0) // BLOCK_SAMPLES)
-                size = _dim(kernel, 0) * _dim(kernel, 1) * _dim(x, 3)
-                block = _new_block(_DEPTHWISE_FILTER, blocks, s[3], 0, blocks * size)
-                if block:
-                    state = _integers(block, _BLOCK)
-                    a = state[_GIVEN:]
-                    a[0], a[5] = _tensor_data(x), _tensor_data(dy)
-                    for k in range(4):
-                        a[1 + k] = _dim(x, k)
-                    for k in range(2):
-                        a[6 + k], a[12 + k] = _dim(dy, 1 + k), _dim(kernel, k)
-                    a[8:11] = s[:3]
-                    a[11] = state[_BUFFERS]
-                    _share(block, s[3], s[4])
-                    _add_up(_floats(a[11], (blocks, size)), _floats(total, size))
-                    _let_go(block, 1)
-                else:
-                    _set_status(status, _RESOURCE_EXHAUSTED, cells + 8 * _ZERO_CELL)
-        else:
-            _set_status(status, _INVALID_ARGUMENT, cells + 8 * _ZERO_CELL)
+            blocks = -(-_dim(x, 0) // BLOCK_SAMPLES)
+            size = _dim(kernel, 0) * _dim(kernel, 1) * _dim(x, 3)
+            block = _new_block(_DEPTHWISE_FILTER, blocks, s[3], 0, blocks * size, cells, status)
+            if block:
+                state = _integers(block, _BLOCK)
+                a = state[_GIVEN:]
+                a[0], a[5] = _tensor_data(x), _tensor_data(dy)
+                for k in range(4):
+                    a[1 + k] = _dim(x, k)
+                for k in range(2):
+                    a[6 + k], a[12 + k] = _dim(dy, 1 + k), _dim(kernel, k)
+                a[8:11] = s[:3]
+                a[11] = state[_BUFFERS]
+                _share(block, s[3], s[4])
+                _add_up(_floats(a[11], (blocks, size)), _floats(total, size))
+                _let_go(block, 1)
     _end(context, cells, status)
 
 
