@@ -67,6 +67,35 @@ def naive_scale(beyond, num_gradients, start=1.0):
     return scales
 
 
+@pytest.mark.parametrize(
+    "name, params",
+    [
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {"momentum": 0.9, "nesterov": True}),
+        ("lars", {}),
+        ("adam", {}),
+        ("adamw", {}),
+        ("rmsprop", {"momentum": 0.9}),
+    ],
+)
+def test_formulas_for_16_bits_are_those_of_the_kernels_for_32_bits(name, params):
+    """Three weight updates of a matrix and a vector, once by TensorFlow's kernels and once by the written formulas."""
+    decay = {} if name == "lars" else {"weight_decay": 0.01}
+    settings = make_settings(name, params, global_batch_size=8, l2_regularization=0.02, **decay)
+    rng, results = np.random.default_rng(4), []
+    start = {"a": rng.normal(size=(3, 4)), "b": rng.normal(size=4)}
+    gradients = [[rng.normal(size=value.shape) for value in start.values()] for _ in range(3)]
+    for rounded in (None, list):
+        weights = {key: tf.Variable(value, dtype=tf.float32) for key, value in start.items()}
+        optimizer = Optimizer(settings, weights)
+        for update, each in enumerate(gradients):
+            values = [tf.constant(value, tf.float32) for value in each]
+            optimizer.apply(values, tf.constant(0.1), tf.constant(update), rounded)
+        results.append({**weights, **optimizer.slots})
+    for key, kernel in results[0].items():
+        np.testing.assert_allclose(results[1][key].numpy(), kernel.numpy(), rtol=2e-5, atol=1e-6, err_msg=key)
+
+
 @tries(8, slow=20)
 @given(
     st.lists(st.sampled_from([0, 0, 0, 0, 1, 3, 50]), min_size=8, max_size=140),
