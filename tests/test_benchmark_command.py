@@ -278,8 +278,10 @@ def test_an_execution_without_results_is_refused(monkeypatch):
         def predict(self, batches):
             return [np.full((4, 10), self.logit) for _ in list(batches)[:2]]
 
+    lazy = Lazy()
     side = contenders.SessionInference(
-        Lazy(),
+        lazy,
+        lazy,
         itertools.repeat(0),
         BuiltProgram.of(make_program(RunConfig(micro_batch_size=2), 8, seed=0), Layers((), "", ()), 2),
     )
