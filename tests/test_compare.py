@@ -440,7 +440,7 @@ def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
         notes=[],
         device="cpu",
         measured={"dice": 0.81234, "iou": 0.68391},
-        classes=[ClassScores(k, name, 9, 9, 1.0, 1.0, 1.0) for k, name in enumerate(classes)],
+        classes=[ClassScores(k, name, 9, 9, 1.0, 1.0, 1.0, 1.0) for k, name in enumerate(classes)],
         calibration=[],
         confusion_matrix=[[9] * len(classes)] * len(classes),
     )

@@ -166,7 +166,10 @@ def test_evaluation_lists_classes_in_order(trained, run, capsys, names):
     """Of two classes the second comes first: it is the one to segment."""
     result = json.loads(run("evaluate", trained, "--limit-eval", 1, "--json")[1])
     figures = {"dice": [0.5] * len(names), "iou": [0.5] * len(names)}
-    scores = dict.fromkeys(("count", "predicted"), 1), dict.fromkeys(("accuracy", "precision", "iou"), 0.5)
+    scores = (
+        dict.fromkeys(("count", "predicted"), 1),
+        dict.fromkeys(("accuracy", "precision", "f1", "iou"), 0.5),
+    )
     result["classes"] = [{"class": k, "name": n, **scores[0], **scores[1]} for k, n in enumerate(names)]
     for part in (result["segmentation"], result["segmentation"]["baseline"]):
         part.update(figures)
