@@ -145,7 +145,13 @@ class OwnNetwork:
         """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
         assert self.architecture is not None
         layers = [
-            [node.name, node.kind, None if node.is_own else node.config, tuple(node.inputs), node.layer]
+            [
+                node.name,
+                node.kind,
+                None if node.is_own else node.config,
+                tuple(node.inputs),
+                *([node.layer] if node.layer != node.name else []),
+            ]
             for node in self.architecture.nodes[1:]
         ]
         shape = list(_input_sizes(self.architecture))
@@ -830,7 +836,8 @@ def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetw
         if len(shape) != 3 or any(n is not None and (type(n) is not int or n < 1) for n in shape):
             raise ValueError(f"an input of {shape}")
         nodes = {INPUT_NAME: _input(shape)}
-        for name_of_call, kind, settings, inputs, layer in data["layers"]:
+        for name_of_call, kind, settings, inputs, *shared in data["layers"]:
+            (layer,) = shared or (name_of_call,)
             if not isinstance(name_of_call, str) or name_of_call in nodes or not isinstance(kind, str):
                 raise ValueError(f"a layer {name_of_call!r}")
             if not inputs or not set(inputs) <= set(nodes):
