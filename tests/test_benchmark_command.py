@@ -262,6 +262,7 @@ def test_differences_of_keras_optimizers_are_reported():
         ("lars", True, {}, "SGD instead of LARS"),
         ("sgd", False, {"weight_decay": 0.01}, "no weight decay"),
         ("sgd", True, {"l2_regularization": 0.01}, "no L2"),
+        ("adamw", True, {"decay_biases_and_norms": False}, "weight decay of biases and norms"),
     ):
         assert words in "; ".join(of(name, is_keras_3, **more)[2])
 

@@ -11,7 +11,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
-from support.reference import Naive
+from support.reference import Naive, run_naive
 from support.sessions import CPU, constant, data, make_model, make_program, run
 
 from ipucnn.config.options import RunConfig
@@ -50,6 +50,38 @@ def test_lars_follows_the_published_rule_for_all_gradient_sizes(exponent, epsilo
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+# Beside the others: formulas for 16 bits are compared below, and IPUs take the host's arithmetic.
+@pytest.mark.slow_cases("sgd-ipu", "adamw-host")
+@pytest.mark.parametrize("session", ["host", "ipu"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [("sgd", {"momentum": 0.9}, {"l2_regularization": 0.3}), ("adamw", {}, {"weight_decay": 0.5})],
+    ids=["sgd", "adamw"],
+)
+def test_biases_and_norms_without_decay_equal_a_numpy_loop(optimizer, session):
+    """Four weight updates; with decay of biases and norms the loop differs from them by far more."""
+    name, params, decay = optimizer
+    program = make_program(3, 2, 2)
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 3)
+    part = (name, params, {**decay, "decay_biases_and_norms": False})
+    expected = run_naive("batch", program, part, images, labels)[0].weights
+    decayed = run_naive("batch", program, optimizer, images, labels)[0].weights
+    with installed():
+        weights = run(session_on(session, program), make_model("batch"), program, part, images, labels)[0]
+    for key, value in weights.items():
+        np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
+        is_left_out = key.split("/")[1] in ("gamma", "beta", "bias")
+        assert not is_left_out or np.abs(decayed[key] - expected[key]).max() > 1e-3, key
+
+
+def test_leaving_biases_out_of_no_decay_is_refused():
+    flags = {"decay_biases_and_norms": "False"}
+    with pytest.raises(ConfigurationError, match="nothing to leave out"):
+        resolve("train", flags, model="toy_model")
+    config = resolve("train", {**flags, "weight_decay": "0.1"}, model="toy_model").config
+    assert (config.weight_decay, config.decay_biases_and_norms) == (0.1, False)
+
+
 # --- automatic loss scaling
 
 
@@ -67,6 +99,7 @@ def naive_scale(beyond, num_gradients, start=1.0):
     return scales
 
 
+@pytest.mark.parametrize("is_part", [False, True])
 @pytest.mark.parametrize(
     "name, params",
     [
@@ -78,10 +111,11 @@ def naive_scale(beyond, num_gradients, start=1.0):
         ("rmsprop", {"momentum": 0.9}),
     ],
 )
-def test_formulas_for_16_bits_are_those_of_the_kernels_for_32_bits(name, params):
+def test_formulas_for_16_bits_are_those_of_the_kernels_for_32_bits(name, params, is_part):
     """Three weight updates of a matrix and a vector, once by TensorFlow's kernels and once by the written formulas."""
     decay = {} if name == "lars" else {"weight_decay": 0.01}
-    settings = make_settings(name, params, global_batch_size=8, l2_regularization=0.02, **decay)
+    decay.update(l2_regularization=0.02, decay_biases_and_norms=not is_part)
+    settings = make_settings(name, params, global_batch_size=8, **decay)
     rng, results = np.random.default_rng(4), []
     start = {"a": rng.normal(size=(3, 4)), "b": rng.normal(size=4)}
     gradients = [[rng.normal(size=value.shape) for value in start.values()] for _ in range(3)]

@@ -293,6 +293,8 @@ def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str
             differs.append("no weight decay (it has none)")
     if optimizer.l2_regularization:
         differs.append("no L2 regularization, which the session has")
+    if "weight_decay" in params and not optimizer.decay_biases_and_norms:
+        differs.append("weight decay of biases and norms, too")
     return name, params, differs
 
 

@@ -525,6 +525,12 @@ class TrainingOptions:
         within=Range(0, bounds.MAX_DECAY),
         wishes="l2 reg regularization",
     )
+    decay_biases_and_norms: bool = option(
+        True,
+        "Whether weight decay and the L2 penalty act on biases, norms and other weights of one dimension. LARS's own "
+        "weight decay never does.",
+        wishes="filter-bias-and-bn bias-decay no-weight-decay exclude-from-weight-decay wd",
+    )
     clip_gradient_norm: Optional[float] = option(
         None,
         "Largest norm of all gradients of a weight update together; longer ones are scaled down to it.",

@@ -126,6 +126,14 @@ RULES: Tuple[Rule[Origins], ...] = (
         "give it with --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
     ),
     Rule(
+        lambda config, origins: (
+            not (config.decay_biases_and_norms or config.weight_decay or config.l2_regularization)
+            and origins["decay_biases_and_norms"].is_given(Giver.TYPED)
+        ),
+        "--no-decay-biases-and-norms without --weight-decay and --l2-regularization: there is nothing to leave out",
+        "for example --l2-regularization 0.0001 --no-decay-biases-and-norms",
+    ),
+    Rule(
         lambda config, _: not (config.training or config.validation),
         "neither training nor validation: nothing to do",
         "drop one of the two flags",

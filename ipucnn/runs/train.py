@@ -101,6 +101,8 @@ class TrainingRun:
         parameters = ", ".join(f"{name} {value}" for name, value in settings.params.items())
         decay = f", weight decay {settings.weight_decay:g}" if settings.weight_decay else ""
         l2 = f", L2 {settings.l2_regularization:g}" if settings.l2_regularization else ""
+        is_part = not settings.decay_biases_and_norms and (decay or l2)
+        but = ", not of biases and norms" if is_part else ""
         momentum = {"momentum": config.bn_momentum} if norm_of(config.norm_layer) == "batch" else {}
         return {
             "model": context.record.name,
@@ -118,7 +120,7 @@ class TrainingRun:
             "seed": context.seed,
             "stochastic_rounding": config.stochastic_rounding,
             "norm_layer": {**momentum, **config.norm_layer},
-            "optimizer": f"{settings.name} ({parameters}){decay}{l2}",
+            "optimizer": f"{settings.name} ({parameters}){decay}{l2}{but}",
             "learning_rate": {
                 "schedule": config.lr_schedule,
                 "first": float(first),

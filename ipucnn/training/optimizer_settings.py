@@ -42,6 +42,7 @@ class OptimizerSettings:
         params: all of the optimizer's own parameters.
         weight_decay: decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101): w -= lr * weight_decay * w.
         l2_regularization: the factor of the term added to the gradient of every trainable weight: g += l2 * w.
+        decay_biases_and_norms: whether these two act on weights of one dimension, too; timm's default is not.
         clip_gradient_norm: the largest global norm of the gradients of a weight update; 0: no limit.
         ema_decay: the decay of the averages of all weights; 0: no averages.
     """
@@ -50,6 +51,7 @@ class OptimizerSettings:
     params: Mapping[str, Any]
     weight_decay: float = 0.0
     l2_regularization: float = 0.0
+    decay_biases_and_norms: bool = True
     clip_gradient_norm: float = 0.0
     ema_decay: float = 0.0
 
@@ -69,6 +71,7 @@ def make_settings(
     params: Mapping[str, PlainValue],
     *,
     global_batch_size: int,
+    decay_biases_and_norms: bool = True,
     **others: float,
 ) -> OptimizerSettings:
     """Checks an optimizer's parameters and fills in the defaults; ``others`` are further settings.
@@ -109,7 +112,7 @@ def make_settings(
             )
         if value < 0:
             raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
-    return OptimizerSettings(name, values, **others)
+    return OptimizerSettings(name, values, decay_biases_and_norms=decay_biases_and_norms, **others)
 
 
 def _rho(exponent: float, global_batch_size: int) -> float:
@@ -133,6 +136,7 @@ def settings_of_run(config: RunConfig, global_batch_size: int) -> OptimizerSetti
         global_batch_size=global_batch_size,
         weight_decay=config.weight_decay,
         l2_regularization=config.l2_regularization,
+        decay_biases_and_norms=config.decay_biases_and_norms,
         clip_gradient_norm=config.clip_gradient_norm or 0.0,
         ema_decay=config.ema_decay or 0.0,
     )

@@ -250,21 +250,29 @@ class Optimizer:
 
     def _apply(self, name: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> List[Tensor]:
         """Updates one weight; ``count`` is the number of the weight update from 1 on."""
-        s, variable = self.settings, self.weights[name]
+        variable = self.weights[name]
         if variable.dtype == tf.float16:
             # Values that are too large become the largest number, as on IPUs without --fp-exceptions.
             return [
                 kept.assign(tf.cast(tf.clip_by_value(value, kept.dtype.min, kept.dtype.max), kept.dtype))
                 for kept, value in self._new_values(name, gradient, learning_rate, count)
             ]
-        if s.l2_regularization:
-            gradient = gradient + s.l2_regularization * variable
-        if not s.weight_decay or s.name == "lars":
+        l2, decay = self._decays(variable)
+        if l2:
+            gradient = gradient + l2 * variable
+        if not decay:
             return [self._kernel(name, gradient, learning_rate, count)]
         with tf.control_dependencies([gradient]):
-            decayed = variable.assign_sub(learning_rate * s.weight_decay * variable)
+            decayed = variable.assign_sub(learning_rate * decay * variable)
         with tf.control_dependencies([decayed]):
             return [self._kernel(name, gradient, learning_rate, count)]
+
+    def _decays(self, variable: TfVariable) -> Tuple[float, float]:
+        """Returns the L2 penalty and the decoupled weight decay of a weight; 0: none."""
+        s = self.settings
+        if variable.shape.rank < 2 and not s.decay_biases_and_norms:
+            return 0.0, 0.0
+        return s.l2_regularization, 0.0 if s.name == "lars" else s.weight_decay
 
     def _kernel(self, weight: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> Tensor:
         """Runs TensorFlow's operation that updates a 32-bit weight and its state in place."""
@@ -342,8 +350,9 @@ class Optimizer:
         weight, gradient, rate, count = map(in_float32, (variable, gradient, learning_rate, count))
         slots = {slot: self.slots[f"{name}/{slot}"] for slot in s.slot_names if slot != AVERAGE}
         old, new = {slot: in_float32(value) for slot, value in slots.items()}, {}
-        if s.l2_regularization:
-            gradient = gradient + s.l2_regularization * weight
+        l2, decay = self._decays(variable)
+        if l2:
+            gradient = gradient + l2 * weight
         if s.name in ("adam", "adamw"):
             new["m"] = p["beta_1"] * old["m"] + (1.0 - p["beta_1"]) * gradient
             new["v"] = p["beta_2"] * old["v"] + (1.0 - p["beta_2"]) * tf.square(gradient)
@@ -361,6 +370,6 @@ class Optimizer:
             if p["momentum"]:
                 new["momentum"] = momentum = p["momentum"] * old["momentum"] - rate * gradient
                 change = p["momentum"] * momentum - rate * gradient if p["nesterov"] else momentum
-        if s.weight_decay and s.name != "lars":
-            change = change - rate * s.weight_decay * weight
+        if decay:
+            change = change - rate * decay * weight
         return [*((slots[slot], value) for slot, value in new.items()), (variable, weight + change)]

@@ -133,8 +133,10 @@ class Naive:
     def step(self, optimizer, name, gradient, rate, count):
         kind, params, extra = optimizer
         w = self.weights[name]
-        gradient = gradient + extra.get("l2_regularization", 0.0) * w
-        if kind != "lars":
+        decays = w.ndim > 1 or extra.get("decay_biases_and_norms", True)
+        if decays:
+            gradient = gradient + extra.get("l2_regularization", 0.0) * w
+        if decays and kind != "lars":
             w = w - rate * extra.get("weight_decay", 0.0) * w
         if kind == "lars":
             original = w
