@@ -657,6 +657,7 @@ def check_output(path: Path) -> None:
     if kind is not Kind.OTHER:
         folder = (real(path) if is_link(path) else path).parent  # without links: as typed, for messages
         if kind_of(folder) is not Kind.FOLDER:
+            check_makeable(folder)  # so that the hint works
             raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
         check_writable(folder)
 

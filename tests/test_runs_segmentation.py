@@ -22,23 +22,32 @@ from ipucnn.sessions.factory import create_session
 MARGIN, STEP = 184, 16
 
 
-def make_trained(norm="none"):
+class Drawn(Weights):
+    """Draws all weights but the kernels, which stay as they are initialised."""
+
+    def fill(self, setup, model):
+        random = np.random.RandomState(1)
+        for weight in model.weights:
+            values = random.normal(0, 0.1, weight.shape)
+            if "variance" in weight.name:
+                weight.assign(np.abs(values) + 0.5)
+            elif "kernel" not in weight.name:
+                weight.assign(values)
+        return []
+
+
+class NotFinite(Weights):
+    def fill(self, setup, model):
+        for weight in model.weights:
+            weight.assign(np.full(weight.shape, np.nan))
+        return []
+
+
+def make_trained(norm="none", weights=Drawn):
     """Makes a U-Net of two filters with its initial kernels, but with other biases and moving statistics."""
     flags = {"base_filters": "2", "image_size": "204", "norm_layer": norm, "dataset": "membranes"}
     resolved = resolve("evaluate", flags, model="unet")
     info = DatasetInfo("membranes", "segmentation", 2, (204, 204, 1), 0, 0, ("a", "b"), "", (128.0,), (60.0,))
-
-    class Drawn(Weights):
-        def fill(self, setup, model):
-            random = np.random.RandomState(1)
-            for weight in model.weights:
-                values = random.normal(0, 0.1, weight.shape)
-                if "variance" in weight.name:
-                    weight.assign(np.abs(values) + 0.5)
-                elif "kernel" not in weight.name:
-                    weight.assign(values)
-            return []
-
     return TrainedSetup(
         resolved,
         facts_only(info),
@@ -46,7 +55,7 @@ def make_trained(norm="none"):
         (20, 20),
         0,
         resolved.record.input_range,
-        Drawn(resolved, "drawn"),
+        weights(resolved, "drawn"),
     )
 
 
@@ -146,13 +155,8 @@ def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
     assert np.abs(network.logits(changed)[110:120] - whole[110:120]).max() > 1e-4
 
 
-def test_non_finite_outputs_are_refused(trained):
-    def fill(model):
-        for weight in model.weights:
-            weight.assign(np.full(weight.shape, np.nan))
-        return []
-
-    broken = replace(trained, fill=fill)
+def test_non_finite_outputs_are_refused():
+    broken = make_trained(weights=NotFinite)
     check_raises(DataError, "not finite", "", PatchwiseNetwork(broken, 204).logits, draw(5, 5))
 
 
