@@ -21,7 +21,7 @@ from ipucnn.reports import units
 from ipucnn.reports.runs import print_runs
 from ipucnn.runs import compare
 from ipucnn.runs.compare import read_run, runs_of, sort_runs, summary
-from ipucnn.runs.records import ClassScores, EvaluatedDataset, Evaluation, Fold
+from ipucnn.runs.records import ClassScores, EvaluatedDataset, Evaluation
 
 LINE = (
     "mnist_cnn --dataset digits --limit-train 32 --limit-eval 20 --micro-batch-size 8 --num-epochs 2 --seed 3"
@@ -447,16 +447,6 @@ def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
     assert f"pixels of masks, checkpoint last.npz; {scores}." in run_page(
         read_run(folder / "first"), evaluation
     )
-
-
-@pytest.mark.parametrize(("num_classes", "shown"), [(4, False), (5, False), (6, True)])
-def test_top5_accuracy_of_folds_is_shown_where_it_says_something(num_classes, shown):
-    from ipucnn.reports.train import fold_line
-
-    scores = {"loss": 0.5, "accuracy": 0.75, "top5": 0.9}
-    row = Fold(1, "fold-1", 20, 10, [0], 5, scores, scores, 1.0)
-    line = fold_line(row, 3, [f"class{k}" for k in range(num_classes)])
-    assert line == "fold 1 of 3: loss 0.5000, accuracy 75.00%" + (", top 5 90.00%" if shown else "")
 
 
 def test_hostile_names_are_escaped(folder, tmp_path):

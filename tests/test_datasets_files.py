@@ -373,11 +373,33 @@ def test_damaged_images_are_refused_or_left_out(tmp_path, run, succeeds, lightly
     assert code == 0 and data["train"] + data["evaluation"] == 37 and "3 damaged images left out" in err
     assert [Path(path).name for path in data["left_out"]] == ["3.png", "4.png", "5.png"]
     (folder / "b" / "4.png").write_bytes(whole)
-    _, err = succeeds("evaluate", tmp_path / "run", "--limit-eval", 2)
-    assert "2 damaged images left out" in err
+    out, err = succeeds("evaluate", tmp_path / "run", "--limit-eval", 2, "--json")
+    assert "2 damaged images left out" in json.loads(out)["notes"][-1] and "left out" not in err
     for path in (folder / "a").iterdir():
         path.write_bytes(b"")
     check_refused(run, Refusal("train lenet --dataset digits --skip-damaged", "no folder of image files"))
+
+
+def test_warnings_about_a_set_are_shown_where_it_is_chosen(tmp_path, succeeds, lightly):
+    folder, trained = tmp_path / "photos", tmp_path / "run"
+    sizes = {"a": 30, "b": 5}
+    write_class_folders(folder, {(part, name): sizes[name] for part in ("train", "val") for name in sizes})
+    (folder / "val" / "notes.txt").write_text("x")
+    warnings = ("left out 1 file", "few training images", "unbalanced classes", "are discarded")
+
+    def shown(*args):
+        out, err = succeeds(*args)
+        return [text for text in warnings if text in err], out
+
+    verified = shown("verify-dataset", folder)[1]
+    assert "passed-over" in verified and "imbalance" in verified
+    train = ("train", "toy_model", "--dataset", folder, "--micro-batch-size", 8, "--run-dir", trained)
+    assert shown(*train, "--dry-run")[0] == shown(*train, "--num-epochs", 1)[0] == list(warnings)
+    assert shown("train", "--run-dir", trained, "--resume", "--num-epochs", 2)[0] == ["are discarded"]
+    for command in (("evaluate", trained), ("infer", trained, "--split", "eval")):
+        assert shown(*command)[0] == [] and shown(*command, "--dataset", folder)[0] == ["left out 1 file"]
+    result = json.loads(shown("evaluate", trained, "--json")[1])
+    assert "left out 1 file" in result["notes"][0] and "top5" not in result["measured"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ FREELY_BYTES = 2**24
 tenth of the time to decode a photograph."""
 BYTES_PER_PIXEL = 16
 """Memory of one pixel while it is decoded, turned upright, laid on white and converted: four copies of 4 bytes."""
+UNBALANCED = 5
+"""The ratio of the samples of the largest class to those of the smallest from which on classes are unbalanced."""
 
 
 def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:

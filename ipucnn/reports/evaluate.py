@@ -33,7 +33,6 @@ from ipucnn.runs.evaluate import mean_dice
 from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
 from ipucnn.runs.records import Evaluation, plain
 from ipucnn.text import counted, printable
-from ipucnn.training.evaluation import shows_top5
 from ipucnn.training.segment_scores import SCORES
 
 if TYPE_CHECKING:
@@ -108,8 +107,7 @@ def print_evaluation(result: Evaluation) -> None:
 
 def _facts(result: Evaluation) -> List[Tuple[str, str]]:
     measured = result.measured
-    shown = shows_top5(len(result.classes))
-    top5 = [("top-5 accuracy", f"{measured['top5']:.2%}")] if shown else []
+    top5 = [("top-5 accuracy", f"{measured['top5']:.2%}")] if "top5" in measured else []
     return [
         ("samples seen", _samples_seen(result)),
         ("loss", f"{measured['loss']:.4f}"),

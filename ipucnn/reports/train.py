@@ -8,7 +8,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.origin import RUN
@@ -93,6 +93,8 @@ class RunDisplay(ProgressBar):
         self._is_training = False
         # The line of the last execution; the figures of a validation may be appended to it before it is printed.
         self._execution = ""
+        # The lines of the introduction: those of one fold are not repeated for the next.
+        self._introduced: Set[str] = set()
 
     def __enter__(self) -> RunDisplay:
         if self._run is not None and not self._run.is_silent:
@@ -173,7 +175,9 @@ class RunDisplay(ProgressBar):
             network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
         lines.append(f"{network}; {program_line(context.program, context.config.named_splits)}")
         for line in lines:
-            note(line)
+            if line not in self._introduced:
+                note(line)
+        self._introduced.update(lines)
 
     def _begin(self, run: TrainingRun, program: BuiltProgram) -> None:
         context, frozen = run.context, program.frozen_layers
@@ -467,12 +471,10 @@ def _dice_titles(class_names: Sequence[str]) -> Dict[str, str]:
 
 def _metrics(class_names: Sequence[str]) -> List[Tuple[str, str, str]]:
     """Returns (key, title, format) of the metrics of a validation that are shown."""
-    from ipucnn.training.evaluation import shows_top5
-
     return [
         ("loss", "loss", "{:.4f}"),
         ("accuracy", "accuracy", "{:.2%}"),
-        *([("top5", "top 5", "{:.2%}")] if shows_top5(len(class_names)) else []),
+        ("top5", "top 5", "{:.2%}"),
         *((key, title, "{:.4f}") for key, title in _dice_titles(class_names).items()),
         ("iou", "mean IoU" if len(class_names) > 2 else "IoU", "{:.4f}"),
     ]

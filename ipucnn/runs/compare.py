@@ -50,7 +50,6 @@ from ipucnn.runs.folder import (
 )
 from ipucnn.runs.records import Report
 from ipucnn.text import counted, printable
-from ipucnn.training.evaluation import shows_top5
 
 SORTS = ("name", "age", "accuracy", "time", "size")
 FIGURES = ("dice", "accuracy")
@@ -424,8 +423,7 @@ def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
     figures: Dict[str, List[Any]] = {"state": [run.state for run in (first, second)]}
     figures["weight updates"] = [run.weight_updates for run in (first, second)]
     lasts = [(run.rows("validation") or [{}])[-1] for run in (first, second)]
-    top5 = ["top5"] if any(shows_top5(len(run.class_names())) for run in (first, second)) else []
-    for name in ("loss", "accuracy", "dice", "iou", *top5):
+    for name in ("loss", "accuracy", "top5", "dice", "iou"):
         if any(name in last for last in lasts):
             figures[f"validation {name}"] = [last.get(name) for last in lasts]
     reports = (first.report, second.report)

@@ -247,9 +247,9 @@ def _rate_change(context: RunContext) -> List[str]:
 
 def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     config, program, info = context.config, context.program, context.info
-    lines = [*info.warnings, *info.training_warnings]
-    if context.checkpoint is None:  # the size is fixed for a continued run
-        lines += size_warnings(context)
+    lines: List[str] = []
+    if context.checkpoint is None:  # a continued run has its data, and the size of its input
+        lines += [*info.warnings, *info.training_warnings, *size_warnings(context)]
     lines += program.warnings
     lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]
     if context.resolved.plan is not None:

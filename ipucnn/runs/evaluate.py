@@ -94,10 +94,8 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Evalu
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
     if trained.weights.weight_updates is None:
         progress.line(trained.resolved.choice.message)
-    for note in trained.notes:
-        progress.line(f"note: {note}")
-    for warning in trained.warnings:
-        progress.line(f"warning: {warning}")
+    for line in trained.introduction():
+        progress.line(line)
     if network is None:
         device, wall_s, notes = _evaluate_classes(trained, totals, request, progress)
         return _evaluation(trained, device, totals, wall_s, notes)
@@ -198,7 +196,7 @@ def _evaluation(
             size=info.num_eval,
             stored=trained.num_stored,
         ),
-        notes=[*trained.notes, *notes],
+        notes=[*trained.notes, *info.warnings, *notes],
         device=device,
         measured={**totals.result(), "wall_s": wall_s},
         classes=msgspec.convert(totals.classes(_class_names(trained)), List[ClassScores]),

@@ -130,10 +130,8 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
         )
     trained = open_trained(request.named)
     output = _output(request, trained)
-    for note in trained.notes:
-        progress.line(f"note: {note}")
-    for warning in trained.warnings:
-        progress.line(f"warning: {warning}")
+    for line in trained.introduction():
+        progress.line(line)
     trained = _for_comparison(trained, request, progress)
     session = create_session(trained.config.device, verbose=request.verbose, config=trained.config)
     trained = run_setup.with_network_range(trained)

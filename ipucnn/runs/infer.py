@@ -137,10 +137,8 @@ def _begin(
         progress.line(problem)
     if request.subset is None and not paths:
         raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
-    for note in trained.notes:
-        progress.line(f"note: {note}")
-    for warning in trained.warnings:
-        progress.line(f"warning: {warning}")
+    for line in trained.introduction():
+        progress.line(line)
 
 
 def _examples(trained: TrainedSetup, subset: str) -> Examples:

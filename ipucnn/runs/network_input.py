@@ -17,7 +17,6 @@ from ipucnn.runs.images.outputs import MaskForm
 from ipucnn.runs.runtimes import FORMATS
 from ipucnn.runs.setup import Setup
 from ipucnn.text import printable
-from ipucnn.training.evaluation import shows_top5
 
 INPUT, SCRIPT = "input.json", "predict.py"
 COST_OF_PATCHES = "scores may fall far; compare both with `ipucnn evaluate`, which has --patch-size"
@@ -200,8 +199,7 @@ def page(record: PlainDict) -> str:
     shown = [
         f"- {name.replace('_', ' ')}{of if name in ('dice', 'iou') else ''}: {value:.4f}"
         for name, value in (record["figures"] or {}).items()
-        if isinstance(value, float)
-        and (name in ("accuracy", "dice", "iou", "loss") or (name == "top5" and shows_top5(len(classes))))
+        if isinstance(value, float) and name in ("accuracy", "top5", "dice", "iou", "loss")
     ]
     measured = "\n".join(shown) if shown else "Nothing is recorded of these weights."
     steps = "\n".join(f"{number}. {step}" for number, step in enumerate(sentences(described), 1))

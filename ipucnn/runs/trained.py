@@ -21,6 +21,9 @@ from ipucnn.runs.sources import Named, Weights, find_weights
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Predictor, Session
 
+_CHOOSES_DATA = ("dataset", "dataset_path", "skip_damaged")
+"""The options that choose the samples of a data set."""
+
 
 @dataclass(frozen=True)
 class TrainedSetup(Setup):
@@ -47,12 +50,16 @@ class TrainedSetup(Setup):
         """Makes the session that runs the network; ``verbose`` shows TensorFlow's own messages."""
         return self.weights.session(self.config, verbose)
 
-    @property
-    def warnings(self) -> List[str]:
-        """Warnings for the user before the work begins, one line each."""
+    def introduction(self) -> List[str]:
+        """Returns notes and warnings for the user before the work begins, one line each.
+
+        Warnings of the data set are for those who choose it: training printed those of its own set.
+        """
         from ipucnn.sessions.factory import device_warnings
 
-        return [*device_warnings(self.config.device), *self.source.info.warnings]
+        chosen = self.weights.facts is None or any(map(self.resolved.is_typed, _CHOOSES_DATA))
+        warnings = [*device_warnings(self.config.device), *(self.source.info.warnings if chosen else ())]
+        return [*(f"note: {note}" for note in self.notes), *(f"warning: {text}" for text in warnings)]
 
     def load(self, session: Session, command: str) -> Tuple[Predictor, List[str]]:
         """Builds the network for a command.

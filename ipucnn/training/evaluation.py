@@ -46,11 +46,6 @@ def soft_dice(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(((2.0 * overlap + 1e-6) / (total + 1e-6)).mean())
 
 
-def shows_top5(num_classes: int) -> bool:
-    """Returns whether top-5 accuracy says anything: of five classes or fewer, all are the five most probable ones."""
-    return num_classes > 5
-
-
 def in_top5(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns bool (n,): whether fewer than five classes rank before the label in logits (n, classes).
 
@@ -109,15 +104,16 @@ class Predictions:
 
         Returns:
             ``samples``, the sum of the weights, and ``loss``.  For classification, the weights of ``right`` predictions
-            and of those in the ``top5``; for segmentation, lists of the pixels of each class: those that have it in
-            truth (``actual``), in the prediction (``predicted``) and in both (``right``).
+            and, of six classes or more, of those in the ``top5``; for segmentation, lists of the pixels of each class:
+            those that have it in truth (``actual``), in the prediction (``predicted``) and in both (``right``).
         """
         weights = self._weights
         losses = self._losses(loss, float(label_smoothing or 0.0))
         sums: Sums = {"samples": float(weights.sum()), "loss": float((losses * weights).sum())}
         if self.labels.ndim == 1:
             sums["right"] = float(weights[self.classes == self.labels].sum())
-            sums["top5"] = float(weights[in_top5(self._logits, self.labels)].sum())
+            if self.num_classes > 5:  # of fewer, all are the five most probable ones
+                sums["top5"] = float(weights[in_top5(self._logits, self.labels)].sum())
             return sums
         known = self.labels >= 0
         actual, predicted = self.labels[known], self.classes[known]
@@ -163,7 +159,9 @@ class Totals:
             self._sums[key] = self._sums.get(key, 0) + np.asarray(value)
 
     def result(self) -> Dict[str, float]:
-        """Returns means over samples: ``samples``, ``loss``, ``accuracy``, and ``top5`` or ``dice`` and ``iou``.
+        """Returns means over samples: ``samples``, ``loss``, ``accuracy``, and ``dice`` and ``iou`` of masks.
+
+        Of six classes of images or more there is ``top5``.
 
         The accuracy of a segmentation network is over the pixels that count.  With two classes of pixels there are
         also ``dice_background``, the score of class 0, and ``dice_all_foreground``, the score of predicting foreground
@@ -175,8 +173,9 @@ class Totals:
         if not n:
             return {"samples": 0.0}
         result = {"samples": n, "loss": t["loss"] / n}
-        if "top5" in t:
-            return {**result, "accuracy": t["right"] / n, "top5": t["top5"] / n}
+        if "actual" not in t:
+            top5 = {"top5": t["top5"] / n} if "top5" in t else {}
+            return {**result, "accuracy": t["right"] / n, **top5}
         pixels = sum(t["actual"])
         result["accuracy"] = sum(t["right"]) / max(pixels, 1)
         counts = [(r, a + p) for r, a, p in zip(t["right"], t["actual"], t["predicted"])]
@@ -294,7 +293,7 @@ class EvaluationTotals:
         self._bin_confidence += np.bincount(bins, weights=confidence, minlength=NUM_BINS)
 
     def result(self) -> Dict[str, Any]:
-        """Returns ``samples``, ``loss``, ``accuracy``, ``top5`` or ``dice`` and ``iou``, and ``calibration_error``.
+        """Returns the scores of :meth:`Totals.result` but those of single classes, and ``calibration_error``.
 
         Loss, accuracy and calibration of a segmentation network are over pixels; :meth:`Totals.result` defines scores.
 

@@ -73,7 +73,8 @@ def naive_scores(
         "accuracy": sum(matrix[k][k] for k in range(classes)) / pixels,
     }
     if labels.ndim == 1:
-        scores.result["top5"] = top5 / n
+        if classes > 5:
+            scores.result["top5"] = top5 / n
         return scores
     right = [matrix[k][k] for k in range(classes)]
     either = [sum(matrix[k]) + sum(row[k] for row in matrix) - right[k] for k in range(classes)]

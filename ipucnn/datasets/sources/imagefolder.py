@@ -27,7 +27,7 @@ from ipucnn.datasets.formats import (
     same_name,
     subfolders,
 )
-from ipucnn.datasets.limits import HELD_OUT_SHARE
+from ipucnn.datasets.limits import HELD_OUT_SHARE, UNBALANCED
 from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line
 from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
@@ -35,9 +35,7 @@ from ipucnn.text import counted, printable
 
 MOST_NAMED = 10
 FEW_IMAGES = 20
-UNBALANCED = 5
-"""Training warns about a class with fewer than ``FEW_IMAGES`` images, and about classes whose numbers of images differ
-by a factor of ``UNBALANCED`` or more."""
+"""Training warns about a class with fewer images."""
 
 
 class ClassFolder(NamedTuple):

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
+from ipucnn.datasets.limits import UNBALANCED
+
 ERROR, WARNING = "error", "warning"
 TRAIN, EVAL = "train", "eval"
-IMBALANCE = 10
-"""The largest ratio between the samples of the largest class and of the smallest that is not reported."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ CODES: Dict[str, Code] = {
     "empty-class": Code(WARNING, "classes without samples in a subset", "add samples, or drop the class"),
     "imbalance": Code(
         WARNING,
-        f"the largest class has more than {IMBALANCE} times the samples of the smallest",
+        f"the largest class has at least {UNBALANCED} times the samples of the smallest",
         "read accuracies class by class: ipucnn evaluate",
     ),
     "mask-values": Code(

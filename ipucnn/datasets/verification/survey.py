@@ -20,10 +20,11 @@ import numpy as np
 from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
+from ipucnn.datasets.limits import UNBALANCED
 from ipucnn.datasets.problems import Problem, problem_of
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification import stored
-from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, IMBALANCE, TRAIN, WARNING, Finding
+from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING, Finding
 from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, is_file
@@ -471,7 +472,7 @@ class Survey:
         for label in np.nonzero(counts == 0)[0]:
             self.find("empty-class", subset.name, self.class_names[label])
         present = counts[counts > 0]
-        if present.max() > IMBALANCE * present.min():
+        if present.max() >= UNBALANCED * present.min():
             most = counts.argmax()
             least = np.where(counts > 0, counts, counts.max()).argmin()
             self.find(
