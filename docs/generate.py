@@ -21,6 +21,7 @@ from ipucnn import errors  # noqa: E402
 from ipucnn.command_table import COMMANDS, ROOT_OPTIONS  # noqa: E402
 from ipucnn.config.command import default_text  # noqa: E402
 from ipucnn.config.options import PANELS, SPECS  # noqa: E402
+from ipucnn.config.parameters import METHODS, SYMBOLS  # noqa: E402
 from ipucnn.config.presets import BUILT_IN_FOLDER, keys_in_presets  # noqa: E402
 from ipucnn.config.spec import OptionSpec  # noqa: E402
 from ipucnn.config.values import plain_number  # noqa: E402
@@ -122,6 +123,20 @@ def _published_table() -> List[str]:
     return [*lines, ""]
 
 
+def keys() -> str:
+    """For each option that takes a dictionary the formulas, keys and an example of its methods."""
+    lines: List[str] = []
+    for option, symbols in SYMBOLS.items():
+        lines += [f"### Keys of {option.replace('_', '-')}", "", symbols]
+        for method in METHODS:
+            if method.option == option:
+                lines += ["", f"**{method.name}**: `{method.formula}`. {method.differs}".rstrip(), ""]
+                lines += [f"- `{key.name}` ({key.shown_default}): {key.help}" for key in method.keys]
+                lines += [f"- For example `{method.example}`"]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
 def _row(spec: OptionSpec) -> str:
     notes = [_escape(spec.help)]
     if spec.aliases:
@@ -153,7 +168,7 @@ def _escape(text: str) -> str:
 
 
 PARTS = {
-    "configuration.md": {"options": options},
+    "configuration.md": {"keys": keys, "options": options},
     "commands.md": {"commands": commands, "exit codes": exit_codes},
     "verify-dataset.md": {"findings": findings},
     "results.md": result_tables.PARTS,

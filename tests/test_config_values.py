@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ipucnn.config import bounds, values
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig, find_spec
+from ipucnn.config.parameters import names_of
 from ipucnn.config.values import BadValue
 from ipucnn.models.registry import NORMS
 
@@ -178,7 +179,8 @@ def test_norm_layers_map_to_kinds_of_norms_and_back():
     """Names of --norm-layer map to kinds of norms, and each kind back to its first name."""
     names = {"batch_norm": "batch", "custom_batch_norm": "batch", "none": "none"}
     assert {name: values.norm_of({"name": name}) for name in names} == names
-    assert {kind for kind, _ in values.NORM_LAYERS.values()} == set(NORMS)
+    assert set(values.NORM_LAYERS.values()) == set(NORMS)
+    assert tuple(values.NORM_LAYERS) == names_of("norm_layer")
     for norm in NORMS:
         assert values.norm_of(values.norm_layer_of(norm)) == norm
     assert values.norm_layer_of("batch") == {"name": "batch_norm"}

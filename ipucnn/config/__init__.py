@@ -2,7 +2,8 @@
 
 ``options.py`` joins the panels, which declare every option once; flags, YAML keys, the saved ``config.yml`` and the
 option reference are derived from them.  ``command.py`` is for a command's own options.  ``spec.py`` defines a
-declaration, ``bounds.py`` has the largest value of each kind of option, and ``values.py`` reads values.  ``rules.py``
-has the options that exclude each other.  ``resolve.py`` overlays the defaults with a preset and then with flags, and
-records who gave each value; ``origin.py`` has the givers.  Nothing here imports TensorFlow.
+declaration, ``bounds.py`` has the largest value of each kind of option, and ``values.py`` reads values.
+``parameters.py`` has the keys of options that take a dictionary.  ``rules.py`` has the options that exclude each other.
+``resolve.py`` overlays the defaults with a preset and then with flags, and records who gave each value; ``origin.py``
+has the givers.  Nothing here imports TensorFlow.
 """

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ipucnn.aliases import ClickCommand, ClickContext, ClickParameter
+from ipucnn.config.parameters import SYMBOLS, Method, methods_about
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
@@ -128,12 +129,14 @@ def print_command_help(
     if words and not (len(words) == 1 and _is_network(words[0], arguments)):
         searched = " ".join(words)
         rows = [option_row(param) for param in find_options(options, searched)]
-        if not rows:
+        methods = methods_about(searched, [str(param.name) for param in options])
+        if not (rows or methods):
             raise ConfigurationError(
                 f"{ctx.command_path} --help {shown_value(searched)}: no option is about that",
                 f"`{ctx.command_path} --help-all` shows all options",
             )
-        print_page(usage, "", [(f"Options about {shown_value(searched)}", rows)])
+        pages = [(f"Options about {shown_value(searched)}", rows)]
+        print_page(usage, "", pages + [(method.title, _method_rows(method)) for method in methods])
         return
     panels: Dict[str, List[Row]] = {"Arguments": [_argument_row(param) for param in arguments]}
     if common:
@@ -151,6 +154,14 @@ def print_command_help(
             panels["General"] += panels.pop("Options")
     panels["Examples"] = [Row(line, "", about) for line, about in examples]
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
+
+
+def _method_rows(method: Method) -> List[Row]:
+    """Returns the formula of a schedule, warm-up, optimizer or norm, its keys, and an example."""
+    keys = [Row(key.name, "", f"{key.help}  [{key.shown_default}]") for key in method.keys]
+    words = [Row("where", "", SYMBOLS[method.option])]
+    differs = [Row("note", "", method.differs)] if method.differs else []
+    return [Row("formula", "", method.formula), *keys, *words, *differs, Row("example", "", method.example)]
 
 
 def _is_network(word: str, arguments: Sequence[ClickParameter]) -> bool:

@@ -272,7 +272,7 @@ class ModelOptions:
     norm_layer: Dict[str, Any] = option(
         {"name": "batch_norm"},
         "Normalisation: batch_norm, custom_batch_norm, group_norm or none; or a dictionary with any of the keys name, "
-        "momentum, epsilon, num_groups and channels_per_group.",
+        "momentum, epsilon, num_groups and channels_per_group. `--help group_norm` describes those of group_norm.",
         kind=ValueKind(values.parse_norm_layer, "NAME|DICT"),
         commands=NETWORK,
         wishes="batchnorm bn norm group-norm normalization sync-bn",
@@ -483,7 +483,7 @@ class TrainingOptions:
     )
     optimizer_params: Dict[str, Any] = option(
         {"momentum": 0},
-        "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'.",
+        "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'. `--help adam` describes those of adam.",
         commands=PLAN,
         wishes="momentum beta1 beta2 betas eps opt-eps nesterov",
     )
@@ -505,12 +505,14 @@ class TrainingOptions:
     )
     lr_schedule_params: Dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
-        "The schedule's parameters, e.g. '{\"initial_learning_rate\": 0.0001}' (per sample).",
+        "The schedule's parameters, e.g. '{\"initial_learning_rate\": 0.0001}' (per sample). `--help cosine` "
+        "describes those of cosine.",
         commands=TRAIN,
     )
     lr_warmup_params: Optional[Dict[str, Any]] = option(
         None,
-        'Warm-up of the rate, e.g. \'{"warmup_mode": "shift", "warmup_epochs": 5}\'. The mode is shift or mask.',
+        'Warm-up of the rate, e.g. \'{"warmup_mode": "shift", "warmup_epochs": 5}\'. The mode is shift or mask; '
+        "`--help shift` describes it.",
         commands=TRAIN,
         default_text="no warm-up",
         wishes="warmup warmup-epochs warm-up warmup-lr",

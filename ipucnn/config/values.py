@@ -22,6 +22,7 @@ from ipucnn.config.bounds import (
     MAX_VALUES,
     Range,
 )
+from ipucnn.config.parameters import method_of
 from ipucnn.documents import MAX_NUMBER_CHARACTERS
 from ipucnn.errors import did_you_mean
 from ipucnn.text import shown_value
@@ -288,13 +289,8 @@ def parse_poplar_options(value: object) -> Dict[str, Any]:
     return options
 
 
-NORM_LAYERS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
-    "batch_norm": ("batch", ("momentum", "epsilon")),
-    "custom_batch_norm": ("batch", ("momentum", "epsilon")),
-    "group_norm": ("group", ("num_groups", "channels_per_group", "epsilon")),
-    "none": ("none", ()),
-}
-"""Names that ``--norm-layer`` takes: the kind of norm (see ``models.registry.NORMS``), and its parameters.
+NORM_LAYERS = {"batch_norm": "batch", "custom_batch_norm": "batch", "group_norm": "group", "none": "none"}
+"""Names that ``--norm-layer`` takes: the kind of norm (see ``models.registry.NORMS``).
 
 The first name of a kind represents it.
 """
@@ -305,19 +301,14 @@ def moves_once(layer: Mapping[str, PlainValue]) -> bool:
     return bool(layer["name"] == "custom_batch_norm")
 
 
-# Epsilon that custom_batch_norm adds to the variance, regardless of the network's own layers (model_factory.py of the
-# public application).
-CUSTOM_EPSILON = 1.001e-5
-
-
 def norm_of(layer: Mapping[str, PlainValue]) -> str:
     """Returns the kind of a checked ``--norm-layer``."""
-    return NORM_LAYERS[layer["name"]][0]
+    return NORM_LAYERS[layer["name"]]
 
 
 def norm_layer_of(norm: str) -> Dict[str, Any]:
     """Returns the ``--norm-layer`` that selects a kind of norm."""
-    return {"name": next(name for name, (kind, _) in NORM_LAYERS.items() if kind == norm)}
+    return {"name": next(name for name, kind in NORM_LAYERS.items() if kind == norm)}
 
 
 def parse_norm_layer(value: object) -> Dict[str, Any]:
@@ -325,15 +316,13 @@ def parse_norm_layer(value: object) -> Dict[str, Any]:
     if isinstance(value, str) and not value.lstrip().startswith("{") and ":" not in value:
         value = {"name": value}
     layer = parse_dict(value)
-    allowed = {name: parameters for name, (_, parameters) in NORM_LAYERS.items()}
-    name = check_choice(layer.get("name", "batch_norm"), tuple(allowed))
+    name = check_choice(layer.get("name", "batch_norm"), tuple(NORM_LAYERS))
+    method = method_of("norm_layer", name)
     for key, number in layer.items():
         if key == "name":
             continue
-        if key not in allowed[name]:
-            close = did_you_mean(key, allowed[name])
-            known = "has no parameters" if not allowed[name] else "takes " + ", ".join(allowed[name])
-            raise BadValue(f"{name} has no parameter '{shown_value(key)}'", hint=close or f"{name} {known}")
+        if key not in method.defaults:
+            raise BadValue(f"{name} has no parameter '{shown_value(key)}'", hint=method.hint(key))
         try:
             _check_norm_parameter(key, number)
         except BadValue as bad:

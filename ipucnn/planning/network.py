@@ -3,7 +3,8 @@
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
-from ipucnn.config.values import CUSTOM_EPSILON, moves_once, norm_of
+from ipucnn.config.parameters import method_of
+from ipucnn.config.values import moves_once, norm_of
 from ipucnn.models.build import BuildOptions, check_options
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.extract import check_weights_fit, known_graph, layer_graph
@@ -43,7 +44,7 @@ def network_options(
         num_classes=num_classes,
         norm=norm_of(norm),
         norm_momentum=float(norm.get("momentum", config.bn_momentum)),
-        norm_epsilon=norm.get("epsilon", CUSTOM_EPSILON if moves_once(norm) else None),
+        norm_epsilon=norm.get("epsilon", method_of("norm_layer", norm["name"]).defaults.get("epsilon")),
         norm_moves_once=moves_once(norm),
         norm_groups=norm.get("num_groups"),
         norm_channels_per_group=norm.get("channels_per_group"),

@@ -2,21 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Mapping, Tuple
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig
+from ipucnn.config.parameters import method_of, names_of
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import counted
 
-# The parameters of each optimizer with their defaults; None: no default, and not required.
-_PARAMETERS: Dict[str, Dict[str, Any]] = {
-    "sgd": {"momentum": 0.0, "nesterov": False},
-    "lars": {"momentum": 0.9, "weight_decay": 1e-4, "eeta": 1e-3, "epsilon": 0.0, "nesterov": False},
-    "adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
-    "adamw": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
-    "rmsprop": {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "base_decay_exponent": None},
-}
 _SLOTS = {
     "sgd": ("momentum",),
     "lars": ("momentum",),
@@ -26,7 +19,7 @@ _SLOTS = {
 }
 # The distance of the largest double below 1 from 1.
 _LEAST_SHARE = 2.0**-53
-OPTIMIZERS = tuple(_PARAMETERS)
+OPTIMIZERS = names_of("optimizer_params")
 AVERAGE = "average"
 """The slot of averaged weights."""
 LOSS_SCALE = "loss_scale/factor"
@@ -82,19 +75,16 @@ def make_settings(
     Raises:
         ConfigurationError: the optimizer or a parameter is unknown, or a parameter is out of range.
     """
-    if name not in _PARAMETERS:
+    if name not in OPTIMIZERS:
         hint = did_you_mean(name, OPTIMIZERS) or f"one of {', '.join(OPTIMIZERS)}"
         raise ConfigurationError(f"optimizer '{name}' does not exist", hint)
-    known = _PARAMETERS[name]
-    values = dict(known)
+    method = method_of("optimizer_params", name)
+    values = dict(method.defaults)
     for key, value in params.items():
-        if key not in known:
+        if key not in method.defaults:
             if key == "momentum" and not value:
                 continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
-            raise ConfigurationError(
-                f"optimizer {name} has no parameter '{key}'",
-                did_you_mean(key, known) or f"its parameters are {', '.join(known)}",
-            )
+            raise ConfigurationError(f"optimizer {name} has no parameter '{key}'", method.hint(key))
         if key == "nesterov" and not isinstance(value, bool):
             raise ConfigurationError(f"optimizer parameter nesterov is '{value}'", "give it true or false")
         if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):

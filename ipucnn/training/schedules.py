@@ -4,27 +4,20 @@
 global batch size (linear scaling, Goyal et al. 2017, arXiv:1706.02677).  ``--learning-rate`` is absolute.
 """
 
-from typing import Callable, Dict, Mapping, Optional, Sequence
+from typing import Callable, Dict, Mapping, Optional
 
 import numpy as np
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.bounds import MAX_FLOAT32
-from ipucnn.errors import ConfigurationError, did_you_mean
+from ipucnn.config.parameters import Method, method_of, names_of
+from ipucnn.errors import ConfigurationError
 
 Schedule = Callable[[np.ndarray], np.ndarray]
 """Weight updates (int array) -> learning rates."""
 
 # The number of weight updates whose rates are computed at once to find the largest rate of a run.
 PIECE = 2**20
-
-_REQUIRED: Dict[str, Sequence[str]] = {
-    "const": ("initial_learning_rate",),
-    "cosine": ("initial_learning_rate", "epochs_to_total_decay"),
-    "stepped": ("boundaries", "values"),
-    "polynomial": ("initial_learning_rate", "epochs_to_total_decay", "end_learning_rate_ratio", "power"),
-    "exponential": ("initial_learning_rate", "epochs_to_decay", "decay_rate"),
-}
 
 
 def largest_rate(schedule: Schedule, num_weight_updates: int) -> float:
@@ -35,13 +28,13 @@ def largest_rate(schedule: Schedule, num_weight_updates: int) -> float:
     )
 
 
-def _check_keys(what: str, params: Mapping[str, PlainValue], required: Sequence[str]) -> None:
-    missing = [key for key in required if key not in params]
-    unknown = [key for key in params if key not in required]
-    if missing or unknown:
-        problem = f"lacks {', '.join(missing)}" if missing else f"has an unknown key '{unknown[0]}'"
-        hint = did_you_mean(unknown[0], required) if unknown and not missing else None
-        raise ConfigurationError(f"{what} {problem}", hint or f"its keys are {', '.join(required)}")
+def _check_keys(what: str, params: Mapping[str, PlainValue], method: Method) -> None:
+    missing = [key for key in method.defaults if key not in params]
+    if missing:
+        raise ConfigurationError(f"{what} lacks {', '.join(missing)}", method.known_keys)
+    for key in params:
+        if key not in method.defaults:
+            raise ConfigurationError(f"{what} has an unknown key '{key}'", method.hint(key))
 
 
 def _number(what: str, key: str, value: object, minimum: Optional[float] = None) -> float:
@@ -83,7 +76,8 @@ def make_schedule(
     Raises:
         ConfigurationError: a missing, unknown or impossible parameter.
     """
-    values = dict(params)
+    method = method_of("lr_schedule_params", name)
+    values = {**{key: value for key, value in method.defaults.items() if value is not None}, **params}
     what = f"lr-schedule '{name}'"
     if learning_rate is not None and name == "stepped":
         raise ConfigurationError(
@@ -98,18 +92,15 @@ def make_schedule(
     warmup_epochs = 0.0
     mode = "mask"
     if warmup:
-        _check_keys("lr-warmup-params", warmup, ("warmup_mode", "warmup_epochs"))
-        mode = str(warmup["warmup_mode"])
-        if mode not in ("shift", "mask"):
+        mode = str(warmup.get("warmup_mode", mode))
+        if mode not in names_of("lr_warmup_params"):
             raise ConfigurationError(f"warmup_mode '{mode}' does not exist", "use shift or mask")
+        _check_keys("lr-warmup-params", warmup, method_of("lr_warmup_params", mode))
         warmup_epochs = _number("lr-warmup-params", "warmup_epochs", warmup["warmup_epochs"], 0)
-    if name in ("cosine", "polynomial") and "epochs_to_total_decay" not in values:
+    if "epochs_to_total_decay" in method.defaults and "epochs_to_total_decay" not in values:
         # Without a length, the rate decays until the end of the run.
         values["epochs_to_total_decay"] = max(num_epochs - (warmup_epochs if mode == "shift" else 0), 1e-9)
-    if name == "polynomial":
-        values.setdefault("end_learning_rate_ratio", 0.0)
-        values.setdefault("power", 1.0)
-    _check_keys(what, values, _REQUIRED[name])
+    _check_keys(what, values, method)
     schedule = _base_schedule(name, what, values, scale, weight_updates_per_epoch)
     _check_ends(what, schedule, num_epochs * weight_updates_per_epoch)
     if warmup_epochs:
