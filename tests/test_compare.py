@@ -436,7 +436,7 @@ def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
         model="unet",
         weight_updates=1,
         task="segmentation",
-        dataset=EvaluatedDataset("masks", "set", 3, 3),
+        dataset=EvaluatedDataset("imagemasks", "cells/plate", 3, 3),
         notes=[],
         device="cpu",
         measured={"dice": 0.81234, "iou": 0.68391},
@@ -444,7 +444,7 @@ def test_the_page_has_the_scores_of_evaluated_masks(folder, classes, scores):
         calibration=[],
         confusion_matrix=[[9] * len(classes)] * len(classes),
     )
-    assert f"pixels of masks, checkpoint last.npz; {scores}." in run_page(
+    assert f"pixels of plate, checkpoint last.npz; {scores}." in run_page(
         read_run(folder / "first"), evaluation
     )
 

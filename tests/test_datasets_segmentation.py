@@ -344,9 +344,44 @@ def test_invalid_pairs_are_refused(tmp_path, words, change):
     check_raises(DataError, words, "", open_pairs, "imagemasks", tmp_path / "set")
 
 
-def test_object_numbers_are_not_classes(tmp_path):
-    several_classes(tmp_path / "set", np.arange(30, dtype=np.uint8))
-    check_raises(DataError, "number single objects", "'* object'", open_pairs, "imagemasks", tmp_path / "set")
+@pytest.mark.parametrize(
+    ("num", "words"), [(30, "number single objects"), (11, "11 different values (0, 1, 2, 3, 4, ...)")]
+)
+def test_object_numbers_are_not_classes(tmp_path, num, words):
+    several_classes(tmp_path / "set", np.arange(num, dtype=np.uint8))
+    check_raises(DataError, words, "'* object'", open_pairs, "imagemasks", tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("lines", "classes"),
+    [
+        (("0 background", "* cell"), {0: 0, 3: 1, 7: 1, 300: 1}),
+        (("* cell", "0 background"), {0: 1, 3: 0, 7: 0, 300: 0}),
+        (("0 background", "7 debris", "* cell"), {0: 0, 3: 2, 7: 1, 300: 2}),
+        (("0 background", "* cell", "7 ignore"), {0: 0, 3: 1, 7: -1, 300: 1}),
+        (("0 background", "3 cell", "* ignore"), {0: 0, 3: 1, 7: -1, 300: -1}),
+        (
+            ("0 0 0 background", "0 0 9 wall", "* cell"),
+            {(0, 0, 0): 0, (0, 0, 9): 1, (9, 0, 0): 2, (9, 9, 9): 2},
+        ),
+    ],
+)
+def test_a_star_in_the_table_stands_for_all_other_values(tmp_path, lines, classes):
+    values = list(classes)
+    drawn = several_classes(tmp_path, np.array(values, np.uint16 if 300 in values else np.uint8))
+    (tmp_path / "classes.txt").write_text("\n".join(lines))
+    source = open_pairs("imagemasks", tmp_path)
+    names = [line.split()[-1] for line in lines if "ignore" not in line]
+    assert source.info.class_names == tuple(names)
+    expected = np.array(list(classes.values()))[drawn]
+    np.testing.assert_array_equal([*source.train.masks, *source.eval.masks], expected)
+    assert not verified("imagemasks", tmp_path)[0]
+
+
+def test_two_stars_in_the_table_are_refused(tmp_path):
+    several_classes(tmp_path, np.arange(3, dtype=np.uint8))
+    (tmp_path / "classes.txt").write_text("0 background\n* cell\n* debris\n")
+    check_raises(DataError, "has the value * twice", "", open_pairs, "imagemasks", tmp_path)
 
 
 def test_pairs_and_volumes_are_for_segmentation(folder):

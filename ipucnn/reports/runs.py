@@ -301,7 +301,7 @@ def run_page(run: RunRecord, evaluation: Optional[Evaluation] = None) -> str:
 def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> Facts:
     report = run.report
     best, validations = run.best(), run.rows("validation")
-    dataset = data_label(run.config) or (report and report.dataset.name)
+    dataset = data_label(run.config.dataset, run.config.dataset_path) or (report and report.dataset.name)
     cards = []
     if best is not None:
         cards.append(
@@ -386,8 +386,9 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
 
 
 def _evaluated(evaluation: Evaluation) -> str:
-    number, location = sum(map(sum, evaluation.confusion_matrix)), evaluation.dataset.name
-    text = f"{counted(number, _counted(evaluation))} of {location}, checkpoint {evaluation.checkpoint}"
+    number, data = sum(map(sum, evaluation.confusion_matrix)), evaluation.dataset
+    label = data_label(data.name, data.location)
+    text = f"{counted(number, _counted(evaluation))} of {label}, checkpoint {evaluation.checkpoint}"
     if evaluation.task == "segmentation":
         dice, iou = (f"{evaluation.measured[key]:.4f}" for key in ("dice", "iou"))
         background, *foreground = [row.name for row in evaluation.classes]

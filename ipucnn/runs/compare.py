@@ -257,7 +257,7 @@ def summary(run: RunRecord) -> PlainDict:
     return {
         "run": str(run.path),
         "model": run.config.model_name,
-        "dataset": data_label(run.config),
+        "dataset": data_label(run.config.dataset, run.config.dataset_path),
         "state": run.state,
         "figure": None if best is None else best[0],
         "value": None if best is None else best[1],
@@ -271,11 +271,10 @@ def summary(run: RunRecord) -> PlainDict:
     }
 
 
-def data_label(config: RunConfig) -> Optional[str]:
-    """Returns the data set's name; for a folder or a file, the last part of its path."""
-    name = config.dataset
+def data_label(name: Optional[str], path: str) -> Optional[str]:
+    """Returns the name of a data set in a path; for a folder or a file, the last part of its path."""
     if name in ("imagefolder", "imagemasks"):
-        name = os.path.abspath(config.dataset_path)
+        name = os.path.abspath(path)
     return name if name is None or name.startswith(TFDS_PREFIX) else os.path.basename(os.path.normpath(name))
 
 

@@ -31,6 +31,9 @@ TABLE_HINT = (
     f"say in DIR/{TABLE} which value is which class, one per line: '0 background', '128 nucleus', ..."
 )
 
+ONE_CLASS = f"write two lines into DIR/{TABLE}: '0 background' and '* object'"
+"""How to make all objects that masks number one class."""
+
 
 class MaskClasses(NamedTuple):
     """The classes of masks and their values.
@@ -280,8 +283,7 @@ def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
     raise DataError(
         f"{subject} have from {min(counts)} to {max(counts)} different values, as masks that number single objects "
         "have (Cellpose, StarDist); the network tells classes apart, not objects",
-        f"to make all objects one class, write two lines into DIR/{TABLE}: '0 background' and '* object'; if the "
-        "values are classes, name each of them there",
+        f"to make all objects one class, {ONE_CLASS}; if the values are classes, name each of them there",
         "mask-values",
     )
 
@@ -321,8 +323,8 @@ def check_values(values: Sequence[int], subject: str) -> None:
     if len(values) > MOST_FOUND:
         raise DataError(
             f"{subject} {_listed(values)}; a mask has one value for each class",
-            "save masks without smoothing or JPEG compression; where each object has a number of its own, write 1 for "
-            f"all objects of a class (more than {MOST_FOUND} classes are named in DIR/{TABLE})",
+            "save masks without smoothing or JPEG compression; where each object has a number of its own, "
+            f"{ONE_CLASS} (more than {MOST_FOUND} classes are named there)",
         )
 
 

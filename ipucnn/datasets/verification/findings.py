@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 from ipucnn.datasets.limits import UNBALANCED
+from ipucnn.datasets.segmentation.masks import ONE_CLASS
 
 ERROR, WARNING = "error", "warning"
 TRAIN, EVAL = "train", "eval"
@@ -131,8 +132,8 @@ CODES: Dict[str, Code] = {
     "mask-values": Code(
         ERROR,
         "masks with values that are no class: of two classes 0 and one other, of more 0, 1, 2, ...",
-        "save masks without smoothing or JPEG compression; where each object has a number of its own, write 1 for all "
-        "objects of a class; other values are named in DIR/classes.txt",
+        f"save masks without smoothing or JPEG compression; where each object has a number of its own, {ONE_CLASS}; "
+        "other values are named there, too",
     ),
     "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
     "nothing-to-learn": Code(
