@@ -395,6 +395,8 @@ def test_warnings_about_a_set_are_shown_where_it_is_chosen(tmp_path, succeeds, l
     assert "passed-over" in verified and "imbalance" in verified
     train = ("train", "toy_model", "--dataset", folder, "--micro-batch-size", 8, "--run-dir", trained)
     assert shown(*train, "--dry-run")[0] == shown(*train, "--num-epochs", 1)[0] == list(warnings)
+    _, err = succeeds(*train, "--num-epochs", 1, "--overwrite", "--class-weights", "balanced")
+    assert "class weights in the training loss: from 0.583 (a) to 3.5 (b)" in err
     assert shown("train", "--run-dir", trained, "--resume", "--num-epochs", 2)[0] == ["are discarded"]
     for command in (("evaluate", trained), ("infer", trained, "--split", "eval")):
         assert shown(*command)[0] == [] and shown(*command, "--dataset", folder)[0] == ["left out 1 file"]
@@ -429,7 +431,7 @@ def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
         f"{sum(counts)} of its 26 images" in warnings
         and "few training images: the smallest class, c, has 1" in warnings
     )
-    assert "unbalanced classes: a has" in warnings
+    assert "unbalanced classes: a has" in warnings and "--class-weights balanced" in warnings
 
 
 @pytest.mark.parametrize("change", ["first", "last", "gone"])

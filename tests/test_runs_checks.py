@@ -30,6 +30,7 @@ OF_TRAINING = {
     "mixup": "0.2",
     "cutmix": "1",
     "random_erasing": "0.2",
+    "class_weights": "balanced",
     "target_accuracy": "0.9",
     "early_stopping": "3",
     "mlperf_logging": "true",

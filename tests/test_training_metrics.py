@@ -13,7 +13,7 @@ from support.scores import naive_scores
 
 from ipucnn.errors import DataError
 from ipucnn.training.evaluation import EvaluationTotals, Predictions, Totals
-from ipucnn.training.losses import Loss
+from ipucnn.training.losses import Loss, balanced_weights
 
 TASKS = ["classification", "masks", "patches"]
 
@@ -104,6 +104,31 @@ def test_losses_of_training_equal_those_of_evaluation(seed, task, fused, micro_b
     both = [naive_scores(*images, np.ones(fused), name).losses for name in ("bce_dice", "cross_entropy")]
     dice = Loss("bce_dice", smoothing)(logits, labels, fused).numpy() - entropies
     np.testing.assert_allclose(dice, np.subtract(*both), rtol=1e-5, atol=1e-5)
+
+
+def test_balanced_weights_give_each_class_the_same_sum():
+    labels = np.repeat([0, 2, 3], [2, 5, 13])
+    weights = balanced_weights(labels, 5)
+    np.testing.assert_allclose(
+        [weights[k] * np.sum(labels == k) for k in range(5)], [20 / 3, 0, 20 / 3, 20 / 3, 0]
+    )
+    assert np.mean([weights[k] for k in labels]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_weights_of_classes_multiply_the_loss_of_each_sample(is_mixed):
+    """With label smoothing and padding, sample by sample in float64; the mean is over all samples."""
+    rng, of_classes = np.random.default_rng(2), (0.5, 3.0, 2.0)
+    logits, real = rng.normal(size=(6, 3)).astype(np.float32), np.array([1, 1, 1, 1, 0, 1], np.float32)
+    shares = rng.dirichlet(np.ones(3), 6) if is_mixed else np.eye(3)[[0, 1, 2, 1, 0, 2]]
+    labels = shares.astype(np.float32) if is_mixed else np.argmax(shares, 1).astype(np.int32)
+    losses = []
+    for row, share, count in zip(logits.astype(np.float64), shares, real):
+        logs = row - np.log(np.exp(row).sum())
+        entropy = -0.9 * sum(share * logs) - 0.1 * logs.mean()
+        losses.append(count * sum(share * of_classes) * entropy)
+    values = Loss("cross_entropy", 0.1, of_classes)(tf.constant(logits), labels, 2, tf.constant(real))
+    np.testing.assert_allclose(values, np.reshape(losses, (2, 3)).mean(1), rtol=1e-5)
 
 
 def test_sums_over_a_large_set_stay_exact():

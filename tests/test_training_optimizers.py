@@ -22,6 +22,7 @@ from ipucnn.runs.recorder import CheckpointSaved
 from ipucnn.sessions.factory import create_session
 from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import LOSS_SCALE, make_settings
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import make_layout
@@ -72,6 +73,26 @@ def test_biases_and_norms_without_decay_equal_a_numpy_loop(optimizer, session):
         np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
         is_left_out = key.split("/")[1] in ("gamma", "beta", "bias")
         assert not is_left_out or np.abs(decayed[key] - expected[key]).max() > 1e-3, key
+
+
+@pytest.mark.parametrize("session", ["host", "ipu"])
+def test_weights_of_classes_equal_a_numpy_loop(session):
+    """Four weight updates of two replicas and two steps, with losses; without weights the loop differs by far more."""
+    program, of_classes = make_program(3, 2, 2), (0.4, 2.5, 1.0)
+    optimizer = ("sgd", {"momentum": 0.9}, {})
+    images, labels = data(program.num_weight_updates * program.global_batch_size, 3)
+    naive, losses, _ = run_naive("batch", program, optimizer, images, labels, class_weights=of_classes)
+    plain = run_naive("batch", program, optimizer, images, labels)[0].weights
+    loss = Loss("cross_entropy", class_weights=of_classes)
+    with installed():
+        result = run(
+            session_on(session, program), make_model("batch"), program, optimizer, images, labels, loss=loss
+        )
+    for key, value in result.weights.items():
+        np.testing.assert_allclose(value, naive.weights[key], rtol=2e-5, atol=2e-5, err_msg=key)
+    assert np.abs(plain["logits/kernel"] - naive.weights["logits/kernel"]).max() > 1e-2
+    (finished,) = (event for event in result.events if isinstance(event, ExecutionFinished))
+    assert finished.metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_leaving_biases_out_of_no_decay_is_refused():

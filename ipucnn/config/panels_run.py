@@ -561,6 +561,17 @@ class TrainingOptions:
     label_smoothing: Optional[float] = option(
         None, "Label smoothing factor.", within=Range(minimum=0, below=1), wishes="smoothing"
     )
+    class_weights: Optional[str] = option(
+        None,
+        "balanced: multiply the loss of each training sample by the number of training samples, divided by the number "
+        "of classes and by the samples of its class, so that rare classes count as much as common ones. The reported "
+        "loss of training has these weights, that of validation has not. For a mixed image, the weights of its classes "
+        "are averaged by share.",
+        choices=("balanced",),
+        commands=TRAIN,
+        default_text="every sample counts the same",
+        wishes="class-weight weighted-loss imbalance imbalanced unbalanced oversampling weighted-sampler pos-weight",
+    )
     mixup: Optional[float] = option(
         None,
         "Mixup: blend each training image, and its label, with another one of its micro-batch. The share of each is "

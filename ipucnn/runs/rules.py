@@ -172,7 +172,7 @@ _SCALING = replace(
 )
 
 RULES: Tuple[Reason, ...] = (
-    *_rules(("mixup", "cutmix", "random_erasing"), _MASKS, typed_only=False),
+    *_rules(("mixup", "cutmix", "random_erasing", "class_weights"), _MASKS, typed_only=False),
     *_rules(("loss",), _NO_MASKS, typed_only=False),
     *_rules(("pad_dataset",), _DICE, typed_only=False),
     *_rules(("weights",), _NO_IMAGENET, typed_only=False),
@@ -190,7 +190,7 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("target_accuracy", "early_stopping", "mlperf_logging"), _TRAINING, _VALIDATION),
     *_rules(("mixup", "cutmix"), _TRAINING),
     *_rules(("mixup", "cutmix"), _ONE_IMAGE, typed_only=False),
-    *_rules(("clip_gradient_norm", "ema_decay", "random_erasing"), _TRAINING),
+    *_rules(("clip_gradient_norm", "ema_decay", "random_erasing", "class_weights"), _TRAINING),
     *_rules(("wandb_run_name", "wandb_tags"), _WANDB),
     *_rules(("ckpt_all_instances",), _INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR),
     *_rules(("reduction", "rank_timeout", "require_same_bytes"), _WORKERS),

@@ -36,7 +36,7 @@ from ipucnn.sessions.host.agreement import agree, compared_options, require_same
 from ipucnn.sessions.host.division import Division, threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
 from ipucnn.sessions.session import Session, Trainer, TrainState, ValidationDue, train
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.program import BuiltProgram, Layers
 from ipucnn.training.schedules import largest_rate
 
@@ -337,12 +337,26 @@ class TrainingRun:
         division = session.divide(model, context.program, context.fused_micro_batches)
         program = BuiltProgram.of(context.program, layers, division.fused_micro_batches)
         advice = training_advice(model, context.record.name, program, config, layers.pipeline_splits)
-        loss = Loss(run_setup.loss_name(config, context.record.task), config.label_smoothing)
+        name = run_setup.loss_name(config, context.record.task)
+        loss = Loss(name, config.label_smoothing, self._class_weights())
         with data_errors():
             trainer = session.trainer(
                 model, program, division, context.optimizer, loss, context.schedule, self.dataset, advice
             )
         return model, trainer
+
+    def _class_weights(self) -> Tuple[float, ...]:
+        """Returns the factor of each class in the training loss, and notes the extremes; empty: all are 1."""
+        from ipucnn.training.losses import balanced_weights
+
+        info = self.context.info
+        if self.context.config.class_weights is None:
+            return ()
+        weights = balanced_weights(self.context.source.train.labels, info.num_classes)
+        ranked = sorted(zip(weights, info.class_names))
+        shown = [f"{weight:.3g} ({printable(name)})" for weight, name in (ranked[0], ranked[-1])]
+        self._weight_notes.append(f"class weights in the training loss: from {' to '.join(shown)}")
+        return weights
 
     def _predictions(self, trainer: Trainer, recorder: Recorder) -> Iterator[Predicted]:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""

@@ -5,7 +5,7 @@ does so only within a micro-batch, as on an IPU.
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -64,6 +64,21 @@ def cross_entropy_per_sample(logits: Tensor, labels: Tensor, label_smoothing: fl
     return tf.reduce_sum(loss * counts, axis=axes) / tf.maximum(tf.reduce_sum(counts, axis=axes), 1.0)
 
 
+def balanced_weights(labels: np.ndarray, num_classes: int) -> Tuple[float, ...]:
+    """Returns the weight of each class: all samples / (classes that have samples x samples of the class).
+
+    The weights of all samples have a mean of 1, and those of each class the same sum (King and Zeng 2001, "Logistic
+    Regression in Rare Events Data"; ``class_weight="balanced"`` of scikit-learn).  Classes without samples have 0.
+
+    Args:
+        labels: the classes of all training samples, int (n,).
+        num_classes: the number of classes.
+    """
+    counts = np.bincount(labels, minlength=num_classes)
+    present = int(np.count_nonzero(counts))
+    return tuple(len(labels) / (present * count) if count else 0.0 for count in counts.tolist())
+
+
 def padding_scale(program: Program, update: Tensor) -> Tensor:
     """Returns the factor of losses in weight update number ``update``: all samples divided by those without padding.
 
@@ -99,10 +114,14 @@ class Loss:
     Attributes:
         name: cross_entropy, or bce_dice (cross-entropy plus Dice, for segmentation).
         label_smoothing: the label smoothing of the cross-entropy.
+        class_weights: the factor of a sample's cross-entropy for each class, as Keras's ``class_weight``: the mean is
+            still over the number of samples.  A mixed image has the mean of its classes' factors by share.  Empty: all
+            are 1.
     """
 
     name: str
     label_smoothing: Optional[float] = None
+    class_weights: Tuple[float, ...] = ()
 
     def __call__(
         self, logits: Tensor, labels: Tensor, num_micro_batches: int, weights: Optional[Tensor] = None
@@ -112,6 +131,11 @@ class Loss:
         With weights (n,), each sample's cross-entropy is multiplied by its weight; the mean is still over all samples.
         """
         per_sample = cross_entropy_per_sample(logits, labels, float(self.label_smoothing or 0.0))
+        if self.class_weights:
+            of_classes = tf.constant(self.class_weights, tf.float32)
+            labels = tf.convert_to_tensor(labels)
+            is_mixed = labels.dtype.is_floating
+            per_sample *= tf.linalg.matvec(labels, of_classes) if is_mixed else tf.gather(of_classes, labels)
         if weights is not None:
             if self.name == "bce_dice":
                 raise ValueError("Dice couples the samples of a micro-batch: it has no weights")

@@ -20,6 +20,7 @@ class Naive:
     replica_moving: List[Dict[str, np.ndarray]]
     clipped: List[bool] = field(default_factory=list)
     frozen: Tuple[str, ...] = ()
+    class_weights: Tuple[float, ...] = ()
     nearest: float = np.inf
     """The smallest absolute input of any ReLU."""
 
@@ -80,6 +81,8 @@ class Naive:
                 with tf.GradientTape() as tape:
                     logits, statistics = self.forward(values, images[start:stop], p.dbn_replica_group_size)
                     entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[start:stop], logits)
+                    if self.class_weights:
+                        entropy *= np.array([self.class_weights[label] for label in labels[start:stop]])
                     loss = tf.reduce_mean(entropy * shares[start:stop])
                 for k, d in zip(trainable, tape.gradient(loss, [values[k] for k in trainable])):
                     gradient[k] += d.numpy() * p.dbn_replica_group_size / p.num_replicas
@@ -178,11 +181,22 @@ def pooled(statistics, n):
     return mean, biased * total / (total - 1)
 
 
-def run_naive(norm, program, optimizer, images, labels, learning_rate=0.05, seed=3, frozen=(), real=None):
+def run_naive(
+    norm,
+    program,
+    optimizer,
+    images,
+    labels,
+    learning_rate=0.05,
+    seed=3,
+    frozen=(),
+    real=None,
+    class_weights=(),
+):
     """Returns the loop after all weight updates, and the loss and accuracy of each."""
     start = {k: v.numpy().astype(np.float64) for k, v in named_weights(make_model(norm, seed)).items()}
     moving = [{k: v.copy() for k, v in start.items() if "moving" in k} for _ in range(program.num_replicas)]
-    naive = Naive(norm, start, {}, moving, frozen=tuple(frozen))
+    naive = Naive(norm, start, {}, moving, frozen=tuple(frozen), class_weights=class_weights)
     losses, hits = [], []
     for u in range(program.num_weight_updates):
         part = slice(u * program.global_batch_size, (u + 1) * program.global_batch_size)

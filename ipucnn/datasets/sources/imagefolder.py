@@ -205,7 +205,8 @@ def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
     if most >= UNBALANCED * least:
         messages.append(
             f"unbalanced classes: {commonest} has {most} training images, and {rarest} has {least}. The accuracy over "
-            f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class"
+            f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class, and "
+            "--class-weights balanced makes rare classes count as much as common ones"
         )
     return tuple(messages)
 

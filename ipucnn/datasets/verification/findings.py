@@ -127,7 +127,7 @@ CODES: Dict[str, Code] = {
     "imbalance": Code(
         WARNING,
         f"the largest class has at least {UNBALANCED} times the samples of the smallest",
-        "read accuracies class by class: ipucnn evaluate",
+        "read accuracies class by class: ipucnn evaluate; train with --class-weights balanced",
     ),
     "mask-values": Code(
         ERROR,
