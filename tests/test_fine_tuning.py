@@ -1,6 +1,7 @@
 """``--freeze`` and ``--weights``: chosen layers, refused values, unchanged weights, and names of new classes."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -106,6 +107,10 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(
         and "4 layers frozen: conv2d_0, bn_0, conv2d_1, bn_1" in notes
     )
     program = json.loads((tmp_path / "fine" / "program.json").read_text())
+    per_epoch = program["weight_updates_per_epoch"]
+    few = f"{2 * per_epoch} weight updates, and it may need about 200: --num-epochs {math.ceil(200 / per_epoch)}"
+    assert few in notes
+    assert any(few in note for note in json.loads((tmp_path / "fine" / "report.json").read_text())["notes"])
     before = load_checkpoint(pretrained / "checkpoints" / "last.npz")
     after = load_checkpoint(tmp_path / "fine" / "checkpoints" / "last.npz")
     head = list(after.weights)[-1].split("/")[0]

@@ -37,7 +37,7 @@ from ipucnn.sessions.host.division import Division, threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
 from ipucnn.sessions.session import Session, Trainer, TrainState, ValidationDue, train
 from ipucnn.text import counted, printable, shown_value
-from ipucnn.training.program import BuiltProgram, Layers
+from ipucnn.training.program import BuiltProgram, Layers, Program
 from ipucnn.training.schedules import largest_rate
 
 
@@ -405,6 +405,23 @@ class TrainingRun:
             fresh, notes = checkpoints.load_starting_weights(model, path, names)
             self._weight_notes = [*scaling_notes, *notes]
             self.fresh_weights = len(fresh)
+        if self.fresh_weights:
+            self._weight_notes += _notes_of_new_head(self.context.program)
+
+
+# In docs/fine-tuning.md is the trial that these numbers come from: up to 50 weight updates were no better than chance.
+_FEW_UPDATES, _ENOUGH_UPDATES = 100, 200
+
+
+def _notes_of_new_head(program: Program) -> List[str]:
+    """Returns a note if a run ends before a new head can have learned its classes."""
+    updates, per_epoch = program.num_weight_updates, program.weight_updates_per_epoch
+    if updates >= _FEW_UPDATES:
+        return []
+    return [
+        f"few weight updates for a new head: {counted(updates, 'weight update')}, and it may need about "
+        f"{_ENOUGH_UPDATES}: --num-epochs {-(-_ENOUGH_UPDATES // per_epoch)}"
+    ]
 
 
 def _compile_ahead(context: RunContext, trainer: Trainer, run: TrainingRun) -> CompiledReport:
