@@ -176,7 +176,7 @@ def test_the_u_net_on_four_ipus_has_the_public_stages():
     assert program.weight_updates_per_execution == 10 and program.warnings == ()
     record = get_model("unet")
     graph = layer_graph(record, BuildOptions(record.input_shape, record.num_classes))
-    cuts = [graph.index(split) for split in program.pipeline_splits]
+    cuts = [graph.index(split) for split in config.pipeline_splits]
     last_layers = ["encoder_block_1_maxpooling", "decoder_block_0_transpose", "decoder_block_2_transpose"]
     assert [graph.layers[cut - 1].name for cut in cuts] == last_layers
     # Skips are cropped on the sending stage: the crop crosses a cut, not the whole tensor.

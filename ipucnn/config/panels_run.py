@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from ipucnn.config import bounds, values
 from ipucnn.config.bounds import Range
+from ipucnn.config.parameters import names_of
 from ipucnn.config.spec import (
     DATA,
     DEVICE,
@@ -477,7 +478,7 @@ class TrainingOptions:
     optimizer: str = option(
         "sgd",
         "Optimizer.",
-        choices=("sgd", "lars", "adam", "adamw", "rmsprop"),
+        choices=names_of("optimizer_params"),
         commands=PLAN,
         wishes="opt adam sgd adamw rmsprop lars",
     )
@@ -499,7 +500,7 @@ class TrainingOptions:
     lr_schedule: str = option(
         "const",
         "Learning rate schedule.",
-        choices=("const", "cosine", "stepped", "polynomial", "exponential"),
+        choices=names_of("lr_schedule_params"),
         commands=TRAIN,
         wishes="scheduler sched lr-scheduler lr-policy lr-decay decay-rate anneal",
     )
