@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from support.data_sets import write_pairs
 
@@ -54,6 +56,77 @@ def runs(tmp_path_factory):
             )
         assert cli.run(["evaluate", "plain"]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def colour_run(tmp_path_factory):
+    """A folder with a run on Fiji's stacks of three channels, and images of other sizes and forms beside it."""
+    folder = tmp_path_factory.mktemp("colour")
+    pairs = [tissue(k, 96, 100) for k in range(4)]
+    (folder / "set/images").mkdir(parents=True)
+    (folder / "set/masks").mkdir()
+    channels = np.stack([np.stack([image, 255 - image, image // 2]) for image, _ in pairs])
+    masks = np.stack([mask for _, mask in pairs]) * np.uint8(255)
+    for name, planes, about in (
+        ("set/images/s.tif", channels, {"imagej": True, "metadata": {"axes": "ZCYX"}}),
+        ("set/masks/s.tif", masks, {}),
+        ("imagej.tif", channels[:3], {"imagej": True, "metadata": {"axes": "TCYX"}}),
+        ("zc.ome.tif", channels[:2], {"metadata": {"axes": "ZCYX"}}),
+        ("cz.ome.tif", channels[:2].swapaxes(0, 1), {"metadata": {"axes": "CZYX"}}),
+    ):
+        tifffile.imwrite(folder / name, planes, photometric="minisblack", **about)
+    tifffile.imwrite(folder / "rgb.tif", np.moveaxis(channels[:3], 1, -1), photometric="rgb")
+    for height, width in ((70, 330), (120, 90)):
+        image = tissue(height, height, width)[0]
+        colours = np.stack([image, 255 - image, image // 2], axis=-1)
+        Image.fromarray(colours).save(folder / f"{height}.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        words = "--dataset set --base-filters 2 --num-epochs 2 --seed 1 --norm-layer none --run-dir r"
+        assert cli.run(["train", "unet", *words.split()]) == 0
+        assert cli.run(["export", "r", "--format", "saved-model", "--output", "e"]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_the_script_of_an_export_reads_stacks_of_channels_and_images_of_any_size_as_infer_does(
+    colour_run, run
+):
+    files = {
+        "imagej.tif": (3, 96, 100),
+        "zc.ome.tif": (2, 96, 100),
+        "cz.ome.tif": (2, 96, 100),
+        "rgb.tif": (3, 96, 100),
+        "70.png": (70, 330),
+        "120.png": (120, 90),
+    }
+    code, _, err = run("infer", colour_run / "r", *(colour_run / name for name in files), "--output", "o")
+    assert code == 0, err
+    by_script = {}
+    for name, shape in files.items():
+        subprocess.run(
+            [sys.executable, colour_run / "e/predict.py", colour_run / name], check=True, timeout=300
+        )
+        stem, end = name.rsplit(".", 1)
+        by_script[name] = tifffile.imread if end == "tif" else lambda path: np.asarray(Image.open(path))
+        by_script[name] = by_script[name](colour_run / f"{stem}-mask.{end}")
+        (by_run,) = Path("o").rglob(f"{stem}-mask.*")
+        by_run = tifffile.imread(by_run) if end == "tif" else np.asarray(Image.open(by_run))
+        assert by_script[name].shape == by_run.shape == shape and set(np.unique(by_run)) == {0, 255}
+        assert np.mean(by_script[name] == by_run) > 0.9999, name
+    np.testing.assert_array_equal(by_script["zc.ome.tif"], by_script["cz.ome.tif"])
+    np.testing.assert_array_equal(by_script["imagej.tif"][:2], by_script["zc.ome.tif"])
+    np.testing.assert_array_equal(by_script["imagej.tif"], by_script["rgb.tif"])
+
+
+@pytest.mark.slow
+def test_the_script_of_an_export_refuses_other_numbers_of_channels(colour_run, tmp_path):
+    tifffile.imwrite(
+        tmp_path / "two.tif", np.zeros((2, 2, 96, 100), np.uint8), imagej=True, metadata={"axes": "ZCYX"}
+    )
+    script = [sys.executable, colour_run / "e/predict.py", tmp_path / "two.tif"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
+    assert done.returncode and "4 pages for 4 images, 2 of them channels, are not read" in done.stderr
 
 
 def run_script(folder, image):

@@ -79,7 +79,17 @@ def fiji(folder):
     return pairs
 
 
-FORMS = {"different sizes": of_sizes, "Cellpose": cellpose, "nnU-Net": nnunet, "Fiji": fiji}
+def ome(folder):
+    """Images with pixel sizes in OME-XML, whose names end in .ome.tif, and masks without."""
+    pairs = [tissue(k, SIZES[k % 3]) for k in range(12)]
+    for k, (image, mask) in enumerate(pairs):
+        about = {"axes": "YX", "PhysicalSizeX": 0.25, "PhysicalSizeXUnit": "um"}
+        save(folder / f"images/a{k:02}.ome.tif", image.astype(np.uint16) * 200, ome=True, metadata=about)
+        save(folder / f"masks/a{k:02}.png", mask * 255)
+    return pairs
+
+
+FORMS = {"different sizes": of_sizes, "Cellpose": cellpose, "nnU-Net": nnunet, "Fiji": fiji, "OME": ome}
 LINE = "--dataset set --base-filters 2 --num-epochs 1 --seed 1 --run-dir r"
 
 

@@ -95,7 +95,8 @@ def describe_mask(info: DatasetInfo) -> PlainDict:
 READS = (
     "`predict.py` reads JPEG, BMP, GIF and WebP; PNG, except colour of 16 bits, grey of 16 bits with transparency, "
     "and grey below 8 bits with a transparent colour; and of TIFF, upright pages of 1-bit, 8-bit or 16-bit grey or of "
-    "8-bit RGB, without extra bands, in which black is zero; it refuses all others"
+    "8-bit RGB, without extra bands, in which black is zero, and stacks of these, also of three 8-bit channels as "
+    "ImageJ and OME have them; it refuses all others"
 )
 """The forms of files that the script reads as ``datasets/forms.py`` does."""
 

@@ -1,8 +1,9 @@
 """Predicts with the exported network beside this file: python predict.py IMAGE.
 
-For a network of classes it prints the class; for one of masks it writes the mask beside IMAGE, as IMAGE-mask.png.  It
-needs NumPy, Pillow and the network's runtime.  ``input.json`` says how an image becomes the network's input, and
-``export.json`` what the network's outputs are.  Other programs import ``network_input`` and ``network``.
+For a network of classes it prints the class; for one of masks it writes the mask beside IMAGE, as IMAGE-mask.png, or
+those of a stack as IMAGE-mask.tif.  It needs NumPy, Pillow and the network's runtime.  ``input.json`` says how an image
+becomes the network's input, and ``export.json`` what the network's outputs are.  Other programs import
+``network_input`` and ``network``.
 
 ipucnn writes this file into every export, and verifies an export with its ``network_input``.
 """
@@ -11,7 +12,8 @@ import json
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
+from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -28,8 +30,47 @@ def described(name: str) -> Any:
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
+def pages_of(path: str) -> np.ndarray:
+    """Returns the pages of each image of a file [images, channels]: three where channels lie one behind another.
+
+    The descriptions of ImageJ and OME say so, in TIFF; a file of another format has one image.
+    """
+    image: Any = Image.open(path)
+    is_tiff = image.format == "TIFF"
+    count, about = (image.n_frames, str(image.tag_v2.get(270, ""))) if is_tiff else (1, "")
+    order, sizes = "CZT", {"C": 1, "Z": count, "T": 1}
+    if about.startswith("ImageJ="):
+        keys = dict(line.split("=", 1) for line in about.splitlines() if "=" in line)
+        channels = int(keys.get("channels", 1))
+        sizes.update(C=channels, Z=int(keys.get("images", 1)) // channels)
+    elif "<OME" in about:
+        pixels = next(node for node in ElementTree.fromstring(about).iter() if node.tag.endswith("Pixels"))
+        order = pixels.attrib["DimensionOrder"][2:]
+        sizes = {axis: int(pixels.attrib[f"Size{axis}"]) for axis in order}
+        if sizes["C"] == 3 and image.mode == "RGB":
+            sizes["C"] = 1
+    total = sizes["C"] * sizes["Z"] * sizes["T"]
+    if total != count or sizes["C"] not in (1, 3):
+        raise NotRead(
+            f"{path}: {count} pages for {total} images, {sizes['C']} of them channels, are not read"
+        )
+    # The first axis of the order changes fastest.
+    pages = np.arange(count).reshape([sizes[axis] for axis in reversed(order)])
+    return np.moveaxis(pages, 2 - order.index("C"), -1).reshape(-1, sizes["C"])
+
+
 def opened(path: str, page: int = 0) -> Any:
-    """Returns the upright Pillow image of a file or, for TIFF, of one of its pages."""
+    """Returns the upright Pillow image of a file or, for TIFF, one of its images."""
+    planes = [opened_page(path, number) for number in pages_of(path)[page].tolist()]
+    if len(planes) == 1:
+        return planes[0]
+    if {plane.mode for plane in planes} != {"L"}:
+        raise NotRead(f"{path}: channels of this form are not read; save them as 8 bits")
+    return Image.merge("RGB", planes)
+
+
+def opened_page(path: str, page: int) -> Any:
+    """Returns the upright Pillow image of a page of a file."""
     image: Any = Image.open(path)
     is_read = image.format in ("JPEG", "MPO", "PNG", "BMP", "GIF", "WEBP")
     if image.format == "PNG":
@@ -114,7 +155,7 @@ def network_input(
 
     Args:
         row, column: the first pixel that is predicted, for a network that sees patches.
-        page: the page of a TIFF file.
+        page: the image of a TIFF file that has several, from 0.
         form: the content of ``input.json``; None reads the file beside this script.
     """
     form = form or described("input.json")
@@ -201,8 +242,7 @@ def predicted_mask(
         record["input"]["patch"]["first_at_multiples_of"],
     )
     stored = np.array(record["mask"]["values"], record["mask"]["dtype"])
-    image = Image.open(path)
-    image.seek(page)
+    image = opened(path, page)
     mask = np.zeros((image.height, image.width, *stored.shape[1:]), stored.dtype)
 
     def starts(size: int, patch: int) -> range:
@@ -236,11 +276,14 @@ def main(path: str) -> None:
         scores = run(network_input(path, form=record["input"])[np.newaxis])[0]
         print(described("labels.json")[scores.argmax()])
         return
-    mask: Any = Image.fromarray(predicted_mask(path, run, record))
-    if record["mask"]["palette"] is not None:
-        mask.putpalette(record["mask"]["palette"])
-    target = Path(path).with_name(f"{Path(path).stem}-mask.png")
-    mask.save(target)
+    masks: List[Any] = []
+    for page in range(len(pages_of(path))):
+        masks.append(Image.fromarray(predicted_mask(path, run, record, page)))
+        if record["mask"]["palette"] is not None:
+            masks[-1].putpalette(record["mask"]["palette"])
+    form, more = ("png", {}) if len(masks) == 1 else ("tif", {"save_all": True, "append_images": masks[1:]})
+    target = Path(path).with_name(f"{Path(path).stem}-mask.{form}")
+    masks[0].save(target, **more)
     print(target)
 
 
