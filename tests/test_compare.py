@@ -307,6 +307,14 @@ def test_different_contents_of_a_network_file_are_reported(run, report, lightly)
     assert compared["options"] == {} and not compared["equal"]  # unknown values are not a difference
 
 
+def test_how_the_work_was_done_is_no_difference(folder, report, tmp_path):
+    shutil.copytree(str(folder / "first"), str(tmp_path / "other"))
+    config = tmp_path / "other" / "config.yml"
+    config.write_text(re.sub("pipeline-num-parallel: .*", "pipeline-num-parallel: 3", config.read_text()))
+    compared = report("diff", folder / "first", tmp_path / "other")
+    assert compared["equal"] and not compared["options"] and "pipeline-num-parallel" in compared["places"]
+
+
 def test_the_one_changed_option_and_the_first_differing_update_are_found(folder, run, report):
     compared = report("diff", folder / "first", folder / "faster")
     assert list(compared["options"]) == ["learning-rate"] and not compared["equal"]

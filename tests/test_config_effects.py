@@ -12,7 +12,7 @@ import pytest
 
 import ipucnn
 from ipucnn.config.options import BY_NAME, SPECS
-from ipucnn.config.spec import OptionSpec
+from ipucnn.config.spec import Effect, OptionSpec
 from ipucnn.runs.rules import RULES
 
 PACKAGE = Path(ipucnn.__file__).parent
@@ -97,6 +97,23 @@ def test_options_without_effect_on_the_host_are_listed():
     """Every option that a run on the host accepts and ignores must be listed here, with a reason."""
     ignored = {spec.key for spec in SPECS if not spec.host_effect and not spec.warning}
     assert ignored == set(POPLAR_ONLY.split())
+
+
+EFFECTS = {
+    Effect.START: "plan max-workers checkpoint-input-dir",
+    Effect.END: "num-epochs target-accuracy early-stopping",
+    Effect.FILES: "dataset-path download run-dir overwrite dry-run plot-schedule draw-samples resume checkpoint-dir "
+    "executable-cache",
+    Effect.DELIVERY: "device pipeline-num-parallel max-image-pixels keep-checkpoints clean-dir ckpt-all-instances "
+    "mlperf-logging sweep wandb wandb-run-name wandb-tags on-demand select-ipu compile-only prefetch-depth devices "
+    "rank-timeout require-same-bytes",
+}
+
+
+def test_options_that_do_not_change_the_result_are_listed():
+    """All others do: a run that continues keeps them."""
+    listed = {key: effect for effect, keys in EFFECTS.items() for key in keys.split()}
+    assert {spec.key: spec.effect for spec in SPECS if spec.effect is not Effect.RESULT} == listed
 
 
 def test_an_option_without_any_effect_cannot_be_declared():

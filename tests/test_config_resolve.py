@@ -140,6 +140,23 @@ def test_the_same_command_line_resumes_a_run(tmp_path, preset_file, flags):
     check_raises(ConfigurationError, words, "", resolve_resumed, other, config, "r")
 
 
+def test_options_that_change_a_continued_run_were_typed(preset_file):
+    config = of_preset(preset_file, {}).config
+    more = {"num_epochs": "9", "run_dir": "r", "max_workers": "4", "checkpoint_input_dir": "c"}
+    continued = resolve_resumed(of_preset(preset_file, more), config, "r")
+    typed = {name for name in continued.origins if continued.is_typed(name)}
+    assert typed == {"num_epochs", "run_dir", "checkpoint_input_dir"}
+    assert str(continued.origins["optimizer"]) == "run"
+    assert continued.config.max_workers == 1 and continued.config.checkpoint_input_dir == "c"
+
+
+def test_a_rate_that_another_schedule_keeps_has_the_origin_of_the_rate(preset_file):
+    resolved = of_preset(preset_file, {"lr_schedule": "polynomial"})
+    assert resolved.config.lr_schedule_params == {"initial_learning_rate": 0.001}
+    assert str(resolved.origins["lr_schedule_params"]) == "preset mine"
+    assert str(resolve("train", {"lr_schedule": "cosine"}).origins["lr_schedule_params"]) == "default"
+
+
 @pytest.mark.parametrize(
     ("flags", "model", "message", "hint"),
     [

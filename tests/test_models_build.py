@@ -284,16 +284,18 @@ def test_copied_weights_keep_a_head_of_other_classes():
     check_raises(ConfigurationError, "layers with weights", "", copy_weights, build("cifar_resnet8"), target)
 
 
-def test_unavailable_imagenet_weights_are_an_error(monkeypatch):
+def test_unavailable_imagenet_weights_are_an_error(monkeypatch, capsys):
     with pytest.raises(ConfigurationError, match="no ImageNet weights"):
         load_imagenet_weights(None, get_model("cifar_resnet8"))
 
     def unreachable(**_):
+        print("Downloading data")
         raise Exception("URL fetch failure on https://example.invalid: no route")
 
     monkeypatch.setattr(imagenet, "application", lambda name: unreachable)
     record = get_model("mobilenetv2")
     check_raises(MissingError, "could not be downloaded", "", load_imagenet_weights, None, record)
+    assert capsys.readouterr().out == ""
 
 
 def test_imagenet_weights_are_matched_by_position(monkeypatch):

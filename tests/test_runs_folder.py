@@ -17,9 +17,9 @@ from ipucnn.command_group import parse_line
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs import folder as run_folder
-from ipucnn.runs.folder import RunFolder, claim_default, default_run_dir, is_unfinished
+from ipucnn.runs.folder import RunFolder, claim_default, default_run_dir, is_unfinished, latest_run_dir
 from ipucnn.runs.kfold import CrossValidation
-from ipucnn.runs.resume import check_new, latest_run_dir
+from ipucnn.runs.resume import check_new
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host.session import HostTrainer
 from ipucnn.training.program import make_program
@@ -66,6 +66,21 @@ def test_leftovers_of_a_killed_process_are_never_resumed(here):
     begin(claim_default("lenet", "digits").path)
     assert latest_run_dir("lenet", "digits").name == "lenet-digits-3"
     assert names() == ["lenet-digits", "lenet-digits-2", "lenet-digits-3"]
+
+
+def test_the_latest_run_is_the_one_that_began_last(here):
+    first, second, third = (claim_default("lenet", "digits").path for _ in range(3))
+    for path, time in ((first, 30), (second, 20), (third, 10)):
+        begin(path)
+        os.utime(path / "config.yml", (time, time))
+    begin(claim_default("lenet", "digits-kfold5").path)
+    assert latest_run_dir("lenet", "digits") == first
+    (second / "environment.json").write_text('[{"started": "2026-11-28T10:00:00+0000"}]')
+    assert latest_run_dir("lenet", "digits") == second
+    shutil.rmtree(first)
+    assert latest_run_dir("lenet", "digits") == second
+    shutil.rmtree(second)
+    assert latest_run_dir("lenet", "digits") == third
 
 
 def test_a_root_that_is_a_file_is_refused(here):
@@ -154,6 +169,19 @@ def trained(tmp_path_factory):
         train_lightly(patch)
         list(make_run(run_dir="run", seed="1").events())
         return Path("run").absolute()
+
+
+def test_checkpoints_of_a_replaced_run_are_deleted_if_the_new_ones_go_elsewhere(lightly, here, trained):
+    shutil.copytree(str(trained), "run")
+    (Path("run") / "checkpoints" / "mine.npz").write_text("mine")
+    flags = {"run_dir": "run", "checkpoint_dir": "elsewhere", "overwrite": "true"}
+    list(make_run(**flags).events())
+    assert names("run/checkpoints") == ["mine.npz"] and "last.npz" in names("elsewhere")
+    shutil.rmtree("run/checkpoints")
+    shutil.copytree("elsewhere", "linked")
+    (Path("run") / "checkpoints").symlink_to(here / "linked")
+    list(make_run(**flags).events())
+    assert names("linked") == names("elsewhere")
 
 
 PLANTED = (

@@ -5,12 +5,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.data_sets import write_mnist
 from support.refusals import Refusal, check_refused
 
 from ipucnn.config.options import RunConfig
@@ -190,6 +192,19 @@ def test_dry_run_shows_where_a_run_continues(run, finished):
         code, out, _ = run(*command)
         assert code == 0 and text in out
     assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*")) == files
+
+
+def test_dry_run_of_a_continued_run_uses_the_published_size_of_an_absent_set(run, lightly):
+    write_mnist(Path("data"))
+    words = "train lenet --dataset mnist --dataset-path data --device cpu --limit-train 16 --limit-eval 8"
+    assert run(*words.split(), "--micro-batch-size", 8, "--run-dir", "r")[0] == 0
+    shutil.rmtree("data")
+    resume = ("train", "--resume", "--run-dir", "r", "--num-epochs", "9")
+    Path("data").mkdir()
+    check_refused(run, Refusal(resume, "data set mnist is not in data", code=3))
+    code, out, err = run(*resume, "--dry-run")
+    assert code == 0, err
+    assert "its published size stands for it" in err and "after weight update" in out
 
 
 def test_dry_run_refuses_unusable_checkpoints(run, finished, monkeypatch):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Optional
 
 from ipucnn.config import bounds
 from ipucnn.config.command import RunOptions, argument, word
-from ipucnn.config.spec import option
+from ipucnn.config.spec import WEIGHTS, option
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import shown
 
@@ -31,10 +31,12 @@ class WeightsOptions(RunOptions):
         "Checkpoint of the run: best, last, or a file name in it. If RUN is a network's name: a run or a checkpoint.",
         default_text="last, else best",
     )
-    weights: Optional[str] = word(
-        "imagenet|FILE",
+    weights: Optional[str] = option(
+        None,
         "Weights for the network whose name is given as RUN: imagenet (those of Keras Applications, downloaded once), "
         "or a weight file of Keras.",
+        metavar="imagenet|FILE",
+        kind=WEIGHTS,
     )
 
 

@@ -177,6 +177,7 @@ class IpuOptions:
         False,
         "Compile for IPUs into --executable-cache, without attaching to any.",
         in_yaml=False,
+        effect=Effect.DELIVERY,
     )
     executable_cache: Optional[str] = option(
         None,
@@ -219,6 +220,7 @@ class IpuOptions:
         3,
         "Micro-batches that the host prepares in advance for each replica.",
         within=Range(1, 255),
+        effect=Effect.DELIVERY,
     )
     deterministic_workers: str = option(
         "portable",

@@ -404,12 +404,14 @@ class EvaluationOptions:
     clean_dir: bool = option(
         False,
         "Delete the checkpoints after the final validation.",
+        effect=Effect.DELIVERY,
     )
     ckpt_all_instances: bool = option(
         False,
         "Under poprun let every instance save checkpoints: the first one in --checkpoint-dir, the others in its "
         "folders instance-1, instance-2, ... Otherwise only the first instance saves.",
         host_effect=False,
+        effect=Effect.DELIVERY,
     )
     target_accuracy: Optional[float] = option(
         None,
@@ -435,6 +437,7 @@ class EvaluationOptions:
         False,
         "Has no effect; accepted, with a warning, because files of Graphcore's public application have it.",
         warning="sweep changes nothing: what a sweep compares is in every report.json and metrics.jsonl",
+        effect=Effect.DELIVERY,
     )
     wandb: bool = option(
         False,

@@ -254,7 +254,7 @@ def resolve(
     by_user = {
         name: settings[name]
         for name in dict.fromkeys((*in_file, *in_plan, *given))
-        if origins[name].is_given() or (origins[name] == DEFAULT and settings[name] != BY_NAME[name].default)
+        if origins[name].is_given()
     }
     return Resolved(
         command=command,
@@ -461,12 +461,10 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
                 f"{spec.flag} {typed}: the run in {run} has {saved_text}",
                 CONTINUE_HINT,
             )
-    changes = {
-        name: value for name, value in requested.typed.items() if BY_NAME[name].effect is not Effect.RESULT
-    }
+    changes = {name: value for name, value in requested.typed.items() if _may_change(name)}
     config = dataclasses.replace(saved, **changes)
     settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
-    origins = dict.fromkeys(settings, RUN)
+    origins = {**dict.fromkeys(settings, RUN), **{name: requested.origins[name] for name in changes}}
     check(config, origins)
     record = get_model(config.model_name)
     return dataclasses.replace(
@@ -475,10 +473,19 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
         origins=origins,
         record=record,
         data=_choose_dataset(
-            requested.command, record, {"dataset": requested.typed.get("dataset")}, settings
+            requested.command,
+            record,
+            {"dataset": requested.typed.get("dataset"), "dry_run": config.dry_run},
+            settings,
         ),
         preset=None,
     )
+
+
+def _may_change(name: str) -> bool:
+    """Returns whether a run that continues takes an option's new value, such as other checkpoints to go on from."""
+    effect = BY_NAME[name].effect
+    return effect not in (Effect.RESULT, Effect.START) or name == "checkpoint_input_dir"
 
 
 def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
@@ -521,10 +528,11 @@ def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, Origin]]:
                 drop("device_mapping")
         for name, params in (("optimizer", "optimizer_params"), ("lr_schedule", "lr_schedule_params")):
             if name in layer and params not in layer and layer[name] != settings[name]:
-                rate = settings[params].get(INITIAL_RATE)
-                drop(params)
-                if params == "lr_schedule_params":
-                    # Every schedule starts from the initial learning rate.
+                if params == "optimizer_params":
+                    drop(params)
+                else:
+                    # Every schedule starts from the initial learning rate, and whoever gave that one gives it here.
+                    rate = settings[params].get(INITIAL_RATE)
                     settings[params] = {} if rate is None else {INITIAL_RATE: rate}
         if layer.get("learning_rate") is not None and "lr_schedule_params" not in layer:
             # The absolute rate replaces the per-sample one of lower layers; the other parameters stay.

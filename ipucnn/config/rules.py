@@ -145,7 +145,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     ),
     Rule(
         # A continued run, whose options are the run's own, may be one that was saved without training.
-        lambda config, _: not config.training,
+        lambda config, origins: not config.training and origins["training"] != RUN,
         "{option} without training has nothing to continue",
         "validate with: ipucnn evaluate RUN",
         "resume",

@@ -31,7 +31,7 @@ class Effect(enum.Enum):
     """What a value of an option changes in a run."""
 
     RESULT = "what is computed: a run that continues keeps its value"
-    START = "what a run begins with, which is then saved with it: a run that continues ignores it"
+    START = "what a run begins with, which is saved with it: a run that continues keeps its own"
     END = "when a run ends: a finished run continues only if it has changed"
     FILES = "which files are read and written, and not what is computed"
     DELIVERY = "how the work is done and reported, and not its result"
@@ -83,7 +83,7 @@ KINDS: Dict[Any, ValueKind] = {
 """Kinds by the annotation of the field, for options that declare no kind."""
 DIRECTORY = ValueKind(values.parse_str, "DIR", is_path=True)
 FILE = ValueKind(values.parse_str, "FILE", is_path=True)
-WEIGHTS = ValueKind(values.parse_str, "PATH|imagenet", is_path=True)
+WEIGHTS = ValueKind(values.parse_weights, "PATH|imagenet", is_path=True)
 FRACTION = ValueKind(values.parse_fraction, "N|A/B", is_number=True)
 LIMIT = ValueKind(values.parse_limit, "N|P%")
 POPLAR_OPTIONS = ValueKind(values.parse_poplar_options, "DICT")

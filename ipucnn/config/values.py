@@ -142,6 +142,12 @@ def parse_dataset(value: object) -> str:
     return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else canonical(name) or name
 
 
+def parse_weights(value: object) -> str:
+    """Returns a path, or ``imagenet`` however it is capitalised."""
+    text = parse_str(value)
+    return text.lower() if text.lower() == "imagenet" else text
+
+
 def parse_freeze(value: object) -> str:
     """Returns a number of layers, or patterns of their names separated by commas."""
     text = parse_str(value)

@@ -153,7 +153,8 @@ def load_imagenet_weights(model: KerasModel, record: ModelRecord) -> int:
     application_name = check_has_weights(record)
     check_requirements(record)
     try:
-        source = application(application_name)(weights="imagenet")
+        with quiet_download():
+            source = application(application_name)(weights="imagenet")
     except Exception as error:
         # Keras reports a failed download as a bare Exception with the address in its text.
         if isinstance(error, OSError) or "URL fetch failure" in str(error):

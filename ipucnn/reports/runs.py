@@ -100,7 +100,9 @@ def print_diff(differences: Dict[str, PlainValue]) -> None:
         # The run folders are left out, because they are the headings of the columns.
         rows = {key: values for key, values in differences[name].items() if values != differences["runs"]}
         if rows:
-            out.print(_pairs({"places": "where things lie"}.get(name, name), differences["runs"], rows))
+            out.print(
+                _pairs({"places": "without effect on the result"}.get(name, name), differences["runs"], rows)
+            )
     out.print(_pairs("at the end", differences["runs"], differences["final"]))
     history = differences["history"]
     if history is not None:

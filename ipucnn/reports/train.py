@@ -157,9 +157,10 @@ class RunDisplay(ProgressBar):
         assert self._run is not None
         context = self._run.context
         resolved, start = context.resolved, context.start
-        lines = list(start.notes)
         if isinstance(start, Finished):
-            lines.append(f"{context.folder.path} is finished: nothing to continue")
+            lines = [f"{context.folder.path} is finished: nothing to continue"]
+        else:
+            lines = list(start.notes)
         lines += resolved.notes(runs_on_ipus(resolved.config.device))
         lines += [f"warning: {line}" for line in context.warnings]
         preset = f"preset {resolved.preset}" if resolved.preset else "no preset"

@@ -8,7 +8,6 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -47,6 +46,7 @@ from ipucnn.runs.folder import (
     check_one_run,
     folds_of,
     is_run,
+    seconds_of,
 )
 from ipucnn.runs.records import Report
 from ipucnn.text import counted, printable
@@ -251,7 +251,7 @@ def summary(run: RunRecord) -> PlainDict:
     """
     best = run.best()
     started = run.environment.get("started")
-    began = _seconds_of(started)
+    began = seconds_of(started)
     epochs, per_epoch = run.program.get("num_epochs"), run.program.get("weight_updates_per_epoch")
     has_total = not misfit([epochs, per_epoch], List[Natural])
     return {
@@ -284,14 +284,6 @@ def _updates_done(run: RunRecord) -> int:
     return max(run.weight_updates, int(saved.get("weight_updates", 0)))
 
 
-def _seconds_of(started: object) -> Optional[float]:
-    """Converts a time of ``environment.json``, with its zone, to seconds since 1970; None if it is no such time."""
-    try:
-        return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
 def sort_runs(rows: List[PlainDict], by: str) -> List[PlainDict]:
     """Sorts rows of :func:`summary` in one of the orders ``SORTS``.
 
@@ -316,9 +308,12 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
 
     Returns:
         ``options``, ``program``, ``versions`` and ``data``: the differences, name -> [first value, second value].
-        ``places``: the same for options that decide where files lie.  ``history``: the first row that differs, or
-        None; see :func:`first_difference`.  ``compared``: the number of rows in both histories.  ``rows``: the number
-        of rows in each.  ``warnings``: sentences.  ``final``: the figures at the end, name -> [first, second].
+        ``places``: the same for options that do not change the result: where files lie, and how the work is done.
+        ``history``: the first row that differs, or None; see :func:`first_difference`.
+        ``compared``: the number of rows in both histories.
+        ``rows``: the number of rows in each.
+        ``warnings``: sentences.
+        ``final``: the figures at the end, name -> [first, second].
         ``equal``: whether options, Program and data are known to be the same, and both histories are readable and the
         same to their ends.
     """
@@ -332,8 +327,10 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
     if len(contents) == 2:  # the digest comes from a checkpoint
         options["the network's file"] = contents
     differing = _differing(options)
-    place_keys = [key for key in differing if key in named and named[key].effect is Effect.FILES]
-    places = {key: differing.pop(key) for key in place_keys}
+    without_effect = [
+        key for key in differing if key in named and named[key].effect in (Effect.FILES, Effect.DELIVERY)
+    ]
+    places = {key: differing.pop(key) for key in without_effect}
     keys = sorted({*first.program, *second.program})
     program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})
     versions = {key: [run.environment.get(key) for run in (first, second)] for key in _ENVIRONMENT}

@@ -514,7 +514,7 @@ def trained_on(trained: TrainedSetup, named: Named) -> Optional[str]:
     """Returns the name of the data set that the weights were trained on; None if their file does not say it."""
     if trained.weights.weight_updates is not None:
         return printable(read_meta(Path(trained.weights.name))["dataset"])
-    return "ImageNet" if (named.weights or "").lower() == IMAGENET else None
+    return "ImageNet" if named.weights == IMAGENET else None
 
 
 def figures(trained: TrainedSetup) -> Optional[PlainDict]:

@@ -9,6 +9,7 @@ import re
 import secrets
 import shlex
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
@@ -205,7 +206,11 @@ class RunFolder:
             write_text(self.path / CONFIG, config.to_yaml())
             self._claim([])
             self._remove_files(kept=(CONFIG, ENVIRONMENT))
-            for old in self._checkpoints():
+            inside = RunFolder(self.path)
+            for old in (
+                *self._checkpoints(),
+                *([] if is_link(inside.checkpoints) else inside._checkpoints()),
+            ):
                 remove_file(old)
             write_text(self.path / PROGRAM, program.to_json())
         except (OSError, DataError) as error:
@@ -570,6 +575,36 @@ def is_taken(path: Path) -> bool:
 def default_run_dir(model: str, dataset: str) -> Path:
     """Returns the first default name that is free."""
     return next(path for path in numbered_run_dirs(model, dataset) if not is_taken(path))
+
+
+def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
+    """Returns the default folder whose run began or went on last, skipping runs killed before they began; else None."""
+    names = re.escape(next(numbered_run_dirs(model, dataset)).name) + r"(-[1-9]\d*)?"
+    runs = [
+        path
+        for path in (entries(RUNS) if is_folder(RUNS) else ())
+        if re.fullmatch(names, path.name) and is_folder(path) and not is_unfinished(path)
+    ]
+    return max(runs, key=lambda path: (_began(path), natural_key(path.name)), default=None)
+
+
+def _began(path: Path) -> float:
+    """Returns when the latest process of a run began, in seconds since 1970; if that is not recorded, by its files."""
+    with contextlib.suppress(DataError):
+        processes = RunFolder(path).processes()
+        began = seconds_of(processes[-1].get("started")) if processes else None
+        if began is not None:
+            return began
+    config = path / CONFIG
+    return os.stat(config if is_file(config) else path).st_mtime
+
+
+def seconds_of(started: object) -> Optional[float]:
+    """Converts a time of ``environment.json``, with its zone, to seconds since 1970; None if it is no such time."""
+    try:
+        return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunFolder:

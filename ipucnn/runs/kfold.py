@@ -33,13 +33,12 @@ from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, claim_default, default_run_dir
+from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, claim_default, default_run_dir, latest_run_dir
 from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.records import Fold, Folds, Report, plain
 from ipucnn.runs.resume import (
     Finished,
     check_new,
-    latest_run_dir,
     network_to_continue,
     resume_command,
 )

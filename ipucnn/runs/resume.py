@@ -3,7 +3,6 @@
 All checks are made here before anything is computed or written; ``folder.py`` writes the folder.
 """
 
-import itertools
 import json
 import shlex
 from dataclasses import dataclass, replace
@@ -48,9 +47,8 @@ from ipucnn.runs.folder import (
     claim_default,
     default_run_dir,
     is_checkpoint_name,
-    is_taken,
     is_unfinished,
-    numbered_run_dirs,
+    latest_run_dir,
 )
 from ipucnn.runs.records import Report
 from ipucnn.sessions.group import resume_words
@@ -73,12 +71,6 @@ def is_cross_validation(resolved: Resolved) -> bool:
         return exists(path / FOLDS)
     saved = RunFolder(path).read_config()
     return saved.kfold is not None and saved.fold is None
-
-
-def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
-    """Returns the folder of the latest run with a default name, skipping runs killed before they began; else None."""
-    taken = list(itertools.takewhile(is_taken, numbered_run_dirs(model, dataset)))
-    return next((path for path in reversed(taken) if is_folder(path) and not is_unfinished(path)), None)
 
 
 def check_new(path: Path, overwrite: bool) -> None:
@@ -141,11 +133,15 @@ _MAY_DIFFER = (
 
 
 def differences(
-    meta: Mapping[str, PlainValue], config: RunConfig, program: Program, info: DatasetInfo, data_sha256: str
+    meta: Mapping[str, PlainValue],
+    config: RunConfig,
+    program: Program,
+    info: Optional[DatasetInfo],
+    data_sha256: str,
 ) -> List[str]:
     """Lists how a checkpoint's run differs from the run that is to continue it, one text for each difference.
 
-    Facts that may differ between the parts of one run are left out.
+    Facts that may differ between the parts of one run are left out, and those of the data set if ``info`` is None.
     """
 
     def options(of: RunConfig) -> PlainDict:
@@ -161,13 +157,15 @@ def differences(
     saved = RunConfig.from_yaml(str(meta.get("config", "")), "checkpoint")
     before = meta.get("program", {})
     now = {name: value for name, value in json.loads(program.to_json()).items() if name not in _MAY_DIFFER}
-    data = {
-        "num_eval": info.num_eval,
-        "mean": list(info.mean),
-        "std": list(info.std),
-        "class_names": list(info.class_names),
-        "data_sha256": data_sha256,
-    }
+    data: PlainDict = {}
+    if info is not None:
+        data = {
+            "num_eval": info.num_eval,
+            "mean": list(info.mean),
+            "std": list(info.std),
+            "class_names": list(info.class_names),
+            "data_sha256": data_sha256,
+        }
     return compared("", options(saved), options(config)) or [
         *compared("program's ", _spaced(before), _spaced(now)),
         *compared("data set's ", _spaced(meta), _spaced(data)),
@@ -247,18 +245,15 @@ class Continue:
         resolved, target, notes: as for :class:`Fresh`.
         checkpoint: the checkpoint.
         path: its file.
+        weight_updates: the number of weight updates that are done.
     """
 
     resolved: Resolved
     target: Target
     checkpoint: Checkpoint
     path: Path
-    notes: Tuple[str, ...] = ()
-
-    @property
-    def weight_updates(self) -> int:
-        """The number of weight updates that are done."""
-        return int(self.checkpoint.meta["weight_updates"])
+    weight_updates: int
+    notes: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -268,7 +263,6 @@ class Finished:
     resolved: Resolved
     target: Target
     report: Report
-    notes: Tuple[str, ...] = ()
 
 
 Start = Union[Fresh, Continue, Finished]
@@ -468,12 +462,13 @@ def _from_checkpoint(
     notes: Tuple[str, ...] = (),
 ) -> Continue:
     """Returns a start from a checkpoint, with notes on its position and on newer checkpoints that were skipped."""
-    start = Continue(resolved, target, newest[1], newest[0])
-    per_epoch = start.checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
-    epoch = f" (epoch {start.weight_updates / per_epoch:.2f})" if per_epoch else ""
+    path, checkpoint = newest
+    updates = int(checkpoint.meta["weight_updates"])
+    per_epoch = checkpoint.meta.get("program", {}).get("weight_updates_per_epoch")
+    epoch = f" (epoch {updates / per_epoch:.2f})" if per_epoch else ""
     warnings = [f"warning: {reason}; the one before it is used" for reason in skipped]
-    origin = f"continuing after weight update {start.weight_updates}{epoch}, checkpoint {start.path}"
-    return replace(start, notes=(*notes, *warnings, origin))
+    origin = f"continuing after weight update {updates}{epoch}, checkpoint {path}"
+    return Continue(resolved, target, checkpoint, path, updates, (*notes, *warnings, origin))
 
 
 def check_same_run(
@@ -485,8 +480,9 @@ def check_same_run(
         ConfigurationError: it belongs to another run (the error names the first difference), or it has more weight
             updates than the run.
     """
+    is_absent = start.resolved.choice.is_absent
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.path))
-    differing = differences(start.checkpoint.meta, config, program, info, data_sha256)
+    differing = differences(start.checkpoint.meta, config, program, None if is_absent else info, data_sha256)
     if differing:
         raise ConfigurationError(
             f"{start.path} is of another run: {differing[0]}",

@@ -16,7 +16,7 @@ from ipucnn.config.values import norm_layer_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
-from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names, quiet_download
+from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
     ModelRecord,
@@ -204,8 +204,7 @@ class ImageNetWeights(Weights):
     def fill(self, setup: Setup, model: KerasModel) -> List[str]:
         from ipucnn.models.imagenet import load_imagenet_weights
 
-        with quiet_download():
-            load_imagenet_weights(model, setup.record)
+        load_imagenet_weights(model, setup.record)
         return []
 
 
@@ -275,7 +274,7 @@ def find_weights(named: Named, reads_data: bool) -> Weights:
         raise ConfigurationError(
             f"--checkpoint {which}: only a run has checkpoints to choose from", "drop it"
         )
-    if named.weights.lower() == IMAGENET:
+    if named.weights == IMAGENET:
         return _of_imagenet(named, reads_data)
     return _of_keras_file(named, named.weights, reads_data)
 
@@ -298,7 +297,7 @@ def task_of(named: Named) -> Optional[str]:
     target, weights = named.target, named.weights
     try:
         path = expand(target)
-        if weights is not None and weights.lower() == IMAGENET:
+        if weights == IMAGENET:
             return "classification"
         if weights is not None or (named.which is not None and _is_network(target)):
             return get_model(target).task
