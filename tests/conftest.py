@@ -93,68 +93,42 @@ def _note_one_stack():
         tf_stack.extract_stack = lambda *_, **__: stack
 
 
-# Files that take more than six seconds of processor time, longest first: started last, one of them would keep one
-# process busy while the others are idle.  The first file starts hundreds of small processes: on Python 3.8 each start
-# copies the page tables of this process, whose memory grows.
-_LONGEST = (
-    "test_doctor.py",
-    "test_models_build.py",
-    "test_poplar_cli.py",
-    "test_runs_resume.py",
-    "test_benchmark_command.py",
-    "test_runs_masks.py",
-    "test_runs_exchange.py",
-    "test_training_recipes.py",
-    "test_runs_evaluate.py",
-    "test_export.py",
-    "test_runs_segmentation.py",
-    "test_host_precision.py",
-    "test_plan_splits_command.py",
-    "test_signals_and_streams.py",
-    "test_verify_dataset.py",
-    "test_cluster.py",
-    "test_runs_infer.py",
-    "test_poplar_session.py",
-    "test_host_session.py",
-    "test_poplar_instances.py",
-    "test_train_dry_run.py",
-    "test_runs_kfold.py",
-    "test_training_padding.py",
-    "test_public_configuration.py",
-    "test_own_networks.py",
-    "test_poplar_mutations.py",
-    "test_custom_batch_norm.py",
-    "test_devices.py",
-    "test_benchmark_suites.py",
-    "test_datasets_pipeline.py",
-    "test_untrusted_folder.py",
-    "test_planning_search.py",
-    "test_reports_plan_html.py",
-    "test_screens.py",
-    "test_cli_main.py",
-    "test_precise_batch_norm.py",
-    "test_config_effects.py",
-    "test_poplar_matrix.py",
-    "test_runs_folder.py",
-    "test_poplar_parts.py",
-    "test_fine_tuning.py",
-    "test_runs_ending.py",
-)
+_DURATIONS = Path(__file__).parent / "durations.json"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--store-durations", action="store_true", help="Write the seconds of each file to durations.json."
+    )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--store-durations"):
+        seconds = collections.Counter()
+        for reports in terminalreporter.stats.values():
+            for one in reports:
+                if hasattr(one, "duration"):
+                    seconds[one.nodeid.partition("::")[0].rsplit("/", 1)[-1]] += one.duration
+        whole = {name: round(taken) for name, taken in sorted(seconds.items())}
+        _DURATIONS.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Schedules files as ``--dist loadfile`` does, except that the longest files come first."""
+    """Schedules files as ``--dist loadfile`` does, except that the longest files come first.
+
+    Started last, one of them would keep one process busy while the others are idle.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    seconds = json.loads(_DURATIONS.read_text(encoding="utf-8"))
+
     class LongestFirst(LoadFileScheduling):
         def _assign_work_unit(self, node):
-            waiting = {scope.rsplit("/", 1)[-1]: scope for scope in self.workqueue}
-            chosen = next((waiting[name] for name in _LONGEST if name in waiting), None)
-            if chosen is not None:
-                self.workqueue.move_to_end(chosen, last=False)
+            longest = max(self.workqueue, key=lambda scope: seconds.get(scope.rsplit("/", 1)[-1], 0))
+            self.workqueue.move_to_end(longest, last=False)
             super()._assign_work_unit(node)
 
     return LongestFirst(config, log)

@@ -35,7 +35,7 @@ from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs import exported as exported_files
 from ipucnn.runs.predicting import Progress
-from ipucnn.runs.sources import Named
+from ipucnn.runs.sources import Named, Weights
 from ipucnn.runs.trained import open_trained
 
 RNG = np.random.RandomState(3)
@@ -186,7 +186,7 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "r"))
     named = Named("export", str(tmp_path / "r"), {})
     opened = open_trained(named)
-    rows, updates = tmp_path / "r" / "metrics.jsonl", opened.summary["weight_updates"]
+    rows, updates = tmp_path / "r" / "metrics.jsonl", opened.weights.weight_updates
     row = {"event": "validation", "weight_updates": updates - 1, "accuracy": 0.5}
     rows.write_text(json.dumps(row) + "\n")
     assert export.figures(opened) is None
@@ -194,7 +194,7 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     assert export.figures(opened) == {"weight_updates": updates, "accuracy": 0.5}
     other = replace(opened.resolved, config=replace(opened.config, dataset="mnist"))
     assert export.trained_on(replace(opened, resolved=other), named) == "digits"
-    keras_weights = replace(opened, summary={**opened.summary, "weight_updates": None})
+    keras_weights = replace(opened, weights=Weights(opened.resolved, "w.keras"))
     assert export.trained_on(keras_weights, named) is None
     assert export.trained_on(keras_weights, replace(named, weights="ImageNet")) == "ImageNet"
 

@@ -480,7 +480,7 @@ OWN = (
 )
 SYSTEM = (
     *("benchmarking/peak", "cli", "machine", "models/imagenet"),
-    "sessions/host/environment",
+    *("sessions/host/environment", "sessions/role"),
 )
 JUST_WRITTEN = ("commands/infer", "runs/images/outputs", "runs/runtimes")
 

@@ -230,7 +230,7 @@ def test_training_evaluation_and_inference_equal_the_host(short_benchmarks, repo
             report(*infer, "--output", f"masks-{folder}")
             answers = [path.read_bytes() for path in Path(f"masks-{folder}").glob("*mask.tif")]
         else:
-            answers = [one["predictions"][0]["class"] for one in report(*infer)]
+            answers = [one["predictions"][0]["class"] for one in report(*infer)["results"]]
         return load_checkpoint(Path(folder, "checkpoints/last.npz")).weights, loss, answers
 
     on_host, host_loss, host_answers = results("host", "cpu", "--fused-micro-batches", row["dbn"])

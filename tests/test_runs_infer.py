@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.benchmark_reports import filled
 from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.runs.images.inputs import ImageInput, decoded, find_images
 from ipucnn.runs.images.outputs import Spool
+from ipucnn.runs.records import ClassScores, Evaluation, plain
 from ipucnn.text import printable
 
 
@@ -551,15 +553,13 @@ def test_circular_links_do_not_multiply_matches(tmp_path, monkeypatch):
 def test_class_names_may_be_any_text():
     from ipucnn.reports.evaluate import evaluation_json
 
-    classes = [{"name": "@confusion_matrix@"}, {"name": '"confusion_matrix": ['}]
-    result = {
-        "model": "@confusion_matrix@",
-        "classes": classes,
-        "confusion_matrix": [[1, 2], [3, 4]],
-        "x": {},
-    }
+    names = ["@confusion_matrix@", '"confusion_matrix": [']
+    classes = [filled(ClassScores, name=name) for name in names]
+    result = filled(
+        Evaluation, model="@confusion_matrix@", classes=classes, confusion_matrix=[[1, 2], [3, 4]]
+    )
     text = evaluation_json(result)
-    assert json.loads(text) == result and "    [1, 2],\n    [3, 4]\n" in text
+    assert json.loads(text) == plain(result) and "    [1, 2],\n    [3, 4]\n" in text
 
 
 def test_titles_of_numbers_wrap_so_that_no_column_is_lost(capsys, monkeypatch):

@@ -665,16 +665,6 @@ def test_run_does_not_continue_from_weights_alone(tmp_path):
     assert " is readable" in error.message and "best.npz" in error.hint
 
 
-def test_a_run_of_an_earlier_version_keeps_all_of_its_checkpoints(tmp_path):
-    cut_when_there_is(tmp_path / "r", "last.npz", keep_checkpoints="1")
-    config = tmp_path / "r" / "config.yml"
-    lines = [line for line in config.read_text().splitlines(True) if not line.startswith("keep-checkpoints:")]
-    config.write_text("".join(lines))
-    train(tmp_path / "r", resume=True)
-    assert len(numbered(tmp_path / "r")) == 4
-    assert "keep-checkpoints: null" in config.read_text()
-
-
 def test_nearly_full_disk_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr("ipucnn.runs.train.free_bytes", lambda folder: 2**20)
     run = training(tmp_path / "r", num_epochs="1")

@@ -191,7 +191,8 @@ def parse_int_or(value: object, word: str, stands_for: Optional[int]) -> Optiona
     try:
         number = parse_int(value)
     except BadValue as bad:
-        raise BadValue(f"{bad.reason}, or {word}", bad.nearest, bad.hint) from None
+        nearest = 1 if bad.nearest is None else bad.nearest
+        raise BadValue(f"{bad.reason}, or {word}", nearest, bad.hint) from None
     if number < 1:
         raise BadValue(f"must be at least 1, or {word}", nearest=1)
     return number
