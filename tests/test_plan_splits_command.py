@@ -412,7 +412,8 @@ def test_table_always_shows_the_row_of_the_plan(run, capsys):
         ("--stages 3 --schedule Interleaved --gradient-accumulation-count 4", 2, "multiple of 3", "3 or 6"),
         ("--stages 2 --splits a b", 2, "--splits says 3 stages", "--stages 3"),
         ("--stages 2 --device-mapping 0 1 1", 2, "says 3 stages", "--stages 3"),
-        ("--stages 3 --device-mapping 0 1 0", 2, "stage N on IPU N", "--splits"),
+        ("--stages 3 --device-mapping 0 1 0", 2, "stage N on IPU N", "in --pipeline-splits"),
+        ("--stages 2 --device-mapping 0 0", 2, "stage N on IPU N", "or add --pipeline-schedule Sequential"),
         ("--stages 2 --ipus-per-replica 4", 2, "--ipus-per-replica says 4 stages", "drop one"),
         ("--stages 2 --ipus 5", 2, "--ipus 5", "4 or 6"),
         ("--stages 2 --system c600", 2, "2 IPUs are needed, and C600 card has 1", "--system pod16"),
@@ -543,6 +544,10 @@ def test_unusable_plans_are_refused(run, args, code, error):
     [
         ("on", "lenet: 1 IPU, 2 recomputation segments, 4 replicas, "),
         ("off", "lenet: 2 stages on 4 IPUs in 4 replicas, "),
+        (
+            "on --splits conv3 --device-mapping 0 0 --schedule Grouped",
+            "lenet: 2 stages on 4 IPUs in 4 replicas, ",
+        ),
     ],
 )
 def test_stages_of_one_ipu_are_called_recomputation_segments(run, recomputation, title):

@@ -1,5 +1,6 @@
 """The memory model against naive counts on random graphs, the planner's tables, and published facts."""
 
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import numpy as np
@@ -258,6 +259,55 @@ def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:
     assert first.weights_bytes == pytest.approx(2 * alone[0].weights_bytes)
     assert second.code_bytes == pytest.approx(alone[1].code_bytes)
     assert second.stash_bytes < 2 * alone[1].stash_bytes  # the later stage has the shallower FIFO
+
+
+def in_flight(schedule: str, num_stages: int) -> Iterator[Tuple[int, List[int]]]:
+    """Yields a stage that goes backward in a full pipeline, and the micro-batches whose data each stage has then."""
+    last = num_stages - 1
+    if schedule == "Sequential":
+        yield from ((s, [int(r <= s) for r in range(num_stages)]) for s in range(num_stages))
+        return
+    passes = {"Grouped": (1, 2 * last), "Interleaved": (2, 2 * last + 1)}
+    step, turn = passes[schedule]
+    ticks = [[(step * m + s, step * m + turn - s) for m in range(60)] for s in range(num_stages)]
+    for tick in (40, 41):
+        held = [sum(ahead <= tick <= back for ahead, back in of_stage) for of_stage in ticks]
+        yield from ((s, held) for s in range(num_stages) if any(back == tick for _, back in ticks[s]))
+
+
+@tries(40, slow=200)
+@given(graphs(), settings_(), st.data())
+def test_stages_that_share_an_ipu_keep_what_they_need_for_their_backward_passes(
+    graph, settings, data
+) -> None:
+    starts, count = item_starts(graph), settings.num_stages
+    if len(starts) < count or count < 3:
+        return
+    cuts = sorted(data.draw(st.permutations(range(1, len(starts))))[: count - 1])
+    bounds = [0, *(starts[cut] for cut in cuts), len(graph.layers)]
+    mapping = (0, *data.draw(st.permutations([0, 1, 1][: count - 1])))
+    settings = replace(settings, device_mapping=mapping)
+    # What a stage holds does not depend on the schedule, but for the number of micro-batches.
+    alike = replace(settings, schedule="Interleaved", device_mapping=None)
+    stages = [naive_memory(graph, bounds[s], bounds[s + 1], s, alike) for s in range(count)]
+    kept = []
+    for s in range(count):
+        # The same stage before one other, so that its FIFO holds one micro-batch.
+        before = replace(alike, num_stages=s + 2, recomputation=settings.recomputation and s < count - 1)
+        kept.append(naive_memory(graph, bounds[s], bounds[s + 1], s, before)["stash"])
+    for number, ipu in enumerate(
+        program_memory(graph, [graph.layers[b].name for b in bounds[1:-1]], settings, MK2)
+    ):
+        members = [s for s in range(count) if mapping[s] == number]
+        resident = sum(
+            stages[s][name] for s in members for name in ("weights", "accumulators", "optimizer_state")
+        )
+        fullest = max(
+            stages[s]["work"] + sum((held[r] - (r == s)) * kept[r] for r in members)
+            for s, held in in_flight(settings.schedule, count)
+            if s in members
+        )
+        assert ipu.total_bytes - ipu.code_bytes == pytest.approx(resident + fullest, rel=1e-9, abs=20)
 
 
 def test_verdicts() -> None:

@@ -441,6 +441,18 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
     assert best.settings.half_partials
 
 
+@pytest.mark.parametrize("kib, slots", [*itertools.product((28, 34, 46, 52), (0, 1))])
+def test_every_row_fits_whether_it_accumulates_or_not(kib, slots):
+    # Most of the memory holds weights and what is kept for each of them.
+    planner, total = Planner(network([512, 512, 512], size=4), system(kib)), 4
+    base = replace(BASE, optimizer_slots=slots)
+    best, rows = fastest_programs(planner, space(base, 4, (1, 2), global_batch_size=total, by_stage=False))
+    assert all(row.predicted_fill <= best.memory_limit for row in rows)
+    every = every_configuration(planner, base, 4, (1, 2), total, best.memory_limit, (2,), [{}])
+    fastest = max(candidate.prediction.images_per_s for candidate in every)
+    assert fastest * (1 - SAME_SPEED) <= best.prediction.images_per_s <= fastest * (1 + 1e-9)
+
+
 def test_fixed_settings_are_kept():
     planner = Planner(SMALL, system(200))
     more = tuple(range(1, 33))

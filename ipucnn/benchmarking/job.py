@@ -309,14 +309,14 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
     if settings.training:
         check_rules(Facts(resolved, make_layout(config)))
-    if config.pipeline_splits:
-        from ipucnn.planning.splits import check_named_splits
-
-        check_named_splits(resolved)
     # A preset's execution length is for another device; here executions are as long as time allows.
     steps: Optional[int] = resolved.typed.get("steps_per_execution")
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
+    if program.num_stages > 1:
+        from ipucnn.planning.splits import check_named_splits
+
+        check_named_splits(resolved, program)
     _check_on_ipus(program, config, settings, instances)
     if config.fused_micro_batches is not None:
         _check_fused(program, config.fused_micro_batches, settings, steps, instances)

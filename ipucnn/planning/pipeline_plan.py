@@ -170,8 +170,7 @@ class ParetoRow:
     """A configuration on the Pareto front of throughput, memory and IPUs (in inference also latency).
 
     Attributes:
-        num_stages: the stages on ``ipus_per_replica`` IPUs: if there are fewer IPUs than stages, these are
-            recomputation segments.
+        num_stages: the stages on ``ipus_per_replica`` IPUs: several on one IPU are recomputation segments.
         num_ipus: the IPUs of all replicas.
         predicted_fill: the fill of the fullest IPU.
         best: whether the plan uses this configuration.

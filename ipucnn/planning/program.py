@@ -12,7 +12,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.schedules import GROUPED, SCHEDULES, Schedule, is_recomputed
+from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL, Schedule, is_recomputed
 from ipucnn.training.batching import nearest_multiples, next_power_of_two
 from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Layout, stage_proportions
@@ -296,6 +296,21 @@ class PlannedProgram:
         if self.precision == "32.32":
             return "float_float"
         return "half_half" if self.half_partials else "half_float"
+
+
+def check_searchable(program: PlannedProgram) -> None:
+    """Refuses a program whose splits the planner cannot choose.
+
+    Raises:
+        ConfigurationError: stages share IPUs, and are not segments.
+    """
+    if program.placement is Placement.SHARED:
+        also = f", or add --pipeline-schedule {SEQUENTIAL}" if program.num_ipus_per_replica == 1 else ""
+        raise ConfigurationError(
+            f"--device-mapping {' '.join(map(str, program.mapping))}: the planner puts stage N on IPU N, or all "
+            "Sequential stages on one IPU",
+            f"drop it, or name the layers in --pipeline-splits{also}",
+        )
 
 
 class Choice(NamedTuple):

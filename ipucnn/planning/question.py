@@ -18,6 +18,7 @@ from ipucnn.planning.program import (
     Choice,
     Placement,
     PlannedProgram,
+    check_searchable,
     given_proportions,
     one_stage_program,
     percentages,
@@ -451,7 +452,6 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
             f"{schedule} stages"
         )
         accumulation = legal
-    ipus = max(mapping) + 1
     config = replace(
         config,
         pipeline_splits=(),
@@ -473,12 +473,9 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
         "device_mapping"
     ):
         schedules = _schedules(settings, total is not None or "gradient_accumulation_count" in typed)
-    if question.splits is None and 1 < ipus < count:
-        raise ConfigurationError(
-            f"--device-mapping {' '.join(map(str, mapping))}: the planner puts stage N on IPU N, or all "
-            "Sequential stages on one IPU",
-            "drop it, or give --splits to judge",
-        )
+    if question.splits is None:
+        for name in schedules:
+            check_searchable(_under(settings, name))
     return replace(
         question,
         settings=settings,

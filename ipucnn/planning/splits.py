@@ -216,16 +216,23 @@ def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
     return known_graph(record, options)
 
 
-def check_named_splits(resolved: Resolved) -> None:
-    """Checks the names of given splits against the shipped graph, before TensorFlow is imported.
+def check_named_splits(resolved: Resolved, layout: Layout) -> None:
+    """Checks the names of given splits, or whether the planner can choose them, before TensorFlow is imported.
 
-    If the layers differ from the shipped graph's (another norm), nothing is known yet, and :func:`splits_of_run`
-    checks the splits on the built network.
+    If the layers differ from the shipped graph's (another norm), no name is known yet, and :func:`splits_of_run` checks
+    the splits on the built network.
+
+    Args:
+        layout: the stages of the run.
 
     Raises:
-        ConfigurationError: an unknown layer, or splits out of order.
+        ConfigurationError: an unknown layer, or splits out of order; stages that share IPUs without splits.
     """
+    from ipucnn.planning.program import check_searchable, planned_program
+
     splits = resolved.config.named_splits
+    if not splits and layout.num_stages > 1:
+        check_searchable(planned_program(resolved.config, layout))
     graph = _known_graph(resolved) if splits else None
     if graph is not None:
         check_splits(splits, [layer.name for layer in graph.layers], resolved.record.name)

@@ -11,7 +11,7 @@ from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import FITS_BELOW, LAST_BIN, published_bin
 from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
-from ipucnn.planning.program import Proportions, percentages
+from ipucnn.planning.program import Placement, Proportions, percentages
 from ipucnn.planning.schedules import SEQUENTIAL
 from ipucnn.planning.search.neighbours import untried_stages
 from ipucnn.reports import units
@@ -54,8 +54,7 @@ def title(plan: PipelinePlan) -> str:
     """Returns network, stages, replicas and system."""
     settings, count = plan.settings, plan.num_stages
     replicas = counted(settings.num_replicas, "replica")
-    if count > 1 and settings.num_ipus_per_replica == 1 and settings.recomputation:
-        # Stages on one IPU are recomputation segments.
+    if count > 1 and settings.placement is Placement.SEGMENTS and settings.recomputation:
         where = f"1 IPU, {counted(count, 'recomputation segment')}"
         where += f", {replicas}" if settings.num_replicas > 1 else ""
     else:

@@ -144,8 +144,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         check_frozen_weights(resolved.record)
     if config.wandb and group.is_writer:
         import_wandb()
-    if config.pipeline_splits:
-        check_named_splits(resolved)
+    check_named_splits(resolved, layout)
     check_frozen(resolved)
     seed = run_setup.draw_seed() if config.seed is None else config.seed
     config = replace(config, seed=seed)

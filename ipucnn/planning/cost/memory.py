@@ -6,7 +6,8 @@ The categories at the fullest moment, the backward pass of a micro-batch (the fo
   optimizer_state   slots, unless offloaded
   stash             what other micro-batches in flight keep between their forward and their backward pass.  The FIFO
                     of stage s holds multiplier x (S - 1 - s) of them (Grouped 2, Interleaved 1, Sequential 0;
-                    Poplar's pipeline_fifo_inserter): all kept activations, or under recomputation the stage's inputs
+                    Poplar's pipeline_fifo_inserter): all kept activations, or under recomputation the stage's inputs.
+                    Of stages that share an IPU, those not at work keep one more
   live_activations  of the micro-batch at work: kept ones, gradients or outputs around the layer at work, and tensors
                     that have arrived from or wait to leave for the neighbours
   temporaries       of the convolution at work: rearranged operands and partial sums (bounded by
@@ -383,6 +384,10 @@ class MemoryModel:
         work = work + scale * (counts.arriving[:, None] + counts.crossing[None, :])
         return _on_fullest_tile(stash), _on_fullest_tile(work)
 
+    def kept_bytes(self, num_stages: int, stage: int) -> float:
+        """Returns the bytes that the item of a stage's number, as that stage, keeps of a waiting micro-batch."""
+        return float(self._activations(num_stages, stage)[0][stage, stage + 1])
+
     def depth(self, num_stages: int, stage: int) -> int:
         """Returns the number of micro-batches in the FIFO of a stage.
 
@@ -477,19 +482,30 @@ def program_memory(
 ) -> List[StageMemory]:
     """Returns the memory of each IPU of a replica.
 
-    The memory of stages that share an IPU adds up, but only one of them is at work at a time, and they share code.
+    The memory of stages that share an IPU adds up, and they share code.  While one of them is at work, the others keep
+    what their next backward pass needs; of a Sequential micro-batch that is going back, only the stages before it do.
     """
     starts = stage_starts(graph, splits)
     model, count = MemoryModel(graph, settings, ipu, starts), len(starts)
     stages = [model.entry(s, s + 1, count, s) for s in range(count)]
+    kept, is_shared = (
+        [model.kept_bytes(count, s) for s in range(count)],
+        settings.placement is Placement.SHARED,
+    )
     ipus = []
     for number in range(settings.num_ipus_per_replica):
         members = [s for s, place in enumerate(settings.mapping) if place == number]
-        busiest = max(members, key=lambda s: stages[s].live_activations_bytes + stages[s].temporaries_bytes)
+        waiting = dict.fromkeys(members, 0.0)
+        for s in members if is_shared else ():
+            others = [r for r in members if r < s or (r > s and not settings.order.is_sequential)]
+            waiting[s] = sum(kept[r] for r in others)
+        at_work = {s: stages[s].live_activations_bytes + stages[s].temporaries_bytes for s in members}
+        busiest = max(members, key=lambda s: at_work[s] + waiting[s])
         sums = {
             f"{name}_bytes": sum(getattr(stages[s], f"{name}_bytes") for s in members)
             for name in ("weights", "accumulators", "optimizer_state", "stash")
         }
+        sums["stash_bytes"] += waiting[busiest]
         sums["code_bytes"] = model.joint_code_bytes(members)
         if settings.placement is Placement.SEGMENTS:
             fixed, checkpoints, _ = model.one_ipu()

@@ -74,8 +74,8 @@ def _nothing_fits(planner: Planner, space: Space) -> InfeasibleError:
 
     def programs(searched: Space, compared: bool = True) -> Iterator[PlannedProgram]:
         for choices, counts in searched.programs(len(planner.starts), compared):
-            most = max(count for _, count in counts)
-            yield from (replace(choice.program, gradient_accumulation_count=most) for choice in choices)
+            (_, count), *_ = counts
+            yield from (replace(choice.program, gradient_accumulation_count=count) for choice in choices)
 
     def ways(limit: float) -> List[str]:
         def fits(searched: Space) -> bool:
@@ -165,12 +165,11 @@ def _is_dominated(
 
 
 def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, count: int) -> Candidate:
-    """Returns the same pipeline in several replicas; its splits stay the fastest, as a tick does not depend on them."""
+    """Returns the same pipeline in several replicas: neither a tick nor the memory of an IPU depends on them."""
     settings = replace(candidate.settings, num_replicas=num_replicas, gradient_accumulation_count=count)
     if settings == candidate.settings:
         return candidate
-    is_same = (count > 1) == (candidate.settings.gradient_accumulation_count > 1)
-    ipus = candidate.forecast.ipus if is_same else None
+    ipus = candidate.forecast.ipus
     changed = forecast(planner.graph, candidate.splits, settings, planner.system, ipus=ipus)
     return replace(candidate, settings=settings, forecast=changed)
 

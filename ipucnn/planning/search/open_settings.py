@@ -129,6 +129,8 @@ class Space:
     ) -> Iterator[Tuple[List[Choice], List[Tuple[int, int]]]]:
         """Yields every pipeline to try, with the values of its other settings, and its ``counts``.
 
+        Programs that accumulate gradients take more memory than those that do not, so the two kinds come separately.
+
         Args:
             compared: whether to yield only those that are compared.
         """
@@ -137,10 +139,12 @@ class Space:
         values["eight_bit_transfer"] = values["eight_bit_transfer"][:1]
         for program in self._pipelines(values):
             counts = self.counts(program) if program.num_stages <= most_stages else []
-            if counts:
-                is_segmented = program.placement is Placement.SEGMENTS
-                tried = {**values, "recomputation": (True,)} if is_segmented else values
-                yield choices(program, tried, self.by_stage and not compared), counts
+            is_segmented = program.placement is Placement.SEGMENTS
+            tried = {**values, "recomputation": (True,)} if is_segmented else values
+            for accumulates in (False, True):
+                alike = [pair for pair in counts if (pair[1] > 1) == accumulates]
+                if alike:
+                    yield choices(program, tried, self.by_stage and not compared), alike
 
     def counts(self, program: PlannedProgram) -> List[Tuple[int, int]]:
         """Returns the legal (replicas, gradient accumulation) pairs to try for a pipeline."""
