@@ -93,7 +93,9 @@ POPRUN = {
         ({**STEP, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "8"}, Launched("mpiexec", 2, 8, 1)),
         # One process, and the batch script of a job with several tasks.
         ({**HYDRA, "PMI_RANK": "0", "PMI_SIZE": "1"}, None),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        # Another launcher's processes inside a step of one process, whose size they inherit.
+        ({"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "1"}, Launched("mpiexec", 2, None, 2)),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),
         # poprun uses Open MPI itself.
         ({**POPRUN, **OPEN_MPI}, None),

@@ -24,7 +24,7 @@ from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.datasets.preprocessing import prepare_range, prepare_size
-from ipucnn.datasets.problems import Unused
+from ipucnn.datasets.problems import Unused, problem_of
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
@@ -484,3 +484,9 @@ def test_image_folders_have_presets_with_a_small_batch(tmp_path):
             resolved = resolve("train", {"dataset": str(tmp_path)}, model=record.name)
             assert resolved.preset == f"{record.name}@folder" and resolved.config.micro_batch_size <= 64
             assert resolved.config.global_batch_size is None
+
+
+def test_a_problem_without_a_path_keeps_the_words_of_its_error():
+    assert problem_of(DataError("None of the files is readable", ""), "train", "set").reason == (
+        "None of the files is readable"
+    )

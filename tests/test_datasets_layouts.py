@@ -19,7 +19,7 @@ from support.refusals import check_raises
 
 from ipucnn.datasets.formats import is_image_name, part_named
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
-from ipucnn.errors import DataError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.images.inputs import file_pages
 
 _seeds = itertools.count()
@@ -195,6 +195,20 @@ def test_a_hint_about_folders_works_when_it_is_typed(tmp_path, kind, run):
     source = opened(typed(error.hint, folder))
     assert source.info.num_classes == num_classes
     assert source.info.num_train + source.info.num_eval == num_images
+
+
+def test_masks_beside_several_folders_of_images_are_a_class(tmp_path):
+    names = ("cats", "gloves", "masks")
+    draw(tmp_path / "parts", *(f"{part}/{name}*4" for part in ("train", "val") for name in names))
+    assert opened(tmp_path / "parts").info.class_names == names
+    hint = "class-masks"
+    check_raises(
+        DataError, "is named like a part", hint, opened, draw(tmp_path / "a", *(f"{n}*4" for n in names))
+    )
+    # Beside one folder they are the masks of its images, which have to be in images/.
+    check_raises(
+        ConfigurationError, "is for segmentation", "", opened, draw(tmp_path / "b", "raw*4", "masks*4")
+    )
 
 
 def test_a_class_that_is_called_like_a_part_is_renamed(tmp_path):

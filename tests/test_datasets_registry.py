@@ -30,6 +30,7 @@ from ipucnn.datasets.base import (
     pool,
     select_fold,
 )
+from ipucnn.datasets.formats import Found, find_sets
 from ipucnn.datasets.hashing import draw
 from ipucnn.datasets.registry import DATASETS, Choice, Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.membranes import open_membranes
@@ -90,6 +91,28 @@ def test_mnist_and_fashion_mnist_share_file_names(tmp_path):
     assert choose(None, inside, home="fashion_mnist").name == "fashion_mnist"
     assert choose(None, inside, home="mnist").name == "digits"
     assert choose("mnist", inside).location == inside  # the user named it
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("fashion-project/mnist", "mnist"),
+        ("fashion-project/MNIST/raw", "mnist"),
+        ("mnist/FashionMNIST/raw", "fashion_mnist"),
+        ("mnist/fashion", "fashion_mnist"),
+        ("fashion-project/data", "mnist"),
+    ],
+)
+def test_the_nearest_name_says_which_of_the_two_is_in_a_folder(tmp_path, folder, name):
+    write_mnist(tmp_path / folder)
+    assert [one.name for one in find_sets(tmp_path / folder)] == [name]
+
+
+def test_records_in_a_folder_of_the_folder_imagenet_are_found(tmp_path):
+    inside = tmp_path / "imagenet" / "imagenet"
+    inside.mkdir(parents=True)
+    (inside / "train-00000-of-00001").write_bytes(b"")
+    assert find_sets(tmp_path / "imagenet") == [Found("imagenet", inside)]
 
 
 @pytest.mark.parametrize("home", ["mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.keras_files import read_keras_weights
 from ipucnn.models.names import named_weights
+from ipucnn.models.own import seeded_generators
 from ipucnn.models.registry import find_network, saved_network
 from ipucnn.models.settings import ACTIVATIONS
 from ipucnn.python_files import find_function
@@ -35,6 +37,33 @@ def network(*lines, imports=""):
 def built(text, shape=(6, 6, 2), classes=3, name="net.py"):
     record = find_network(write(text, name))
     return record, build_model(record, BuildOptions(shape, classes))
+
+
+@pytest.mark.parametrize("first", ["images, ", "layers.InputLayer(input_shape), ", ""])
+def test_a_function_returns_a_sequential_model(first):
+    """Keras does not list the input among the layers of a Sequential."""
+    text = f"    model = keras.Sequential([{first}layers.Flatten(), layers.Dense(num_classes)])\n"
+    text += "" if first else "    model.build((None, *input_shape))\n"
+    record, model = built(HEAD + text + "    return model\n")
+    assert [node.kind for node in record.own.architecture.nodes] == ["InputLayer", "Flatten", "Dense"]
+    assert tuple(model.output_shape) == (None, 3)
+
+
+def test_generators_are_seeded_inside_a_block_alone():
+    def drawn():
+        return random.random(), np.random.random(), float(tf.random.uniform(()))
+
+    def seeded():
+        random.seed(1), np.random.seed(1), tf.random.set_seed(1)
+
+    seeded()
+    expected = drawn()
+    seeded()
+    with seeded_generators(1, "a"):
+        first = drawn()
+    assert drawn() == expected
+    with seeded_generators(1, "a"):
+        assert drawn() == first != expected
 
 
 # --- weights that the function sets

@@ -400,17 +400,24 @@ UNDIVIDED = ": the last fifth of the pairs, in the order of names, is for evalua
 def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
     """Finds images and masks in a folder itself, or in folders in it for training and evaluation.
 
-    One of the two may be absent.  Pairs in the folder itself take precedence over those in parts.
+    One of the two may be absent, but ``masks`` beside several folders of images is a class.  Pairs in the folder itself
+    take precedence over those in parts.
 
     Raises:
         DataError: several folders may serve for one part.
     """
-    here = pair_of(folder)
+
+    def sides(parent: Path) -> Dict[str, Path]:
+        pair = pair_of(parent)
+        others = [path for path in subfolders(parent) if path not in pair.values()]
+        return {} if set(pair) == {"masks"} and sum(map(has_image, others)) > 1 else pair
+
+    here = sides(folder)
     if len(here) < 2:
         named = {path: part_named(path.name) for path in subfolders(folder)}
-        parts = {path: part for path, part in named.items() if part in _SERVING and pair_of(path)}
+        parts = {path: part for path, part in named.items() if part in _SERVING and sides(path)}
         if parts:
-            read = {subset: _both(path, pair_of(path)) for subset, path in _serving(parts).items()}
+            read = {subset: _both(path, sides(path)) for subset, path in _serving(parts).items()}
             return _in_parts("imagemasks", folder, read, parts)
     if not here:
         return None
@@ -620,7 +627,9 @@ def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found
 def _is_called(name: str, folder: Path) -> bool:
     """Returns whether a folder's name fits a set whose files are in it."""
     if name in ("mnist", "fashion_mnist"):
-        return ("fashion" in real(folder).as_posix().lower()) == (name == "fashion_mnist")
+        names = (part.lower() for part in reversed(real(folder).parts))
+        nearest = next((part for part in names if "mnist" in part or part == "fashion"), "")
+        return ("fashion" in nearest) == (name == "fashion_mnist")
     return name != "imagenet" or real(folder).name.lower() == "imagenet"
 
 
@@ -638,9 +647,10 @@ def find_sets(folder: Path) -> List[Found]:
     has_records = has_shards(folder)
     found = []
     for name in FILE_SETS:
+        one = find_set(name, folder)
         # Class folders without records are an image folder, even if its name is "imagenet".
-        if name != "imagenet" or has_records or not _is_called(name, folder):
-            found += [one for one in [find_set(name, folder)] if one is not None]
+        if one is not None and (name != "imagenet" or has_records or one.location != folder):
+            found.append(one)
     if any(one.location == folder for one in found):
         return found
     if has_records:

@@ -48,7 +48,8 @@ def problem_of(
     Its name in the problem replaces the path or the ``place`` in the words of the error.
     """
     reason = error.message
-    for mention in (place, "" if path is None else printable(str(path)), str(path), shown(path or "")):
+    paths = () if path is None else (printable(str(path)), str(path), shown(path))
+    for mention in (place, *paths):
         if mention and mention in reason:
             reason = reason.partition(mention)[2]
             break

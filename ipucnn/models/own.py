@@ -370,6 +370,8 @@ def _check_places(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
     """
     first_nodes: Dict[int, Node] = {}
     for node in nodes:
+        if node.kind == INPUT_LAYER:
+            continue  # a Sequential does not list its input among its layers
         first = node if node.is_operation else first_nodes.setdefault(id(node.layer_in(model)), node)
         if first.place != node.place:
             raise ConfigurationError(
@@ -437,13 +439,16 @@ def _measured_in(model: KerasModel) -> Statistics:
 def seeded_generators(seed: int, key: str) -> Iterator[None]:
     """Seeds the generators of Python, NumPy and TensorFlow from (seed, key) inside the block.
 
-    The user's own layers draw their initial weights from these generators.
+    The user's own layers draw their initial weights from these generators.  Afterwards Python and NumPy go on where
+    they were, and TensorFlow begins its former seed again.  If it had none, it keeps this one, because deterministic
+    operations need a seed.
     """
     import tensorflow as tf
+    from tensorflow.python.eager import context
 
     digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
     number = int.from_bytes(digest[:4], "little")
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    python_state, numpy_state, former_seed = random.getstate(), np.random.get_state(), context.global_seed()
     random.seed(number)
     np.random.seed(number)
     tf.random.set_seed(number)
@@ -452,6 +457,8 @@ def seeded_generators(seed: int, key: str) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+        if former_seed is not None:
+            tf.random.set_seed(former_seed)
 
 
 # --- from Keras' nodes to an architecture

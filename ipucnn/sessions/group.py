@@ -176,9 +176,11 @@ def find_launched(environment: Optional[Mapping[str, str]] = None) -> Optional[L
         if rank_name not in env or (rank_name == "SLURM_PROCID" and size_name not in env):
             continue
         size = _number(env, size_name, "its launcher") if size_name in env else None
-        if size == 1:
-            return None
         rank = _number(env, rank_name, "its launcher")
+        if size == 1 and rank == 0:
+            return None
+        if size == 1:
+            size = None  # inherited from a step of Slurm, in which another launcher started several processes
         is_step = size is not None and env.get(_STEP_SIZE) == str(size)
         local = _number(env, local_name, "its launcher", rank)
         return Launched("srun" if is_step else "mpiexec", rank, size, local)
