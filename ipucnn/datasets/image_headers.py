@@ -29,7 +29,7 @@ _FRAMES = (0xC0, 0xC1, 0xC2)
 """The markers of a JPEG's frame header: sequential or progressive, with Huffman codes."""
 PROGRESSIVE = 0xC2
 SCAN = 0xDA
-APP1, APP2 = 0xE1, 0xE2
+APP1 = 0xE1
 
 
 def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:

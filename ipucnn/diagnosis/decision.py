@@ -21,19 +21,17 @@ class Finding:
 
     Attributes:
         level: PROBLEM (prevents the requested operation), WARNING or NOTE.
-        topic: "tensorflow", "sdk", "ipu" or "gpu".
         message, hint: the texts, as in an error.
     """
 
     level: str
-    topic: str
     message: str
     hint: Optional[str] = None
 
 
-def problem(topic: str, error: UserError) -> Finding:
+def problem(error: UserError) -> Finding:
     """Returns the finding for an error with which a command would end."""
-    return Finding(PROBLEM, topic, error.message, error.hint)
+    return Finding(PROBLEM, error.message, error.hint)
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,13 @@ def choose(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
     is_host_broken = bool(findings)
     if is_ipu:
         messages = [finding.message for finding in findings]
-        findings += [problem("sdk", each) for each in broken_sdk if each.message not in messages]
+        findings += [problem(each) for each in broken_sdk if each.message not in messages]
         warnings = surroundings.version_warnings(software)
-        findings += [Finding(WARNING, "sdk", each.message, each.hint) for each in warnings]
+        findings += [Finding(WARNING, each.message, each.hint) for each in warnings]
         findings += _of_ipus(machine)
     elif ipus.num_ipus and broken_sdk:
         message = f"there is hardware ({counted(ipus.num_ipus, 'IPU')}), but {broken_sdk[0].message}"
-        findings.append(Finding(WARNING, "sdk", message, broken_sdk[0].hint))
+        findings.append(Finding(WARNING, message, broken_sdk[0].hint))
     worst = next((f for f in findings if f.level == PROBLEM), None)
     if is_ipu:
         reason = _why_ipu(machine) if worst is None else worst.message
@@ -112,7 +110,7 @@ def choose(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]]:
             f"no IPU is used: runs compute on the {device} with the IPU's semantics (micro-batches, accumulation, "
             "replicas, stages); what they measure is this machine's speed, and figures of IPUs are predicted"
         )
-        findings.append(Finding(NOTE, "ipu", message))
+        findings.append(Finding(NOTE, message))
     return choice, findings
 
 
@@ -120,14 +118,14 @@ def _of_tensorflow(machine: Machine) -> Iterator[Finding]:
     versions, probe = machine.software.versions, machine.probe
     if versions.get("tensorflow") is None:
         hint = "python -m pip install ipucnn; on an IPU system the Poplar SDK's wheel (docs/ipu.md)"
-        yield Finding(PROBLEM, "tensorflow", "TensorFlow is not installed here", hint)
+        yield Finding(PROBLEM, "TensorFlow is not installed here", hint)
         return
     for package in ("keras", "numpy"):
         if versions.get(package) is None:
             message = f"{package} is not installed here"
-            yield Finding(PROBLEM, "tensorflow", message, f"python -m pip install {package}")
+            yield Finding(PROBLEM, message, f"python -m pip install {package}")
     if probe is not None and probe.error is not None:
-        yield problem("tensorflow", probe.error)
+        yield problem(probe.error)
 
 
 def _of_ipus(machine: Machine) -> Iterator[Finding]:
@@ -137,16 +135,16 @@ def _of_ipus(machine: Machine) -> Iterator[Finding]:
         return
     if "use_ipu_model" in surroundings.parse_flags(software.variables.get("TF_POPLAR_FLAGS", "")):
         message = "TF_POPLAR_FLAGS asks for the software model of an IPU, which is slow"
-        yield Finding(WARNING, "ipu", message)
+        yield Finding(WARNING, message)
     elif not ipus.tool_found:
         message = "gc-info is not on PATH: nothing says how many IPUs there are"
         hint = "install the driver's command line tools, or type: source PATH/TO/poplar_sdk-*/enable"
-        yield Finding(WARNING, "ipu", message, hint)
+        yield Finding(WARNING, message, hint)
     elif not ipus.num_ipus:
         hint = "on an IPU-POD: export IPUOF_VIPU_API_HOST=HOST IPUOF_VIPU_API_PARTITION_ID=PARTITION"
         if software.variables.get(_PARTITION) or software.variables.get("IPUOF_CONFIG_PATH"):
             hint = "is the partition that IPUOF_... names active? vipu list partition"
-        yield Finding(PROBLEM, "ipu", ipus.problem or "no IPU is visible", hint)
+        yield Finding(PROBLEM, ipus.problem or "no IPU is visible", hint)
 
 
 def _why_ipu(machine: Machine) -> str:
@@ -167,7 +165,7 @@ def _choose_gpu(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]
         if gpus and not count:
             reason = "TensorFlow sees none of the driver's GPUs"
             hint = "python -m pip install 'tensorflow[and-cuda]'"
-            findings.append(Finding(WARNING, "gpu", f"{reason}: {gpus[0].name}", hint))
+            findings.append(Finding(WARNING, f"{reason}: {gpus[0].name}", hint))
     if count:
         names = ", ".join(gpu.name for gpu in gpus) or counted(count, "GPU")
         them = "it" if count == 1 else "them"
@@ -175,7 +173,7 @@ def _choose_gpu(requested: str, machine: Machine) -> Tuple[Choice, List[Finding]
         return Choice(requested, "gpu", True, f"{names}; {sure}"), findings
     if requested == "gpu":
         message = f"there is no GPU to use: {reason}"
-        findings.append(Finding(PROBLEM, "gpu", message, "use --device cpu"))
+        findings.append(Finding(PROBLEM, message, "use --device cpu"))
         return Choice(requested, "gpu", False, message), findings
     return Choice(
         requested, "cpu", True, "there is neither the Poplar SDK's TensorFlow nor a GPU here"

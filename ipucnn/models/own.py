@@ -120,10 +120,8 @@ class OwnNetwork:
     @property
     def notes(self) -> List[str]:
         """Remarks for the user about the network, a sentence each."""
-        notes, own_nodes = (
-            list(self.remarks),
-            [] if self.architecture is None else _own_nodes(self.architecture),
-        )
+        notes, known = list(self.remarks), self.architecture
+        own_nodes = [] if known is None else _own_nodes(known)
         if own_nodes:
             kinds = ", ".join(f"{shown_value(node.name)} ({node.kind})" for node in own_nodes)
             notes.append(

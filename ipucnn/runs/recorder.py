@@ -93,7 +93,6 @@ class Validated:
 
     weight_updates: int
     metrics: Dict[str, float]
-    is_best: bool
     wall_s: float
 
 
@@ -374,7 +373,7 @@ class Recorder:
             tracker.validated(event.weight_updates, figure, is_last)
         points = {f"validation/{k}": v for k, v in metrics.items() if k != "samples"}
         self._plot(event.weight_updates, points)
-        yield Validated(event.weight_updates, metrics, is_best, wall_s)
+        yield Validated(event.weight_updates, metrics, wall_s)
         yield from self._warn_of_loss(metrics["loss"])
         if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST, is_whole=False))

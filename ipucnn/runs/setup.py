@@ -14,7 +14,7 @@ from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
-from ipucnn.datasets.pixels import InputRange
+from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
@@ -422,8 +422,7 @@ def training_samples(setup: Setup, program: Program, count: int) -> List[Trainin
     samples: List[TrainingSample] = []
     with data_errors():
         for images, labels, *_ in training_batches(setup, program, 0, batch, (1, 0)).take(-(-count // batch)):
-            pixels = np.clip(np.rint(images.numpy()), 0, 255).astype(np.uint8)
-            for image, label in zip(pixels, labels.numpy()):
+            for image, label in zip(in_8_bits(images), labels.numpy()):
                 if len(samples) < count:
                     index = indices[len(samples)]
                     name = names[index] if names else f"{setup.source.info.name}/train/{index}"

@@ -33,7 +33,6 @@ from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
 from ipucnn.text import counted, printable
 
-MOST_NAMED = 10
 FEW_IMAGES = 20
 """Training warns about a class with fewer images."""
 

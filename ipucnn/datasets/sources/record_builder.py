@@ -49,7 +49,6 @@ from ipucnn.text import printable
 CHECKSUMS_FILE = "SHA256SUMS"
 """The file with the digests of a finished build's record and class files, in the format of ``sha256sum -c``."""
 PLAN_FILE = "build.json"
-NUM_SHARDS, NUM_VALIDATION_SHARDS = 1024, 128
 QUALITY = 100
 """JPEG quality for images that are converted from another format; the public builders' value."""
 _SHUFFLE_SEED = 12345
