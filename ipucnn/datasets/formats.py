@@ -419,9 +419,8 @@ def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
         if parts:
             read = {subset: _both(path, sides(path)) for subset, path in _serving(parts).items()}
             return _in_parts("imagemasks", folder, read, parts)
-    if not here:
-        return None
-    return Found("imagemasks", folder, {"train": _both(folder, here)}, UNDIVIDED, is_undivided=True)
+    read = {"train": _both(folder, here)}
+    return Found("imagemasks", folder, read, UNDIVIDED, is_undivided=True) if here else None
 
 
 def _both(folder: Path, pair: Mapping[str, Path]) -> Tuple[Path, Path]:
@@ -645,12 +644,9 @@ def find_sets(folder: Path) -> List[Found]:
     if is_file(folder / INFO_FILE) and not subfolders(folder):
         return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
     has_records = has_shards(folder)
-    found = []
-    for name in FILE_SETS:
-        one = find_set(name, folder)
-        # Class folders without records are an image folder, even if its name is "imagenet".
-        if one is not None and (name != "imagenet" or has_records or one.location != folder):
-            found.append(one)
+    found = [one for one in (find_set(name, folder) for name in FILE_SETS) if one is not None]
+    if not has_records:  # class folders are an image folder, even if its name is "imagenet"
+        found = [one for one in found if (one.name, one.location) != ("imagenet", folder)]
     if any(one.location == folder for one in found):
         return found
     if has_records:

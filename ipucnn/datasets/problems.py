@@ -49,10 +49,8 @@ def problem_of(
     """
     reason = error.message
     paths = () if path is None else (printable(str(path)), str(path), shown(path))
-    for mention in (place, *paths):
-        if mention and mention in reason:
-            reason = reason.partition(mention)[2]
-            break
+    mention = next((text for text in (place, *paths) if text and text in reason), None)
+    reason = reason if mention is None else reason.partition(mention)[2]
     return Problem(error.code, subset, name, reason.strip(" :,"), error, path=path)
 
 
