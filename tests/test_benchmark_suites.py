@@ -98,6 +98,16 @@ def test_braces_and_names_expand_to_rows():
     assert [row.mode for row in rows] == ["inference"] * 2 + ["training"] * 3
 
 
+def test_ids_are_names_of_files_and_typed_numbers_are_exact():
+    line = "train lenet --host-generated-data --learning-rate"
+    names = {"測試": "0.123456789", "'..'": "1e-05", ".a.": "1"}
+    text = "rows:\n" + "".join(f"  - {name}: {line} {rate}\n" for name, rate in names.items())
+    rows = plan(text).rows
+    assert [row.id for row in rows] == ["lenet", "lenet-2", "a"]
+    rates = [row.command.split("--learning-rate ")[1].split()[0] for row in rows]
+    assert rates == list(names.values())
+
+
 def test_built_in_suites_have_their_rows():
     ulhpc = find_suite("ulhpc", parse_line)
     assert (len(plan_suite(ulhpc, None, {}).rows), ulhpc.epoch_images) == (84, 50000)

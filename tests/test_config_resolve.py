@@ -181,6 +181,20 @@ def test_illegal_flags_are_refused(flags, model, message, hint):
     check_raises(ConfigurationError, message, hint, resolve, "train", flags, model=model)
 
 
+@pytest.mark.parametrize(
+    "command, size", [("evaluate", 4), ("train", 4), ("infer", None), ("benchmark", None)]
+)
+def test_options_of_validations_are_only_for_commands_that_have_them(tmp_path, command, size):
+    file = tmp_path / "mine.yml"
+    file.write_text(
+        "model-name: lenet\nmicro-batch-size: 8\nvalidation-micro-batch-size: 4\n", encoding="utf-8"
+    )
+    resolved = resolve(command, {}, model="lenet", config_path=str(file), reads_data=False)
+    assert resolved.config.validation_micro_batch_size == size
+    assert resolved.is_given("validation_micro_batch_size") == (size is not None)
+    assert resolved.config.micro_batch_size == 8
+
+
 def test_one_model_may_be_given_twice():
     assert resolve("train", {"model_name": "cifar-resnet8"}, model="cifar_resnet8").record.name
 

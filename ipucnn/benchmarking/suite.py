@@ -178,8 +178,16 @@ def option_words(option: Tuple[str, PlainValue]) -> List[str]:
     key = BY_NAME[name].key if name in BY_NAME else name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{key}" if value else f"--no-{key}"]
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [f"--{key}", *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
+    return [f"--{key}", *map(_word, value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _word(value: PlainValue) -> str:
+    """Returns the word of a typed value, a whole number without a fraction."""
+    return (
+        str(int(value))
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+        else str(value)
+    )
 
 
 @dataclass(frozen=True)
@@ -342,7 +350,7 @@ def _ids(rows: List[CommandLine]) -> List[str]:
             if any(other.options.get(name) != value for other in same):
                 words = option_words((name, value))
                 parts.append("-".join(words[name == "mode" :]).lstrip("-"))
-        base = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-")
+        base = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-.") or row.model
         names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
         ids.append(next(name for name in names if name not in ids))
     return ids

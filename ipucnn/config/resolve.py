@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
 """Options that have no effect in 32 bits, on any device."""
+OF_VALIDATIONS = ("validation_micro_batch_size", "validation_num_replicas", "pipeline_validation_model")
+"""Options of forward passes, which a preset gives only to the commands that have them."""
 OWN_GLOBAL_BATCH = 32
 INITIAL_RATE = "initial_learning_rate"
 LEAST_VALIDATIONS = 5
@@ -235,6 +237,10 @@ def resolve(
     if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
         # The weights were trained on images of the network's size, not on small photographs.
         kept = {name: value for name, value in preset.values.items() if name != "image_size"}
+        preset = preset._replace(values=kept)
+    if preset is not None:
+        without = {name for name in OF_VALIDATIONS if command not in BY_NAME[name].commands}
+        kept = {name: value for name, value in preset.values.items() if name not in without}
         preset = preset._replace(values=kept)
     layers: List[Layer] = []
     is_public = chosen is not None and (config_path is not None or presets.is_of_application(chosen))

@@ -206,7 +206,7 @@ def _what_would_fit(plan: PipelinePlan, question: Question) -> str:
     same_stages = question.with_stages(plan.num_stages)
     if plan.no_fit is None:
         return f"use {same_stages} in place of the splits: it finds the best that fit"
-    why = f"no splits into {plan.num_stages} stages fit; "
+    why = f"no splits into {counted(plan.num_stages, 'stage')} fit; "
     ways = ways_to_fit(plan.no_fit, question.with_stages, f" {same_stages}")
     return why + (f"in place of the splits {ways}" if ways else less_memory(plan.model, plan.settings))
 
