@@ -29,7 +29,7 @@ from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.program import PlannedProgram
-from ipucnn.planning.search.tables import item_starts, stage_tables, tick_s
+from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
 
 MK2 = get_ipu("mk2")
 SHARED = ROOT.parent / "shared" / "ipu"
@@ -206,6 +206,12 @@ def test_table_equals_stage_memory(graph, settings) -> None:
                 assert table[a, b] == one.total_bytes
 
 
+def tables_of(graph: LayerGraph, settings: PlannedProgram) -> StageTables:
+    """Returns the planner's tables with the whole memory of an IPU."""
+    memory = MemoryModel(graph, settings, MK2, item_starts(graph))
+    return stage_tables(graph, settings, get_system("pod16"), 1.0, memory)
+
+
 @tries(30, slow=100)
 @given(graphs(), settings_(), st.data())
 def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, data) -> None:
@@ -216,7 +222,7 @@ def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, 
     cuts = sorted(data.draw(st.permutations(range(1, len(starts))))[: settings.num_stages - 1])
     splits = [graph.layers[starts[c]].name for c in cuts]
     (ipu,) = program_memory(graph, splits, settings, MK2)
-    tables = stage_tables(graph, settings, get_system("pod16"))
+    tables = tables_of(graph, settings)
     bounds = [0, *cuts, len(starts)]
     segments = max(
         tables.memory_bytes(settings.num_stages, s)[bounds[s], bounds[s + 1]]
@@ -235,12 +241,11 @@ def test_planner_and_prediction_agree_on_the_tick(graph, settings, data) -> None
     num = settings.num_stages
     if len(starts) < num:
         return
-    system = get_system("pod16")
     cuts = data.draw(st.permutations(range(1, len(starts))))[: num - 1]
-    tables = stage_tables(graph, settings, system)
+    tables = tables_of(graph, settings)
     chosen = [0, *sorted(cuts)]
     splits = [graph.layers[starts[c]].name for c in chosen[1:]]
-    prediction = predict(graph, splits, settings, system)
+    prediction = predict(graph, splits, settings, get_system("pod16"))
     planned = tick_s(tables, chosen, settings.schedule)
     if settings.schedule == "Interleaved" and not settings.training:
         planned = tick_s(tables, chosen, "Grouped")

@@ -164,13 +164,7 @@ def _best(
     if p.num_stages > 1:
         settings = _settings(request, precision, p.num_stages, notes)
         system = _system(request, p.num_replicas * p.ipus_per_replica, notes)
-        planner = Planner(graph, system)
-        if request.splits:
-            return planner.judge(request.splits, settings, max(LIMITS)), system
-        candidate = planner.fastest_program(choices(settings, {}))
-        if candidate is None:
-            notes.append(f"no splits into {p.num_stages} stages fit")
-        return candidate, system
+        return Planner(graph, system).judge(request.splits, settings, max(LIMITS)), system
     ipu_system = request.system_for()
     planner = Planner(graph, ipu_system)
     proportions = given_proportions(request.config, p.num_stages)

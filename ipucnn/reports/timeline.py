@@ -7,8 +7,6 @@ from typing import Dict, Iterable, List, Tuple
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.schedules import Ticks
 
-PASSES = ("forward", "recompute", "backward")
-
 # Full ticks that are shown before the rest is left out.
 SHOWN_TICKS = 3
 
@@ -18,7 +16,7 @@ class Span:
     """A pass of a stage, or (``stage`` -1) an exchange between IPUs, during which all wait.
 
     Attributes:
-        kind: one of ``PASSES``, or "transfer".
+        kind: "forward", "recompute", "backward" or "transfer".
         micro_batch: its number from 0 within the weight update; -1 for a transfer.
         start_s, end_s: the times since the start of the weight update.
     """

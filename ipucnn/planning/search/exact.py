@@ -25,13 +25,11 @@ class Solution:
         starts: first item of each stage, the first is 0; empty if nothing fits.
         objective_s: the split's ``tick_s``; inf if nothing fits.
         lower_bound_s: the proved bound: no split that fits is faster.
-        num_evaluations: the number of dynamic programs that the search ran.
     """
 
     starts: Tuple[int, ...]
     objective_s: float
     lower_bound_s: float
-    num_evaluations: int = 0
 
     @property
     def feasible(self) -> bool:
@@ -66,18 +64,15 @@ def fastest_split(
         The solution; without starts if nothing fits, or if nothing that fits is faster than ``below_s``.
     """
     if tables.one_ipu:
-        segments = _OneIpu(tables, num_stages)
-        starts, bound_s, num_evaluations = segments.run(below_s), np.inf, segments.num_evaluations
+        starts, bound_s = _OneIpu(tables, num_stages).run(below_s), np.inf
     elif schedule == SEQUENTIAL:
-        starts, bound_s, num_evaluations = _search_sequential(tables, num_stages)
+        starts, bound_s = _search_sequential(tables, num_stages)
     else:
-        starts, bound_s, num_evaluations = minmax.search(
-            tables, num_stages, schedule, max_evaluations, below_s
-        )
+        starts, bound_s = minmax.search(tables, num_stages, schedule, max_evaluations, below_s)
     value = tick_s(tables, starts, schedule) if starts else np.inf
     if not value < below_s:
-        return Solution((), np.inf, np.inf, num_evaluations)
-    return Solution(starts, value, min(value, bound_s), num_evaluations)
+        return Solution((), np.inf, np.inf)
+    return Solution(starts, value, min(value, bound_s))
 
 
 # --- Sequential schedules
@@ -101,13 +96,13 @@ def _search_sequential(tables: StageTables, num_stages: int) -> SearchResult:
         best[1:] = reached.min(axis=0)
         best[0] = np.inf
     if not np.isfinite(best[n]):
-        return (), np.inf, 1
+        return (), np.inf
     starts, end = [], n
     for source in reversed(sources):
         end = int(source[end - 1])
         starts.append(end)
     # The sum's own rounding is no gap: every split was compared.
-    return tuple(reversed(starts)), np.inf, 1
+    return tuple(reversed(starts)), np.inf
 
 
 def _run_s(tables: StageTables, num_stages: int, stage: int) -> np.ndarray:
@@ -136,7 +131,6 @@ class _OneIpu:
         self.memory = [tables.memory_bytes(num_stages, stage) for stage in range(num_stages)]
         assert tables.checkpoint_bytes is not None
         self.checkpoint = np.asarray(tables.checkpoint_bytes)
-        self.num_evaluations = 0
         self.most = self.n
         forward, backward = tables.sums(0)
         # (n + 1,) seconds of a micro-batch if the last segment opens at each item.
@@ -157,7 +151,6 @@ class _OneIpu:
 
     def least_checkpoints(self, limit: float) -> Tuple[np.ndarray, List[np.ndarray]]:
         """Returns (most,) least checkpoint bytes for each last opening e, with segments up to ``limit``; sources."""
-        self.num_evaluations += 1
         m = self.most
         best = np.full(m, np.inf)
         best[0] = self.checkpoint[0]

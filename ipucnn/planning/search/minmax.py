@@ -23,8 +23,8 @@ _COLUMNS = 64
 _LARGEST = float(np.finfo(float).max)
 
 
-SearchResult = Tuple[Tuple[int, ...], float, int]
-"""The best starts (empty if nothing fits), a proved bound of the tick, and the number of dynamic programs run."""
+SearchResult = Tuple[Tuple[int, ...], float]
+"""The best starts (empty if nothing fits), and a proved bound of the tick."""
 
 
 class Box(NamedTuple):
@@ -437,8 +437,8 @@ def search(
     state = _Search(loads, max_evaluations, below_s)
     bound = state.run()
     if not state.starts:
-        return (), bound, state.num_evaluations
+        return (), bound
     x, y, t = loads.maxima(state.starts)
     chosen = _least(loads, x, y, t, transfer=True)
     assert chosen is not None
-    return chosen.starts, bound, state.num_evaluations
+    return chosen.starts, bound

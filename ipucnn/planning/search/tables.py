@@ -120,16 +120,16 @@ def stage_tables(
     graph: LayerGraph,
     settings: PlannedProgram,
     system: System,
-    max_fill: float = 1.0,
-    model: Optional[MemoryModel] = None,
+    memory_limit: float,
+    memory: MemoryModel,
 ) -> StageTables:
     """Returns the planner's tables for a graph under some settings.
 
     Args:
         settings: the settings.  If their stages have the same availableMemoryProportion, the planner may request other
             numbers of stages than theirs.
-        max_fill: the share of an IPU's memory that a stage may take; ``memory.FITS_BELOW`` for splits that surely fit.
-        model: the memory model of the graph's items under these settings, if there is one already.
+        memory_limit: the share of an IPU's memory that a stage may take.
+        memory: the memory model of the graph's items under these settings.
     """
     starts = item_starts(graph)
 
@@ -138,7 +138,6 @@ def stage_tables(
         return np.add.reduceat(times.forward_s, starts), np.add.reduceat(times.backward_s, starts)
 
     forward_s, backward_s = seconds(0)
-    memory = model or MemoryModel(graph, settings, system.ipu, starts)
     n = len(starts)
     is_segmented = settings.placement is Placement.SEGMENTS
     cut_s = np.zeros(n + 1)
@@ -152,7 +151,7 @@ def stage_tables(
         recompute=settings.recomputation and settings.training,
         training=settings.training,
     )
-    capacity = limit_bytes(max_fill, system.ipu)
+    capacity = limit_bytes(memory_limit, system.ipu)
     if is_segmented:
         fixed, checkpoints, segment = memory.one_ipu()
         segment = np.where(np.tri(n, n + 1, dtype=bool), np.inf, segment)
