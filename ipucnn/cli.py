@@ -10,7 +10,7 @@ import sys
 from typing import Any, Iterable, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple
 
 from ipucnn import __version__, interrupts
-from ipucnn.command_line import CommandLine, read_command_line
+from ipucnn.command_line import VERBOSE, VERSION, CommandLine, read_command_line
 from ipucnn.command_table import Command, print_root_help
 from ipucnn.errors import (
     EXIT_BUG,
@@ -21,7 +21,7 @@ from ipucnn.errors import (
     UserError,
     text_of,
 )
-from ipucnn.sessions.group import find_group, find_launched, is_connected, leave
+from ipucnn.sessions.group import check_starter, find_group, find_launched, is_connected, leave
 from ipucnn.sessions.role import ALONE, Role, find_role
 from ipucnn.text import printable, shown_value
 
@@ -215,7 +215,7 @@ def _dispatch(line: CommandLine) -> int:
 
                 print_help(line)
             return EXIT_OK
-        if line.name == "--version":
+        if line.name == VERSION:
             print(f"ipucnn {__version__}")
             return EXIT_OK
         _join_processes(line.command)
@@ -225,7 +225,7 @@ def _dispatch(line: CommandLine) -> int:
 
     first_argument, args = line.name, list(line.args)
     if line.command is not None:
-        args = [line.command.name, *["--verbose"] * line.is_verbose, *line.words]
+        args = [line.command.name, *[VERBOSE[0]] * line.is_verbose, *line.words]
     root = build_root(with_completion=COMPLETE_VARIABLE in os.environ or "comp" in first_argument)
     is_completion = "completion" in first_argument
     if COMPLETE_VARIABLE in os.environ:
@@ -260,18 +260,13 @@ def _join_processes(command: Optional[Command]) -> None:
     """Connects the processes that a launcher of MPI started, for a command that they run together.
 
     Raises:
-        ConfigurationError: the command runs in one process.
+        ConfigurationError: the command runs in one process, and MPI's launcher or ``poprun`` started several.
         MissingError: MPI does not connect them.
     """
-    launched = find_launched()
-    if launched is None or command is None:
-        return
-    if not command.in_processes:
-        raise ConfigurationError(
-            f"{launched.text}, and `ipucnn {command.name}` runs in one",
-            f"type it without {launched.launcher}: ipucnn {command.name} ...",
-        )
-    find_group()
+    if command is not None:
+        check_starter(f"ipucnn {command.name}", command.in_processes, command.in_instances)
+        if find_launched() is not None:
+            find_group()
 
 
 LONGEST_MESSAGE = 3000

@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from ipucnn.aliases import ClickCommand, ClickContext, ClickError, ClickParameter, PlainDict, PlainValue
-from ipucnn.command_line import CommandLine, items
+from ipucnn.command_line import HELP, VERBOSE, VERSION, CommandLine, items
 from ipucnn.command_table import ABOUT, COMMANDS, Command
 from ipucnn.config.command import (
     CommandOptions,
@@ -25,7 +25,7 @@ from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.text import shown_value
 
-CONTEXT = {"help_option_names": ["--help", "-h"]}
+CONTEXT = {"help_option_names": list(HELP)}
 # Typer does not export the base class of its usage errors, and its module depends on the version of Typer.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
@@ -135,7 +135,7 @@ def _parameter(spec: OptionSpec, help: str) -> inspect.Parameter:
             off = (*spec.off_flags, *("",) * len(flags))
             flags = [f"{on}/{no}" if no else on for on, no in zip(flags, off)]
             if spec.name == "verbose":
-                flags.append("-v")
+                flags += VERBOSE[1:]
         default = typer.Option(None, *flags, **details)
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
@@ -207,8 +207,8 @@ def build_root(with_completion: bool = True) -> ClickCommand:
 
     @app.callback(help=ABOUT)
     def root(
-        version: bool = typer.Option(False, "--version", help="Print the version."),
-        verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
+        version: bool = typer.Option(False, VERSION, help="Print the version."),
+        verbose: bool = typer.Option(False, *VERBOSE, help="Say more on stderr."),
     ) -> None:
         # ``command_line`` reads both; they are here for the completion of the shell.
         pass

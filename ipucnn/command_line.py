@@ -9,7 +9,8 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
 HELP, ALL_HELP = ("--help", "-h"), "--help-all"
-VERBOSE = ("-v", "--verbose")
+VERBOSE = ("--verbose", "-v")
+VERSION = "--version"
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 

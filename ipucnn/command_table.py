@@ -19,6 +19,7 @@ class Command(NamedTuple):
         common: for a command with many options, the ones on its help page; ``--help-all`` shows all.
         module: name of its module, if it is not the name of the command.
         in_processes: whether several processes of MPI may run it together.
+        in_instances: whether several instances of ``poprun`` may run it together.
         wishes: further search words for ``ipucnn --help WORD``, besides its name, summary and examples.
     """
 
@@ -29,6 +30,7 @@ class Command(NamedTuple):
     common: str = ""
     module: str = ""
     in_processes: bool = False
+    in_instances: bool = False
     wishes: str = ""
 
     @property
@@ -68,6 +70,7 @@ _ALL = (
         --print-config
         """,
         in_processes=True,
+        in_instances=True,
         wishes="fit rehearse rehearsal simulate emulate laptop",
     ),
     Command(
@@ -80,6 +83,7 @@ _ALL = (
         ipucnn evaluate runs/lenet-digits --checkpoint best --json
             The run's best checkpoint, with every figure as JSON.
         """,
+        in_instances=True,
     ),
     Command(
         "infer",
@@ -91,6 +95,7 @@ _ALL = (
         ipucnn infer runs/lenet-digits path/to/images --output labels.csv
             Predicted classes of your own images, in a table for a spreadsheet.
         """,
+        in_instances=True,
     ),
     Command(
         "export",
@@ -119,6 +124,7 @@ _ALL = (
         --suite --inference --compare-with --dataset --host-generated-data --device-generated-data --micro-batch-size
         --global-batch-size --num-replicas --precision --device --print-config
         """,
+        in_instances=True,
     ),
     Command(
         "runs",
@@ -212,6 +218,7 @@ _ALL = (
         ipucnn doctor --device ipu
             The same; it ends with exit code 6 if IPUs cannot be used.
         """,
+        in_instances=True,
     ),
 )
 COMMANDS = {command.name: command for command in _ALL}

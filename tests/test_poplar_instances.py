@@ -284,8 +284,9 @@ REFUSED = (
         "--compare-with keras is for one process",
         "without poprun",
     ),
-    Refusal("export run --format keras", "works in one process", "without poprun: ipucnn export"),
-    Refusal("benchmark --suite keras-tutorial", "a process of its own", "without poprun"),
+    Refusal(
+        "benchmark --suite keras-tutorial", "started 2 instances", "without poprun: ipucnn benchmark --suite"
+    ),
     Refusal("train unet --kfold 2 --seed 1 --num-replicas 4", "--kfold", "--run-dir DIR"),
     Refusal("train unet --kfold 2 --run-dir r --num-replicas 4", "the same seed", "--seed 1"),
     Refusal("train toy_model --device cpu", "2 instances", "without poprun"),
@@ -293,6 +294,14 @@ REFUSED = (
     Refusal("train toy_model --seed 1", "the program 1", "--num-replicas 4"),
     Refusal("train toy_model --seed 1 --num-replicas 4 --select-ipu 1", "poprun chooses the IPUs", "drop it"),
 )
+
+
+def test_commands_of_one_process_are_refused_under_poprun(run, monkeypatch):
+    poprun(monkeypatch, 1)
+    for words in ("plan-splits lenet --stages 2 --save p.yml", "export run --format keras", "runs", "models"):
+        name = words.split()[0]
+        error = f"poprun started 2 instances, and `ipucnn {name}` runs in one"
+        check_refused(run, Refusal(words, error, f"type it without poprun: ipucnn {name} ..."))
 
 
 def test_commands_that_poprun_cannot_run_are_refused(run, monkeypatch):

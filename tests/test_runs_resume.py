@@ -517,7 +517,7 @@ def test_print_config_shows_the_continued_run(cut_run, run):
 
 def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
     train(tmp_path / "r", ckpts_per_epoch="1")
-    train(tmp_path / "v", training="false", checkpoint_input_dir="r/checkpoints")
+    train(tmp_path / "v", training="false", augment=False, checkpoint_input_dir="r/checkpoints")
     validations = rows("v")
     assert validations == rows("r", "validation") and len(validations) == 2
     assert not any((tmp_path / "v" / "checkpoints").iterdir())

@@ -279,8 +279,9 @@ def benchmark_suite(
     from ipucnn.reports import suite as report
     from ipucnn.reports.console import note
     from ipucnn.runs.folder import claim_default
+    from ipucnn.sessions.group import check_starter
 
-    _check_one_process()
+    check_starter("ipucnn benchmark --suite", in_processes=False, in_instances=False)
     overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
     if resume and overwrite:
         raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
@@ -323,18 +324,6 @@ def benchmark_suite(
     words += ["--versus", versus] if versus else []
     resume_command = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
     _end_suite(result, is_interrupted, resume_command)
-
-
-def _check_one_process() -> None:
-    """Refuses a suite under ``poprun``."""
-    from ipucnn.errors import ConfigurationError
-    from ipucnn.sessions.group import find_instances
-
-    if find_instances().under_poprun:
-        raise ConfigurationError(
-            "suites run each row in a process of its own, and poprun started this one",
-            "type it without poprun, or benchmark one network under it",
-        )
 
 
 def _draw(compared: "Speedups", folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Resolves flags, a preset and the defaults to one RunConfig, and records the origin of each value.
 
-Defaults < preset < flags.  The preset is the one that ``--config`` names, else the built-in one of the model and data
-set.  If two options replace each other, one that is given in a higher layer drops the other from the lower layers.
+Defaults < public defaults < preset < plan < flags (``origin.Giver``); for a saved run, its configuration < flags.  The
+preset is the one that ``--config`` names, else the built-in one of the model and data set.  If two options replace each
+other, one that is given in a higher layer drops the other from the lower layers.
 """
 
 import copy

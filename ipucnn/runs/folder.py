@@ -1,4 +1,7 @@
-"""The run folder: reads and writes the files of one run, and never touches other files."""
+"""Run folders: their default names, and the files, checkpoints and lock of one run.
+
+Checkpoints may lie elsewhere (``--checkpoint-dir``).  Files that no run wrote are left as they are.
+"""
 
 import contextlib
 import difflib

@@ -1,4 +1,7 @@
-"""The records in the JSON files of a run folder: each is declared once, and read and written as it is declared."""
+"""The records of ``report.json``, ``folds.json`` and an evaluation: each is written, and read, as it is declared here.
+
+The other files of a run folder have no record here: ``folder.py`` checks their types when it reads them.
+"""
 
 from typing import Any, Dict, List, Literal, Mapping, Optional, Tuple, Union
 

@@ -150,11 +150,6 @@ _DICE: Reason = Rule(
     "{option} with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
     "drop --pad-dataset, or use --loss cross_entropy",
 )
-_NO_MASKS: Reason = Rule(
-    lambda c, f: c.loss == "bce_dice" and not f.segments,
-    "{option} needs a segmentation network",
-    "use --loss cross_entropy",
-)
 _NO_IMAGENET: Reason = Rule(
     lambda c, f: c.weights == "imagenet" and f.resolved.record.keras_application is None,
     "{option}: there are no ImageNet weights for {model_name}",
@@ -173,7 +168,6 @@ _SCALING = replace(
 
 RULES: Tuple[Reason, ...] = (
     *_rules(("mixup", "cutmix", "random_erasing", "class_weights"), _MASKS, typed_only=False),
-    *_rules(("loss",), _NO_MASKS, typed_only=False),
     *_rules(("pad_dataset",), _DICE, typed_only=False),
     *_rules(("weights",), _NO_IMAGENET, typed_only=False),
     *_rules(("ipus",), _OTHER_REPLICAS),
@@ -181,7 +175,11 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("compile_only",), _NO_IPU, _SHOWN, typed_only=False),
     # The driver aborts the process if there is no device of that number (poplar_executor.cc).
     *_rules(("select_ipu",), _COMPILES, typed_only=False),
-    *_rules(("clean_dir",), _CHECKPOINTS),
+    *_rules(
+        ("clean_dir", "checkpoint_dir", "ckpts_per_epoch", "first_ckpt_epoch", "keep_checkpoints"),
+        _CHECKPOINTS,
+    ),
+    *_rules(("validation_freq",), _VALIDATION),
     *_rules(("bn_momentum",), _BATCH_NORM, has_off=False),
     *_rules(("dbn_replica_group_size",), _BATCH_NORM),
     *_rules(("precise_batch_norm",), _SAVED_STATISTICS, _UNSEEN_STATISTICS, _BATCH_NORM),
@@ -190,7 +188,10 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("target_accuracy", "early_stopping", "mlperf_logging"), _TRAINING, _VALIDATION),
     *_rules(("mixup", "cutmix"), _TRAINING),
     *_rules(("mixup", "cutmix"), _ONE_IMAGE, typed_only=False),
-    *_rules(("clip_gradient_norm", "ema_decay", "random_erasing", "class_weights"), _TRAINING),
+    *_rules(
+        ("clip_gradient_norm", "ema_decay", "random_erasing", "learning_rate", "augment", "class_weights"),
+        _TRAINING,
+    ),
     *_rules(("wandb_run_name", "wandb_tags"), _WANDB),
     *_rules(("ckpt_all_instances",), _INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR),
     *_rules(("reduction", "rank_timeout", "require_same_bytes"), _WORKERS),
@@ -214,6 +215,7 @@ def check_rules(facts: Facts) -> None:
     Raises:
         ConfigurationError: such an option is set; the error names it and the reason.
     """
+    loss_name(facts.resolved.config, facts.resolved.record.task)  # refuses a loss for another task
     check_table(RULES, facts.resolved.config, facts.resolved.origins, facts)
 
 
@@ -244,19 +246,6 @@ def check_group(group: ProcessGroup, config: RunConfig, draws: bool = True) -> N
     if draws and config.seed is None:
         kind = "processes" if isinstance(group, Mpi) else "instances of poprun"
         raise ConfigurationError(f"{group.size} {kind} need the same seed, and none is given", "add --seed 1")
-
-
-def refuse_instances(command: str) -> None:
-    """Refuses ``poprun`` for a command that runs in one process.
-
-    Raises:
-        ConfigurationError: ``poprun`` started this process.
-    """
-    if find_instances().under_poprun:
-        raise ConfigurationError(
-            f"poprun started this, and `ipucnn {command}` works in one process",
-            f"type it without poprun: ipucnn {command} ...",
-        )
 
 
 def check_workers(

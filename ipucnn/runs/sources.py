@@ -1,4 +1,6 @@
-"""Where trained weights come from: a run or its checkpoint, a Keras file, ImageNet, or an exported file; a class each.
+"""Sources of trained weights for evaluate, infer and export: a run, a Keras file, ImageNet, an export; a class each.
+
+The weights that training starts from (``train --weights``) are loaded by ``checkpoints.py``.
 
 :func:`find_weights` opens what a command line names, without TensorFlow.
 """

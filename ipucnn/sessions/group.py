@@ -73,7 +73,7 @@ class Alone(ProcessGroup):
 class Popdist(ProcessGroup):
     """The instances of ``poprun``; each runs some of the replicas on its share of the data.
 
-    The Poplar session exchanges their values, once the IPUs are configured.
+    They exchange no values here: the Poplar session does that, once the IPUs are configured.
 
     Attributes:
         ipus_per_replica: the value given to ``poprun``.
@@ -212,6 +212,29 @@ def find_instances(environment: Optional[Mapping[str, str]] = None) -> ProcessGr
             _start_with("poprun"),
         )
     return Popdist(total // local, offset // local, ipus, total)
+
+
+def check_starter(command: str, in_processes: bool, in_instances: bool) -> None:
+    """Refuses several processes of a command that runs in one.
+
+    Args:
+        command: the words of the command.
+        in_processes: whether processes of MPI may run it together.
+        in_instances: whether instances of ``poprun`` may.
+
+    Raises:
+        ConfigurationError: they may not.
+    """
+    launched, instances = find_launched(), find_instances()
+    if launched is not None and not in_processes:
+        started, starter = launched.text, launched.launcher
+    elif instances.under_poprun and not in_instances:
+        started, starter = f"poprun started {counted(instances.size, 'instance')}", "poprun"
+    else:
+        return
+    raise ConfigurationError(
+        f"{started}, and `{command}` runs in one", f"type it without {starter}: {command} ..."
+    )
 
 
 def _of_popdist(env: Mapping[str, str], name: str, default: Optional[int] = None) -> int:
