@@ -124,6 +124,7 @@ def test_group_norm_takes_an_image_as_one_patch_or_suggests_a_size(norm, size, p
     network = PatchwiseNetwork(trained)
     assert network._output(size) == (patch - MARGIN,) * 2
     network.warn_of_seams([(1, 1), size], warnings.append)
+    assert [f"warning: {note}" for note in network.notes] == warnings
     assert len(warnings) == (told is not None)
     if told is not None:
         assert (

@@ -189,10 +189,12 @@ class PatchwiseNetwork:
         if self._trained.weights.is_exported:
             remedy = "the run that was exported takes an image as one patch"
         patch = "x".join(map(str, self._input(self._output((height, width)))))
-        say(
-            f"warning: group norm takes its statistics of each patch of {patch} pixels instead of the whole image: "
+        text = (
+            f"group norm takes its statistics of each patch of {patch} pixels instead of the whole image: "
             f"{COST_OF_PATCHES}, and seams may show; {remedy}"
         )
+        self.notes.append(text)  # the figures depend on it
+        say(f"warning: {text}")
 
     def each(
         self, images: Iterable[Tuple[_Key, np.ndarray]]
