@@ -287,3 +287,15 @@ def test_small_data_set_reduces_the_default_batch(lightly, succeeds):
         "train", write(SMALL_NETWORK), "--dataset", "digits", "--limit-train", 20, "--num-epochs", 1
     )
     assert "global batch 20 = micro-batch 20" in err
+
+
+def test_the_default_batch_is_that_of_all_replicas_and_images(run):
+    """Options are checked with the micro-batch that the run has."""
+    words = "--dataset digits --device cpu --num-epochs 1 --dry-run --limit-train"
+    few = ("train", write(SMALL_NETWORK), *words.split())
+    pipeline = "--ipus 4 --ipus-per-replica 2 --pipeline-splits re_lu"
+    for options, batch in (("--ipus 4", "28 = micro-batch 7"), (pipeline, "24 = micro-batch 3 x 4")):
+        code, _, err = run(*few, 30, *options.split())
+        assert code == 0 and f"global batch {batch}" in err, err
+    mixed = [*few, 4, "--num-replicas", 4, "--mixup", 0.2]
+    check_refused(run, Refusal(mixed, "--mixup 0.2 has no effect where --micro-batch-size is 1"))

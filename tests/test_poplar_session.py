@@ -81,6 +81,15 @@ PIPELINE = dict(num_stages=2, pipeline_splits=(SPLIT,), device_mapping=(0, 1), i
 GROUPED = {**PIPELINE, "num_ipus": 4}
 
 
+def test_ipus_compute_micro_batches_one_by_one():
+    """Replicas that share batch norm's statistics do, too: each has an element of the data set of its own."""
+    program = make_program(4, 2, 4, dbn_replica_group_size=2)
+    with installed():
+        session = create_session("auto", config=config_of(program, {}))
+        division = session.divide(make_model("batch"), program)
+    assert (division.fused_micro_batches, division.samples_per_group, division.num_groups) == (1, 4, 8)
+
+
 @pytest.mark.slow_cases("cross_entropy-1")
 @pytest.mark.parametrize(("loss", "stages"), [("cross_entropy", 1), ("bce_dice", 2)])
 def test_masks_of_three_classes_as_on_the_host(loss, stages):

@@ -211,6 +211,10 @@ def test_dry_run_refuses_unusable_checkpoints(run, finished, monkeypatch):
     resume = ["train", "--resume", "--run-dir", finished, "--dry-run", "--num-epochs"]
     epochs = Refusal([*resume, 1], "--num-epochs 1 are 2 weight updates", "give more epochs")
     check_refused(run, epochs, unchanged=[finished])
+    # Another run is named before anything that its checkpoint fixes, such as groups that two workers cannot share.
+    words = "--limit-train 64 --limit-eval 8 --learning-rate 0.7 --max-workers 2 --run-dir other --resume --dry-run"
+    other = [*TRAIN, *words.split(), "--checkpoint-input-dir", finished / "checkpoints"]
+    check_refused(run, Refusal(other, "is of another run: learning-rate"), unchanged=[finished])
     monkeypatch.setattr("ipucnn.runs.context.fingerprint", lambda source: "of other images")
     data = Refusal([*resume, 3], "is of another run: data set's data sha256")
     check_refused(run, data, unchanged=[finished])

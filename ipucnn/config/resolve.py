@@ -394,7 +394,10 @@ def _implied(
     # A user's own network has no preset; it gets a global batch that suits batch norm.
     batch = ("micro_batch_size", "gradient_accumulation_count", "global_batch_size")
     if command == "train" and record.own is not None and all(origins[name] == DEFAULT for name in batch):
-        yield "micro_batch_size", max(1, OWN_GLOBAL_BATCH // settings["num_replicas"]), OWN_NETWORK
+        # A run corrects it by its exact replicas, and by the number of its training samples.
+        ipus_per_replica = settings["ipus_per_replica"] or len(settings["pipeline_splits"]) + 1
+        replicas = (settings["ipus"] or 0) // ipus_per_replica or settings["num_replicas"]
+        yield "micro_batch_size", max(1, OWN_GLOBAL_BATCH // replicas), OWN_NETWORK
 
 
 def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optional[Plan], PlainDict]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.origin import OWN_NETWORK
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
 from ipucnn.filesystem import exists, expand, shown
@@ -155,21 +155,26 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
     network_options(resolved.record, config, setup.input_shape, num_classes)
-    most = max(1, num_train // config.num_replicas)
-    if resolved.origins["micro_batch_size"] == OWN_NETWORK and config.micro_batch_size > most:
-        config = replace(config, micro_batch_size=most)
+    if resolved.origins["micro_batch_size"] == OWN_NETWORK:
+        size = min(OWN_GLOBAL_BATCH // layout.num_replicas, num_train // layout.num_micro_batches)
+        config = replace(config, micro_batch_size=max(1, size))
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
+        rules.check_rules(rules.Facts(setup.resolved, make_layout(config)))
     num_instances = group.size if group.under_poprun else 1
     folder = start.target.folder
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     if runs_on_ipus(config.device):
         check_program(program, config, group)
-    fused = config.fused_micro_batches
+    fused, data_sha256 = config.fused_micro_batches, fingerprint(setup.source)
+    if isinstance(start, Continue):
+        check_same_run(start, config, program, setup.source.info, data_sha256)
+        saved = start.checkpoint.meta.get("program", {}).get("fused_micro_batches")
+        if fused is None and saved is not None:
+            # The number changes the rounding, so a continued run keeps it.  Replicas that share batch norm's statistics
+            # are computed one by one on IPUs, and together on a host.
+            fused = max(saved, program.dbn_replica_group_size)
     if fused is not None:
         check_fused(program, fused)
-    elif isinstance(start, Continue):
-        # The number of fused micro-batches changes the rounding, so a continued run keeps it.
-        fused = start.checkpoint.meta.get("program", {}).get("fused_micro_batches")
     if max(group.size, config.devices or 1, config.max_workers) > 1:
         rules.check_workers(group, config, program, fused)
     context = RunContext(
@@ -181,10 +186,8 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         fused_micro_batches=fused,
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
-        data_sha256=fingerprint(setup.source),
+        data_sha256=data_sha256,
     )
-    if isinstance(start, Continue):
-        check_same_run(start, config, program, context.info, context.data_sha256)
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
 

@@ -5,6 +5,7 @@
 
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -220,10 +221,11 @@ class TrainingRun:
                 share_gpus(context.group)
         fix_threads(threads, is_fixed)
 
-    def dataset(self, first_update: int, samples_per_element: int) -> TfDataset:
-        """Returns this instance's part of the training batches, from a weight update on; sessions call it."""
+    def dataset(
+        self, first_update: int, samples_per_element: int, shard: Tuple[int, int] = (1, 0)
+    ) -> TfDataset:
+        """Returns a shard of the training batches, from a weight update on; sessions call it for their Division's."""
         context = self.context
-        shard = (context.group.size, context.group.rank)
         if isinstance(context.group, Mpi) and context.config.synthetic_data == "ipu":
             shard = (1, 0)  # every process repeats the same batch
         return run_setup.training_batches(
@@ -300,7 +302,8 @@ class TrainingRun:
             of_network = () if context.record.own is None else context.record.own.notes
             self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
         remarks = [*self.state.notes, *matched]
-        recorder = Recorder(context, session, trainer, self.dataset, self.state, guard, timer, remarks)
+        make_dataset = partial(self.dataset, shard=trainer.division.shard)
+        recorder = Recorder(context, session, trainer, make_dataset, self.state, guard, timer, remarks)
         notes = _notes_of_sharing(context, self._differences, trainer.division)
         notes += recorder.note_process(is_continued=context.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]
@@ -313,7 +316,7 @@ class TrainingRun:
             guard.end_before_training()
         with recorder, data_errors():
             if config.training and not recorder.is_over:
-                for event in train(trainer, self.dataset):
+                for event in train(trainer, make_dataset):
                     yield from recorder.handle(event)
                     if recorder.is_over:
                         break
@@ -339,9 +342,10 @@ class TrainingRun:
         advice = training_advice(model, context.record.name, program, config, layers.pipeline_splits)
         name = run_setup.loss_name(config, context.record.task)
         loss = Loss(name, config.label_smoothing, self._class_weights())
+        make_dataset = partial(self.dataset, shard=division.shard)
         with data_errors():
             trainer = session.trainer(
-                model, program, division, context.optimizer, loss, context.schedule, self.dataset, advice
+                model, program, division, context.optimizer, loss, context.schedule, make_dataset, advice
             )
         return model, trainer
 
@@ -437,7 +441,8 @@ def _compile_ahead(context: RunContext, trainer: Trainer, run: TrainingRun) -> C
     if program.executions_per_validation:
         batch = program.validation_micro_batch_size * program.validation_num_replicas
         batches = run_setup.evaluation_batches(context, batch, trainer.predictor)
-    compilation = trainer.compile_ahead(run.dataset, batches)
+    make_dataset = partial(run.dataset, shard=trainer.division.shard)
+    compilation = trainer.compile_ahead(make_dataset, batches)
     return CompiledReport(
         context.config.model_name, executable_cache(), program.to_dict(), Compilation.of(compilation)
     )

@@ -86,8 +86,7 @@ class PoplarSession(Session):
 
     def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
         """Returns a division without fused micro-batches: IPUs compute them one by one."""
-        instances = self._instances
-        return Division(program, program.dbn_replica_group_size, instances.size, instances.rank)
+        return Division(program, 1, self._instances.size, self._instances.rank)
 
     def trainer(
         self,
