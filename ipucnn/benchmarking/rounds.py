@@ -55,7 +55,7 @@ class Contender:
         """Checks the last execution's result, outside the timed part.
 
         Raises:
-            NotFiniteError: the result holds NaN or infinite values.
+            VoidError: the result holds NaN or infinite values.
         """
 
 

@@ -236,7 +236,8 @@ def stage_proportions(percentages: Sequence[float], num_stages: int) -> Tuple[Tu
         num_stages: the number of pipeline stages.
 
     Returns:
-        Shares for each stage's forward and backward pass, in (0, 1]; empty if one value, or none, applies to all.
+        Each stage's shares of convolutions and of matrix products, in (0, 1]; empty if one value, or none, applies to
+        all.
 
     Raises:
         ConfigurationError: the number of values does not fit the number of stages.

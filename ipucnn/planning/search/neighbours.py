@@ -1,7 +1,9 @@
-"""Neighbours of a program: one ordered list of changes, from the smallest to the largest.
+"""Neighbours of a program: what would fit, and what would be faster.
 
-It answers what would fit (in a hint, a certificate and a plan), what would be faster, and what each optimisation of a
-program brings.  The options to type follow from the settings before and after a change (``flags_between``).
+One ordered list of changes of a program with splits (``neighbours``) answers both, in a plan and in the hint of a run
+that ran out of memory.  If no splits fit, a certificate says why, and how many stages or how small a micro-batch would
+(``why_no_fit``).  ``optimisations`` are those of a public list.  The options to type follow from the settings before
+and after a change (``flags_between``).
 """
 
 import json
