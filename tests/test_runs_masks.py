@@ -27,6 +27,7 @@ from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilitie
 from ipucnn.runs.records import Evaluation
 from ipucnn.runs.sources import Named
 from ipucnn.runs.trained import open_trained
+from ipucnn.sessions.group import Popdist
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SCORES, SegmentScores
 
@@ -465,9 +466,16 @@ def squares():
 
 
 @pytest.mark.parametrize("data", ["membranes", "pairs"])
-def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, data):
+def test_infer_uses_the_threshold_that_evaluate_recommends(
+    trained, network, run, tmp_path, data, monkeypatch
+):
     shutil.copytree(trained, tmp_path / "run")
     options = [] if data == "membranes" else ["--dataset", write_pairs(tmp_path / data, squares())]
+    if data == "pairs":
+        # Only the first instance of poprun writes it.
+        with monkeypatch.context() as patch:
+            patch.setattr("ipucnn.runs.evaluate.find_instances", lambda: Popdist(2, 1))
+            assert run("evaluate", "run", *options)[0] == 0 and not list(tmp_path.glob("run/thresholds.json"))
     segmentation = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
     best = segmentation["threshold"]
     if data == "membranes":

@@ -422,6 +422,13 @@ def test_options_that_do_not_continue_a_run_are_refused(cut_run, run):
     )
 
 
+def test_a_continued_run_keeps_what_it_began_with_and_checks_typed_options(cut_run, run, succeeds):
+    check_refused(run, Refusal("--wandb-tags x", "has no effect without Weights & Biases"), command=RESUME)
+    _, err = succeeds(*RESUME, "--max-workers", 2)
+    assert "--max-workers 2 is left out: the run keeps 1, with which it began" in err
+    assert "max-workers: 1\n" in (cut_run / "config.yml").read_text()
+
+
 def test_fewer_epochs_than_already_trained_are_refused(tmp_path, run):
     assert cut(training(tmp_path / "r"), 14)
     check_refused(run, Refusal([*RESUME, "--num-epochs", 1], "--num-epochs 1 are", "give more epochs"))

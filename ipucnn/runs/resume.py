@@ -357,17 +357,25 @@ def _resumed(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
             "train again with another --run-dir",
         )
     _check_former_checkpoints(resolved, saved, folder)
+    notes = tuple(
+        f"{spec.flag} {spec.typed_text(resolved.typed[spec.name])} is left out: the run keeps "
+        f"{spec.typed_text(getattr(config, spec.name))}, with which it began"
+        for spec in SPECS
+        if spec.effect is Effect.START
+        and spec.in_yaml
+        and getattr(config, spec.name) != resolved.typed.get(spec.name, getattr(config, spec.name))
+    )
     if config.checkpoint_input_dir is not None:
-        return _from_checkpoint(merged, target, *_read(expand(config.checkpoint_input_dir)))
+        return _from_checkpoint(merged, target, *_read(expand(config.checkpoint_input_dir)), notes)
     newest, skipped = newest_checkpoint(folder.checkpoints)
     if newest is not None and is_whole(newest[1].meta):
-        return _from_checkpoint(merged, target, newest, skipped)
+        return _from_checkpoint(merged, target, newest, skipped, notes)
     if skipped:
         hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
         if newest is not None:
             hint = f"train on from the weights of its best validation with --weights {newest[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
-    return Fresh(merged, target, (f"{path} ended before its first checkpoint: the run begins again",))
+    return Fresh(merged, target, (*notes, f"{path} ended before its first checkpoint: the run begins again"))
 
 
 def _with_own_network(start: Start, given: Resolved) -> Start:

@@ -48,7 +48,8 @@ class DeviceInfo:
 class CompilationReport:
     """The size of the compiled model, and the times of compiling it on ``device``.
 
-    ``first_update_s`` is the time of the first weight update (on IPUs: execution), which includes compiling.
+    ``first_update_s`` is the time of the first weight update (on IPUs: execution), which includes compiling;
+    0 if there was none.
     """
 
     device: DeviceInfo

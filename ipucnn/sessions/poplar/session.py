@@ -211,6 +211,7 @@ class PoplarTrainer(Trainer):
         self.program, self.division, self.loss, self.schedule = program, division, loss, schedule
         self._ipus, self._network = ipus, model
         self._programs = cached_programs()
+        self._is_compiled = False
         started = time.perf_counter()
         network = build_network(ipus, model, TRAINING, program.micro_batch_size, "training", program)
         self._trained = TrainedNetwork(ipus, program, network, optimizer, loss, schedule)
@@ -259,7 +260,7 @@ class PoplarTrainer(Trainer):
         stream = self.feed(make_dataset(self.state.weight_updates, self.program.micro_batch_size))
 
         def run(end: int) -> TrainedPart:
-            is_compiled = self.compilation.first_update_s > 0
+            is_compiled = self._is_compiled
             part = self.run(stream, end - self.state.weight_updates)
             return part if is_compiled else replace(part, timed_s=0.0)
 
@@ -275,7 +276,8 @@ class PoplarTrainer(Trainer):
 
     def _note_compilation(self, spent_s: float) -> None:
         """Records the time of the first execution, and whether its programs came from the executable cache."""
-        if not self.compilation.first_update_s:
+        if not self._is_compiled:
+            self._is_compiled = True
             is_cached = bool(executable_cache()) and cached_programs() == self._programs
             self.compilation = replace(self.compilation, first_update_s=spent_s, cached=is_cached)
 
