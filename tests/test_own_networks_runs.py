@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -287,6 +288,14 @@ def test_small_data_set_reduces_the_default_batch(lightly, succeeds):
         "train", write(SMALL_NETWORK), "--dataset", "digits", "--limit-train", 20, "--num-epochs", 1
     )
     assert "global batch 20 = micro-batch 20" in err
+
+
+@pytest.mark.parametrize(("text", "norm"), [(SMALL_NETWORK, "none"), (RESIDUAL, "BatchNormalization")])
+def test_a_dry_run_names_the_norms_of_the_network(run, text, norm):
+    words = "--dataset digits --device cpu --precision 16.16 --limit-train 32 --dry-run"
+    code, out, err = run("train", write(text), *words.split())
+    assert code == 0 and re.search(rf"norm layer +{norm}$", out, re.MULTILINE), err + out
+    assert ("its moving statistics are recomputed" in err) == (norm != "none")
 
 
 def test_the_default_batch_is_that_of_all_replicas_and_images(run):

@@ -268,6 +268,8 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     # Before the introduction, which then names the layers that the planner chose.
     report = {**run.plan_of_run(), "folds": list(folds)}
     RunDisplay(run).introduce()
+    for line in report["warnings"][len(run.context.warnings) :]:
+        note(f"warning: {line}")
     config = run.context.config
     if config.plot_schedule is not None:
         check_can_plot("--plot-schedule")

@@ -280,12 +280,21 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
 
         why = why_of_last_replica(program, config)
         lines += [f"loss and accuracy of training are those of the last replica: {why}"] if why else []
-    if statistics_policy(config, program) is Statistics.RECOMPUTED:
-        why = "do not update them correctly in a pipeline"
-        if program.num_stages == 1:
-            why = f"keep them in 16 bits with --precision {config.precision}"
-        lines.append(
-            "batch norm: its moving statistics are recomputed over training batches before each validation and "
-            f"checkpoint, because IPUs {why}"
-        )
+    if context.record.own is None:
+        lines += statistics_warnings(context)
     return lines
+
+
+def statistics_warnings(context: RunContext) -> List[str]:
+    """Returns a warning if batch norm's statistics are recomputed; a user's own network has to be built before."""
+    config, program, own = context.config, context.program, context.record.own
+    lacks_norm = own is not None and "BatchNormalization" not in own.norms
+    if lacks_norm or statistics_policy(config, program) is not Statistics.RECOMPUTED:
+        return []
+    why = "do not update them correctly in a pipeline"
+    if program.num_stages == 1:
+        why = f"keep them in 16 bits with --precision {config.precision}"
+    return [
+        "batch norm: its moving statistics are recomputed over training batches before each validation and checkpoint, "
+        f"because IPUs {why}"
+    ]

@@ -26,7 +26,7 @@ from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.context import RunContext, make_context
+from ipucnn.runs.context import RunContext, make_context, statistics_warnings
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
@@ -105,6 +105,10 @@ class TrainingRun:
         is_part = not settings.decay_biases_and_norms and (decay or l2)
         but = ", not of biases and norms" if is_part else ""
         momentum = {"momentum": config.bn_momentum} if norm_of(config.norm_layer) == "batch" else {}
+        norm, warnings, own = {**momentum, **config.norm_layer}, list(context.warnings), context.record.own
+        if own is not None:
+            norm = {"name": ", ".join(own.norms) or "none"}
+            warnings += statistics_warnings(context)
         return {
             "model": context.record.name,
             "input_shape": list(context.input_shape),
@@ -120,7 +124,7 @@ class TrainingRun:
             "finished": is_finished,
             "seed": context.seed,
             "stochastic_rounding": config.stochastic_rounding,
-            "norm_layer": {**momentum, **config.norm_layer},
+            "norm_layer": norm,
             "optimizer": f"{settings.name} ({parameters}){decay}{l2}{but}",
             "learning_rate": {
                 "schedule": config.lr_schedule,
@@ -128,7 +132,7 @@ class TrainingRun:
                 "largest": largest_rate(context.schedule, p.num_weight_updates),
                 "last": float(last),
             },
-            "warnings": list(context.warnings),
+            "warnings": warnings,
             "program": {**p.to_dict(), **layers.to_dict()},
         }
 
@@ -299,7 +303,8 @@ class TrainingRun:
         self._open_folder(trainer)
         context = self.context
         if context.checkpoint is None:
-            of_network = () if context.record.own is None else context.record.own.notes
+            own = context.record.own
+            of_network = () if own is None else (*own.notes, *statistics_warnings(context))
             self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
         remarks = [*self.state.notes, *matched]
         make_dataset = partial(self.dataset, shard=trainer.division.shard)
