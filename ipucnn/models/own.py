@@ -130,13 +130,6 @@ class OwnNetwork:
         return [f"{shown_value(self.name)}: {note}" for note in notes]
 
     @property
-    def norms(self) -> List[str]:
-        """The kinds of its stock normalisation layers; none before its function has been called."""
-        known = self.architecture or self.trained_as
-        nodes = [] if known is None else known.nodes
-        return sorted({node.kind for node in nodes if node.kind.endswith("Normalization")})
-
-    @property
     def frozen_layers(self) -> Tuple[str, ...]:
         """Names of the frozen layers that have weights."""
         return tuple(

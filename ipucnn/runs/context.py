@@ -15,6 +15,7 @@ from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
 from ipucnn.filesystem import exists, expand, shown
+from ipucnn.models.own import OwnNetwork
 from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
@@ -285,10 +286,17 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     return lines
 
 
+def norms_of(own: OwnNetwork) -> List[str]:
+    """Returns the kinds of an own network's stock normalisation layers; none before its function has been called."""
+    known = own.architecture or own.trained_as
+    nodes = [] if known is None else known.nodes
+    return sorted({node.kind for node in nodes if node.kind.endswith("Normalization")})
+
+
 def statistics_warnings(context: RunContext) -> List[str]:
     """Returns a warning if batch norm's statistics are recomputed; a user's own network has to be built before."""
     config, program, own = context.config, context.program, context.record.own
-    lacks_norm = own is not None and "BatchNormalization" not in own.norms
+    lacks_norm = own is not None and "BatchNormalization" not in norms_of(own)
     if lacks_norm or statistics_policy(config, program) is not Statistics.RECOMPUTED:
         return []
     why = "do not update them correctly in a pipeline"

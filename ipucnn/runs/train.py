@@ -26,7 +26,7 @@ from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import RunState
-from ipucnn.runs.context import RunContext, make_context, statistics_warnings
+from ipucnn.runs.context import RunContext, make_context, norms_of, statistics_warnings
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
@@ -107,7 +107,7 @@ class TrainingRun:
         momentum = {"momentum": config.bn_momentum} if norm_of(config.norm_layer) == "batch" else {}
         norm, warnings, own = {**momentum, **config.norm_layer}, list(context.warnings), context.record.own
         if own is not None:
-            norm = {"name": ", ".join(own.norms) or "none"}
+            norm = {"name": ", ".join(norms_of(own)) or "none"}
             warnings += statistics_warnings(context)
         return {
             "model": context.record.name,
