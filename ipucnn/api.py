@@ -341,6 +341,7 @@ def export(
     batch: Optional[int] = None,
     opset: Optional[int] = None,
     half: bool = False,
+    int8: bool = False,
     raw_uint8: bool = False,
     probabilities: bool = False,
     overwrite: bool = False,
@@ -352,7 +353,7 @@ def export(
         run, checkpoint, model: as :func:`load` takes them.
         format: "onnx", "tflite", "saved-model", "keras" or "ipu".
         output: folder to write; None for ``exports/NAME-FORMAT``.
-        batch, opset, half, raw_uint8, probabilities, overwrite: as the command's options.
+        batch, opset, half, int8, raw_uint8, probabilities, overwrite: as the command's options.
         options: options of ``ipucnn export`` that all commands share, by name.
 
     Returns:
@@ -369,6 +370,7 @@ def export(
         batch=batch,
         opset=opset,
         half=half,
+        int8=int8,
         raw_uint8=raw_uint8,
         probabilities=probabilities,
         output=None if output is None else expand(str(output)),

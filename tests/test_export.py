@@ -26,7 +26,7 @@ from ipucnn import cli
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import InputRange
-from ipucnn.errors import ConfigurationError, ThresholdError
+from ipucnn.errors import ConfigurationError, DataError, ThresholdError
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import in_64_bits, stock_model
 from ipucnn.models.layers import micro_batches, per_sample
@@ -225,6 +225,64 @@ def test_each_format(trained, report, in_this_process, form, options):
     assert sorted(p.name for p in Path("exports").iterdir()) == [folder.name]
 
 
+def interpreter_of(path):
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        from tensorflow.lite.python.interpreter import Interpreter
+    return Interpreter(str(path))
+
+
+@needs("tflite")
+@pytest.mark.parametrize("options", [[], ["--raw-uint8", "--batch", "3"]])
+def test_a_file_of_8_bit_integers_predicts_as_its_interpreter_does(report, capsys, options):
+    """Only input and output are no integers; the script gives the interpreter's class of an image file."""
+    record = report("export", run_of("lenet"), "--format", "tflite", "--int8", *options)
+    folder, verified = Path(record["folder"]), record["verification"]
+    assert record["int8"] and record["calibration_images"] == 100
+    assert verified["agreement"] >= verified["least_agreement"] == 0.95
+    assert 0.001 < verified["relative"] <= verified["allowed_relative"]
+    print_export(record)
+    assert "with 100 training inputs" in capsys.readouterr().out
+    network = interpreter_of(folder / record["file"])
+    types = [np.dtype(tensor["dtype"]).name for tensor in network.get_tensor_details()]
+    assert (
+        types.count("int8") > 10 and types.count("float32") <= 2
+    )  # the input, or its pixels, and the output
+    Image.fromarray(RNG.randint(0, 256, tuple(record["input"]["shape"][1:3]), np.uint8)).save("image.png")
+    image = predict.network_input("image.png", form=record["input"])
+    details = network.get_input_details()[0]
+    assert np.dtype(details["dtype"]).name == record["input"]["dtype"]
+    network.resize_tensor_input(details["index"], [record["input"]["shape"][0] or 1, *image.shape])
+    network.allocate_tensors()
+    network.set_tensor(details["index"], np.stack([image] * (record["input"]["shape"][0] or 1)))
+    network.invoke()
+    logits = network.get_tensor(network.get_output_details()[0]["index"])[0]
+    done = subprocess.run([sys.executable, str(folder / "predict.py"), "image.png"], stdout=subprocess.PIPE)
+    assert done.returncode == 0 and str(logits.argmax()) in done.stdout.decode().split()
+
+
+@needs("tflite")
+def test_8_bit_integers_that_give_other_classes_are_refused(run, in_this_process, monkeypatch):
+    """Calibration with images of a thousandth of the brightness gives ranges that others exceed."""
+    images = export.calibration_images
+    monkeypatch.setattr(
+        export, "calibration_images", lambda *arguments: np.float32(1e-3) * images(*arguments)
+    )
+    Path("exports").mkdir()
+    line = ["export", run_of("lenet"), "--format", "tflite", "--int8"]
+    error, hint = "the tflite file does not do what the run does, and was removed: its logits", "with --half"
+    check_refused(run, Refusal(line, error, hint, code=5))
+    assert not list(Path("exports").iterdir())
+
+
+def test_8_bit_integers_need_training_images(trained):
+    opened = open_trained(Named("export", str(trained), {}))
+    source = replace(opened.source, train=opened.source.train.subset(slice(0, 0)))
+    with pytest.raises(DataError, match="no training images"):
+        verification.calibration_images(replace(opened, source=source), as_pixels=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved-model", "keras", pytest.param("tflite", marks=needs("tflite"))])
 def test_each_format_in_a_separate_process(trained, report, form):
@@ -355,18 +413,20 @@ def test_outputs_of_another_shape_or_type_are_refused(exported, samples, answer)
 
 
 @pytest.mark.parametrize(
-    ("form", "half", "opset", "is_rounding", "hint"),
+    ("form", "stored", "opset", "is_rounding", "hint"),
     [
-        ("onnx", False, 15, True, "train it for longer"),
-        ("saved-model", False, None, True, "train it for longer"),
-        ("onnx", False, None, False, "--format saved-model"),
-        ("saved-model", False, None, False, "--format onnx"),
-        ("onnx", True, 15, False, "without --half"),
-        ("onnx", False, 13, False, "drop --opset: the default is 15"),
+        ("onnx", None, 15, True, "train it for longer"),
+        ("saved-model", None, None, True, "train it for longer"),
+        ("onnx", None, None, False, "--format saved-model"),
+        ("saved-model", None, None, False, "--format onnx"),
+        ("onnx", "half", 15, False, "without --half"),
+        ("tflite", "int8", None, False, "with --half instead of --int8"),
+        ("onnx", None, 13, False, "drop --opset: the default is 15"),
     ],
 )
-def test_the_hint_for_a_file_that_differs(form, half, opset, is_rounding, hint):
-    assert hint in verification.remedy({"format": form, "half": half, "opset": opset}, is_rounding)
+def test_the_hint_for_a_file_that_differs(form, stored, opset, is_rounding, hint):
+    record = {"format": form, "half": stored == "half", "int8": stored == "int8", "opset": opset}
+    assert hint in verification.remedy(record, is_rounding)
 
 
 def test_the_limit_follows_from_the_network():
@@ -375,13 +435,14 @@ def test_the_limit_follows_from_the_network():
     expected = np.float32(exact + 1e-4 * RNG.standard_normal(exact.shape))
     outputs = np.float32(exact + 2e-4 * RNG.standard_normal(exact.shape))
     mine = verification.compare(outputs, expected, exact)
-    largest, _ = verification.limits(False, mine["session_relative"])
+    largest, _ = verification.limits(32, mine["session_relative"])
     assert 1e-4 < mine["session_relative"] < mine["relative"] <= largest < 1e-2
-    assert verification.limits(False, 0.5)[0] == verification.LARGEST_LIMIT
-    assert verification.limits(False, 0.0)[0] == verification.LEAST_LIMIT
-    # Networks that cannot be computed in 64 bits, and 16-bit weights, have fixed limits.
-    assert verification.limits(False, None) == verification.LIMITS[False]
-    assert verification.limits(True, 0.5) == verification.LIMITS[True]
+    assert verification.limits(32, 0.5)[0] == verification.LARGEST_LIMIT
+    assert verification.limits(32, 0.0)[0] == verification.LEAST_LIMIT
+    # Networks that cannot be computed in 64 bits, and weights in 16 and 8 bits, have fixed limits.
+    assert verification.limits(32, None) == verification.LIMITS[32]
+    for bits in (16, 8):
+        assert verification.limits(bits, 0.5) == verification.LIMITS[bits]
 
 
 @pytest.mark.parametrize(
@@ -486,6 +547,8 @@ def test_invalid_options_are_refused(trained, run):
         Refusal("", "--format is missing", "--format onnx"),
         Refusal("--format onx", "--format onx: must be one of", "onnx"),
         Refusal("--format keras --half", "--half: weights of 16 bits", "drop it"),
+        Refusal("--format onnx --int8", "--int8: networks of 8-bit integers", "--format tflite"),
+        Refusal("--format tflite --int8 --half", "in 8 or in 16 bits", "drop --half or --int8"),
         Refusal("--format tflite --opset 13", "--opset 13: only ONNX", "drop it"),
         Refusal(
             "--format ipu --batch 8", "Poplar SDK's TensorFlow, which is not installed", "docs/ipu.md", 6

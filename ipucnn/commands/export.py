@@ -33,6 +33,10 @@ class Export(WeightsOptions):
         None, "ONNX: version of the operations.", metavar="N", within=bounds.OPSET, default_text="15"
     )
     half: bool = option(False, "ONNX and TFLite: store the weights in 16 bits. Computing stays in 32 bits.")
+    int8: bool = option(
+        False,
+        "TFLite: compute in 8-bit integers, calibrated with up to 100 training images. Input and output do not change.",
+    )
     raw_uint8: bool = option(
         False, "Let the network take pixels from 0 to 255 (uint8), and bring them to its range itself."
     )
@@ -63,6 +67,7 @@ def export(options: Export) -> None:
         batch=options.batch,
         opset=options.opset,
         half=options.half,
+        int8=options.int8,
         raw_uint8=options.raw_uint8,
         probabilities=options.probabilities,
         output=None if options.output is None else expand(options.output),

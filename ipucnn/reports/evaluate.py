@@ -30,7 +30,7 @@ from ipucnn.reports.console import (
 from ipucnn.reports.figures import label, new_figure, save_figure
 from ipucnn.reports.sheets import PanelSheet, compared, legend_of_errors
 from ipucnn.runs.evaluate import mean_dice
-from ipucnn.runs.network_input import allowed_difference, compared_with, shape_text
+from ipucnn.runs.network_input import allowed_difference, compared_with, least_agreement, shape_text
 from ipucnn.runs.records import Evaluation, plain
 from ipucnn.text import counted, printable
 from ipucnn.training.segment_scores import SCORES
@@ -79,11 +79,16 @@ def print_export(record: PlainDict) -> None:
         ("file", f"{record['folder']}/{record['file']}, {units.mebibytes(size)}"),
         ("input", f"{described['name']}, {described['dtype']}, {shape_text(described['shape'])}"),
         ("output", f"{record['output']['name']}, float32"),
+        *(
+            [("8-bit integers", f"calibrated with {record['calibration_images']:,} training inputs")]
+            if record["int8"]
+            else []
+        ),
         ("loaded in", verified["runtime"]),
         ("samples run", f"{verified['samples']:,}: {verified['of']}{few}"),
         ("largest difference", allowed_difference(verified)),
         ("compared with", compared_with(verified)),
-        ("same class", f"for {verified['agreement']:.2%} of the {what}"),
+        ("same class", f"for {verified['agreement']:.2%} of the {what}{least_agreement(verified)}"),
     ]
     console(sys.stdout).print(fact_table(rows))
 

@@ -44,7 +44,15 @@ from ipucnn.runs.predicting import SILENT, Progress
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.sources import IMAGENET, Named
 from ipucnn.runs.trained import TrainedSetup, open_trained
-from ipucnn.runs.verification import DEFAULT_OPSET, RunBatch, exact_network, remedy, take_samples, verify
+from ipucnn.runs.verification import (
+    DEFAULT_OPSET,
+    RunBatch,
+    calibration_images,
+    exact_network,
+    remedy,
+    take_samples,
+    verify,
+)
 from ipucnn.sessions.factory import check_device, create_session, runs_on_ipus
 from ipucnn.sessions.poplar.surroundings import has_poplar_sdk
 from ipucnn.text import printable, shown_value
@@ -69,6 +77,7 @@ class ExportRequest:
         batch: images of each call; None for any number.
         opset: ONNX opset; None for the default.
         half: whether weights are stored in 16 bits.
+        int8: whether weights and activations are 8-bit integers.
         raw_uint8: whether the network takes pixels of 0..255.
         probabilities: whether the network returns probabilities instead of logits.
         output: folder; None for ``exports/NAME-FORMAT``.
@@ -81,6 +90,7 @@ class ExportRequest:
     batch: Optional[int] = None
     opset: Optional[int] = None
     half: bool = False
+    int8: bool = False
     raw_uint8: bool = False
     probabilities: bool = False
     output: Optional[Path] = None
@@ -146,13 +156,15 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
     samples = take_samples(
         trained, predictor, exact_network(model, progress), request.raw_uint8, request.probabilities
     )
+    calibration = calibration_images(trained, request.raw_uint8) if request.int8 else None
     record: PlainDict = {"folder": str(output), "notes": [*trained.notes, *notes]}
 
     def write(folder: Path) -> None:
         progress.now("writing the network")
         with _converting(request):
-            file, run = _write_network(request, trained, model, folder)
+            file, run = _write_network(request, trained, model, folder, calibration)
         record.update(_describe(request, trained, folder, file))
+        record["calibration_images"] = None if calibration is None else len(calibration)
         progress.now("verifying what was written, in a process of its own")
         record["verification"] = verify(record, file, samples, run)
         _write_json(folder / LABELS, record["setup"]["class_names"])
@@ -204,6 +216,16 @@ def _check_request(request: ExportRequest) -> None:
             request.half and form not in (ONNX, TFLITE),
             f"--half: weights of 16 bits can be written as onnx and tflite, not as {form}",
             "drop it, or --format onnx",
+        ),
+        (
+            request.int8 and form != TFLITE,
+            f"--int8: networks of 8-bit integers can be written as tflite, not as {form}",
+            "drop it, or --format tflite",
+        ),
+        (
+            request.int8 and request.half,
+            "--int8 --half: the weights are stored in 8 or in 16 bits",
+            "drop --half or --int8",
         ),
     ):
         if is_refused:
@@ -287,9 +309,16 @@ def _for_comparison(trained: TrainedSetup, request: ExportRequest, progress: Pro
 
 
 def _write_network(
-    request: ExportRequest, trained: TrainedSetup, model: KerasModel, folder: Path
+    request: ExportRequest,
+    trained: TrainedSetup,
+    model: KerasModel,
+    folder: Path,
+    calibration: Optional[np.ndarray],
 ) -> Tuple[Path, Optional[RunBatch]]:
     """Writes the network below ``folder``.
+
+    Args:
+        calibration: the inputs, [n, height, width, channels], that give the ranges of 8-bit integers; None for float32.
 
     Returns:
         The path of the file, or of the SavedModel's folder; and for an IPU the function that runs the program.
@@ -315,6 +344,8 @@ def _write_network(
         pixels=InputRange.of(trained.input_range, info, shape[2]) if request.raw_uint8 else None,
         probabilities=request.probabilities,
     )
+    if request.form == TFLITE:
+        return _write_tflite(request, stock, folder, calibration), None
     return WRITERS[request.form](request, stock, folder), None
 
 
@@ -415,7 +446,9 @@ def _halve(graph: OnnxGraph) -> None:
     graph.node.extend(nodes)
 
 
-def _write_tflite(request: ExportRequest, stock: KerasModel, folder: Path) -> Path:
+def _write_tflite(
+    request: ExportRequest, stock: KerasModel, folder: Path, calibration: Optional[np.ndarray]
+) -> Path:
     import tensorflow as tf
 
     path = folder / "model.tflite"
@@ -425,6 +458,13 @@ def _write_tflite(request: ExportRequest, stock: KerasModel, folder: Path) -> Pa
         if request.half:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
             converter.target_spec.supported_types = [tf.float16]
+        if calibration is not None:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            # Operations without 8-bit integers are refused, not computed in 32 bits.
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+            converter.representative_dataset = lambda: (
+                [batch] for batch in runtimes.batches(calibration, request.batch or 1)
+            )
         content = converter.convert()
     write_text(path, content)
     return path
@@ -434,7 +474,6 @@ WRITERS: Dict[str, Callable[[ExportRequest, KerasModel, Path], Path]] = {
     SAVED_MODEL: _write_saved_model,
     KERAS: _write_keras,
     ONNX: _write_onnx,
-    TFLITE: _write_tflite,
 }
 
 
@@ -457,7 +496,9 @@ def _converting(request: ExportRequest) -> Iterator[None]:
         reason = " ".join(str(error).split())[:300]
         raise ThresholdError(
             f"the network could not be written as {request.form}: {type(error).__name__}: {printable(reason)}",
-            remedy({"format": request.form, "half": request.half, "opset": request.opset}),
+            remedy(
+                {"format": request.form, "half": request.half, "int8": request.int8, "opset": request.opset}
+            ),
         ) from error
 
 
@@ -492,6 +533,7 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
         "mask": describe_mask(trained.source.info) if trained.output_shape else None,
         "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
         "half": request.half,
+        "int8": request.int8,
         "weights": {**trained.weights.summary, "checkpoint": printable(trained.weights.name)},
         "averaged_weights": bool(config.ema_decay) and trained.weights.weight_updates is not None,
         "norm_layer": dict(config.norm_layer),

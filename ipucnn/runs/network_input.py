@@ -153,6 +153,11 @@ def allowed_difference(verified: PlainDict) -> str:
     return f"{verified['relative']:.2g} x the outputs' standard deviation; {limit}"
 
 
+def least_agreement(verified: PlainDict) -> str:
+    """Returns the limit of the share of samples with the same class in words; empty if there is none."""
+    return f"; the limit is {verified['least_agreement']:.1%}" if verified["least_agreement"] else ""
+
+
 def shape_text(shape: Sequence[Optional[int]]) -> str:
     """Returns a shape as text, with "any" for None: ``any x 28 x 28 x 1``."""
     return " x ".join("any" if size is None else str(size) for size in shape)
@@ -242,7 +247,7 @@ In the run's own validation of these weights:
 {verified["samples"]:,} samples ({verified["of"]}) in {verified["runtime"]}, compared with {compared_with(verified)}:
 
 - largest difference: {difference}
-- the same class as the run's own session: {verified["agreement"]:.2%}{_files_of(verified)}
+- the same class as the run's own session: {verified["agreement"]:.2%}{least_agreement(verified)}{_files_of(verified)}
 
 ## Where it comes from
 

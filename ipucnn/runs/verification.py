@@ -20,7 +20,7 @@ from scipy import special
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import InputRange, in_8_bits
-from ipucnn.errors import ThresholdError, UserError
+from ipucnn.errors import DataError, ThresholdError, UserError
 from ipucnn.filesystem import write_text
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
@@ -33,9 +33,10 @@ from ipucnn.text import distinguishable, shown_value
 
 DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
-# Largest difference relative to the deviation of the outputs, and least share of samples with the same largest output:
-# False for networks that cannot be computed in 64 bits, True for weights in 16 bits.
-LIMITS = {False: (1e-4, 0.999), True: (1e-2, 0.995)}
+CALIBRATION_IMAGES = 100
+# Largest difference relative to the deviation of the outputs, and least share of samples with the same largest output,
+# by the bits of the weights; 32: for networks that cannot be computed in 64 bits.
+LIMITS = {32: (1e-4, 0.999), 16: (1e-2, 0.995), 8: (1.0, 0.95)}
 FACTOR = 10
 """Allowed ratio of the file's to the session's distance from the 64-bit outputs: runtimes add in different orders.
 
@@ -82,7 +83,7 @@ def exact_network(model: KerasModel, progress: Progress) -> Optional[KerasModel]
     except Exception as error:  # layers of a user's own network may raise anything
         reason = shown_value(" ".join(str(error).split()))
         progress.line(
-            f"note: the network cannot be computed in 64 bits ({reason}); the file may differ by {LIMITS[False][0]:g}"
+            f"note: the network cannot be computed in 64 bits ({reason}); the file may differ by {LIMITS[32][0]:g}"
         )
         return None
     return double
@@ -113,8 +114,9 @@ def take_samples(
         if left <= 0 or not len(examples):
             continue
         taken = 0
-        for images, inputs, outputs in _batches(trained, examples, predictor, as_pixels):
-            images, inputs, outputs = (part[: left - taken] for part in (images, inputs, outputs))
+        for images, inputs, is_sample in _batches(trained, examples, as_pixels):
+            outputs = np.asarray(predictor.predict([inputs])[0])
+            images, inputs, outputs = (part[is_sample][: left - taken] for part in (images, inputs, outputs))
             exact = None if double is None else np.asarray(double(inputs.astype(np.float64), training=False))
             rows.append((images, outputs, exact))
             taken += len(images)
@@ -132,9 +134,9 @@ def take_samples(
 
 
 def _batches(
-    trained: Setup, examples: Examples, predictor: Predictor, as_pixels: bool
+    trained: Setup, examples: Examples, as_pixels: bool
 ) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields images for the exported network, the session's inputs and its logits, without padding."""
+    """Yields images for the exported network, the session's inputs, and which of them are no padding."""
     from ipucnn.datasets.pipeline import data_errors
 
     network_range = InputRange.of(trained.input_range, trained.source.info, trained.input_shape[2])
@@ -142,14 +144,34 @@ def _batches(
     setup = replace(setup, input_range="raw") if as_pixels else setup
     with data_errors():
         for batch, _, weights in run_setup.evaluation_batches(setup, _BATCH):
-            images, inputs = np.asarray(batch), batch
+            images, inputs = np.asarray(batch), np.asarray(batch)
             if as_pixels:
                 # Resizing and the weights of red, green and blue leave fractions.
                 images = in_8_bits(images)
-                inputs = network_range.apply(np.float32(images))
-            is_sample = np.asarray(weights) > 0
-            logits = np.asarray(predictor.predict([inputs])[0])
-            yield images[is_sample], np.asarray(inputs)[is_sample], logits[is_sample]
+                inputs = np.asarray(network_range.apply(np.float32(images)))
+            yield images, inputs, np.asarray(weights) > 0
+
+
+def calibration_images(trained: Setup, as_pixels: bool) -> np.ndarray:
+    """Returns up to ``CALIBRATION_IMAGES`` images for the exported network, spread evenly over the training set.
+
+    Raises:
+        DataError: there are no training images, or they cannot be read.
+    """
+    examples, taken = trained.source.train, 0
+    if not len(examples):
+        raise DataError(
+            "--int8: the data set has no training images, which give the ranges of the integers",
+            "drop --int8, or export with --half",
+        )
+    spread = np.unique(np.linspace(0, len(examples) - 1, CALIBRATION_IMAGES).astype(int))
+    rows = []
+    for images, _, is_sample in _batches(trained, examples.subset(spread), as_pixels):
+        rows.append(images[is_sample])
+        taken += len(rows[-1])
+        if taken >= CALIBRATION_IMAGES:
+            break
+    return np.concatenate(rows)[:CALIBRATION_IMAGES]
 
 
 def _image_file(examples: Examples, number: int) -> bytes:
@@ -179,6 +201,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
         ThresholdError: the file differs from its description, or its outputs differ too much.
     """
     batch, is_half = record["input"]["shape"][0], record["half"] or record["input"]["dtype"] == "float16"
+    bits = 8 if record["int8"] else 16 if is_half else 32
     findings: PlainDict = {}
     files: Dict[str, int] = {}
     largest = LARGEST_LIMIT
@@ -194,7 +217,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
         outputs = outputs_of(run, samples.images, batch, samples.expected.shape[1:])
         findings = {"runtime": runtime, "samples": len(outputs)}
         findings.update(compare(outputs, samples.expected, samples.exact))
-        largest, least = limits(is_half, findings["session_relative"])
+        largest, least = limits(bits, findings["session_relative"])
         check_limits(findings, largest, least, record["output"]["name"])
     except RuntimeFailed as error:
         is_rounding = largest < findings.get("relative", 0.0) <= LARGEST_LIMIT
@@ -313,15 +336,15 @@ def compare(outputs: np.ndarray, expected: np.ndarray, exact: Optional[np.ndarra
     }
 
 
-def limits(is_half: bool, session_relative: Optional[float]) -> Tuple[float, float]:
+def limits(bits: int, session_relative: Optional[float]) -> Tuple[float, float]:
     """Returns the largest allowed relative difference of a file, and the least share of samples of the same class.
 
     Args:
-        is_half: whether its weights have 16 bits.
+        bits: of its weights: 32, 16 or 8.
         session_relative: the session's relative distance from the 64-bit outputs; None if there are none.
     """
-    if is_half or session_relative is None:
-        return LIMITS[is_half]
+    if bits < 32 or session_relative is None:
+        return LIMITS[bits]
     # The limit of the difference suffices: a class can change only if two outputs differ by no more than rounding.
     return min(LARGEST_LIMIT, max(LEAST_LIMIT, FACTOR * session_relative)), 0.0
 
@@ -348,6 +371,8 @@ def remedy(record: PlainDict, is_rounding: bool = False) -> str:
     Args:
         is_rounding: whether rounding may explain the difference.
     """
+    if record["int8"]:
+        return "export it with --half instead of --int8"
     if record["half"]:
         return "export it without --half"
     if record["opset"] not in (None, DEFAULT_OPSET):
