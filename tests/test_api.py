@@ -178,7 +178,9 @@ def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
     )
     expected = loaded.predict(Image.fromarray(on_white))
     np.testing.assert_array_equal(loaded.predict(transparent), expected)
-    np.testing.assert_array_equal(loaded.predict(np.stack([transparent] * 2)), np.repeat(expected, 2, axis=0))
+    # Two images are computed in another order than one on some versions of TensorFlow.
+    both = loaded.predict(np.stack([transparent] * 2))
+    np.testing.assert_allclose(both, np.repeat(expected, 2, axis=0), rtol=1e-5)
     planned = ipucnn.plan("resnet18", stages=np.int64(2), dataset="cifar10", micro_batch_size=np.int64(4))
     assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4
 

@@ -196,7 +196,7 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     assert export.trained_on(replace(opened, resolved=other), named) == "digits"
     keras_weights = replace(opened, weights=Weights(opened.resolved, "w.keras"))
     assert export.trained_on(keras_weights, named) is None
-    assert export.trained_on(keras_weights, replace(named, weights="ImageNet")) == "ImageNet"
+    assert export.trained_on(keras_weights, replace(named, weights="imagenet")) == "ImageNet"
 
 
 @pytest.mark.slow_cases("onnx-options0", "saved-model-options4")

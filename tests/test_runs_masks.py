@@ -470,6 +470,7 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(
     trained, network, run, tmp_path, data, monkeypatch
 ):
     shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)  # of another test
     options = [] if data == "membranes" else ["--dataset", write_pairs(tmp_path / data, squares())]
     if data == "pairs":
         # Only the first instance of poprun writes it.
