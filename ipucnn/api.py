@@ -183,6 +183,8 @@ class Run:
                 f"{self._trained.record.name} segments images, and predict() gives one answer for each",
                 "write masks with: ipucnn infer RUN IMAGE --output masks",
             )
+        if hasattr(images, "__array__") and not hasattr(images, "convert"):
+            images = np.asarray(images)  # a tensor; images of Pillow are converted by their mode
         if isinstance(images, np.ndarray):
             is_one = not self._is_batch(images)
         else:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 from support.refusals import check_raises
 from support.trained_runs import train
@@ -177,6 +178,7 @@ def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
         3, np.uint8
     )
     expected = loaded.predict(Image.fromarray(on_white))
+    np.testing.assert_array_equal(loaded.predict(tf.constant(on_white)), expected)
     np.testing.assert_array_equal(loaded.predict(transparent), expected)
     # Two images are computed in another order than one on some versions of TensorFlow.
     both = loaded.predict(np.stack([transparent] * 2))
