@@ -158,7 +158,6 @@ def measure(options: argparse.Namespace) -> int:
         kinds = [(workers, "") for workers in options.workers]
     journal = Journal("cluster", options.again)
     place, failed = journal.path.parent, False
-    launcher = make_hosts(place) if options.rates else (MPIEXEC,)
     columns = ("network", "workers", "rate", "updates_per_s", "received_mb", "share", "processor_s", "bytes")
     print("".join(f"{column:>16}" for column in columns), flush=True)
 
@@ -176,6 +175,7 @@ def measure(options: argparse.Namespace) -> int:
         return {"network": name, "workers": workers, "rate": rate, **found, **how.columns()}
 
     try:
+        launcher = make_hosts(place) if options.rates else (MPIEXEC,)
         for name in options.networks:
             for kind in kinds:
                 key = (name, *kind, options.epochs, options.reduction)

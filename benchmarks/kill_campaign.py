@@ -657,7 +657,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "--workers", type=int, nargs="+", help="kill processes of a run: how many there may be"
     )
     options = parser.parse_args(arguments)
-    place = kept_folder(f"kills-{options.seed}-{options.per_run}", options.again)
+    kind = "".join(f"-{count}" for count in options.workers or ())
+    place = kept_folder(f"kills-{options.seed}-{options.per_run}{kind}", options.again)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, seed {options.seed}", flush=True)
     if options.workers is not None:
         code = worker_campaign(options, place)

@@ -121,9 +121,10 @@ def git(*words: str) -> str:
 
 
 def sources_digest() -> str:
-    """Returns a digest of the package's sources."""
+    """Returns a digest of the sources and data of the package and of these scripts."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "ipucnn").rglob("*.py")):
+    folders, kinds = (ROOT / "ipucnn", ROOT / "benchmarks"), (".py", ".yml", ".json", ".gz")
+    for path in sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in kinds):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

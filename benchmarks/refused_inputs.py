@@ -253,14 +253,13 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def png(form: str = "PNG", mode: str = "RGB", seed: int = 0) -> bytes:
+def png(form: str = "PNG", seed: int = 0) -> bytes:
     """Returns an image file of 16x16 pixels of noise."""
     from PIL import Image
 
-    channels = len(Image.new(mode, (1, 1)).getbands())
-    data = random.Random(seed).getrandbits(16 * 16 * channels * 8).to_bytes(16 * 16 * channels, "little")
+    data = random.Random(seed).getrandbits(16 * 16 * 3 * 8).to_bytes(16 * 16 * 3, "little")
     file = io.BytesIO()
-    Image.frombytes(mode, (16, 16), data).save(file, form)
+    Image.frombytes("RGB", (16, 16), data).save(file, form)
     return file.getvalue()
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ipucnn.sessions.session import Predictor
 
 Image = Union[str, Path, np.ndarray, PillowImage]
-"""A file, a Pillow image, or uint8 pixels [height, width] or [height, width, 1 or 3], in the order RGB."""
+"""A file, a Pillow image, or uint8 pixels [height, width] or [height, width, 1, 3 or 4], in the order RGB or RGBA."""
 
 
 @contextlib.contextmanager
@@ -246,7 +246,7 @@ class Run:
         if pixels.shape[2] == 4:  # with transparency, as such files have it: white is laid under it
             from PIL import Image as pillow
 
-            return self._pixels(pillow.fromarray(pixels, "RGBA"))
+            return self._pixels(pillow.fromarray(pixels))
         return pixels_for_evaluation(pixels, f"array of shape {list(pixels.shape)}", info, input_shape)
 
     def _ready(self) -> None:

@@ -127,7 +127,9 @@ def pytest_xdist_make_scheduler(config, log):
 
     class LongestFirst(LoadFileScheduling):
         def _assign_work_unit(self, node):
-            longest = max(self.workqueue, key=lambda scope: seconds.get(scope.rsplit("/", 1)[-1], 0))
+            longest = max(
+                self.workqueue, key=lambda scope: seconds.get(scope.rsplit("/", 1)[-1], float("inf"))
+            )
             self.workqueue.move_to_end(longest, last=False)
             super()._assign_work_unit(node)
 

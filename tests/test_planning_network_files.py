@@ -10,7 +10,7 @@ from altered import altered, places
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.compat import KERAS_VERSION
-from ipucnn.errors import DataError, UserError
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import find_network
@@ -199,6 +199,19 @@ def test_terminal_control_sequences_in_names_are_not_printed(tmp_path, run):
     save(tmp_path / "net.keras", changed(relu=dict(name="x\x1b[2J")))
     code, out, err = run("plan-splits", "net.keras", "--stages", 1)
     assert code == 0 and "\x1b" not in out + err
+
+
+def test_deeply_nested_empty_models_are_refused_quickly(tmp_path):
+    """Each model calls the inner one four times, and the innermost has only an input: 4**12 calls of no layer."""
+    images = entry("InputLayer", "images", batch_shape=[None, 8, 8, 3])
+    ends = {"input_layers": [["images", 0, 0]], "output_layers": [["images", 0, 0]]}
+    inside = {"class_name": "Functional", "config": {"layers": [images], **ends}}
+    for _ in range(12):
+        inner = {**inside, "name": "inner", "inbound_nodes": [node("images")] * 4}
+        outer = {"layers": [images, inner], **ends, "output_layers": [["inner", 3, 0]]}
+        inside = {"class_name": "Functional", "config": outer}
+    with pytest.raises(ConfigurationError, match="more than 3,000 layers"):
+        find_network(str(save(tmp_path / "net.keras", inside)))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"{}"])

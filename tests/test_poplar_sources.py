@@ -142,7 +142,7 @@ def recorded_facts():
 
 
 def test_facts_are_those_quoted_from_the_public_sources():
-    """``quoted.csv`` was extracted from the sources by another program: a wrong fact of the double differs from it."""
+    """``quoted.csv`` quotes the public sources: a wrong fact of the double differs from it."""
     with open(DOUBLE / "quoted.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert dict(recorded_facts()) == {row["fact"]: row["value"] for row in rows}

@@ -33,6 +33,7 @@ from ipucnn.config.command import CommandOptions
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
+from ipucnn.config.values import plain_number
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
@@ -183,11 +184,7 @@ def option_words(option: Tuple[str, PlainValue]) -> List[str]:
 
 def _word(value: PlainValue) -> str:
     """Returns the word of a typed value, a whole number without a fraction."""
-    return (
-        str(int(value))
-        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
-        else str(value)
-    )
+    return plain_number(value) if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

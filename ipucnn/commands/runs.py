@@ -1,6 +1,7 @@
 """``ipucnn runs``, ``ipucnn diff`` and ``ipucnn plot``: list, compare and draw runs."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import List, Tuple
 
@@ -136,7 +137,7 @@ def plot(options: Plot) -> None:
         if not record.history:
             raise DataError(
                 f"run {record.path} has no history yet",
-                "leave it out, or go on with it: ipucnn train --resume",
+                f"leave it out, or go on with it: ipucnn train --resume --run-dir {shlex.quote(str(record.path))}",
             )
     write_output(path, lambda temporary: draw_curves(records, temporary, format_of(path, PLOTS)))
     if options.json:

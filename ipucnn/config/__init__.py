@@ -5,5 +5,6 @@ option reference are derived from them.  ``command.py`` is for a command's own o
 declaration, ``bounds.py`` has the largest value of each kind of option, and ``values.py`` reads values.
 ``parameters.py`` has the keys of options that take a dictionary.  ``rules.py`` has the options that exclude each other.
 ``resolve.py`` overlays the defaults with a preset and then with flags, and records who gave each value; ``origin.py``
-has the givers.  Nothing here imports TensorFlow.
+has the givers.  ``presets.py`` reads presets, ``request.py`` has a command line before it is resolved, and
+``help_page.py`` prints the help.  Nothing here imports TensorFlow.
 """

@@ -224,7 +224,7 @@ class DataOptions:
     max_image_pixels: int = option(
         100_000_000,
         "Largest number of pixels of an image, or of a page of a volume; larger ones are refused.",
-        within=Range(1, 2**31 - 1),
+        within=bounds.PIXELS,
         commands=DATA,
         effect=Effect.DELIVERY,
     )

@@ -120,7 +120,7 @@ def remove_norm(blueprint: Blueprint) -> None:
 
 
 def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
-    """Replaces Keras' dropout by this package's, whose masks are a pure function of the seed and the node.
+    """Replaces Keras' dropout by this package's, whose masks depend only on seed, layer and micro-batch.
 
     Args:
         rate: rate of the element-wise dropout; None for each layer's own.  0 also switches drop connect (stochastic
@@ -334,14 +334,12 @@ def _spell_out(blueprint: Blueprint, node: Node, times_itself: bool) -> None:
 
 def begin_with_pixels(blueprint: Blueprint, input_range: InputRange) -> None:
     """Inserts the input pipeline's normalisation of pixels of 0..255 before the first layer, as Keras layers."""
-    source = blueprint.nodes[0].name
+    source = last = blueprint.nodes[0].name
     chain: List[Node] = []
     for name, kind, settings in input_range.layers():
-        chain.append(
-            named(getattr(keras.layers, kind), name, [chain[-1].name if chain else source], **settings)
-        )
-    blueprint.reroute(source, chain[-1].name)
-    chain[0].inputs = [source]
+        chain.append(named(getattr(keras.layers, kind), name, [last], **settings))
+        last = name
+    blueprint.reroute(source, last)
     blueprint.insert(1, chain)
 
 

@@ -5,6 +5,7 @@ It reads functional and sequential models of Keras 2.6 and 3.  Models inside mod
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
@@ -15,6 +16,8 @@ from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node
 from ipucnn.text import shown_value
 
 _MODELS = ("Functional", "Sequential", "Model")
+# Most calls of layers and models that are read.
+MAX_CALLS = 3000
 FUNCTIONAL_HINT = "give a functional or sequential model with one input and one output"
 # Name of an operation on tensors, in Keras 3 or Keras 2.6 -> the layer that computes the same.
 LAYER_OF_OPERATION = {
@@ -103,6 +106,7 @@ class _Reader:
     def __init__(self, name: str, canonical: bool) -> None:
         self.name, self._canonical = name, canonical
         self.nodes: List[Node] = []
+        self._calls = itertools.count(1)
         # Name of each layer -> its number of calls so far, and its place.
         self._called: Dict[str, Tuple[int, Tuple[str, ...]]] = {}
 
@@ -138,6 +142,8 @@ class _Reader:
         renamed = _numbered(entries) if self._canonical else {}
         outputs: Dict[Call, str] = {}
         for local, number in self._ordered(calls):
+            if next(self._calls) > MAX_CALLS:  # models without layers have no nodes to count
+                self._fail(f"more than {MAX_CALLS:,} layers", "give a smaller network")
             entry, (reads, others) = entries[local], calls[local][number]
             name = prefix + renamed.get(local, local)
             name = name.replace("/", "_") if self._canonical else name

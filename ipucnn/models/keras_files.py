@@ -33,7 +33,7 @@ from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import open_regular, shown
 from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_config import counted_from_zero, read_blueprint, read_nodes, snake_case
-from ipucnn.models.names import named_weights
+from ipucnn.models.names import base_name, named_weights
 from ipucnn.text import counted
 
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
@@ -108,11 +108,15 @@ def _open_layers(path: Path, statistics: bool = False) -> Iterator[Tuple[List[La
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())}", HINT) from error
 
 
+def _is_hdf5(path: Path) -> bool:
+    """Whether a file is HDF5, by its first bytes."""
+    with open_regular(path, hint=HINT) as handle:
+        return handle.read(len(_HDF5)) == _HDF5
+
+
 def _hdf5_of(path: Path) -> Any:
     """The argument for h5py: the path, or the HDF5 file inside a zip."""
-    with open_regular(path, hint=HINT) as handle:
-        is_hdf5 = handle.read(len(_HDF5)) == _HDF5
-    return str(path) if is_hdf5 else io.BytesIO(_zip_member(path, "model.weights.h5", HINT))
+    return str(path) if _is_hdf5(path) else io.BytesIO(_zip_member(path, "model.weights.h5", HINT))
 
 
 def _zip_member(path: Path, name: str, hint: str) -> bytes:
@@ -153,8 +157,7 @@ def read_model(path: Path) -> Optional[List[Node]]:
 
     A model with several inputs or outputs, or a configuration that cannot be read, counts as weights alone.
     """
-    with open_regular(path, hint=HINT) as handle:
-        is_hdf5 = handle.read(len(_HDF5)) == _HDF5
+    is_hdf5 = _is_hdf5(path)
     try:
         config = _hdf5_configuration(path) if is_hdf5 else read_configuration(path, HINT)
         if config is None:
@@ -212,17 +215,12 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
         group = _child(root, name, path)
         weights = _names(group, "weight_names")
         # The third one counts the images.
-        is_statistics = [_base(weight) for weight in weights] == ["mean", "variance", "count"]
+        is_statistics = [base_name(weight) for weight in weights] == ["mean", "variance", "count"]
         tensors = tuple(
             _tensor(group, weight, path) for weight in (weights[:2] if is_statistics else weights)
         )
         layers.append(LayerWeights(name, "", tensors, is_statistics=is_statistics))
     return layers
-
-
-def _base(weight: str) -> str:
-    """The last part of a weight's name: ``conv2d/kernel:0`` -> ``kernel``."""
-    return weight.split("/")[-1].split(":")[0]
 
 
 def _names(group: HdfItem, attribute: str) -> List[str]:
@@ -362,11 +360,7 @@ def _targets(model: KerasModel) -> List[LayerWeights]:
 
 
 def _match(
-    layers: List[LayerWeights],
-    in_order: bool,
-    targets: Sequence[LayerWeights],
-    path: Path,
-    built: KerasModel,
+    layers: List[LayerWeights], in_order: bool, targets: Sequence[LayerWeights], path: Path, built: KerasModel
 ) -> Tuple[List[Tuple[LayerWeights, LayerWeights]], List[str]]:
     """Pairs of layers of the file and of the model, with equal shapes; and notes for the user.
 

@@ -52,6 +52,11 @@ def name_input(blueprint: Blueprint) -> None:
     blueprint.rename(lambda node: INPUT_NAME if node is first else node.name)
 
 
+def base_name(weight: str) -> str:
+    """Returns the last part of a weight's name: ``conv2d/kernel:0`` -> ``kernel``."""
+    return weight.split("/")[-1].split(":")[0]
+
+
 def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
     """All weights of a flat functional model by canonical name, as tf.Variables, in layer order.
 
@@ -65,7 +70,7 @@ def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
         for kind in type(layer).__mro__:
             renamed.update(_KERAS_3_NAMES.get(kind.__name__, {}))
         for weight in layer.weights:
-            base = weight.name.split("/")[-1].split(":")[0]
+            base = base_name(weight.name)
             first = name = f"{layer.name}/{renamed.get(base, base)}"
             number = 0
             while name in weights:

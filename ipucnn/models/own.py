@@ -35,6 +35,7 @@ from ipucnn.filesystem import file_size, read_bytes
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
 from ipucnn.models.keras_config import FUNCTIONAL_HINT, LAYER_OF_OPERATION, output_shape, read_nodes
 from ipucnn.models.keras_files import read_configuration, read_statistics
+from ipucnn.models.names import base_name
 from ipucnn.models.preprocessing import PREPROCESSING, Statistics, as_rescaling, first_rescaling
 from ipucnn.models.settings import check_activations, formulas_of, keras_settings, plain_settings
 from ipucnn.python_files import OwnFunction, label_of, own_code_failed
@@ -135,7 +136,8 @@ class OwnNetwork:
         return tuple(
             node.name
             for node in ([] if self.architecture is None else self.architecture.nodes)
-            if node.config.get("trainable") is False
+            if node.name == node.layer
+            and node.config.get("trainable") is False
             and (node.is_own or any(key.endswith("_initializer") for key in node.config))
         )
 
@@ -397,7 +399,7 @@ def _check_initial_weights(
                 continue  # a variable of the user's own
             if first is not None and np.array_equal(np.asarray(first), np.asarray(weight.numpy())):
                 continue
-            base = weight.name.split("/")[-1].split(":")[0]
+            base = base_name(weight.name)
             hint = "return it untrained (weights=None); --weights begins with weights that were trained"
             if f"{base}_initializer" in node.config and node.kind != "BatchNormalization":
                 constant = f"{base}_initializer=keras.initializers.Constant(values)"

@@ -385,7 +385,7 @@ def check_buildable(record: ModelRecord) -> None:
 
 
 def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what: str) -> None:
-    """Refuses a user's file that has changed since a checkpoint was trained with it.
+    """Refuses a user's file that has changed since a checkpoint, and notes the network that was trained.
 
     Args:
         record: record of the network.
@@ -395,17 +395,17 @@ def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what
     Raises:
         ConfigurationError: the digests differ.
     """
-    network = meta.get("network") if record.own is not None else None
-    if not isinstance(network, dict) or record.own is None:
+    own, network = record.own, meta.get("network")
+    if own is None or not isinstance(network, dict):
         return
-    if network.get("sha256") == record.own.sha256:
-        former = saved_network(record.name, network, what, "").own
-        record.own.trained_as = None if former is None else former.architecture
-        return
-    raise ConfigurationError(
-        f"{shown_value(record.name)} has changed since {what} was written",
-        "bring back what it was, or train it anew with another --run-dir",
-    )
+    if network.get("sha256") != own.sha256:
+        raise ConfigurationError(
+            f"{shown_value(record.name)} has changed since {what} was written",
+            "bring back what it was, or train it anew with another --run-dir",
+        )
+    from ipucnn.models.own import of_checkpoint  # imported here because it needs NumPy
+
+    own.trained_as = of_checkpoint(record.name, network, what, "").architecture
 
 
 def _own_record(own: "OwnNetwork") -> ModelRecord:

@@ -4,7 +4,8 @@ Start and training: ``resume.py`` decides how a run begins or continues, and ``c
 ``RunContext``.  ``rules.py`` is the table of options that have no effect or exclude each other.  ``setup.py`` makes the
 frozen ``Setup`` of a configuration: data, shapes, and how the network is built.  ``train.py`` is one training run,
 ``recorder.py`` records the events of its session, ``trackers.py`` and ``mlperf.py`` report them to other tools, and
-``kfold.py`` runs each fold.
+``kfold.py`` runs each fold.  ``input_size.py`` warns of images of another size than the weights', and
+``weight_files.py`` compares how the images of a Keras file were scaled.
 
 Trained networks: ``sources.py`` has a class for each source of trained weights, and ``trained.py`` makes a setup whose
 network has such weights, for ``evaluate.py``, ``infer.py`` and ``export.py``.  ``predicting.py`` is what these three

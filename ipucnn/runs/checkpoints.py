@@ -8,6 +8,7 @@ imports TensorFlow; functions that load weights take a built network.
 
 import contextlib
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -314,7 +315,9 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     check_one_run(path, command)
     config = RunFolder(path).read_config()
     if config.kfold is not None and config.fold is None:
-        raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS)
+        raise DataError(
+            f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(shlex.quote(str(path)))
+        )
     folder = RunFolder(path, config.checkpoint_dir)
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:

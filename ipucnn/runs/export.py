@@ -534,7 +534,11 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
         "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
         "half": request.half,
         "int8": request.int8,
-        "weights": {**trained.weights.summary, "checkpoint": printable(trained.weights.name)},
+        "weights": {
+            "checkpoint": printable(trained.weights.name),
+            "model": trained.record.name,
+            "weight_updates": trained.weights.weight_updates,
+        },
         "averaged_weights": bool(config.ema_decay) and trained.weights.weight_updates is not None,
         "norm_layer": dict(config.norm_layer),
         "trained_on": {"name": trained_on(trained, request.named)},

@@ -535,7 +535,7 @@ def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
     return "train one with: ipucnn train toy_model"
 
 
-CONTINUE_FOLDS = "go on with it: ipucnn train --resume"
+CONTINUE_FOLDS = "go on with it: ipucnn train --resume --run-dir {}"
 
 
 def check_one_run(path: Path, command: Optional[str] = None) -> None:
@@ -560,7 +560,9 @@ def check_one_run(path: Path, command: Optional[str] = None) -> None:
             f"name a fold: {hint}",
         )
     if is_file(path / FOLDS):
-        raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS)
+        raise DataError(
+            f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(shlex.quote(str(path)))
+        )
 
 
 def numbered_run_dirs(model: str, dataset: str) -> Iterator[Path]:

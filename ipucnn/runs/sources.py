@@ -9,7 +9,7 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Union
 
 from ipucnn.aliases import KerasModel, PlainValue
 from ipucnn.config.options import BY_NAME, RunConfig
@@ -83,6 +83,9 @@ class Weights:
         folder: the run folder that the weights come from; None for other weights.
     """
 
+    is_exported: ClassVar[bool] = False
+    """Whether an exported file runs in its own runtime, without a network of Keras."""
+
     def __init__(
         self,
         resolved: Resolved,
@@ -97,17 +100,6 @@ class Weights:
         self.resolved, self.name, self.weight_updates = resolved, name, weight_updates
         self.facts, self.hint, self.seed = facts, hint, seed
         self.input_shape, self.folder = input_shape, folder
-
-    @property
-    def summary(self) -> Dict[str, Any]:
-        """The weights in reports: ``checkpoint``, ``model`` and ``weight_updates``."""
-        model = self.resolved.record.name
-        return {"checkpoint": self.name, "model": model, "weight_updates": self.weight_updates}
-
-    @property
-    def is_exported(self) -> bool:
-        """Whether an exported file runs in its own runtime, without a network of Keras."""
-        return isinstance(self, ExportedWeights)
 
     @property
     def threshold(self) -> float:
@@ -153,6 +145,8 @@ class RunWeights(Weights):
 
 class ExportedWeights(Weights):
     """An exported file, which has its own weights and runtime."""
+
+    is_exported = True
 
     def __init__(self, resolved: Resolved, network: ExportedNetwork) -> None:
         super().__init__(resolved, **_facts_of_training(network))

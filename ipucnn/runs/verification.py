@@ -43,7 +43,7 @@ FACTOR = 10
 In 28 short trainings of five networks the ratio was 2.4 at most (ONNX, TFLite and SavedModels).
 """
 LEAST_LIMIT, LARGEST_LIMIT = 2e-6, 0.1
-"""Bounds of the allowed relative difference: the last few digits of 32 bits, and the most that rounding can explain."""
+"""Bounds of the allowed relative difference of 32-bit weights: the last digits, and the most that rounding explains."""
 LARGEST_INPUT_DIFFERENCE = 1e-3
 """Largest difference of the script's inputs from the session's, relative to the range of the session's inputs."""
 _MOST_ROUNDED = 0.05

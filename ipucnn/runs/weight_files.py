@@ -8,7 +8,7 @@ layers, which have to be those of the file.
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Tuple, TypeVar
+from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from ipucnn.filesystem import shown
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
 from ipucnn.models.preprocessing import preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord
-from ipucnn.runs.setup import Setup, input_range
+from ipucnn.runs.setup import Setup, SomeSetup, input_range
 from ipucnn.text import shown_value
-
-SomeSetup = TypeVar("SomeSetup", bound=Setup)
 
 
 def file_with_weights(record: ModelRecord) -> Optional[Path]:

@@ -19,10 +19,14 @@ from ipucnn.sessions.session import MakeDataset, Trainer, TrainState
 from ipucnn.training.optimizer_settings import AVERAGE
 from ipucnn.training.program import Program
 
-# The number of weight updates whose batches are used to recompute moving statistics.
-STATISTICS_UPDATES = 16
+_STATISTICS_UPDATES = 16
 # Suffix of the weights from which training goes on, among the slots of a checkpoint whose own weights differ.
 _RUNNING = "/running"
+
+
+def statistics_updates(program: Program) -> int:
+    """Returns the number of weight updates whose batches are used to recompute moving statistics."""
+    return min(_STATISTICS_UPDATES, program.weight_updates_per_epoch)
 
 
 class Statistics(enum.Enum):
@@ -101,7 +105,7 @@ def evaluated_weights(
                 f"measured over {measured.num_batches} batches of {measured.batch_size} training images"
             )
         else:
-            updates = min(STATISTICS_UPDATES, trainer.program.weight_updates_per_epoch)
+            updates = statistics_updates(trainer.program)
             names = trainer.recompute_statistics(next_batches, updates)
             new_origin = f"recomputed over {updates} weight updates' batches"
         values = {**averages, **{name: weights[name].numpy() for name in names}}

@@ -273,7 +273,7 @@ class EvaluationTotals:
                 "the network's outputs are not finite: its weights are damaged, or its training diverged",
                 "evaluate an earlier checkpoint with --checkpoint",
             )
-        counted = np.asarray(labels) != -1
+        counted = np.asarray(labels) >= 0
         # The loss of masks is a mean over all pixels that count, whatever the sizes of the images.
         weights = np.ones(len(labels)) if counted.ndim == 1 else counted.sum(axis=(1, 2))
         predictions = Predictions(logits, labels, weights)
@@ -337,11 +337,11 @@ class EvaluationTotals:
         ``iou``.  A ratio with denominator 0 is None.
         """
         matrix = self.confusion
+        figures = class_figures(matrix)
         rows = []
         for i, name in enumerate(names):
             count, predicted = int(matrix[i].sum()), int(matrix[:, i].sum())
             right = int(matrix[i, i])
-            either = count + predicted - right
             rows.append(
                 {
                     "class": i,
@@ -350,8 +350,8 @@ class EvaluationTotals:
                     "predicted": predicted,
                     "accuracy": right / count if count else None,
                     "precision": right / predicted if predicted else None,
-                    "f1": 2 * right / (count + predicted) if either else None,
-                    "iou": right / either if either else None,
+                    "f1": figures["dice"][i],
+                    "iou": figures["iou"][i],
                 }
             )
         return rows

@@ -94,7 +94,9 @@ def make_schedule(
     if warmup:
         mode = str(warmup.get("warmup_mode", mode))
         if mode not in names_of("lr_warmup_params"):
-            raise ConfigurationError(f"warmup_mode '{mode}' does not exist", "use shift or mask")
+            raise ConfigurationError(
+                f"warmup_mode '{mode}' does not exist", f"use {' or '.join(names_of('lr_warmup_params'))}"
+            )
         _check_keys("lr-warmup-params", warmup, method_of("lr_warmup_params", mode))
         warmup_epochs = _number("lr-warmup-params", "warmup_epochs", warmup["warmup_epochs"], 0)
     if "epochs_to_total_decay" in method.defaults and "epochs_to_total_decay" not in values:

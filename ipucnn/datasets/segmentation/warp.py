@@ -104,7 +104,7 @@ def _mirror(indices: Tensor, sizes: Tensor) -> Tensor:
     """Maps integers of any size to 0 .. size - 1 by mirroring at the border pixels."""
     period = tf.maximum(2 * (sizes - 1), 1)
     inside = tf.math.floormod(indices, period)
-    return tf.where(sizes > 1, tf.minimum(inside, period - inside), 0)
+    return tf.minimum(inside, period - inside)  # 0 for a size of 1, whose period is 1
 
 
 def _sample(stored: StoredImages, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -523,7 +523,9 @@ def why_no_fit(
         return stages, size
 
     fewest, size = nearest(limit, settings.num_stages + 1)
-    surely, surely_size = nearest(LIMITS[0], most + 1 if fewest is None else fewest)
+    surely, surely_size = fewest, size
+    if limit > LIMITS[0]:
+        surely, surely_size = nearest(LIMITS[0], most + 1 if fewest is None else fewest)
     return NoFit(
         memory_limit=limit,
         num_stages=settings.num_stages,

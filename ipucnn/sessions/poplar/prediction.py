@@ -1,6 +1,5 @@
 """Forward passes on IPUs: logits of batches of any size, and batch norm's statistics."""
 
-import itertools
 import time
 from functools import cached_property
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.models.names import MOVING_STATISTICS
+from ipucnn.sessions.host.statistics import peeked
 from ipucnn.sessions.poplar.batches import training_batches
 from ipucnn.sessions.poplar.building import build_network
 from ipucnn.sessions.poplar.device import Ipus
@@ -123,9 +123,8 @@ class PoplarPredictor(Predictor):
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[Tuple[Batch, np.ndarray]]:
         """Computes several batches per execution.  Instances share the work if batches have images alone."""
-        left = iter(batches)
-        for first in left:
-            given = itertools.chain([first], left)
+        first, given = peeked(batches)
+        if first is not None:
             yield from self._logits_of_whole(given) if len(first) == 1 else self._logits_of_parts(given)
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:

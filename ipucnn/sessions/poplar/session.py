@@ -13,7 +13,7 @@ from ipucnn.aliases import KerasModel, MemoryAdvice, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.evaluated import STATISTICS_UPDATES, Statistics, statistics_policy
+from ipucnn.sessions.evaluated import Statistics, statistics_policy, statistics_updates
 from ipucnn.sessions.group import ProcessGroup
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
@@ -245,7 +245,7 @@ class PoplarTrainer(Trainer):
         stream = self._trained.stream(make_dataset(0, p.micro_batch_size), 0)
         self._trained.execute(stream, 0, p.weight_updates_per_execution)
         if statistics_policy(self._ipus.config, p) is Statistics.RECOMPUTED:
-            self.recompute_statistics(make_dataset, min(STATISTICS_UPDATES, p.weight_updates_per_epoch))
+            self.recompute_statistics(make_dataset, statistics_updates(p))
         if evaluation is not None:
             next(self.predictor.logits(evaluation), None)
         self._note_compilation(time.perf_counter() - started)
