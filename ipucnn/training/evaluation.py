@@ -82,13 +82,15 @@ class Predictions:
         labels: Union[np.ndarray, Tensor],
         weights: Union[np.ndarray, Tensor],
     ) -> None:
+        labels = np.asarray(labels, np.int64)
         self._weights: np.ndarray = np.asarray(weights, np.float64)
+        self.num_classes = np.shape(logits)[-1]
+        # Before padding goes: a mask of nothing but wrong labels has weight 0, too.
+        _check_labels(labels, -1 if labels.ndim > 1 else 0, self.num_classes)
         is_sample = self._weights > 0
         self._weights = self._weights[is_sample]
         self._logits: np.ndarray = np.asarray(logits)[is_sample]
-        self.labels: np.ndarray = np.asarray(labels, np.int64)[is_sample]
-        self.num_classes = self._logits.shape[-1]
-        _check_labels(self.labels, -1 if self.labels.ndim > 1 else 0, self.num_classes)
+        self.labels: np.ndarray = labels[is_sample]
         self.logs = log_softmax(self._logits)
         # The prediction comes from the logits: rounding could make two entries of ``logs`` equal, and change it.
         self.classes: np.ndarray = self._logits.argmax(axis=-1)
