@@ -36,6 +36,7 @@ from ipucnn.config.options import RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+from ipucnn.events import show
 from ipucnn.filesystem import expand, is_file, user_error_of
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG
@@ -329,7 +330,7 @@ def evaluate(
     from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
     from ipucnn.runs.records import plain
 
-    return plain(evaluate_run(EvaluateRequest(_named("evaluate", run, checkpoint, model, options))))
+    return plain(show(evaluate_run(EvaluateRequest(_named("evaluate", run, checkpoint, model, options)))))
 
 
 @_guarded
@@ -378,7 +379,7 @@ def export(
         output=None if output is None else expand(str(output)),
         overwrite=overwrite,
     )
-    return export_run(request)
+    return show(export_run(request))
 
 
 @_guarded

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ipucnn"
 # From the lowest layer up.  A module imports from its own layer and from those above it in this list.
 LAYERS = (
     ("__init__", "errors"),
-    ("aliases", "text", "interrupts", "hardware", "compat"),
+    ("aliases", "events", "text", "interrupts", "hardware", "compat"),
     ("filesystem",),
     ("compiled",),
     ("python_files",),

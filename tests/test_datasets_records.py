@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, noise, smooth, write_class_folders
+from support.events import Recorded
 from support.refusals import check_raises
 from support.streams import assert_same, check_pure, take
 from support.trained_runs import report_of
 
 from ipucnn.datasets import images, pipeline
-from ipucnn.datasets.base import INDEXING, RecordExamples, fingerprint, limit_source
+from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
 from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.images import decode_for_training, distorted_box
@@ -28,6 +29,7 @@ from ipucnn.datasets.segmentation.masks import read_table
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example
 from ipucnn.errors import DataError
+from ipucnn.events import Progress, during, show
 from ipucnn.filesystem import cache_folder
 
 
@@ -212,11 +214,10 @@ def test_the_index_is_rebuilt_only_if_a_file_changed(folder, tmp_path, monkeypat
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path / "cache"))
     scanned = count_scans(monkeypatch)
     before = sorted(path.name for path in folder.iterdir())
-    heard = []
-    token = INDEXING.set(lambda done, total: heard.append((done, total)))
-    first = open_folder(folder)
-    INDEXING.reset(token)
-    assert len(scanned) == 5 and heard == [(k, 5) for k in range(1, 6)]
+    heard = Recorded()
+    first = show(during("opening", lambda: open_folder(folder)), heard)
+    assert len(scanned) == 5
+    assert heard.events[1:] == [Progress("indexing records", k, 5) for k in range(1, 6)]
     assert sorted(path.name for path in folder.iterdir()) == before  # no new file beside the data
     second = open_folder(folder)
     assert len(scanned) == 5

@@ -27,6 +27,7 @@ from ipucnn.compat import KERAS_3
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError, ThresholdError
+from ipucnn.events import show
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import in_64_bits, stock_model
 from ipucnn.models.layers import micro_batches, per_sample
@@ -34,7 +35,6 @@ from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs import exported as exported_files
-from ipucnn.runs.predicting import Progress
 from ipucnn.runs.sources import Named, Weights
 from ipucnn.runs.trained import open_trained
 
@@ -347,7 +347,7 @@ def samples(trained):
     """Returns the samples that an export of the run is verified with."""
     opened = open_trained(Named("export", str(trained), {}))
     session, (model, _) = opened.session(False), opened.build()
-    double = verification.exact_network(model, Progress())
+    double = show(verification.exact_network(model))
     return verification.take_samples(
         opened, session.predictor(model), double, as_pixels=False, probabilities=False
     )

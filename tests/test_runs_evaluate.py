@@ -25,7 +25,7 @@ from support.trained_runs import run_of
 
 from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.reports.evaluate import draw_evaluation, worst_pairs
-from ipucnn.runs.evaluate import measure
+from ipucnn.runs.evaluate import measured
 from ipucnn.runs.records import Evaluation
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 from ipucnn.training.evaluation import EvaluationTotals
@@ -77,7 +77,7 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
         batches = eval_batches(
             examples, source.info, batch_size=micro_batch * replicas, input_shape=shape, input_range="raw"
         )
-    shapes, counts = set(), []
+    shapes = set()
 
     def predict(x):
         shapes.add(tuple(x.shape))
@@ -85,8 +85,8 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
 
     totals = EvaluationTotals(classes, label_smoothing=smoothing)
     pairs = ((batch, predict(batch[0])) for batch in batches)
-    assert measure(pairs, totals, lambda truth, *_: counts.append(len(truth))) == n
-    assert sum(counts) == n and len(shapes) == 1 and shapes.pop()[0] % (micro_batch * replicas) == 0
+    assert sum(len(truth) for truth, *_ in measured(pairs, totals)) == totals.samples == n
+    assert len(shapes) == 1 and shapes.pop()[0] % (micro_batch * replicas) == 0
     expected = naive_scores(images[:, 0, :, 0] / 4.0 - 3.0, labels, np.ones(n), smoothing=smoothing or 0.0)
     result, confusion = totals.result(), expected.confusion
     assert result.pop("calibration_error") == pytest.approx(expected.calibration_error, abs=1e-6)

@@ -569,19 +569,18 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
     from ipucnn.reports.infer import MaskSheet
     from ipucnn.reports.sheets import RIGHT_FOREGROUND, WRONG, save_predictions
     from ipucnn.reports.verify import LabelSheet
-    from ipucnn.runs.images.segmentation import SegmentedImage
+    from ipucnn.runs.images.segmentation import Segmented, SegmentedImage
 
     count, colours = len(names), class_colours(len(names), of_masks)
     image = np.full((220, 220, 1), 100, np.uint8)
     mask = np.random.RandomState(0).randint(0, count, (220, 220)).astype(np.uint8)
     sheets = {"worst": WorstSheet(), "masks": MaskSheet(), "labels": LabelSheet("segmentation")}
-    for sheet in sheets.values():
-        sheet.expect(12)
+    sheets["labels"].expect(12)
     probability = np.zeros(mask.shape, np.float32)
     segmented = SegmentedImage("x.tif", image, mask, Classes(names, colours), mask, probability, 0.5)
     for number in range(12):
         for name in ("worst", "masks"):
-            sheets[name].take(segmented)
+            sheets[name].take(Segmented(number, 12, segmented))
         sheets["labels"].add(number, Sample("x.tif", "", [], image, mask, names, of_masks))
     for name, sheet in sheets.items():
         sheet.save(tmp_path / f"{name}.png")

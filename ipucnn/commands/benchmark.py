@@ -160,9 +160,10 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     from ipucnn.benchmarking.job import make_job, make_settings
     from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.run import run
+    from ipucnn.events import OPENING, during, show
     from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
-    from ipucnn.reports.console import indexing_progress, note
+    from ipucnn.reports.console import Screen, note
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
@@ -171,8 +172,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_any_noise else None
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
-    with indexing_progress():
-        job = make_job(resolved, settings)
+    job = show(during(OPENING, lambda: make_job(resolved, settings)), Screen())
     _tell(resolved, job.baseline, settings.baseline)
     with BenchmarkProgress() as progress:
         report, exit_code = run(job, progress.update, verbose)

@@ -32,11 +32,11 @@ def evaluate(options: Evaluate) -> None:
     Every sample counts exactly once; for a segmentation network, every pixel does. The options of the run are used
     unless a flag overrides them. Weights that Keras saved need --model-name and --dataset.
     """
+    from ipucnn.events import show
     from ipucnn.filesystem import expand, is_file, write_output
-    from ipucnn.reports.console import LOADING, indexing_progress, note
+    from ipucnn.reports.console import Screen, note
     from ipucnn.reports.evaluate import WorstSheet, draw_evaluation, evaluation_json, print_evaluation
     from ipucnn.reports.figures import check_can_plot
-    from ipucnn.reports.infer import SheetProgress
     from ipucnn.reports.runs import write_page
     from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
     from ipucnn.runs.folder import CONFIG
@@ -65,8 +65,7 @@ def evaluate(options: Evaluate) -> None:
         test_time_augmentation=options.test_time_augmentation,
         verbose=options.verbose,
     )
-    with indexing_progress(), SheetProgress("evaluating", LOADING, sheet) as progress:
-        result = evaluate_run(request, progress)
+    result = show(evaluate_run(request), Screen(take=sheet.take))
     if plot_to is not None:
         form = format_of(plot_to, PLOTS)
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))

@@ -52,10 +52,10 @@ def export(options: Export) -> None:
     evaluation samples through it. Its outputs must be those of the run; otherwise the exit code is 5, and no file is
     left. The folder also gets the labels, a description of the input, and a page about the network.
     """
+    from ipucnn.events import show
     from ipucnn.filesystem import expand
-    from ipucnn.reports.console import LOADING
+    from ipucnn.reports.console import Screen
     from ipucnn.reports.evaluate import print_export
-    from ipucnn.reports.infer import SheetProgress
     from ipucnn.runs.export import ExportRequest, export_run
     from ipucnn.runs.sources import Named
 
@@ -74,8 +74,7 @@ def export(options: Export) -> None:
         overwrite=options.overwrite,
         verbose=options.verbose,
     )
-    with SheetProgress("", LOADING) as progress:
-        record = export_run(request, progress)
+    record = show(export_run(request), Screen())
     if options.json:
         print(json.dumps(record, indent=2, ensure_ascii=False))
     else:

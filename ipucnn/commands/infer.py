@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
@@ -116,9 +117,10 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
         form: the format to print: csv, json or jsonl; None: a table, unless the predictions go to a file.
         only_mistakes: whether the contact sheet has only images that were classified wrongly.
     """
+    from ipucnn.events import show
     from ipucnn.filesystem import write_output
-    from ipucnn.reports.console import LOADING, indexing_progress, note
-    from ipucnn.reports.infer import FORMATS, SheetProgress, print_predictions, write_results
+    from ipucnn.reports.console import Screen, note
+    from ipucnn.reports.infer import FORMATS, draw, print_predictions, write_results
     from ipucnn.reports.sheets import ContactSheet
     from ipucnn.runs.images.outputs import format_of
     from ipucnn.runs.infer import OUTPUTS, infer_classes
@@ -137,9 +139,8 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
         raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
     form = "json" if json_output else form
     sheet = ContactSheet(f"classified by {request.named.target}", only_mistakes)
-    drawn = None if sheet_to is None else sheet
-    with indexing_progress(), SheetProgress("classifying", LOADING, drawn) as progress:
-        predictions = infer_classes(request, progress)
+    screen = Screen() if sheet_to is None else Screen(take=partial(draw, sheet))
+    predictions = show(infer_classes(request), screen)
 
     def save(into: Path) -> None:
         assert output_to is not None
@@ -166,9 +167,10 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
 
 def _segment(request: "InferRequest", json_output: bool) -> None:
     """Writes the masks of images, and prints a summary of them."""
+    from ipucnn.events import show
     from ipucnn.filesystem import write_atomically, write_output
-    from ipucnn.reports.console import LOADING, note
-    from ipucnn.reports.infer import MaskSheet, SheetProgress, masks_json, print_masks, speed_line
+    from ipucnn.reports.console import Screen, note
+    from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
     from ipucnn.sessions.role import find_role
 
@@ -178,8 +180,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
             "add --output masks",
         )
     sheet = MaskSheet()
-    with SheetProgress("segmenting", LOADING, sheet) as progress:
-        masks = infer_masks(request, progress)
+    masks = show(infer_masks(request), Screen(take=sheet.take))
     path = request.contact_sheet or request.output / CONTACT_SHEET
     if find_role().writes:
         write = write_atomically if request.contact_sheet is None else write_output

@@ -10,11 +10,11 @@ from ipucnn.config.command import CommandOptions, argument, word
 from ipucnn.config.request import is_wildcard
 from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import LOADING
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, assumption, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
 from ipucnn.reports.console import (
-    LOADING,
     NUMBER,
     TEXT,
     Side,

@@ -24,7 +24,8 @@ def train(options: Train) -> None:
 
         print_config(continued(resolved), options.json)
         return
-    from ipucnn.reports.console import indexing_progress
+    from ipucnn.events import OPENING, during, show
+    from ipucnn.reports.console import Screen
     from ipucnn.reports.runs import write_page_of
     from ipucnn.reports.train import RunDisplay, print_result, print_result_of_folds, show_dry_run
     from ipucnn.runs.resume import is_cross_validation
@@ -47,8 +48,7 @@ def train(options: Train) -> None:
         return
     from ipucnn.runs.train import TrainingRun
 
-    with indexing_progress():
-        run = TrainingRun(resolved, options.verbose)
+    run = show(during(OPENING, lambda: TrainingRun(resolved, options.verbose)), Screen())
     if resolved.config.dry_run:
         show_dry_run(run, options.json)
         return

@@ -6,11 +6,10 @@ This module does not import TensorFlow; :mod:`ipucnn.datasets.pipeline` turns ex
 import hashlib
 import math
 import os
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from ipucnn.machine import available_bytes
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 _READ_BYTES = 2**20
-
-INDEXING: ContextVar[Optional[Callable[[int, int], None]]] = ContextVar("indexing", default=None)
-"""The function that is called with the number of indexed files, and of all files, while files are indexed."""
 
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)

@@ -5,12 +5,12 @@ Also the parts that reports share: tables, and a bar over samples or images.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import re
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -19,9 +19,9 @@ from typing import (
     ClassVar,
     Dict,
     Iterable,
-    Iterator,
     Literal,
     Mapping,
+    NamedTuple,
     Optional,
     Sequence,
     TextIO,
@@ -31,12 +31,14 @@ from typing import (
     cast,
 )
 
-from ipucnn.aliases import PlainValue
-from ipucnn.text import printable
+from ipucnn.aliases import PlainDict, PlainValue
+from ipucnn.events import Began, Event, Note, Progress, View
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -256,7 +258,7 @@ class ProgressBar:
     As a context manager it removes the bar at its end.
     """
 
-    _bar: Optional[Progress] = None
+    _bar: Optional[RichProgress] = None
     _task: Optional[TaskID] = None
     # The bar on the terminal: two bars at a time would overwrite each other.
     _shown: ClassVar[Optional[ProgressBar]] = None
@@ -323,6 +325,115 @@ BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
 """Columns of a :class:`ProgressBar` that are not text."""
 
 
+class _Columns(NamedTuple):
+    """What a bar shows.
+
+    Attributes:
+        columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or text in Rich's format.
+        is_of_one_work: whether each piece of work has its own bar, whose time begins with it.
+        unit: a noun for what is counted; with it, a pipe gets a line of progress every ``_EVERY_S``.
+    """
+
+    columns: Tuple[str, ...]
+    is_of_one_work: bool = False
+    unit: str = ""
+
+
+_WORK, _FIGURES = "{task.description}", "{task.fields[figures]}"
+BEGAN, ITEMS, EXECUTIONS, ROWS, TRAINING = "began", "items", "executions", "rows", "training"
+_BARS = {
+    BEGAN: _Columns((SPINNER, _WORK, ELAPSED), is_of_one_work=True),
+    ITEMS: _Columns((_WORK, BAR, COUNT, "left", LEFT), is_of_one_work=True),
+    EXECUTIONS: _Columns((_WORK, BAR, _FIGURES, ELAPSED), unit="execution"),
+    ROWS: _Columns((COUNT, SHORT_BAR, _FIGURES, _WORK)),
+    TRAINING: _Columns((_WORK, BAR, _FIGURES, ELAPSED, "left", LEFT)),
+}
+_EVERY_S = 15.0
+
+
+class Screen(View):
+    """Shows events on stderr: a line for each note, and below them a bar if a person watches.
+
+    Args:
+        bar: the bar of ``Progress`` events: ITEMS, EXECUTIONS, ROWS or TRAINING.
+        take: a function that gets each other event, such as an item, and may return events to show for it.
+    """
+
+    def __init__(
+        self, bar: str = ITEMS, take: Callable[[PlainValue], Optional[Iterable[Event]]] = lambda item: None
+    ) -> None:
+        self._kind, self._take = bar, take
+        self._bar: Optional[RichProgress] = None
+        self._shown = ("", "")
+        self._said = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def show(self, event: Event) -> None:
+        """Shows an event."""
+        if isinstance(event, Note):
+            self._said = time.monotonic()
+            self._print(event.line)
+        elif isinstance(event, Began):
+            self._draw(BEGAN, Progress(event.work, 0, None))
+        elif isinstance(event, Progress):
+            self._draw(self._kind, event)
+        else:
+            for part in self._take(event) or ():
+                self.show(part)
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            from rich.text import Text
+
+            self._bar.console.print(Text(_for_stderr(line)), soft_wrap=True)
+        else:
+            note(line)
+
+    def _draw(self, kind: str, event: Progress) -> None:
+        """Shows progress in a bar of some kind, which takes the place of another kind's."""
+        bar = _BARS[kind]
+        if not is_interactive(sys.stderr):
+            if bar.unit and time.monotonic() - self._said > _EVERY_S:
+                self.show(Note(_line(event, bar.unit)))
+            return
+        details: PlainDict = {"total": event.total, "completed": event.done, "figures": event.figures}
+        shown = (kind, event.work if bar.is_of_one_work else "")
+        if self._bar is not None and shown == self._shown:
+            self._bar.update(self._bar.task_ids[0], description=event.work, **details)
+            return
+        self.__exit__()
+        self._bar, self._shown = _rich_bar(bar.columns), shown
+        self._bar.add_task(event.work, **details)
+        self._bar.start()
+
+
+def _rich_bar(columns: Sequence[str]) -> RichProgress:
+    from rich import progress
+
+    known: Dict[str, Callable[[], progress.ProgressColumn]] = {
+        BAR: lambda: progress.BarColumn(bar_width=None),
+        SHORT_BAR: lambda: progress.BarColumn(bar_width=20),
+        COUNT: progress.MofNCompleteColumn,
+        ELAPSED: progress.TimeElapsedColumn,
+        LEFT: lambda: progress.TimeRemainingColumn(compact=True),
+        SPINNER: progress.SpinnerColumn,
+    }
+    shown = [known[text]() if text in known else progress.TextColumn(text, markup=False) for text in columns]
+    return progress.Progress(*shown, console=console(sys.stderr), transient=True)
+
+
+def _line(event: Progress, unit: str) -> str:
+    """Returns progress as a line for a pipe."""
+    count = f": {counted(event.done, unit)}" if event.done > 1 else ""
+    if event.total:
+        count = f": {event.done} of {counted(event.total, unit)}"
+    return f"{event.work}{count}" + (f", {event.figures}" if event.figures else "")
+
+
 class ItemProgress(ProgressBar):
     """A bar that appears with the first :meth:`update` and disappears at the end.
 
@@ -359,26 +470,3 @@ class ItemProgress(ProgressBar):
 def waiting(what: str) -> ItemProgress:
     """Returns a context manager that shows the current work and its elapsed time, if nothing can be counted."""
     return ItemProgress("", before=what)
-
-
-LOADING = "loading TensorFlow and building the network"
-"""Description of the work until the first batch."""
-
-
-@contextlib.contextmanager
-def indexing_progress() -> Iterator[None]:
-    """Shows a bar over the files of records that are indexed within the block, if a data set indexes any."""
-    from ipucnn.datasets.base import INDEXING
-
-    with ItemProgress("indexing records", before="opening the data set") as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.update(done, total)
-            if done == total:
-                bar.__exit__()  # removes the bar before another one begins
-
-        token = INDEXING.set(update)
-        try:
-            yield
-        finally:
-            INDEXING.reset(token)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ipucnn.runs.images.segmentation import SegmentedImage
+    from ipucnn.runs.images.segmentation import Segmented, SegmentedImage
 
 MOST_CLASSES = 20
 """Most classes that are listed one by one; if there are more, only those with the lowest accuracy are."""
@@ -328,9 +328,10 @@ class WorstSheet(PanelSheet):
         super().__init__(("image", "truth", "prediction", "difference"), side=512, columns=3)
         self._worst: List[SegmentedImage] = []
 
-    def take(self, image: SegmentedImage) -> None:
+    def take(self, item: Segmented) -> None:
         """Takes an image if it is one of the worst so far."""
-        self._worst = sorted([*self._worst, image], key=lambda image: image.mean_dice)[:WORST_DRAWN]
+        self.expect(item.total)
+        self._worst = sorted([*self._worst, item.image], key=lambda image: image.mean_dice)[:WORST_DRAWN]
 
     def save(self, path: Path) -> None:
         """Draws the sheet, see :meth:`Sheet.save`."""

@@ -6,22 +6,20 @@ import csv
 import json
 import sys
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, TextIO, Union, cast
+from typing import TYPE_CHECKING, Dict, Iterator, List, TextIO
 
 import numpy as np
 
 from ipucnn.aliases import PlainValue
 from ipucnn.reports import units
-from ipucnn.reports.console import NUMBER, TEXT, ItemProgress, console, text_table
-from ipucnn.reports.evaluate import WorstSheet
+from ipucnn.reports.console import NUMBER, TEXT, console, text_table
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
 from ipucnn.runs.images.outputs import overlay
-from ipucnn.runs.predicting import Progress
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
-    from ipucnn.runs.images.segmentation import SegmentedImage
-    from ipucnn.runs.infer import Masks, Predictions
+    from ipucnn.runs.images.segmentation import Segmented
+    from ipucnn.runs.infer import ClassifiedImage, Masks, Predictions
 
 FORMATS = ("csv", "json", "jsonl")
 TABLE_IMAGES = 1000
@@ -133,30 +131,10 @@ def speed_line(done: Masks) -> str:
     )
 
 
-class SheetProgress(ItemProgress, Progress):
-    """A progress bar of ``evaluate``, ``infer`` or ``export``, which also passes images to a contact sheet.
-
-    Args:
-        what: description before the bar.
-        before: description of the work until the first update.
-        sheet: sheet that draws the images; None draws none.
-    """
-
-    def __init__(
-        self, what: str, before: str, sheet: Union[ContactSheet, MaskSheet, WorstSheet, None] = None
-    ) -> None:
-        super().__init__(what, before)
-        self._sheet = sheet
-
-    def expect(self, total: int) -> None:
-        """Passes the number of images to the sheet, before the first one."""
-        if self._sheet is not None:
-            self._sheet.expect(total)
-
-    def image(self, *details: object) -> None:
-        """Passes an image with its prediction to the sheet."""
-        if self._sheet is not None:
-            cast(Callable[..., None], self._sheet.take)(*details)
+def draw(sheet: ContactSheet, item: ClassifiedImage) -> None:
+    """Draws a classified image on a contact sheet, if it is one of those shown."""
+    sheet.expect(item.total)
+    sheet.take(item.position, item.result, item.pixels)
 
 
 class MaskSheet(PanelSheet):
@@ -164,15 +142,14 @@ class MaskSheet(PanelSheet):
 
     def __init__(self) -> None:
         super().__init__(("image", "probability", "overlay"), side=384, columns=3)
-        self._given = 0
 
-    def take(self, page: SegmentedImage) -> None:
+    def take(self, item: Segmented) -> None:
         """Takes a page if it is one of those shown."""
-        classes, predicted = page.classes, page.predicted
-        is_shown = self.wants(self._given)
-        self._given += 1
-        if not is_shown:
+        self.expect(item.total)
+        if not self.wants(item.position):
             return
+        page = item.image
+        classes, predicted = page.classes, page.predicted
         of = classes.names[1] if classes.is_binary else "the class shown"
         self.heads, self.legend = ("image", f"probability of {of}", "overlay"), classes.legend
         shares = np.bincount(predicted.reshape(-1), minlength=len(classes.names)) / predicted.size

@@ -94,6 +94,8 @@ class Sheet:
 
     def expect(self, total: int) -> None:
         """Sets the number of images that will follow."""
+        if total == self._total:
+            return
         shown = min(total, self._most)
         self._total, self._positions = total, {i * total // shown for i in range(shown)}
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, 
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.origin import RUN
+from ipucnn.events import LOADING
 from ipucnn.filesystem import expand, write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
     ELAPSED,
     LEFT,
-    LOADING,
     NUMBER,
     TEXT,
     ProgressBar,

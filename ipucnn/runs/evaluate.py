@@ -8,7 +8,7 @@ class.
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
@@ -17,10 +17,16 @@ from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
+from ipucnn.events import LOADING, Began, Event, Events, Note, Progress
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
-from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, foreground_probability
-from ipucnn.runs.predicting import SILENT, Progress, check_task, memory_errors
+from ipucnn.runs.images.segmentation import (
+    PatchwiseNetwork,
+    Segmented,
+    SegmentedImage,
+    foreground_probability,
+)
+from ipucnn.runs.predicting import check_task, memory_errors
 from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
@@ -56,13 +62,16 @@ class EvaluateRequest:
     verbose: bool = False
 
 
-def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Evaluation:
+def evaluate_run(request: EvaluateRequest) -> Events[Evaluation]:
     """Evaluates the weights of a run, or other weights, on an evaluation set.
+
+    Yields a ``Segmented`` for each image of a segmentation network.
 
     Raises:
         ConfigurationError: an option that does not fit the network; an output that would replace an input file.
         InfeasibleError: a batch does not fit into memory.
     """
+    yield Began(LOADING)
     outputs = (
         ("--plot", request.plot, PLOTS),
         ("--predictions", request.predictions, (".csv",)),
@@ -89,47 +98,43 @@ def evaluate_run(request: EvaluateRequest, progress: Progress = SILENT) -> Evalu
             request.verbose,
             request.test_time_augmentation,
             command="evaluate",
-            say=progress.line,
         )
     loss = run_setup.loss_name(trained.config, trained.record.task)
     totals = EvaluationTotals(trained.source.info.num_classes, loss, trained.config.label_smoothing)
     if trained.weights.weight_updates is None:
-        progress.line(trained.resolved.choice.message)
-    for line in trained.introduction():
-        progress.line(line)
+        yield Note(trained.resolved.choice.message)
+    yield from map(Note, trained.introduction())
+    # An index of records, whose bar this replaces, may have been made.
+    yield Began(LOADING)
     if network is None:
-        device, wall_s, notes = _evaluate_classes(trained, totals, request, progress)
+        device, wall_s, notes = yield from _evaluate_classes(trained, totals, request)
         return _evaluation(trained, device, totals, wall_s, notes)
-    segmentation, wall_s = _evaluate_masks(trained, totals, network, progress)
+    segmentation, wall_s = yield from _evaluate_masks(trained, totals, network)
     evaluation = _evaluation(trained, network.device, totals, wall_s, network.notes)
     return msgspec.structs.replace(evaluation, segmentation=segmentation)
 
 
-def measure(
-    batches: Iterable[Tuple[Tuple["Tensor", ...], np.ndarray]],
-    totals: EvaluationTotals,
-    on_samples: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = lambda *samples: None,
-) -> int:
+def measured(
+    batches: Iterable[Tuple[Tuple["Tensor", ...], np.ndarray]], totals: EvaluationTotals
+) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Adds all samples of weight 1 to the totals; padding is removed before anything is computed.
 
     Args:
         batches: ((images, labels, weights), logits), weights 1 for samples and 0 for padding.
         totals: the sums to add to.
-        on_samples: callback that receives labels, predicted classes and their probabilities.
 
-    Returns:
-        The number of samples added.
+    Yields:
+        The labels, predicted classes and their probabilities of each batch.
     """
     for (_, labels, weights), logits in batches:
         is_sample = np.asarray(weights) > 0
         truth = np.asarray(labels)[is_sample]
-        on_samples(truth, *totals.add(np.asarray(logits)[is_sample], truth))
-    return totals.samples
+        yield (truth, *totals.add(np.asarray(logits)[is_sample], truth))
 
 
 def _evaluate_classes(
-    trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest, progress: Progress
-) -> Tuple[str, float, List[str]]:
+    trained: TrainedSetup, totals: EvaluationTotals, request: EvaluateRequest
+) -> Events[Tuple[str, float, List[str]]]:
     """Adds all samples to the totals and writes a row for each.
 
     Returns:
@@ -144,23 +149,20 @@ def _evaluate_classes(
     batch *= config.validation_num_replicas or config.num_replicas
     rows = Spool()
 
-    def on_samples(*samples: np.ndarray) -> None:
-        if request.predictions is not None:
-            for label, guess, probability in zip(*(values.tolist() for values in samples)):
-                rows.append({"label": label, "prediction": guess, "probability": probability})
-        progress.update(totals.samples, size)
-
     too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
     with too_large, data_errors():
         predictor, notes = trained.load(session, "evaluate")
-        for note in notes:
-            progress.line(f"note: {note}")
+        yield from (Note(f"note: {note}") for note in notes)
         started = time.perf_counter()
         batches = predictor.logits(run_setup.evaluation_batches(trained, batch, predictor))
-        seen = measure(batches, totals, on_samples)
+        for samples in measured(batches, totals):
+            if request.predictions is not None:
+                for label, guess, probability in zip(*(values.tolist() for values in samples)):
+                    rows.append({"label": label, "prediction": guess, "probability": probability})
+            yield Progress("evaluating", totals.samples, size)
     wall_s = time.perf_counter() - started
-    if seen != size:
-        raise RuntimeError(f"{counted(seen, 'sample')} were evaluated, and the data set has {size}")
+    if totals.samples != size:
+        raise RuntimeError(f"{counted(totals.samples, 'sample')} were evaluated, and the data set has {size}")
     if request.predictions is not None:
         _write_predictions(request.predictions, rows, trained.source.eval, _class_names(trained))
     return session.device.kind, wall_s, notes
@@ -210,20 +212,19 @@ def _evaluation(
 
 
 def _evaluate_masks(
-    trained: TrainedSetup, totals: EvaluationTotals, network: PatchwiseNetwork, progress: Progress
-) -> Tuple[PlainDict, float]:
+    trained: TrainedSetup, totals: EvaluationTotals, network: PatchwiseNetwork
+) -> Events[Tuple[PlainDict, float]]:
     """Adds all pixels to the totals and stores the recommended threshold in the run folder.
 
     Returns:
         ``segmentation`` of the report, and the seconds taken.
     """
     examples = trained.source.eval
-    progress.expect(len(examples))
     if isinstance(examples, IN_MEMORY):
-        network.warn_of_seams([image.shape[:2] for image in examples.images], progress.line)
+        yield from network.warn_of_seams([image.shape[:2] for image in examples.images])
     evaluation = MaskEvaluation(trained, network, totals)
     started = time.perf_counter()
-    evaluation.run(progress)
+    yield from evaluation.run()
     wall_s = time.perf_counter() - started
     report = evaluation.report()
     folder, updates = trained.weights.folder, trained.weights.weight_updates
@@ -233,7 +234,7 @@ def _evaluate_masks(
             folder.keep_threshold(updates, report["threshold"]["value"])
             report["threshold"]["kept"] = True
         except DataError as error:
-            progress.line(f"warning: the threshold for infer is not kept: {error.message}")
+            yield Note(f"warning: the threshold for infer is not kept: {error.message}")
     return report, wall_s
 
 
@@ -262,12 +263,12 @@ class MaskEvaluation:
         self.rows: List[PlainDict] = []
         self._scores_s = 0.0
 
-    def run(self, progress: Progress) -> None:
+    def run(self) -> Iterator[Event]:
         """Evaluates all images of the evaluation set."""
         images, masks = self._examples.images, self._examples.masks
         for i, image, logits in self._network.each((i, images[i]) for i in range(len(images))):
-            progress.image(self._one(i, image, np.asarray(masks[i]), logits))
-            progress.update(i + 1, len(images))
+            yield Segmented(i, len(images), self._one(i, image, np.asarray(masks[i]), logits))
+            yield Progress("evaluating", i + 1, len(images))
 
     def _one(self, number: int, image: np.ndarray, truth: np.ndarray, logits: np.ndarray) -> SegmentedImage:
         before = self._totals.confusion.copy()

@@ -20,6 +20,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, OnnxGraph, OnnxNode, PlainDict, PlainValue, Tensor, TfFunction
 from ipucnn.documents import misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
+from ipucnn.events import LOADING, Began, Events, Note, emit
 from ipucnn.filesystem import (
     absolute,
     check_makeable,
@@ -40,7 +41,6 @@ from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.folder import CONFIG, RunFolder
 from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_mask, page
-from ipucnn.runs.predicting import SILENT, Progress
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.sources import IMAGENET, Named
 from ipucnn.runs.trained import TrainedSetup, open_trained
@@ -119,7 +119,7 @@ class _Written(msgspec.Struct):
     files: Dict[str, PlainValue]
 
 
-def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict:
+def export_run(request: ExportRequest) -> Events[PlainDict]:
     """Exports a network and verifies the exported file.
 
     Returns:
@@ -130,6 +130,7 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
         MissingError: packages or IPUs that the format needs are missing.
         ThresholdError: the file does not compute what the run computes.  It is removed.
     """
+    yield Began(LOADING)
     _check_request(request)
     target = expand(request.named.target)
     if is_exported(target) and exists(target):
@@ -138,14 +139,14 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
         )
     trained = open_trained(request.named)
     output = _output(request, trained)
-    for line in trained.introduction():
-        progress.line(line)
-    trained = _for_comparison(trained, request, progress)
+    yield from map(Note, trained.introduction())
+    if request.form != IPU and trained.config.precision != "32.32":
+        yield Note(f"note: trained in {trained.config.precision}; the exported network computes in 32 bits")
+    trained = _for_comparison(trained, request)
     session = create_session(trained.config.device, verbose=request.verbose, config=trained.config)
     trained = run_setup.with_network_range(trained)
     model, notes = trained.build()
-    for note in notes:
-        progress.line(f"note: {note}")
+    yield from (Note(f"note: {note}") for note in notes)
     custom = own_layers(model) if request.form == KERAS else ()
     if custom:
         raise ConfigurationError(
@@ -153,19 +154,18 @@ def export_run(request: ExportRequest, progress: Progress = SILENT) -> PlainDict
             "--format saved-model or onnx, which hold what it computes",
         )
     predictor = session.predictor(model)
-    samples = take_samples(
-        trained, predictor, exact_network(model, progress), request.raw_uint8, request.probabilities
-    )
+    double = yield from exact_network(model)
+    samples = take_samples(trained, predictor, double, request.raw_uint8, request.probabilities)
     calibration = calibration_images(trained, request.raw_uint8) if request.int8 else None
     record: PlainDict = {"folder": str(output), "notes": [*trained.notes, *notes]}
 
     def write(folder: Path) -> None:
-        progress.now("writing the network")
+        emit(Began("writing the network"))
         with _converting(request):
             file, run = _write_network(request, trained, model, folder, calibration)
         record.update(_describe(request, trained, folder, file))
         record["calibration_images"] = None if calibration is None else len(calibration)
-        progress.now("verifying what was written, in a process of its own")
+        emit(Began("verifying what was written, in a process of its own"))
         record["verification"] = verify(record, file, samples, run)
         _write_json(folder / LABELS, record["setup"]["class_names"])
         _write_json(folder / INPUT, record["input"])
@@ -291,15 +291,13 @@ def _files_below(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _for_comparison(trained: TrainedSetup, request: ExportRequest, progress: Progress) -> TrainedSetup:
+def _for_comparison(trained: TrainedSetup, request: ExportRequest) -> TrainedSetup:
     """Returns the setup with the arithmetic of exported networks, on the device that computes the reference outputs."""
     config = trained.config
     if request.form == IPU:
         # A program for an IPU keeps the run's precision, and so does the host.
         config = replace(config, device="cpu")
     else:
-        if config.precision != "32.32":
-            progress.line(f"note: trained in {config.precision}; the exported network computes in 32 bits")
         device = "cpu" if runs_on_ipus(config.device) else config.device
         config = replace(config, precision="32.32", device=device)
     return replace(trained, resolved=replace(trained.resolved, config=config))

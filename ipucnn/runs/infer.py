@@ -16,6 +16,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.formats import pair_folders
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import LOADING, Began, Event, Events, Item, Note, Progress, emit
 from ipucnn.filesystem import expand, real
 from ipucnn.machine import num_cores
 from ipucnn.runs import setup as run_setup
@@ -44,8 +45,13 @@ from ipucnn.runs.images.outputs import (
     plan_files,
     predicted_classes,
 )
-from ipucnn.runs.images.segmentation import PatchwiseNetwork, SegmentedImage, class_probabilities
-from ipucnn.runs.predicting import SILENT, Progress, check_finite
+from ipucnn.runs.images.segmentation import (
+    PatchwiseNetwork,
+    Segmented,
+    SegmentedImage,
+    class_probabilities,
+)
+from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.text import printable, shown_value
@@ -126,19 +132,18 @@ def _begin(
     request: InferRequest,
     paths: List[str],
     problems: List[str],
-    progress: Progress,
-) -> None:
-    """Prints inputs that name no image, and warnings.
+) -> Iterator[Event]:
+    """Yields a note for each input that names no image, and for each warning.
 
     Raises:
         DataError: no image is left.
     """
-    for problem in problems:
-        progress.line(problem)
+    yield from map(Note, problems)
     if request.subset is None and not paths:
         raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
-    for line in trained.introduction():
-        progress.line(line)
+    yield from map(Note, trained.introduction())
+    # An index of records, whose bar this replaces, may have been made.
+    yield Began(LOADING)
 
 
 def _examples(trained: TrainedSetup, subset: str) -> Examples:
@@ -175,13 +180,27 @@ class Predictions:
     notes: List[str]
 
 
-def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predictions:
-    """Predicts the ``top`` most probable classes of each image.
+@dataclass(frozen=True)
+class ClassifiedImage(Item):
+    """An image whose class was predicted.
+
+    Attributes:
+        result: its row of ``Predictions.results``.
+        pixels: uint8 [h, w, channels].
+    """
+
+    result: PlainDict
+    pixels: np.ndarray
+
+
+def infer_classes(request: InferRequest) -> Events[Predictions]:
+    """Predicts the ``top`` most probable classes of each image, and yields a :class:`ClassifiedImage` of each.
 
     Raises:
         ConfigurationError: neither images nor a subset, or both.
         DataError: no image at all, a segmentation network, or weights that do not fit.
     """
+    yield Began(LOADING)
     outputs = (("--output", request.output, OUTPUTS), ("--contact-sheet", request.contact_sheet, (".png",)))
     trained, paths, problems = _open(request, "classify", outputs)
     if trained.record.task != "classification":
@@ -194,23 +213,21 @@ def infer_classes(request: InferRequest, progress: Progress = SILENT) -> Predict
     else:
         examples = _examples(trained, subset)
         inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
-    _begin(trained, "classify", request, paths, problems, progress)
+    yield from _begin(trained, "classify", request, paths, problems)
     session = trained.session(request.verbose)
     trained, session = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.labels))
-    progress.expect(total)
-    spool, batches = Spool(), _Batches(trained, inputs, total, progress)
+    spool, batches = Spool(), _Batches(trained, inputs, total)
     predictor, notes = trained.load(session, "infer")
-    for note in notes:
-        progress.line(f"note: {note}")
+    yield from (Note(f"note: {note}") for note in notes)
     for _, logits in predictor.logits(batches.read()):
         images, done = batches.waiting.popleft()
         for (position, image, pixels), row in zip(images, np.asarray(logits)):
             result = _result(image, check_finite(row), names, request.top)
             spool.append(result)
-            progress.image(position, result, pixels)
-        progress.update(done, total)
-    progress.update(total, total)
+            yield ClassifiedImage(position, total, result, pixels)
+        yield Progress("classifying", done, total)
+    yield Progress("classifying", total, total)
     failed = len(problems) + batches.num_failed
     top, notes = min(request.top, len(names)), [*trained.notes, *notes]
     return Predictions(spool, failed, top, subset is not None, notes)
@@ -225,10 +242,8 @@ class _Batches:
         num_failed: inputs that cannot be read; each is reported.
     """
 
-    def __init__(
-        self, trained: TrainedSetup, inputs: Iterator[ImageInput], total: int, progress: Progress
-    ) -> None:
-        self._trained, self._inputs, self._total, self._progress = trained, inputs, total, progress
+    def __init__(self, trained: TrainedSetup, inputs: Iterator[ImageInput], total: int) -> None:
+        self._trained, self._inputs, self._total = trained, inputs, total
         self.waiting: Deque[Tuple[List[Tuple[int, ImageInput, np.ndarray]], int]] = deque()
         self.num_failed = 0
 
@@ -241,7 +256,7 @@ class _Batches:
         for position, (image, pixels) in enumerate(decoded(self._inputs, threads, 2 * size)):
             if isinstance(pixels, DataError):
                 self.num_failed += 1
-                self._progress.line(" ".join(pixels.message.split()))
+                emit(Note(" ".join(pixels.message.split())))
             else:
                 images.append((position, image, pixels))
             if len(images) == size or (images and position + 1 == self._total):
@@ -311,13 +326,14 @@ class Masks:
         return self.num_pages / self.wall_s if self.wall_s else 0.0
 
 
-def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
-    """Segments images and volumes.
+def infer_masks(request: InferRequest) -> Events[Masks]:
+    """Segments images and volumes, and yields a ``Segmented`` of each page.
 
     Raises:
         ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
         DataError: no readable image at all, or weights that do not fit.
     """
+    yield Began(LOADING)
     folder = request.output
     assert folder is not None
     check_folder(folder)
@@ -325,9 +341,7 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
         request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),)
     )
     _check_no_training_folder(trained.config, folder)
-    network = PatchwiseNetwork(
-        trained, request.patch_size, request.verbose, request.test_time_augmentation, say=progress.line
-    )
+    network = PatchwiseNetwork(trained, request.patch_size, request.verbose, request.test_time_augmentation)
     num_classes = trained.source.info.num_classes
     if request.threshold is not None and num_classes > 2:
         raise ConfigurationError(
@@ -335,7 +349,7 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
             "separates two",
             "leave it out: each pixel gets its most probable class",
         )
-    _begin(trained, "segment", request, paths, problems, progress)
+    yield from _begin(trained, "segment", request, paths, problems)
     if request.subset is None:
         files = plan_files(paths, folder, request.with_overlay, num_classes)
     else:
@@ -347,16 +361,20 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
     classes = Classes(names, class_colours(num_classes, info.class_colours), form)
     threshold = request.threshold
     if classes.is_binary and threshold is None:
-        threshold = _recommended(trained, names[1], progress)
-    opened, failed = _open_all(trained, request.subset, paths, progress)
+        threshold = trained.weights.threshold
+        if threshold != HALF:
+            yield Note(
+                f"a pixel is {names[1]} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for "
+                "this checkpoint; --threshold 0.5 takes the more probable class"
+            )
+    opened, failed = yield from _open_all(trained, request.subset, paths)
     failed += len(problems)
     if not opened:
         if failed == 1:
             raise DataError("the input could not be read", "the line above says why")
         raise DataError(f"none of the {failed:,} inputs could be read", "the lines above say why")
     sizes = [size for _, source in opened for size in source.sizes]
-    network.warn_of_seams(sizes, progress.line)
-    progress.expect(len(sizes))
+    yield from network.warn_of_seams(sizes)
     shown_name = names[classes.shown] if classes.is_binary else "foreground"
     masks = Masks(shown_name, threshold, failed)
     above = HALF if threshold is None else threshold
@@ -370,9 +388,9 @@ def infer_masks(request: InferRequest, progress: Progress = SILENT) -> Masks:
         started = time.perf_counter()
         probabilities = class_probabilities(logits)
         masks.wall_s += time.perf_counter() - started
-        progress.image(segmented.add(page, image, probabilities))
+        yield Segmented(masks.num_pages, len(sizes), segmented.add(page, image, probabilities))
         masks.num_pages += 1
-        progress.update(masks.num_pages, len(sizes))
+        yield Progress("segmenting", masks.num_pages, len(sizes))
         if page + 1 == len(segmented.source.sizes):
             masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
@@ -439,20 +457,9 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
         )
 
 
-def _recommended(trained: TrainedSetup, name: str, progress: Progress) -> float:
-    """Returns the threshold of the weights, and reports one that `evaluate` recommended."""
-    threshold = trained.weights.threshold
-    if threshold != HALF:
-        progress.line(
-            f"a pixel is {name} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for this "
-            "checkpoint; --threshold 0.5 takes the more probable class"
-        )
-    return threshold
-
-
 def _open_all(
-    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str], progress: Progress
-) -> Tuple[List[Tuple[int, PageSource]], int]:
+    trained: TrainedSetup, subset: Optional[str], paths: Sequence[str]
+) -> Events[Tuple[List[Tuple[int, PageSource]], int]]:
     """Returns (number, input) of all readable inputs, and the number of unreadable ones.
 
     Every input is decoded once before any is segmented.
@@ -468,9 +475,9 @@ def _open_all(
             check_pages(source.sizes, source.name)
             readable.append((number, source))
             if source.orientation != 1:
-                progress.line(
+                yield Note(
                     f"image {source.name}: turned as its orientation tag {source.orientation} says, and so is its mask"
                 )
         except DataError as error:
-            progress.line(" ".join(error.message.split()))
+            yield Note(" ".join(error.message.split()))
     return readable, len(paths) - len(readable)

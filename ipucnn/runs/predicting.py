@@ -1,4 +1,4 @@
-"""Shared by ``evaluate``, ``infer`` and ``export``: reports of progress, and errors of predictions."""
+"""Shared by ``evaluate``, ``infer`` and ``export``: checks of options, and errors of predictions."""
 
 import contextlib
 from typing import Iterable, Iterator, Tuple
@@ -6,28 +6,6 @@ from typing import Iterable, Iterator, Tuple
 import numpy as np
 
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
-
-
-class Progress:
-    """Receives reports of progress; this class ignores them."""
-
-    def line(self, text: str) -> None:
-        """Reports a message: a warning, or an input that cannot be read."""
-
-    def now(self, what: str) -> None:
-        """Reports that a longer piece of work begins."""
-
-    def expect(self, total: int) -> None:
-        """Reports the number of images, before the first one."""
-
-    def update(self, done: int, total: int) -> None:
-        """Reports the samples, images or pages done, and their total."""
-
-    def image(self, *details: object) -> None:
-        """Reports an image that was classified (position, result, uint8 pixels) or segmented (a ``SegmentedImage``)."""
-
-
-SILENT = Progress()
 
 
 def check_task(segments: bool, network: str, options: Iterable[Tuple[str, bool, bool]]) -> None:

@@ -21,11 +21,12 @@ from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import DataError, ThresholdError, UserError
+from ipucnn.events import Events, Note
 from ipucnn.filesystem import write_text
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
-from ipucnn.runs.predicting import Progress, check_finite
+from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Predictor
@@ -73,8 +74,8 @@ class Samples:
     files: Tuple[bytes, ...] = ()
 
 
-def exact_network(model: KerasModel, progress: Progress) -> Optional[KerasModel]:
-    """Returns the network in 64 bits; None, and reports a note, if some layers compute only in another type."""
+def exact_network(model: KerasModel) -> Events[Optional[KerasModel]]:
+    """Returns the network in 64 bits; None, and yields a note, if some layers compute only in another type."""
     from ipucnn.models.editing import in_64_bits
 
     try:
@@ -82,7 +83,7 @@ def exact_network(model: KerasModel, progress: Progress) -> Optional[KerasModel]
         double(np.zeros((1, *model.inputs[0].shape[1:])), training=False)
     except Exception as error:  # layers of a user's own network may raise anything
         reason = shown_value(" ".join(str(error).split()))
-        progress.line(
+        yield Note(
             f"note: the network cannot be computed in 64 bits ({reason}); the file may differ by {LIMITS[32][0]:g}"
         )
         return None

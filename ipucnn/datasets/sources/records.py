@@ -11,15 +11,16 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import Numbers
-from ipucnn.datasets.base import CLASSES_FILE, INDEXING, DataSource, RecordExamples, class_lines, data_source
+from ipucnn.datasets.base import CLASSES_FILE, DataSource, RecordExamples, class_lines, data_source
 from ipucnn.datasets.formats import SHARD
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError
+from ipucnn.events import Progress, emit
 from ipucnn.filesystem import (
     cache_folder,
     entries,
@@ -125,12 +126,16 @@ def _index_shard(path: Path, num_classes: int) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 3).T
 
 
-def _index(shards: List[Path], num_classes: int, progress: Callable[[], None]) -> _Columns:
-    """Returns the columns of :class:`RecordExamples` of one subset; several files are read at the same time."""
+def _index(shards: List[Path], num_classes: int, done: int, total: int) -> _Columns:
+    """Returns the columns of :class:`RecordExamples` of one subset; several files are read at the same time.
+
+    Args:
+        done, total: how many files were read before, and how many there are in all subsets.
+    """
     parts = []
     for part in side_by_side(_index_shard, ((path, num_classes) for path in shards), num_cores()):
         parts.append(part)
-        progress()
+        emit(Progress("indexing records", done + len(parts), total))
     numbers, places, labels = np.concatenate(parts, axis=1)
     owners: np.ndarray = np.repeat(np.arange(len(shards)), [part.shape[1] for part in parts])
     columns = {"shards": owners, "numbers": numbers, "places": places, "labels": labels}
@@ -209,15 +214,10 @@ def open_records(folder: Path) -> DataSource:
     cached = _cache_path(folder, shards, len(names))
     subsets = None if cached is None else _read_cached(cached, shards, len(names))
     if subsets is None:
-        done, total, listener = 0, sum(map(len, shards.values())), INDEXING.get()
-
-        def progress() -> None:
-            nonlocal done
-            done += 1
-            if listener is not None:
-                listener(done, total)
-
-        subsets = {subset: _index(paths, len(names), progress) for subset, paths in shards.items()}
+        subsets, done, total = {}, 0, sum(map(len, shards.values()))
+        for subset, paths in shards.items():
+            subsets[subset] = _index(paths, len(names), done, total)
+            done += len(paths)
         for subset, columns in subsets.items():
             if not len(columns["labels"]):
                 raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)

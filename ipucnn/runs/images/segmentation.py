@@ -17,7 +17,7 @@ agree.
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 from scipy import special
@@ -27,10 +27,11 @@ from ipucnn.datasets.base import IN_MEMORY, InMemory, MaskedExamples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.datasets.segmentation.patches import mirror, patch_starts, patch_table
 from ipucnn.errors import ConfigurationError
+from ipucnn.events import Item, Note, emit
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
 from ipucnn.runs.network_input import COST_OF_PATCHES
-from ipucnn.runs.predicting import SILENT, check_finite, memory_errors
+from ipucnn.runs.predicting import check_finite, memory_errors
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Predictor
@@ -121,7 +122,6 @@ class PatchwiseNetwork:
         test_time_augmentation: one of ``TEST_TIME_AUGMENTATIONS``; the paper averages the probabilities of 7 rotated
             versions of its input (section 4).
         command: the command that predicts.
-        say: a function that prints a line for the user.
 
     Attributes:
         notes: remarks on the network and its weights, known after the first image.
@@ -137,10 +137,9 @@ class PatchwiseNetwork:
         verbose: bool = False,
         test_time_augmentation: int = 1,
         command: str = "infer",
-        say: Callable[[str], None] = SILENT.line,
     ) -> None:
         check_test_time_augmentation(test_time_augmentation)
-        self._command, self._say = command, say
+        self._command = command
         self.notes: List[str] = []
         self.test_time_augmentation = test_time_augmentation
         self._trained, self._verbose = trained, verbose
@@ -172,8 +171,8 @@ class PatchwiseNetwork:
         height, width = (max(side, smallest) - self._margin for side in self._trained.input_shape[:2])
         return height, width
 
-    def warn_of_seams(self, sizes: Iterable[Sequence[int]], say: Callable[[str], None]) -> None:
-        """Warns if images of some (height, width) will be cut into several patches that may differ at their seams.
+    def warn_of_seams(self, sizes: Iterable[Sequence[int]]) -> Iterator[Note]:
+        """Yields a warning if images of some (height, width) will be cut into patches that may differ at their seams.
 
         Group norm computes its statistics for each patch, so that two patches normalise the same surroundings
         differently.
@@ -194,7 +193,7 @@ class PatchwiseNetwork:
             f"{COST_OF_PATCHES}, and seams may show; {remedy}"
         )
         self.notes.append(text)  # the figures depend on it
-        say(f"warning: {text}")
+        yield Note(f"warning: {text}")
 
     def each(
         self, images: Iterable[Tuple[_Key, np.ndarray]]
@@ -308,7 +307,7 @@ class PatchwiseNetwork:
             for note in notes:
                 if note not in self.notes:
                     self.notes.append(note)
-                    self._say(f"note: {note}")
+                    emit(Note(f"note: {note}"))
             self._predictors[output] = predictor
             self.device = predictor.device.kind
         return self._predictors[output]
@@ -349,6 +348,13 @@ class SegmentedImage:
     truth: Optional[np.ndarray] = None
     probability: Optional[np.ndarray] = None
     mean_dice: float = 1.0
+
+
+@dataclass(frozen=True)
+class Segmented(Item):
+    """An image, or a page of a volume, was segmented."""
+
+    image: SegmentedImage
 
 
 def predicted_images(setup: Setup, predictor: Predictor) -> List[SegmentedImage]:
