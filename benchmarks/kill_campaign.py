@@ -69,12 +69,12 @@ main()
 BROKEN: Dict[str, str] = {
     # A value of the optimizer's state that this build does not save.
     "slot": """
-from ipucnn.runs.folder import RunFolder
-write = RunFolder.write_checkpoint
+from ipucnn.runs.writer import RunWriter
+write = RunWriter.write_checkpoint
 def write_checkpoint(self, name, weights, slots, meta):
     changed = {first: slots[first] * 0 for first in list(slots)[:1]}
     return write(self, name, weights, {**slots, **changed}, meta)
-RunFolder.write_checkpoint = write_checkpoint
+RunWriter.write_checkpoint = write_checkpoint
 """,
     # This build draws the order and augmentation of a continued run from another seed.
     "seed": """
@@ -92,9 +92,9 @@ TrainingRun.dataset = other_dataset
 """,
     # A continued run of this build writes the last row again.
     "row": """
-from ipucnn.runs.folder import RunFolder
-reopen = RunFolder.reopen
-RunFolder.reopen = lambda self, config, program, history: reopen(self, config, program, [*history, *history[-1:]])
+from ipucnn.runs.writer import RunWriter
+reopen = RunWriter.reopen
+RunWriter.reopen = lambda self, config, program, history: reopen(self, config, program, [*history, *history[-1:]])
 """,
 }
 BROKEN_CONFIGURATION = "cnn"

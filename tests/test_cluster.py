@@ -41,14 +41,14 @@ from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
-from ipucnn.runs import folder as folder_module
 from ipucnn.runs import provenance
 from ipucnn.runs import train as runs_train
-from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs import writer as writer_module
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.resume import resume_command
 from ipucnn.runs.train import TrainingRun
+from ipucnn.runs.writer import RunWriter, SilentWriter
 from ipucnn.sessions import group as group_module
 from ipucnn.sessions import mpi
 from ipucnn.sessions.group import (
@@ -517,9 +517,11 @@ def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
     recorder._guard = SimpleNamespace(exit_code=130)
     recorder._program = SimpleNamespace(num_weight_updates=2)
     recorder._trainer = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
-    recorder._config, recorder._folder = RunConfig(), SilentFolder(tmp_path)
+    recorder._config, recorder._folder = RunConfig(), SilentWriter(tmp_path, None, 1)
     recorder._prepare_evaluated_weights = lambda: measured.append(True)
-    with pytest.raises(Interrupted, match="rank 0 saves it"):
+    recorder._save = lambda name: tmp_path / name
+    recorder._context = SimpleNamespace(own_files=[])
+    with pytest.raises(Interrupted, match="; checkpoint "):
         recorder._interrupt()
     assert measured
 
@@ -536,9 +538,9 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
     def write(folder, rows):
         folder.append("metrics.jsonl", "{}\n" * rows)
         folder.write_checkpoint("last.npz", weights, {}, {**meta, "weight_updates": rows})
-        folder.link_checkpoint(folder.checkpoints / "last.npz", "best.npz")
+        folder.link_checkpoint("last.npz", "best.npz")
 
-    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first, second = (RunWriter(tmp_path / "run") for _ in range(2))
     first.create(resolved.config, run.context.program)
     first.add_environment({"started": "1"})
     write(first, 1)
@@ -547,7 +549,7 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
     recorder = Recorder.__new__(Recorder)
     recorder._folder, recorder._trackers = first, []
     recorder._plot(1, {})
-    rewrite = folder_module.write_text
+    rewrite = writer_module.write_text
 
     def write_text(path, text):
         # The first process cannot write any more once the second one begins to write.
@@ -555,7 +557,7 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
         with pytest.raises(WorkersError, match="another process goes on"):
             first.append("metrics.jsonl", "{}\n")
 
-    monkeypatch.setattr(folder_module, "write_text", write_text)
+    monkeypatch.setattr(writer_module, "write_text", write_text)
     second.reopen(resolved.config, run.context.program, ["{}\n"])
     second.add_environment({"started": "2"})
     assert [e["started"] for e in json.loads((tmp_path / "run" / "environment.json").read_text())] == [

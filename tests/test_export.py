@@ -654,12 +654,9 @@ def forged(exported, folder, rounds=1, values=1):
     return folder / "model.onnx"
 
 
-@pytest.mark.parametrize("values", [1, 2**31])
-def test_a_forged_file_ends_in_an_error(exported, run, tmp_path, values):
-    """The file answers in another shape, or takes 8 GB."""
-    file = forged(exported, tmp_path / "forged", values=values)
-    error = "cannot be " if values > 1 else "its outputs are float32"
-    check_refused(run, Refusal(["evaluate", file], error, code=3))
+def test_a_forged_file_that_answers_in_another_shape_is_refused(exported, run, tmp_path):
+    file = forged(exported, tmp_path / "forged")
+    check_refused(run, Refusal(["evaluate", file], "its outputs are float32", code=3))
 
 
 # A command that only runs a file: importing TensorFlow would take most of the time.
@@ -675,9 +672,8 @@ cli.main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path, number):
+def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path):
     file = forged(exported, tmp_path / "forged", rounds=2**60)
     process = subprocess.Popen(
         [sys.executable, "-c", RUN_FILE, str(file)],
@@ -693,21 +689,12 @@ def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path, numb
     assert serving
     time.sleep(2)
     assert process.poll() is None
-    process.send_signal(number)
-    assert process.wait(timeout=60) == (143 if number == signal.SIGTERM else -number)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
     command, deadline = Path(f"/proc/{serving[0]}/cmdline"), time.monotonic() + 60
     while time.monotonic() < deadline and command.exists() and command.read_bytes():
         time.sleep(0.1)
     assert not command.exists() or not command.read_bytes()
-
-
-def test_a_process_whose_parent_ended_while_it_started_ends(exported, monkeypatch):
-    """It would wait for images for ever, or load a file that never finishes."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    monkeypatch.setattr("os.getpid", lambda: gone.pid)
-    with pytest.raises(exported_files.RuntimeFailed, match="ended with code 1"):
-        exported_files.RuntimeProcess("onnx", exported / "model.onnx").run(np.zeros((1, 8, 8, 3), np.float32))
 
 
 def test_a_file_runs_after_the_thread_that_loaded_it_ended(exported):

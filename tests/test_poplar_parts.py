@@ -216,10 +216,10 @@ def test_dropout_masks_are_those_of_the_host_for_several_micro_batches():
 
 
 def test_poprun_variables_are_read(monkeypatch):
-    assert find_instances({}) == Alone() and find_instances({}).is_writer
+    assert find_instances({}) == Alone()
     poprun(monkeypatch, 1)
     instances = find_instances()
-    assert instances == Popdist(2, 1, 1, 4) and instances.under_poprun and not instances.is_writer
+    assert instances == Popdist(2, 1, 1, 4) and instances.under_poprun
     checks.check_layout(instances, make_program(1, 1, 4), RunConfig())
     for changes, text in (
         ({"replicas": 2}, "--num-replicas 4"),

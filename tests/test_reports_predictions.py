@@ -89,7 +89,7 @@ def test_white_panels_have_an_outline_and_the_image_is_named(tmp_path, monkeypat
 
 def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeypatch, capsys):
     from ipucnn.reports import runs, sheets
-    from ipucnn.runs.folder import RunFolder
+    from ipucnn.runs.writer import RunWriter
 
     class Killed(BaseException):
         pass
@@ -106,7 +106,7 @@ def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeyp
     options = ["train", "unet", "--dataset", "membranes", "--image-size", "204", "--base-filters", "1", "--limit-train",
                "4", "--limit-eval", "2", "--num-epochs", "1", "--run-dir", str(folder), "--resume"]  # fmt: skip
     needed = ["predictions.png", "report.json", "report.html"]
-    steps = ((sheets, "save_predictions"), (RunFolder, "write_report"), (runs, "write_page"))
+    steps = ((sheets, "save_predictions"), (RunWriter, "write_report"), (runs, "write_page"))
     for number, (place, name) in enumerate(steps):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, killed)

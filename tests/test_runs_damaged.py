@@ -14,6 +14,7 @@ from ipucnn.errors import DataError
 from ipucnn.reports.train import report_rows
 from ipucnn.runs.folder import ENVIRONMENT, PROGRAM, REPORT, THRESHOLDS, RunFolder
 from ipucnn.runs.records import plain
+from ipucnn.runs.writer import RunWriter
 
 FIGURES = {"samples": 360, "loss": 2.08, "accuracy": 0.23, "top5": 0.75}
 DEVICE = {"kind": "cpu", "name": "CPU", "num_cores": 2, "memory_bytes": 2**34}
@@ -112,7 +113,7 @@ def test_malformed_report_is_refused_or_can_be_shown(tmp_path_factory, place, va
 )
 def test_arbitrary_bytes_are_refused_and_stay(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("run")
-    folder = RunFolder(path)
+    folder = RunWriter(path)
     for name, read in (
         (REPORT, folder.read_report),
         (ENVIRONMENT, lambda: folder.add_environment({"python": "3"})),

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from support.refusals import Refusal, check_refused
 from support.trained_runs import rows
 
 from ipucnn import cli
+from ipucnn.config.resolve import resolve
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.names import named_weights
 from ipucnn.models.registry import get_model
-from ipucnn.runs.checkpoints import load_starting_weights
+from ipucnn.runs.sources import find_starting_weights
 from ipucnn.training.checkpoints import load_checkpoint
 
 SMALL = ["--limit-train", "320", "--limit-eval", "100", "--num-epochs", "2", "--seed", "7"]
@@ -63,11 +65,14 @@ def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run,
     folder = trained[0]
     model = build_model(get_model("mnist_cnn"), BuildOptions((10, 10, 1), 4, norm="none", seed=3))
     fresh = {k: v.numpy() for k, v in named_weights(model).items()}
-    skipped, _ = load_starting_weights(model, folder, tuple("abcde"[: model.output_shape[-1]]))
+    resolved = resolve("train", {"weights": str(folder), "dataset": "digits"}, model="mnist_cnn")
+    setup = SimpleNamespace(source=SimpleNamespace(info=SimpleNamespace(class_names=tuple("abcd"))))
+    num_fresh, _ = find_starting_weights(resolved).start(setup, model)
     checkpoint = load_checkpoint(folder / "checkpoints" / "best.npz")
-    assert {name.split("/")[-1] for name in skipped} == {"kernel", "bias"} and len(skipped) == 2
+    head = list(fresh)[-2:]
+    assert {name.split("/")[-1] for name in head} == {"kernel", "bias"} and num_fresh == 2
     for name, value in named_weights(model).items():
-        expected = fresh[name] if name in skipped else checkpoint.weights[name]
+        expected = fresh[name] if name in head else checkpoint.weights[name]
         np.testing.assert_array_equal(value.numpy(), expected)
 
 

@@ -15,7 +15,7 @@ from support.trained_runs import report_of, rows, train
 
 from ipucnn.config.resolve import resolve
 from ipucnn.runs import recorder as recorders
-from ipucnn.runs.folder import RunFolder
+from ipucnn.runs.writer import RunWriter
 from ipucnn.sessions.host.session import HostPredictor
 
 TRAIN = ("train", "toy_model", "--dataset", "digits", "--limit-train", 64, "--limit-eval", 64, "--seed", 1)
@@ -81,9 +81,9 @@ def test_run_killed_at_its_target_ends_there_when_continued(
         """Raised instead of SIGKILL: nothing handles it."""
 
     writes = []
-    write = RunFolder.write_checkpoint
+    write = RunWriter.write_checkpoint
     monkeypatch.setattr(
-        RunFolder, "write_checkpoint", lambda self, *args: (writes.append(1), write(self, *args))[1]
+        RunWriter, "write_checkpoint", lambda self, *args: (writes.append(1), write(self, *args))[1]
     )
     succeeds(*TRAIN, *flags, "--run-dir", "once")
     expected, total = state_of(tmp_path / "once"), len(writes)
@@ -99,7 +99,7 @@ def test_run_killed_at_its_target_ends_there_when_continued(
 
         name = f"killed-{number}"
         with monkeypatch.context() as patched:
-            patched.setattr(RunFolder, "write_checkpoint", dying)
+            patched.setattr(RunWriter, "write_checkpoint", dying)
             with pytest.raises(Killed):
                 run(*TRAIN, *flags, "--run-dir", name)
         succeeds("train", "toy_model", "--resume", "--run-dir", name)

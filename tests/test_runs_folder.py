@@ -16,11 +16,11 @@ from ipucnn.benchmarking.suite_run import run_rows
 from ipucnn.command_group import parse_line
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.runs import folder as run_folder
-from ipucnn.runs.folder import RunFolder, claim_default, default_run_dir, is_unfinished, latest_run_dir
+from ipucnn.runs import writer as run_writer
+from ipucnn.runs.folder import is_unfinished, latest_run_dir
 from ipucnn.runs.kfold import CrossValidation
-from ipucnn.runs.resume import check_new
 from ipucnn.runs.train import TrainingRun
+from ipucnn.runs.writer import RunWriter, claim_default, default_run_dir
 from ipucnn.sessions.host.session import HostTrainer
 from ipucnn.training.program import make_program
 
@@ -35,7 +35,7 @@ def begin(path):
 
 def test_simultaneous_processes_get_a_folder_each(here):
     code = (
-        "import sys; from ipucnn.runs.folder import claim_default; sys.stdin.read(1)\n"
+        "import sys; from ipucnn.runs.writer import claim_default; sys.stdin.read(1)\n"
         "for _ in range(20):\n"
         "    claim = claim_default('lenet', 'digits'); print(claim.path.name)\n"
         "    (claim.path / 'config.yml').write_text('model-name: lenet'); claim.unlock()\n"
@@ -134,19 +134,19 @@ def test_failed_folder_leaves_nothing_that_stops_the_same_command(here, monkeypa
     if leftover is not None:
         path.mkdir()
         (path / leftover).mkdir() if leftover == "checkpoints" else (path / leftover).write_text("half")
-    write_text = run_folder.write_text
+    write_text = run_writer.write_text
 
     def write(file, text):
         if file.name == "program.json":
             raise error
         write_text(file, text)
 
-    monkeypatch.setattr(run_folder, "write_text", write)
+    monkeypatch.setattr(run_writer, "write_text", write)
     run = make_run(run_dir="run")
     with pytest.raises((DataError, MemoryError)):
         list(run.events())
     assert path.exists() == (leftover is not None)
-    check_new(path, overwrite=False)
+    RunWriter(path).check_free(overwrite=False)
 
 
 def test_folder_refused_for_its_checkpoints_is_removed(lightly, here):
@@ -240,9 +240,8 @@ def test_suite_never_writes_through_links(here):
 
 
 def test_continued_run_makes_its_folder_if_checkpoints_are_elsewhere(tmp_path):
-    """An instance of poprun has such a folder: it disappears with the process, but its checkpoints stay."""
     config = resolve("train", {"dataset": "digits"}, model="lenet").config
-    folder = RunFolder(tmp_path / "gone" / "run", str(tmp_path / "checkpoints"))
+    folder = RunWriter(tmp_path / "gone" / "run", str(tmp_path / "checkpoints"))
     folder.reopen(config, make_program(config, 64, seed=1), ["{}\n"])
     folder.unlock()
     assert (tmp_path / "gone" / "run" / "config.yml").is_file() and (tmp_path / "checkpoints").is_dir()
@@ -252,7 +251,7 @@ def test_a_process_that_lost_its_run_removes_nothing(tmp_path):
     """It was stopped before its first checkpoint; without a file lock, another process continued the run."""
     config = resolve("train", {"dataset": "digits"}, model="lenet").config
     program = make_program(config, 64, seed=1)
-    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first, second = (RunWriter(tmp_path / "run") for _ in range(2))
     first.create(config, program)
     first.unlock()
     second.reopen(config, program, ["{}\n"])

@@ -18,8 +18,8 @@ from ipucnn.config.resolve import resolve
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import ControlGroup
 from ipucnn.runs import setup
-from ipucnn.runs.folder import RunFolder
 from ipucnn.runs.train import TrainingRun
+from ipucnn.runs.writer import RunWriter
 from ipucnn.sessions.host import environment
 from ipucnn.sessions.host.session import UpdateLoop
 from ipucnn.training.checkpoints import load_checkpoint
@@ -211,8 +211,8 @@ def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, libra
     "owner, name, ends_at_once, number",
     [
         (setup, "build", True, signal.SIGTERM),
-        (RunFolder, "add_environment", False, signal.SIGINT),
-        (RunFolder, "add_environment", False, signal.SIGHUP),
+        (RunWriter, "add_environment", False, signal.SIGINT),
+        (RunWriter, "add_environment", False, signal.SIGHUP),
     ],
 )
 def test_signal_before_training_leaves_nothing(tmp_path, monkeypatch, owner, name, ends_at_once, number):
@@ -256,13 +256,13 @@ def test_signal_outside_the_command_ends_with_its_code():
 
 
 def test_signal_at_the_last_moment_is_not_lost(lightly, tmp_path, monkeypatch):
-    real = RunFolder.write_report
+    real = RunWriter.write_report
 
     def write(folder, report):
         os.kill(os.getpid(), signal.SIGTERM)
         real(folder, report)
 
-    monkeypatch.setattr(RunFolder, "write_report", write)
+    monkeypatch.setattr(RunWriter, "write_report", write)
     error = interrupted(training(tmp_path / "r"))
     assert error.exit_code == 143 and "everything was done" in error.message
     assert (tmp_path / "r" / "report.json").exists()

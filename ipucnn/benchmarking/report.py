@@ -30,7 +30,8 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import check_makeable, entries, expand, make_folder, write_text
-from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT, claim_default, default_run_dir
+from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
+from ipucnn.runs.writer import claim_default, default_run_dir
 from ipucnn.training.program import BuiltProgram, Layers
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from ipucnn.benchmarking.report import checked_folder
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import default_run_dir, latest_run_dir
+from ipucnn.runs.folder import latest_run_dir
+from ipucnn.runs.writer import default_run_dir
 from ipucnn.system_programs import Ran, run_program
 from ipucnn.text import shown_value
 

@@ -164,6 +164,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
     from ipucnn.reports.console import Screen, note
+    from ipucnn.sessions.role import find_role
 
     settings = make_settings(**measuring)
     folder = check_folder(resolved)
@@ -177,7 +178,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     with BenchmarkProgress() as progress:
         report, exit_code = run(job, progress.update, verbose)
     path = folder
-    if job.instances.is_writer:
+    if find_role().writes:
         path = write_folder(folder, job.config, report)
     if json_output:
         print(report.to_json(), end="")
@@ -278,7 +279,7 @@ def benchmark_suite(
     from ipucnn.filesystem import expand
     from ipucnn.reports import suite as report
     from ipucnn.reports.console import note
-    from ipucnn.runs.folder import claim_default
+    from ipucnn.runs.writer import claim_default
     from ipucnn.sessions.group import check_starter
 
     check_starter("ipucnn benchmark --suite", in_processes=False, in_instances=False)

@@ -42,6 +42,7 @@ def evaluate(options: Evaluate) -> None:
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import PLOTS, format_of
     from ipucnn.runs.sources import Named
+    from ipucnn.runs.writer import open_writer
     from ipucnn.sessions.role import find_role
 
     run_folder = expand(options.run)
@@ -71,8 +72,8 @@ def evaluate(options: Evaluate) -> None:
         write_output(plot_to, lambda temporary: draw_evaluation(result, temporary, form))
     if sheet_to is not None:
         write_output(sheet_to, sheet.save)
-    if options.report and role.writes:
-        write_page(run_folder, result)
+    if options.report:
+        write_page(open_writer(role, run_folder), result)
     if options.json:
         print(evaluation_json(result))
     else:

@@ -172,7 +172,6 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     from ipucnn.reports.console import Screen, note
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
-    from ipucnn.sessions.role import find_role
 
     if request.output is None:
         raise ConfigurationError(
@@ -182,9 +181,8 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     sheet = MaskSheet()
     masks = show(infer_masks(request), Screen(take=sheet.take))
     path = request.contact_sheet or request.output / CONTACT_SHEET
-    if find_role().writes:
-        write = write_atomically if request.contact_sheet is None else write_output
-        write(path, sheet.save)
+    write = write_atomically if request.contact_sheet is None else write_output
+    write(path, sheet.save)
     if json_output:
         print(masks_json(masks))
     else:

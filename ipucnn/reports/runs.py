@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ipucnn.runs.train import TrainingRun
+    from ipucnn.runs.writer import RunWriter
 
 TEMPLATE = "run.html.j2"
 _MOST_PICTURE_BYTES = 16 * 2**20
@@ -272,18 +273,16 @@ class Facts(NamedTuple):
     policy: str
 
 
-def write_page(folder: Path, evaluation: Optional[Evaluation] = None) -> None:
+def write_page(folder: RunWriter, evaluation: Optional[Evaluation] = None) -> None:
     """Writes the page of a run into its folder; see :func:`run_page`."""
-    write_text(folder / PAGE, run_page(read_run(folder), evaluation))
+    folder.write_file(PAGE, lambda path: write_text(path, run_page(read_run(folder.path), evaluation)))
 
 
 def write_page_of(run: TrainingRun) -> None:
-    """Writes the page of a finished run, unless it has one already or another process is the writer."""
+    """Writes the page of a finished run, unless it has one already."""
     folder = run.context.folder
-    if run.is_silent or is_file(folder.path / PAGE) or not is_file(folder.path / REPORT):
-        return
-    folder.check_writer()
-    write_page(folder.path)
+    if is_file(folder.path / REPORT) and not is_file(folder.path / PAGE):
+        write_page(folder)
 
 
 def run_page(run: RunRecord, evaluation: Optional[Evaluation] = None) -> str:

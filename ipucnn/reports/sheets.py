@@ -446,13 +446,11 @@ def _reduced(pixels: np.ndarray, side: int) -> PilImage:
 
 
 def save_predictions(images: Sequence[SegmentedImage], path: Path, heading: str = "") -> None:
-    """Draws images with their true and predicted masks into a PNG file, completely or not at all.
+    """Draws images with their true and predicted masks into a PNG file.
 
     Args:
         heading: line above the images with the run and its score.
     """
-    from ipucnn.filesystem import write_atomically
-
     classes = images[0].classes
     sheet = PanelSheet(("image", "truth", "prediction", "difference"), side=PREDICTION_SIDE, heading=heading)
     sheet.expect(len(images))
@@ -461,7 +459,7 @@ def save_predictions(images: Sequence[SegmentedImage], path: Path, heading: str 
         scores = zip(classes.names, dice_of_classes(image))
         captions = ", ".join(f"Dice of {name} {score:.3f}" for name, score in scores)
         sheet.add(f"{image.name}: {captions}", compared(image))
-    write_atomically(path, sheet.save)
+    sheet.save(path)
 
 
 def dice_of_classes(image: SegmentedImage) -> List[float]:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.origin import RUN
 from ipucnn.events import LOADING
-from ipucnn.filesystem import expand, write_output
+from ipucnn.filesystem import write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     BAR,
@@ -41,6 +42,7 @@ from ipucnn.runs.records import (
 )
 from ipucnn.runs.resume import Finished
 from ipucnn.sessions.factory import runs_on_ipus
+from ipucnn.sessions.role import find_role
 from ipucnn.text import counted, printable
 from ipucnn.training.program import BuiltProgram, Program
 
@@ -80,7 +82,6 @@ class RunDisplay(ProgressBar):
     """Shows a run on stderr: first its settings, then its events.  Runs of a cross-validation are shown in turn.
 
     It is a context manager.  On a terminal it shows a progress bar; in a pipe, one line per validation or execution.
-    It shows nothing of a silent run.
 
     Args:
         run: the run to show; None if :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
@@ -97,7 +98,7 @@ class RunDisplay(ProgressBar):
         self._introduced: Set[str] = set()
 
     def __enter__(self) -> RunDisplay:
-        if self._run is not None and not self._run.is_silent:
+        if self._run is not None:
             self.introduce()
             self._waiting.__enter__()
         return self
@@ -123,8 +124,6 @@ class RunDisplay(ProgressBar):
         if isinstance(event, kfold.FoldFinished):
             self.__exit__()
             note(fold_line(event.row, int(run.context.config.kfold or 1), run.context.info.class_names))
-        elif run.is_silent:
-            return
         elif isinstance(event, recorder.Notes):
             for line in event.lines:
                 note(line)
@@ -211,8 +210,6 @@ def print_result(run: TrainingRun, as_json: bool) -> None:
     """Prints the report at the end of a run on stdout."""
     report = run.final_report
     folder, neighbours = run.context.folder, run.neighbours_accuracy
-    if run.is_silent:
-        return
     assert report is not None
     if as_json:
         extra = (
@@ -230,11 +227,8 @@ def draw_predictions(run: TrainingRun, images: List[SegmentedImage]) -> Path:
     from ipucnn.reports.sheets import save_predictions
     from ipucnn.runs.folder import PREDICTIONS
 
-    folder = run.context.folder
-    folder.check_writer()
-    path = folder.path / PREDICTIONS
-    save_predictions(images, path, _heading(run))
-    return path
+    heading = _heading(run)
+    return run.context.folder.write_file(PREDICTIONS, lambda path: save_predictions(images, path, heading))
 
 
 def _heading(run: TrainingRun) -> str:
@@ -263,26 +257,25 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     from ipucnn.reports.figures import check_can_plot, save_figure
     from ipucnn.runs.images.outputs import PLOTS, format_of
 
-    if run.is_silent:
-        return
     # Before the introduction, which then names the layers that the planner chose.
     report = {**run.plan_of_run(), "folds": list(folds)}
     RunDisplay(run).introduce()
     for line in report["warnings"][len(run.context.warnings) :]:
         note(f"warning: {line}")
     config = run.context.config
-    if config.plot_schedule is not None:
+    role = find_role()
+    path = role.path(config.plot_schedule)
+    if path is not None:
         check_can_plot("--plot-schedule")
-        path = expand(config.plot_schedule)
         warmup = config.lr_warmup_params
         ramp = f", warm-up {warmup['warmup_mode']} of {warmup['warmup_epochs']:g} epochs" if warmup else ""
         stairs = ", constant within an epoch" if config.lr_staircase else ""
         title = f"{run.context.resolved.record.name}: {config.lr_schedule} learning rate{ramp}{stairs}"
         figure = draw_schedule(run.context.schedule, run.context.program, title)
-        write_output(path, lambda temporary: save_figure(figure, temporary, format_of(path, PLOTS)))
+        write_output(path, partial(save_figure, figure, suffix=format_of(path, PLOTS)))
         note(f"picture of the learning rate: {path}")
-    if config.draw_samples is not None:
-        path = expand(config.draw_samples)
+    path = role.path(config.draw_samples)
+    if path is not None:
         sheet = sheet_of_samples(run.context)
         write_output(path, sheet.save)
         note(f"picture of {counted(len(sheet), 'training sample')}: {path}")

@@ -1,26 +1,22 @@
-"""Checkpoints of runs: their content beside the weights, restoring them, and opening a trained run.
+"""Checkpoints of runs: their names, the facts of the training set in them, and opening a trained run.
 
-A checkpoint has everything that a run needs to continue: model, optimizer, position (data order, augmentation, dropout
-and schedule are pure functions of seed and position), the unfinished execution, and the history so far.  ``resume.py``
-chooses the checkpoint from which a run continues; ``training/checkpoints.py`` defines the file format.  Nothing here
-imports TensorFlow; functions that load weights take a built network.
+``resume.py`` decides which checkpoint a run continues from, and what it takes from it; ``training/checkpoints.py``
+defines the file format.  Nothing here imports TensorFlow; functions that load weights take a built network.
 """
 
-import contextlib
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, PlainDict, PlainValue, TfVariable
+from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
-from ipucnn.datasets.base import DatasetInfo, DataSource
-from ipucnn.datasets.classes import are_same, in_order_of
-from ipucnn.errors import DataError, UserError
-from ipucnn.filesystem import Kind, absolute, entries, exists, expand, is_file, is_folder, kind_of
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.errors import DataError
+from ipucnn.filesystem import Kind, absolute, entries, exists, expand, is_file, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
@@ -34,49 +30,9 @@ from ipucnn.runs.folder import (
     check_one_run,
     is_checkpoint_name,
 )
-from ipucnn.sessions.evaluated import resumed_arrays
 from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
 from ipucnn.training.program import Program
-
-
-@dataclass
-class RunState:
-    """The state of a run beside that of its session; saved in every checkpoint.
-
-    Attributes:
-        history: the lines of ``metrics.jsonl``.
-        best: metrics of the best validation.
-        last_validation: metrics of the latest validation.
-        notes: remarks on the network and the weights that the run began with.
-    """
-
-    history: List[str]
-    best: Optional[Dict[str, float]] = None
-    last_validation: Optional[Dict[str, float]] = None
-    notes: Sequence[str] = ()
-
-
-def position(state: TrainState, run: RunState) -> Dict[str, Any]:
-    """Returns the meta entries of a checkpoint from which a run continues."""
-    at: Dict[str, Any] = {"losses": state.losses, "hits": state.accuracies, "events_done": state.events_done}
-    if state.earlier_losses:
-        at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_accuracies)
-    return {
-        "weight_updates": state.weight_updates,
-        "position": at,
-        "run": {
-            "history": "".join(run.history),
-            "best": run.best,
-            "last_validation": run.last_validation,
-            **({"notes": list(run.notes)} if run.notes else {}),
-        },
-    }
-
-
-def is_whole(meta: Mapping[str, PlainValue]) -> bool:
-    """Whether a run can continue from a checkpoint; the best one has only weights, to save space."""
-    return {"position", "run"} <= set(meta)
 
 
 def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[str, np.ndarray]:
@@ -93,51 +49,6 @@ def arrays(variables: Mapping[str, "TfVariable"], learning_rate: float) -> Dict[
                 f"lower the learning rate (it was {learning_rate:.4g})",
             )
     return values
-
-
-def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
-    """Restores a session and a run from a checkpoint.
-
-    Args:
-        checkpoint: a checkpoint of the same run.
-        state: the session's ``TrainState``, changed in place.
-        what: the checkpoint's path, for messages.
-
-    Raises:
-        DataError: the checkpoint has only weights, or is of another model or optimizer.
-    """
-    if not is_whole(checkpoint.meta):
-        raise DataError(
-            f"{what} cannot be continued: it has weights alone, and does not say where its run stood",
-            "start from its weights with: --weights " + what,
-        )
-    weights, slots = resumed_arrays(checkpoint.weights, checkpoint.slots)
-    checkpoint = replace(checkpoint, weights=weights, slots=slots)
-    assign_weights(state.weights, checkpoint, what=what)
-    missing = sorted(set(state.slots) ^ set(checkpoint.slots))
-    if missing:
-        raise DataError(
-            f"{what} does not fit: optimizer state {missing[0]} is not in both",
-            "continue with the optimizer it was trained with",
-        )
-    for name, slot in state.slots.items():
-        if tuple(checkpoint.slots[name].shape) != tuple(slot.shape):
-            raise DataError(
-                f"{what} does not fit: optimizer state {name} is {tuple(checkpoint.slots[name].shape)}, "
-                f"not {tuple(slot.shape)}",
-                "continue with the model and optimizer it was trained with",
-            )
-    for name, slot in state.slots.items():
-        slot.assign(checkpoint.slots[name])
-    at, run = checkpoint.meta["position"], checkpoint.meta["run"]
-    state.weight_updates = checkpoint.meta["weight_updates"]
-    state.losses, state.accuracies = list(at["losses"]), list(at["hits"])
-    state.events_done = at["events_done"]
-    state.earlier_losses = list(at.get("earlier_losses", ()))
-    state.earlier_accuracies = list(at.get("earlier_hits", ()))
-    # Not splitlines, which also splits at separators other than line feeds.
-    history = [line + "\n" for line in run["history"].split("\n")[:-1]]
-    return RunState(history, run["best"], run["last_validation"], run.get("notes", ()))
 
 
 def keras_checkpoints(folder: Path) -> List[Path]:
@@ -277,17 +188,6 @@ class TrainedRun:
         """The facts of the checkpoint."""
         return self.checkpoint.meta
 
-    def fill(self, model: "KerasModel") -> List[str]:
-        """Copies all weights of the checkpoint into a built network; returns notes for the user.
-
-        Raises:
-            DataError: the weights are another network's.
-        """
-        from ipucnn.models.names import named_weights
-
-        assign_weights(named_weights(model), self.checkpoint, what=str(self.path))
-        return []
-
 
 def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate") -> TrainedRun:
     """Opens a run folder, or a checkpoint inside one.
@@ -353,79 +253,3 @@ def _why_none(folder: RunFolder, config: RunConfig) -> str:
     if config.clean_dir:
         return "the run deleted its checkpoints at its end (--clean-dir); train again without it"
     return "the run finished, and its checkpoints were deleted or moved since; train again, or move them back"
-
-
-def facts_of_weights(weights: Optional[str]) -> PlainDict:
-    """Returns the facts of the run or checkpoint that ``--weights`` names, without reading its weights.
-
-    The result is empty for other weights, and for files that cannot be read, which loading them reports.
-    """
-    path = expand(str(weights))
-    if weights in (None, "imagenet") or is_keras_file(path):
-        return {}
-    with contextlib.suppress(UserError):
-        if is_folder(path):
-            return RunFolder(path, RunFolder(path).read_config().checkpoint_dir).checkpoint_facts()
-        return read_meta(path)
-    return {}
-
-
-def as_started(source: DataSource, facts: PlainDict) -> DataSource:
-    """Returns a training set as the network to start from knows it: its numbers of classes, mean and deviation.
-
-    Args:
-        source: the training set.
-        facts: the facts of the starting weights, see :func:`facts_of_weights`; empty for others.
-    """
-    if not facts:
-        return source
-    source = in_order_of(source, facts["class_names"])
-    info, mean, std = source.info, tuple(facts["mean"]), tuple(facts["std"])
-    if len(mean) != len(info.mean) or (mean, std) == (info.mean, info.std):
-        return source
-    note = f"{info.name} is normalised with the mean and deviation of {facts['dataset']}, as the weights to start from"
-    return replace(source, info=replace(info, mean=mean, std=std, warnings=(*info.warnings, note)))
-
-
-def load_starting_weights(
-    model: "KerasModel", path: Path, class_names: Sequence[str]
-) -> Tuple[Tuple[str, ...], List[str]]:
-    """Loads starting weights from a checkpoint, a run folder or a Keras file.
-
-    From a checkpoint or run it loads the backbone, and the head if that has the same shapes and classes; from a Keras
-    file, all weights.  ``class_names`` are the classes of the network.
-
-    Returns:
-        The names of the weights left at their initial values (a new head), in the model's order; and notes for the
-        user.
-
-    Raises:
-        DataError: the weights of the backbone do not fit.
-    """
-    from ipucnn.models.keras_files import load_keras_weights
-    from ipucnn.models.names import named_weights
-
-    if is_keras_file(path):
-        return (), load_keras_weights(model, path)
-    checkpoint = open_run(path).checkpoint if is_folder(path) else load_checkpoint(path)
-    weights = named_weights(model)
-    skip = _new_head(weights, checkpoint, class_names)
-    assign_weights(weights, checkpoint, what=str(path), skip=skip)
-    return skip, []
-
-
-def _new_head(
-    weights: Mapping[str, "TfVariable"], checkpoint: Checkpoint, class_names: Sequence[str]
-) -> Tuple[str, ...]:
-    """Returns the names of the head's weights if their shapes or classes differ from the checkpoint's; else none.
-
-    The head is the last layer that has weights.
-    """
-    names = list(weights)
-    layer = names[-1].split("/")[0]
-    head = [name for name in names if name.split("/")[0] == layer]
-    differ = not are_same(class_names, checkpoint.meta["class_names"]) or any(
-        name in checkpoint.weights and tuple(checkpoint.weights[name].shape) != tuple(weights[name].shape)
-        for name in head
-    )
-    return tuple(head) if differ else ()

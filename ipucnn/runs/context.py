@@ -1,10 +1,6 @@
 """Holds all that is decided about a training run before TensorFlow is imported, as one immutable value."""
 
-import atexit
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -14,23 +10,25 @@ from ipucnn.config.origin import OWN_NETWORK
 from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.errors import DataError
-from ipucnn.filesystem import exists, expand, shown
+from ipucnn.filesystem import expand, shown
 from ipucnn.models.own import OwnNetwork
 from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import as_started, facts_of_weights
-from ipucnn.runs.folder import RunFolder, SilentFolder
+from ipucnn.runs.checkpoints import trained_facts
 from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.resume import Continue, Start, check_same_run, find_start
 from ipucnn.runs.setup import Setup
+from ipucnn.runs.sources import Weights, as_started, find_starting_weights
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.runs.weight_files import check_frozen_weights
+from ipucnn.runs.writer import RunWriter
 from ipucnn.sessions.evaluated import Statistics, statistics_policy
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
 from ipucnn.sessions.host.division import check_fused
+from ipucnn.sessions.role import find_role
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import Checkpoint
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
@@ -48,7 +46,7 @@ class RunContext(Setup):
     Attributes:
         start: the point where the run begins.
         group: the processes that train together, including this one.
-        folder: the run folder, as this process writes it.
+        folder: the writer of the run folder for this process.
         program: the arithmetic of the run.
         fused_micro_batches: the number that an option or the checkpoint fixes; None: the session chooses it.
         optimizer: the checked settings of the optimizer.
@@ -59,7 +57,7 @@ class RunContext(Setup):
 
     start: Start
     group: ProcessGroup
-    folder: RunFolder
+    folder: RunWriter
     program: Program
     fused_micro_batches: Optional[int]
     optimizer: OptimizerSettings
@@ -121,8 +119,7 @@ def make_context(resolved: Resolved) -> RunContext:
         UserError: the configuration, the data or the run folder is wrong.
     """
     group = find_group()
-    locks = group.is_writer and not resolved.config.dry_run
-    start = find_start(resolved, is_writer=group.is_writer, locks=locks)
+    start = find_start(resolved, find_role(), locks=not resolved.config.dry_run)
     with start.target.folder.unlocked_after_error():
         return _context_of(start, group)
 
@@ -140,18 +137,21 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     check_device(config.device)
     rules.check_rules(rules.Facts(resolved, layout))
     begins = not isinstance(start, Continue)
-    _check_files(config.weights if begins else None, resolved)
-    if config.weights is None and begins and config.training:
+    _check_pictures(resolved)
+    weights = find_starting_weights(resolved) if begins and config.weights is not None else None
+    if weights is None and begins and config.training:
         check_frozen_weights(resolved.record)
-    if config.wandb and group.is_writer:
+    if config.wandb and start.target.folder.writes:
         import_wandb()
     check_named_splits(resolved, layout)
     check_frozen(resolved)
     seed = run_setup.draw_seed() if config.seed is None else config.seed
     config = replace(config, seed=seed)
     setup = run_setup.prepare(replace(resolved, config=config), seed)
-    if config.weights is not None:
-        facts = start.checkpoint.meta if isinstance(start, Continue) else facts_of_weights(config.weights)
+    if weights is not None:
+        setup = replace(setup, source=weights.as_started(setup.source))
+    elif config.weights is not None and isinstance(start, Continue):
+        facts = trained_facts(start.checkpoint.meta, start.path)
         setup = replace(setup, source=as_started(setup.source, facts))
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
@@ -162,7 +162,6 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
         rules.check_rules(rules.Facts(setup.resolved, make_layout(config)))
     num_instances = group.size if group.under_poprun else 1
-    folder = start.target.folder
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     if runs_on_ipus(config.device):
         check_program(program, config, group)
@@ -182,21 +181,19 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         **vars(setup),
         start=start,
         group=group,
-        folder=folder if group.is_writer else _folder_of(group, folder, config),
+        folder=start.target.folder,
         program=program,
         fused_micro_batches=fused,
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
         data_sha256=data_sha256,
     )
-    warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
+    warnings = [*device_warnings(config.device), *_warnings(context, weights, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
 
 
-def _check_files(weights: Optional[str], resolved: Resolved) -> None:
-    """Refuses weights that do not exist, pictures that cannot be written, and samples of absent files."""
-    if weights not in (None, "imagenet") and not exists(expand(str(weights))):
-        raise DataError(f"--weights {weights} does not exist", "give a checkpoint, a run folder, or imagenet")
+def _check_pictures(resolved: Resolved) -> None:
+    """Refuses pictures that cannot be written, and samples of absent files."""
     pictures = (
         ("--plot-schedule", resolved.config.plot_schedule, PLOTS),
         ("--draw-samples", resolved.config.draw_samples, (".png",)),
@@ -207,22 +204,6 @@ def _check_files(weights: Optional[str], resolved: Resolved) -> None:
             f"--draw-samples: the files of {resolved.choice.name} are not here",
             "add --dataset-path DIR, or --download",
         )
-
-
-def _folder_of(group: ProcessGroup, folder: RunFolder, config: RunConfig) -> RunFolder:
-    """Returns the run folder of a process that is not the writer: a temporary one, deleted when the process ends.
-
-    The host's other processes get a SilentFolder and write nothing, because rank 0 writes the same files.
-
-    With ``--ckpt-all-instances`` the checkpoints of the other instances are kept, in ``instance-1``, ... of
-    ``--checkpoint-dir``: each instance may be on another host, whose disk the first instance cannot see.
-    """
-    if isinstance(group, Mpi):
-        return SilentFolder(folder.path, config.checkpoint_dir)
-    path = Path(tempfile.mkdtemp(prefix="ipucnn-instance-"))
-    atexit.register(shutil.rmtree, str(path), ignore_errors=True)
-    kept = str(folder.checkpoints / f"instance-{group.rank}") if config.ckpt_all_instances else None
-    return RunFolder(path / "run", kept)
 
 
 def _rate_change(context: RunContext) -> List[str]:
@@ -248,11 +229,11 @@ def _rate_change(context: RunContext) -> List[str]:
     ]
 
 
-def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
+def _warnings(context: RunContext, weights: Optional[Weights], on_ipus: bool) -> List[str]:
     config, program, info = context.config, context.program, context.info
     lines: List[str] = []
     if context.checkpoint is None:  # a continued run has its data, and the size of its input
-        lines += [*info.warnings, *info.training_warnings, *size_warnings(context)]
+        lines += [*info.warnings, *info.training_warnings, *size_warnings(context, weights)]
     lines += program.warnings
     lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]
     if context.resolved.plan is not None:

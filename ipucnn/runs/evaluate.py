@@ -30,7 +30,8 @@ from ipucnn.runs.predicting import check_task, memory_errors
 from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
-from ipucnn.sessions.group import find_instances
+from ipucnn.runs.writer import open_writer
+from ipucnn.sessions.role import find_role
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
 from ipucnn.training.segment_scores import SCORES, SegmentScores
@@ -228,10 +229,9 @@ def _evaluate_masks(
     wall_s = time.perf_counter() - started
     report = evaluation.report()
     folder, updates = trained.weights.folder, trained.weights.weight_updates
-    is_writer = find_instances().is_writer
-    if report["threshold"] is not None and folder is not None and updates is not None and is_writer:
+    if report["threshold"] is not None and folder is not None and updates is not None:
         try:
-            folder.keep_threshold(updates, report["threshold"]["value"])
+            open_writer(find_role(), folder.path).keep_threshold(updates, report["threshold"]["value"])
             report["threshold"]["kept"] = True
         except DataError as error:
             yield Note(f"warning: the threshold for infer is not kept: {error.message}")

@@ -37,11 +37,6 @@ from ipucnn.training.checkpoints import SetupFacts
 
 RECORD, LABELS = "export.json", "labels.json"
 _HINT = "give the file in a folder that `ipucnn export` wrote, with what lies beside it"
-_LEAST_BYTES, _BYTES_PER_FILE, _BYTES_PER_INPUT = 2 * 2**30, 8, 128
-"""Memory limit of the runtime's process: at least; per byte of the file; per byte of a batch's float32 images.
-
-The largest activations of the registry's networks are some 30 times as large as their images.
-"""
 _BATCH = 32
 
 
@@ -273,7 +268,6 @@ class RuntimeProcess:
         form: one of ``runtimes.FORMATS``.
         path: the file or SavedModel.
         threads: threads of the runtime; 0 for its own choice.
-        memory_bytes: memory limit of the process in addition to its runtime; 0 for no limit.
 
     Attributes:
         runtime: its name and version.
@@ -283,11 +277,10 @@ class RuntimeProcess:
         RuntimeFailed: the file cannot be loaded.
     """
 
-    def __init__(self, form: str, path: Path, threads: int = 0, memory_bytes: int = 0) -> None:
+    def __init__(self, form: str, path: Path, threads: int = 0) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        arguments = [form, absolute(path), threads, memory_bytes, os.getpid()]
         self._process = subprocess.Popen(
-            [sys.executable, runtimes.__file__, *map(str, arguments)],
+            [sys.executable, runtimes.__file__, form, str(absolute(path)), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -361,12 +354,8 @@ class RuntimePredictor(Predictor):
 
     def __init__(self, network: ExportedNetwork, device: DeviceInfo) -> None:
         self.device, self._network = device, network
-        path, shape = network.path, network.record.input.shape
-        size = 4 * int(np.prod(shape[1:])) * max(_BATCH, shape[0] or 0)
-        most = _LEAST_BYTES + _BYTES_PER_FILE * file_digest(path)[1] + _BYTES_PER_INPUT * size
-        form, most = network.record.format, min(most, host_memory_bytes() or most)
         with self._errors("loaded"):
-            self._process = RuntimeProcess(form, path, num_cores(), most)
+            self._process = RuntimeProcess(network.record.format, network.path, num_cores())
 
     @contextlib.contextmanager
     def _errors(self, done: str) -> Iterator[None]:

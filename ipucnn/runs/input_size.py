@@ -9,8 +9,8 @@ from ipucnn.config.values import image_size_to_yaml
 from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
 from ipucnn.datasets.forms import opened
 from ipucnn.errors import DataError
-from ipucnn.runs.checkpoints import facts_of_weights
 from ipucnn.runs.setup import Setup
+from ipucnn.runs.sources import Weights
 from ipucnn.text import shown_value
 
 _LOOKED_AT = 16
@@ -19,20 +19,24 @@ _MUCH = 2
 """Factor by which an input must be larger than the pictures to cause a warning."""
 
 
-def size_warnings(setup: Setup) -> List[str]:
+def size_warnings(setup: Setup, weights: Optional[Weights]) -> List[str]:
     """Returns at most one warning, which names ``--image-size N``; none if the command line gives a size.
 
     There are two cases.  The weights of ``--weights RUN`` were trained on images of one size and lose accuracy on
     others. A user's own network that takes any size gets 224x224 for class folders, whose pictures may be much smaller.
+
+    Args:
+        setup: the run's data and shapes.
+        weights: the weights that the run starts from, if any.
     """
     if setup.resolved.is_typed("image_size") or setup.source.info.patchwise:
         return []
     input_size = setup.input_shape[:2]
-    weights = setup.config.weights
-    trained = _size_of_weights(weights)
+    shape = None if weights is None else weights.input_shape
+    trained = shape and shape[:2]
     if trained is not None and trained != input_size:
         return [
-            f"{shown_value(weights)} was trained on images of {_text(trained)}, and this run takes "
+            f"{shown_value(setup.config.weights)} was trained on images of {_text(trained)}, and this run takes "
             f"{_text(input_size)}: --image-size {image_size_to_yaml(trained)} keeps its size"
         ]
     is_open = setup.record.own is not None and None in setup.record.own.input_shape[:2]
@@ -59,12 +63,6 @@ def _largest_picture(examples: Examples, max_pixels: int) -> Optional[Tuple[int,
         ) as file:
             sizes.append(file.form.size)
     return max(sizes, key=max, default=None)
-
-
-def _size_of_weights(weights: Optional[str]) -> Optional[Tuple[int, int]]:
-    """Returns (height, width) that the run or checkpoint of ``--weights`` was trained on; None if it is not known."""
-    height, width, _ = facts_of_weights(weights).get("input_shape") or (0, 0, 0)
-    return (int(height), int(width)) if height else None
 
 
 def _text(size: Tuple[int, int]) -> str:

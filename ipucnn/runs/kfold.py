@@ -6,7 +6,6 @@ their common data; it is written at the beginning and after each fold.
 """
 
 import contextlib
-import json
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -25,26 +24,25 @@ from ipucnn.filesystem import (
     is_file,
     is_folder,
     is_link,
-    make_folder,
-    write_text,
 )
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, claim_default, default_run_dir, latest_run_dir
+from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, latest_run_dir
 from ipucnn.runs.recorder import RunEvent
-from ipucnn.runs.records import Fold, Folds, Report, plain
+from ipucnn.runs.records import Fold, Folds, Report
 from ipucnn.runs.resume import (
     Finished,
-    check_new,
     network_to_continue,
     resume_command,
 )
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.train import TrainingRun
+from ipucnn.runs.writer import claim_default, default_run_dir, open_writer
 from ipucnn.sessions.group import Mpi, find_group
+from ipucnn.sessions.role import ALONE, find_role
 
 _NOT_FIGURES = ("samples",)
 
@@ -102,10 +100,10 @@ class CrossValidation:
         self.root = self._find_root(resolved)
         self._verbose = verbose
         # Before anything is read: between two folds, no other process writes the runs.
-        self._folder = RunFolder(self.root)
+        self._folder = open_writer(find_role(), self.root)
         try:
             with self._folder.unlocked_after_error():
-                if self._group.is_writer and not config.dry_run:
+                if not config.dry_run:
                     self._folder.lock()
                 self._prepare(resolved)
         except BaseException:
@@ -123,7 +121,7 @@ class CrossValidation:
         self.resolved = replace(continued, config=replace(config, seed=seed))
         self.num_folds = int(config.kfold or 1)
         self.folds: Sequence[int] = (config.fold,) if config.fold else range(1, self.num_folds + 1)
-        if self._group.is_writer:
+        if self._folder.writes:
             # Only the writer checks: another instance may come later, when the writer has already made folders.
             self._check_folders(config)
         without = "--resume then finds finished folds by their own files"
@@ -307,7 +305,7 @@ class CrossValidation:
                     f"{path} already exists",
                     f"--resume continues it, --overwrite replaces it; or use another --run-dir than {self.root}",
                 )
-            check_new(path, config.overwrite)
+            open_writer(ALONE, path).check_free(config.overwrite)
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
@@ -338,7 +336,7 @@ class CrossValidation:
         )
 
     def _write(self, run: TrainingRun) -> bool:
-        """Writes the files of the root, in the first process only.
+        """Writes the files of the root.
 
         Args:
             run: the run of the current fold.
@@ -347,21 +345,16 @@ class CrossValidation:
             True: the files are written.
         """
         self._threads = self._threads or run.threads
-        if self._group.is_writer:
-            make_folder(self.root)
-            self._folder.lock()
-            # Folds that begin later, perhaps with fewer workers, fuse the same number of micro-batches.
-            sharing = run.context.saved_config().max_workers
-            config = replace(
-                self.resolved.config,
-                fold=None,
-                max_workers=sharing,
-                run_dir=str(self.root),
-                overwrite=False,
-                resume=False,
-            )
-            write_text(self.root / CONFIG, config.to_yaml())
-            write_text(self.root / FOLDS, json.dumps(plain(self.report()), indent=2) + "\n")
+        # Folds that begin later, perhaps with fewer workers, fuse the same number of micro-batches.
+        config = replace(
+            self.resolved.config,
+            fold=None,
+            max_workers=run.context.saved_config().max_workers,
+            run_dir=str(self.root),
+            overwrite=False,
+            resume=False,
+        )
+        self._folder.write_folds(config, self.report())
         return True
 
 

@@ -288,4 +288,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit("usage: python predict.py IMAGE")
+    main(sys.argv[1])

@@ -30,18 +30,16 @@ from ipucnn.config.spec import Effect
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import EXIT_SIGTERM
-from ipucnn.filesystem import entries
 from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.context import RunContext
-from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS, SilentFolder
+from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.provenance import changes, environment
 from ipucnn.runs.records import Compilation, Measured, Report, ReportedDataset, Target
-from ipucnn.runs.resume import resume_command
+from ipucnn.runs.resume import RunState, position, resume_command
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trackers import Curves, Tracker, WeightsAndBiases
 from ipucnn.sessions.evaluated import (
@@ -209,12 +207,13 @@ class Recorder:
         self.report: Optional[Report] = None
 
     def __enter__(self) -> "Recorder":
-        folder, config, is_writer = self._folder.path, self._config, self._context.group.is_writer
-        if not isinstance(self._folder, SilentFolder):
-            self._trackers.append(Curves(folder / TENSORBOARD, self._first_weight_update))
-        if config.wandb and is_writer:
+        folder, config = self._folder.path, self._config
+        if not self._folder.writes:
+            return self
+        self._trackers.append(Curves(folder / TENSORBOARD, self._first_weight_update))
+        if config.wandb:
             self._trackers.append(WeightsAndBiases(self._saved, folder, self._processes[0]["started"]))
-        if config.mlperf_logging and is_writer:
+        if config.mlperf_logging:
             started = time.time() - (time.perf_counter() - self._timer.started)
             self._trackers.append(MlperfLog(self._context, started))
         return self
@@ -288,7 +287,7 @@ class Recorder:
             self._trainer.state.events_done += 1
             numbered = self._save(checkpoints.checkpoint_name(event.weight_updates))
             self._saved_at = event.weight_updates
-            yield CheckpointSaved(self._folder.link_checkpoint(numbered, LAST))
+            yield CheckpointSaved(self._folder.link_checkpoint(numbered.name, LAST))
             self._delete_older()
         if self._session.any_instance(self._guard.is_set):
             self._interrupt()
@@ -450,11 +449,7 @@ class Recorder:
             "data_sha256": context.data_sha256,
             "seed": context.seed,
             "program": self._program.to_dict(),
-            **(
-                checkpoints.position(state, self._state)
-                if is_whole
-                else {"weight_updates": state.weight_updates}
-            ),
+            **(position(state, self._state) if is_whole else {"weight_updates": state.weight_updates}),
         }
         if context.record.own is not None:
             meta["network"] = context.record.own.to_data()
@@ -475,10 +470,8 @@ class Recorder:
         updates = f"{self._trainer.state.weight_updates:,} of {counted(total, 'weight update')}"
         if not (self._config.training and self._config.checkpoints):
             raise Interrupted(exit_code, f"interrupted after {updates}; nothing saved", None)
-        # All processes measure statistics together, also those that write nothing.
+        # All processes measure statistics and read weights together, also those that write nothing.
         self._prepare_evaluated_weights()
-        if isinstance(self._folder, SilentFolder):
-            raise Interrupted(exit_code, f"interrupted after {updates}; rank 0 saves it", None)
         path = self._save(LAST)
         raise Interrupted(
             exit_code,
@@ -494,7 +487,7 @@ class Recorder:
             numbered = checkpoints.checkpoint_name(updates)
             if updates == self._first_weight_update and numbered in self._checkpoint_names(updates):
                 # A process that was killed before it wrote the report left this checkpoint, which stays as it is.
-                last = self._folder.link_checkpoint(self._folder.checkpoints / numbered, LAST)
+                last = self._folder.link_checkpoint(numbered, LAST)
             else:
                 self._prepare_evaluated_weights()
                 last = self._save(LAST)
@@ -503,7 +496,7 @@ class Recorder:
             self._delete_older()
             if self._is_best:
                 # One file under both names takes the space of one.
-                self._folder.link_checkpoint(self._folder.checkpoints / LAST, BEST)
+                self._folder.link_checkpoint(LAST, BEST)
         self.report = self._make_report()
 
     def finish(self) -> Iterator[RunEvent]:
@@ -615,7 +608,7 @@ class Recorder:
         """Returns the names of this run's checkpoints that exist after ``weight_updates``."""
         first = 0 if self._context.start.target.is_own else self._first_weight_update
         names = checkpoints.written_names(self._program, first, weight_updates)
-        return sorted({path.name for path in entries(self._folder.checkpoints)}.intersection(names))
+        return sorted({path.name for path in self._folder.checkpoint_files()}.intersection(names))
 
 
 def _figure(metrics: Mapping[str, float]) -> str:

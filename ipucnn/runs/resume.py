@@ -1,13 +1,20 @@
 """Decides how a run begins or continues: :func:`find_start` returns Fresh, Continue or Finished, with the run folder.
 
-All checks are made here before anything is computed or written; ``folder.py`` writes the folder.
+With ``--resume`` the run in the folder goes on: with the options in its ``config.yml`` (``resolve_resumed`` says which
+may change), at its newest readable checkpoint that has more than weights.  A run with a report is finished, unless an
+option that moves its end is typed.  A checkpoint has all that is needed (:func:`position`, :func:`restore`): weights,
+optimizer, losses of the unfinished execution, the events that were handled, and the history so far.  The order of data,
+augmentation, dropout and learning rates are functions of seed and position.  ``RunWriter.reopen`` cuts the files of the
+folder back to that history.  :func:`check_same_run` refuses a checkpoint of another run.
+
+All checks are made before anything is computed or written.
 """
 
 import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
@@ -17,13 +24,11 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     absolute,
-    check_makeable,
     entries,
     exists,
     expand,
     is_file,
     is_folder,
-    temporary_of,
 )
 from ipucnn.models.registry import (
     ModelRecord,
@@ -32,31 +37,25 @@ from ipucnn.models.registry import (
     saved_network,
 )
 from ipucnn.python_files import name_it
-from ipucnn.runs.checkpoints import is_whole, keras_checkpoints
+from ipucnn.runs.checkpoints import keras_checkpoints
 from ipucnn.runs.folder import (
-    CHECKPOINTS,
     CONFIG,
-    ELSEWHERE,
     FOLDS,
     LAST,
     METRICS,
-    RUN_FILES,
-    TENSORBOARD,
-    WANDB,
     RunFolder,
-    claim_default,
-    default_run_dir,
     is_checkpoint_name,
-    is_unfinished,
     latest_run_dir,
 )
 from ipucnn.runs.records import Report
+from ipucnn.runs.writer import RunWriter, claim_default, default_run_dir, open_writer
+from ipucnn.sessions.evaluated import resumed_arrays
 from ipucnn.sessions.group import resume_words
+from ipucnn.sessions.role import ALONE, Role
+from ipucnn.sessions.session import TrainState
 from ipucnn.text import counted, shown_value
-from ipucnn.training.checkpoints import Checkpoint, load_checkpoint, read_meta
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 from ipucnn.training.program import Program
-
-_OURS = (*RUN_FILES, CHECKPOINTS, TENSORBOARD, WANDB)
 
 
 def is_cross_validation(resolved: Resolved) -> bool:
@@ -71,57 +70,6 @@ def is_cross_validation(resolved: Resolved) -> bool:
         return exists(path / FOLDS)
     saved = RunFolder(path).read_config()
     return saved.kfold is not None and saved.fold is None
-
-
-def check_new(path: Path, overwrite: bool) -> None:
-    """Refuses a run folder that is taken, before anything is computed.
-
-    Raises:
-        ConfigurationError: the folder exists and ``overwrite`` is not set, or it holds files that no run wrote.
-        DataError: its parent is a file.
-    """
-    check_makeable(path)
-    present = entries(path)
-    if not present or is_unfinished(path):
-        return
-    # Temporary files of killed runs count as files of runs.
-    foreign = [p.name for p in present if p.name not in _OURS and temporary_of(p.name) not in RUN_FILES]
-    if (foreign and overwrite) or not is_file(path / CONFIG):
-        raise ConfigurationError(
-            f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not overwritten",
-            ELSEWHERE,
-        )
-    if not overwrite:
-        replaces = "" if foreign else f", --overwrite replaces {path}"
-        raise ConfigurationError(
-            f"run folder {path} already exists", f"--resume continues it{replaces}; or use another --run-dir"
-        )
-
-
-def _check_checkpoint_dir(path: Path, folder: Path, overwrite: bool) -> None:
-    """Refuses a ``--checkpoint-dir`` inside the run folder, or with another run's checkpoints.
-
-    Raises:
-        ConfigurationError: the folder is one of these.
-        DataError: it is a file.
-    """
-    run, checkpoints = absolute(path), absolute(folder)
-    if checkpoints != run / CHECKPOINTS and (checkpoints == run or run in checkpoints.parents):
-        raise ConfigurationError(
-            f"checkpoint folder {folder} lies in the run folder {path}",
-            f"leave --checkpoint-dir out (they go to {path / CHECKPOINTS}), or choose a folder elsewhere",
-        )
-    check_makeable(folder)
-    if not overwrite and has_checkpoints(folder):
-        raise ConfigurationError(
-            f"checkpoint folder {folder} holds another run's checkpoints",
-            "use another --checkpoint-dir, or --overwrite to replace them",
-        )
-
-
-def has_checkpoints(folder: Path) -> bool:
-    """Whether a folder has a checkpoint, readable or not."""
-    return any(is_checkpoint_name(path.name) for path in entries(folder))
 
 
 # The number of replicas that validate does not change training.  The other fields follow from options, which are
@@ -202,20 +150,20 @@ class Target:
     """The run folder to write.
 
     Attributes:
-        folder: the folder, which may not exist yet.
+        folder: the writer of the folder, which may not exist yet.
         is_own: whether it is the folder of the run that ``--resume`` names.
         is_default: whether the run takes the next free default name, because no folder was given.
         replaces: whether files of a former run in it may be replaced.
     """
 
-    folder: RunFolder
+    folder: RunWriter
     is_own: bool = False
     is_default: bool = False
     replaces: bool = False
 
-    def claim(self, resolved: Resolved) -> RunFolder:
-        """Returns the run folder that only this process writes; without ``--run-dir``, makes the next free one."""
-        if not self.is_default:
+    def claim(self, resolved: Resolved) -> RunWriter:
+        """Returns the writer of the run; without ``--run-dir``, the process that writes makes the next free folder."""
+        if not (self.is_default and self.folder.writes):
             return self.folder
         config = resolved.config
         directory = _checkpoint_dir(config.checkpoint_dir)
@@ -268,13 +216,12 @@ class Finished:
 Start = Union[Fresh, Continue, Finished]
 
 
-def find_start(resolved: Resolved, is_writer: bool = True, locks: bool = False) -> Start:
+def find_start(resolved: Resolved, role: Role = ALONE, locks: bool = False) -> Start:
     """Finds the point where a run begins: anew, or with ``--resume`` at the newest checkpoint of its folder.
 
     Args:
         resolved: the configuration.
-        is_writer: whether this process writes the run.  Another one checks no folders, because the writer may have
-            made them already.
+        role: the role of this process.
         locks: whether this process goes on to write the run: a run that is continued in its own folder is locked
             before it is read, so that no other process changes it in between.
 
@@ -290,24 +237,21 @@ def find_start(resolved: Resolved, is_writer: bool = True, locks: bool = False) 
         path = latest_run_dir(*names)
     path = path or default_run_dir(*names)
     if config.resume and is_file(path / CONFIG):
-        run = RunFolder(path)
+        run = open_writer(role, path)
         if locks:
             run.lock()
         with run.unlocked_after_error():
             return _with_own_network(_resumed(resolved, run, locks), resolved)
-    checkpoint_dir = _checkpoint_dir(config.checkpoint_dir)
-    if is_writer:
-        check_new(path, config.overwrite)
-        if checkpoint_dir is not None:
-            _check_checkpoint_dir(path, Path(checkpoint_dir), config.overwrite)
-    target = Target(RunFolder(path, checkpoint_dir), is_default=is_default, replaces=config.overwrite)
+    folder = open_writer(role, path, _checkpoint_dir(config.checkpoint_dir))
+    folder.check_free(config.overwrite)
+    target = Target(folder, is_default=is_default, replaces=config.overwrite)
     notes = (f"nothing to resume in {path}: the run begins",) if config.resume else ()
     if config.checkpoint_input_dir is None:
         return Fresh(resolved, target, notes)
-    folder = expand(config.checkpoint_input_dir)
-    if not config.training and keras_checkpoints(folder):
+    given = expand(config.checkpoint_input_dir)
+    if not config.training and keras_checkpoints(given):
         return Fresh(resolved, target, notes)
-    newest, skipped = _read(folder)
+    newest, skipped = _read(given)
     if not config.training:
         return Fresh(resolved, target, notes)  # every checkpoint of the folder is validated
     if config.seed is None:
@@ -333,7 +277,7 @@ def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     return str(absolute(expand(directory)))
 
 
-def _resumed(resolved: Resolved, folder: RunFolder, locks: bool) -> Start:
+def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
     """Returns the start of a run that goes on in its own folder."""
     saved, path = folder.read_config(), folder.path
     merged = resolve_resumed(resolved, saved, str(path))
@@ -425,13 +369,13 @@ def network_to_continue(
 
 def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunFolder) -> None:
     """Refuses to begin a run again if its checkpoints are in another folder than ``--checkpoint-dir``."""
-    if has_checkpoints(folder.checkpoints) or resolved.config.checkpoint_input_dir is not None:
+    if folder.checkpoint_files() or resolved.config.checkpoint_input_dir is not None:
         return
-    former = RunFolder(folder.path, saved.checkpoint_dir).checkpoints
-    if former != folder.checkpoints and has_checkpoints(former):
+    former = RunFolder(folder.path, saved.checkpoint_dir)
+    if former.checkpoints != folder.checkpoints and former.checkpoint_files():
         raise ConfigurationError(
-            f"the checkpoints of {folder.path} are in {former}, not in {folder.checkpoints}",
-            f"drop --checkpoint-dir, or add --checkpoint-input-dir {former}",
+            f"the checkpoints of {folder.path} are in {former.checkpoints}, not in {folder.checkpoints}",
+            f"drop --checkpoint-dir, or add --checkpoint-input-dir {former.checkpoints}",
         )
     if saved.checkpoint_dir and not is_folder(folder.checkpoints) and exists(folder.path / METRICS):
         raise DataError(
@@ -502,6 +446,93 @@ def check_same_run(
             f"{start.path} has {start.weight_updates}",
             "give more epochs",
         )
+
+
+# -- the state in a checkpoint
+
+
+@dataclass
+class RunState:
+    """The state of a run beside that of its session; saved in every checkpoint.
+
+    Attributes:
+        history: the lines of ``metrics.jsonl``.
+        best: metrics of the best validation.
+        last_validation: metrics of the latest validation.
+        notes: remarks on the network and the weights that the run began with.
+    """
+
+    history: List[str]
+    best: Optional[Dict[str, float]] = None
+    last_validation: Optional[Dict[str, float]] = None
+    notes: Sequence[str] = ()
+
+
+def position(state: TrainState, run: RunState) -> Dict[str, Any]:
+    """Returns the meta entries of a checkpoint from which a run continues."""
+    at: Dict[str, Any] = {"losses": state.losses, "hits": state.accuracies, "events_done": state.events_done}
+    if state.earlier_losses:
+        at.update(earlier_losses=state.earlier_losses, earlier_hits=state.earlier_accuracies)
+    return {
+        "weight_updates": state.weight_updates,
+        "position": at,
+        "run": {
+            "history": "".join(run.history),
+            "best": run.best,
+            "last_validation": run.last_validation,
+            **({"notes": list(run.notes)} if run.notes else {}),
+        },
+    }
+
+
+def is_whole(meta: Mapping[str, PlainValue]) -> bool:
+    """Whether a run can continue from a checkpoint; the best one has only weights, to save space."""
+    return {"position", "run"} <= set(meta)
+
+
+def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
+    """Restores a session and a run from a checkpoint.
+
+    Args:
+        checkpoint: a checkpoint of the same run.
+        state: the session's ``TrainState``, changed in place.
+        what: the checkpoint's path, for messages.
+
+    Raises:
+        DataError: the checkpoint has only weights, or is of another model or optimizer.
+    """
+    if not is_whole(checkpoint.meta):
+        raise DataError(
+            f"{what} cannot be continued: it has weights alone, and does not say where its run stood",
+            "start from its weights with: --weights " + what,
+        )
+    weights, slots = resumed_arrays(checkpoint.weights, checkpoint.slots)
+    checkpoint = replace(checkpoint, weights=weights, slots=slots)
+    assign_weights(state.weights, checkpoint, what=what)
+    missing = sorted(set(state.slots) ^ set(checkpoint.slots))
+    if missing:
+        raise DataError(
+            f"{what} does not fit: optimizer state {missing[0]} is not in both",
+            "continue with the optimizer it was trained with",
+        )
+    for name, slot in state.slots.items():
+        if tuple(checkpoint.slots[name].shape) != tuple(slot.shape):
+            raise DataError(
+                f"{what} does not fit: optimizer state {name} is {tuple(checkpoint.slots[name].shape)}, "
+                f"not {tuple(slot.shape)}",
+                "continue with the model and optimizer it was trained with",
+            )
+    for name, slot in state.slots.items():
+        slot.assign(checkpoint.slots[name])
+    at, run = checkpoint.meta["position"], checkpoint.meta["run"]
+    state.weight_updates = checkpoint.meta["weight_updates"]
+    state.losses, state.accuracies = list(at["losses"]), list(at["hits"])
+    state.events_done = at["events_done"]
+    state.earlier_losses = list(at.get("earlier_losses", ()))
+    state.earlier_accuracies = list(at.get("earlier_hits", ()))
+    # Not splitlines, which also splits at separators other than line feeds.
+    history = [line + "\n" for line in run["history"].split("\n")[:-1]]
+    return RunState(history, run["best"], run["last_validation"], run.get("notes", ()))
 
 
 def resume_command(folder: Path, user_files: Sequence[str]) -> str:

@@ -1,17 +1,15 @@
 """Runs exported networks in their target runtimes: onnxruntime, TensorFlow Lite, stock TensorFlow and Keras.
 
-This file is also a script, run as a process that cannot import ipucnn, has limited memory and ends with the process
-that started it.  The script loads one file, writes its inputs and outputs as a line of JSON, and then answers each
-batch of images on stdin with the outputs (:func:`send`, :func:`receive`).  It imports nothing from this package.
+This file is also a script, run as a process that cannot import ipucnn and ends with its stdin.  It loads one file,
+writes its inputs and outputs as a line of JSON, and then answers each batch of images on stdin with the outputs
+(:func:`send`, :func:`receive`).  It imports nothing from this package.
 
-    python runtimes.py FORMAT PATH THREADS BYTES PARENT
+    python runtimes.py FORMAT PATH THREADS
 """
 
 import json
 import os
 import sys
-import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
@@ -62,36 +60,22 @@ def _tensorflow_has_lite() -> bool:
     return any((Path(place) / "lite" / "python" / "interpreter.py").exists() for place in places)
 
 
-def load(form: str, path: Path, threads: int = 0, memory_bytes: int = 0) -> Loaded:
+def load(form: str, path: Path, threads: int = 0) -> Loaded:
     """Loads an exported network into its runtime.
 
     Args:
         form: one of FORMATS.
         path: the file, or a SavedModel's folder.
         threads: threads of the runtime; 0 for its own choice.
-        memory_bytes: memory that this process may take after importing its runtime; 0 for no limit.
     """
-    package, loader = {
-        SAVED_MODEL: (_import_tensorflow, _saved_model),
-        KERAS: (_import_tensorflow, _keras),
-        ONNX: (_import_onnx, _onnx),
-        TFLITE: (_tflite_interpreter, _tflite),
-    }[form]
-    package()
-    if memory_bytes:
-        _limit_memory(memory_bytes)
-    return loader(path, threads)
-
-
-def _import_onnx() -> Any:
-    import onnxruntime
-
-    onnxruntime.set_default_logger_severity(3)
-    return onnxruntime
+    loaders = {SAVED_MODEL: _saved_model, KERAS: _keras, ONNX: _onnx, TFLITE: _tflite}
+    return loaders[form](path, threads)
 
 
 def _onnx(path: Path, threads: int) -> Loaded:
-    onnxruntime = _import_onnx()
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(3)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -124,7 +108,8 @@ def _tflite_interpreter() -> Tuple[Any, str]:
         from ai_edge_litert.interpreter import Interpreter
 
         return Interpreter, f"ai-edge-litert {version('ai-edge-litert')}"
-    tf = _import_tensorflow()
+    import tensorflow as tf
+
     return tf.lite.Interpreter, f"TensorFlow Lite of TensorFlow {tf.__version__}"
 
 
@@ -147,14 +132,9 @@ def _tflite(path: Path, threads: int) -> Loaded:
     return Loaded(runtime, inputs, outputs, run)
 
 
-def _import_tensorflow() -> Any:
-    import tensorflow
-
-    return tensorflow
-
-
 def _saved_model(path: Path, threads: int) -> Loaded:
-    tf = _import_tensorflow()
+    import tensorflow as tf
+
     network = tf.saved_model.load(str(path))
     function = network.signatures[SIGNATURE]
 
@@ -216,36 +196,6 @@ class _Without:
             raise ImportError(f"{name} is kept from being imported here")
 
 
-def _limit_memory(num_bytes: int) -> None:
-    """Limits the memory that this process may take in addition to its present memory, if the system supports it."""
-    try:
-        import resource
-
-        with open("/proc/self/status", encoding="ascii") as file:
-            taken = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + num_bytes, taken + num_bytes))
-    except (ImportError, OSError, ValueError, StopIteration):
-        pass
-
-
-def _end_with_parent(parent: int) -> None:
-    """Ends this process soon after its parent, because the file's computation may never end.
-
-    A thread checks for the parent.  Linux's PR_SET_PDEATHSIG is not used: it already fires when the thread that started
-    this process ends.
-
-    Args:
-        parent: the parent's process ID; it may be gone already.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def send(stream: Any, values: np.ndarray) -> None:
     """Writes an array to a pipe, in the format that :func:`receive` reads."""
     head = json.dumps({"dtype": values.dtype.name, "shape": list(values.shape)})
@@ -267,9 +217,8 @@ def receive(stream: Any) -> Any:
     return np.frombuffer(data, dtype).reshape(shape) if len(data) == size else None
 
 
-def main(form: str, path: str, threads: str, memory_bytes: str, parent: str) -> int:
+def main(form: str, path: str, threads: str) -> int:
     """Runs the batches from stdin through a file and writes their outputs to stdout, until stdin ends."""
-    _end_with_parent(int(parent))
     sys.meta_path.insert(0, _Without("ipucnn"))  # type: ignore[arg-type]
     # Libraries print to stdout, which is redirected to stderr.
     answers = os.fdopen(os.dup(1), "wb")
@@ -280,7 +229,7 @@ def main(form: str, path: str, threads: str, memory_bytes: str, parent: str) -> 
         answers.flush()
 
     try:
-        network = load(form, Path(path), int(threads), int(memory_bytes))
+        network = load(form, Path(path), int(threads))
         say({"runtime": network.runtime, "inputs": network.inputs, "outputs": network.outputs})
         while True:
             images = receive(sys.stdin.buffer)

@@ -1,21 +1,22 @@
-"""Sources of trained weights for evaluate, infer and export: a run, a Keras file, ImageNet, an export; a class each.
+"""Sources of trained weights: a run or its checkpoint, a Keras file, ImageNet, an exported file; a class each.
 
-The weights that training starts from (``train --weights``) are loaded by ``checkpoints.py``.
-
-:func:`find_weights` opens what a command line names, without TensorFlow.
+:func:`find_weights` opens what evaluate, infer and export name, :func:`find_starting_weights` what ``train --weights``
+names, without TensorFlow.
 """
 
+import contextlib
 import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ipucnn.aliases import KerasModel, PlainValue
+from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import Resolved, resolve, resolve_saved
 from ipucnn.config.values import norm_layer_of
-from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo
+from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
+from ipucnn.datasets.classes import are_same, in_order_of
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import exists, expand, is_file, is_folder
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names
@@ -40,7 +41,7 @@ from ipucnn.runs.setup import Setup, SomeSetup
 from ipucnn.runs.weight_files import check_scaling, scaling_of_file, take_over
 from ipucnn.sessions.session import Session
 from ipucnn.text import shown_value
-from ipucnn.training.checkpoints import read_meta
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, read_meta
 
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
@@ -120,6 +121,20 @@ class Weights:
         """Copies the weights into the built network of a setup; returns notes for the user."""
         raise NotImplementedError
 
+    def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
+        """Copies the weights into a network that is to be trained.
+
+        A head whose shapes or classes differ keeps its initial values.
+
+        Returns:
+            The number of these weights, and notes for the user.
+        """
+        return 0, self.fill(setup, model)
+
+    def as_started(self, source: DataSource) -> DataSource:
+        """Returns the training set of a run that starts from the weights."""
+        return source
+
     def session(self, config: RunConfig, verbose: bool) -> Session:
         """Makes the session that runs the network.
 
@@ -140,7 +155,22 @@ class RunWeights(Weights):
         self._run = run
 
     def fill(self, setup: Setup, model: KerasModel) -> List[str]:
-        return self._run.fill(model)
+        from ipucnn.models.names import named_weights
+
+        assign_weights(named_weights(model), self._run.checkpoint, what=self.name)
+        return []
+
+    def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
+        from ipucnn.models.names import named_weights
+
+        weights, checkpoint = named_weights(model), self._run.checkpoint
+        head = _new_head(weights, checkpoint, setup.source.info.class_names)
+        assign_weights(weights, checkpoint, what=self.name, skip=head)
+        return len(head), []
+
+    def as_started(self, source: DataSource) -> DataSource:
+        assert self.facts is not None
+        return as_started(source, self.facts)
 
 
 class ExportedWeights(Weights):
@@ -198,10 +228,12 @@ class ImageNetWeights(Weights):
         return info.class_names or class_names()
 
     def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        return self.start(setup, model)[1]
+
+    def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
         from ipucnn.models.imagenet import load_imagenet_weights
 
-        load_imagenet_weights(model, setup.record)
-        return []
+        return load_imagenet_weights(model, setup.record), []
 
 
 def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any]:
@@ -275,6 +307,72 @@ def find_weights(named: Named, reads_data: bool) -> Weights:
     return _of_keras_file(named, named.weights, reads_data)
 
 
+def find_starting_weights(resolved: Resolved) -> Weights:
+    """Opens the weights that ``train --weights`` names.
+
+    Raises:
+        DataError: they do not exist, or cannot be read.
+    """
+    given = str(resolved.config.weights)
+    if given == IMAGENET:
+        return ImageNetWeights(resolved)
+    path = expand(given)
+    if not exists(path):
+        raise DataError(f"--weights {given} does not exist", "give a checkpoint, a run folder, or imagenet")
+    if is_keras_file(path):
+        return KerasFileWeights(resolved, path)
+    with _whole_facts(given):
+        return RunWeights(resolved, open_run(path, command=f"train {resolved.record.name} --weights"))
+
+
+@contextlib.contextmanager
+def _whole_facts(given: str) -> Iterator[None]:
+    """Converts the error of a checkpoint that lacks a fact into an error about the checkpoint."""
+    try:
+        yield
+    except KeyError as error:
+        raise DataError(
+            f"checkpoint {given} lacks {error.args[0]}",
+            "give a checkpoint or run folder that `ipucnn train` wrote",
+        ) from None
+
+
+def as_started(source: DataSource, facts: DatasetInfo) -> DataSource:
+    """Returns a training set as a network from a run knows it: its numbers of classes, mean and deviation.
+
+    Args:
+        source: the training set.
+        facts: the facts of the set that the run was trained on.
+    """
+    source = in_order_of(source, facts.class_names)
+    info = source.info
+    if len(facts.mean) != len(info.mean) or (facts.mean, facts.std) == (info.mean, info.std):
+        return source
+    note = (
+        f"{info.name} is normalised with the mean and deviation of {facts.name}, as the weights to start from"
+    )
+    return replace(
+        source, info=replace(info, mean=facts.mean, std=facts.std, warnings=(*info.warnings, note))
+    )
+
+
+def _new_head(
+    weights: Mapping[str, TfVariable], checkpoint: Checkpoint, class_names: Sequence[str]
+) -> Tuple[str, ...]:
+    """Returns the names of the head's weights if their shapes or classes differ from the checkpoint's; else none.
+
+    The head is the last layer that has weights.
+    """
+    names = list(weights)
+    layer = names[-1].split("/")[0]
+    head = [name for name in names if name.split("/")[0] == layer]
+    differ = not are_same(class_names, checkpoint.meta["class_names"]) or any(
+        name in checkpoint.weights and tuple(checkpoint.weights[name].shape) != tuple(weights[name].shape)
+        for name in head
+    )
+    return tuple(head) if differ else ()
+
+
 def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     """Returns (description, path) of the files that the command line names as weights; no output may replace them."""
     options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
@@ -332,14 +430,9 @@ def _of_run(named: Named, reads_data: bool) -> Weights:
             "drop it, or give the run folder",
         )
     run: Union[TrainedRun, ExportedNetwork]
-    try:
+    with _whole_facts(target):
         run = read_exported(path) if is_exported(path) else open_run(path, which, command)
         trained_facts(run.meta, run.path)
-    except KeyError as error:
-        raise DataError(
-            f"checkpoint {target} lacks {error.args[0]}",
-            "give a checkpoint or run folder that `ipucnn train` wrote",
-        ) from None
     record = _own_network(named, run)
     refused = _NETWORK_OPTIONS if record is None else tuple(n for n in _NETWORK_OPTIONS if n != "model_name")
     _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")

@@ -25,12 +25,12 @@ from ipucnn.planning.search.neighbours import training_advice
 from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import RunState
 from ipucnn.runs.context import RunContext, make_context, norms_of, statistics_warnings
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
-from ipucnn.runs.resume import Continue, Finished, resume_command
+from ipucnn.runs.resume import Continue, Finished, RunState, restore, resume_command
+from ipucnn.runs.sources import find_starting_weights
 from ipucnn.runs.weight_files import check_scaling, file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
@@ -69,11 +69,6 @@ class TrainingRun:
         self._verbose = verbose
         # The differences between processes that can change the last digits of a result.
         self._differences: List[str] = []
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether this process only computes, because another process of the run prints and writes the results."""
-        return not self.context.group.is_writer
 
     @property
     def neighbours_accuracy(self) -> Optional[float]:
@@ -371,7 +366,7 @@ class TrainingRun:
         """Yields masks that a trained segmentation network predicts, if the images are in memory."""
         context = self.context
         # Instances of poprun predict together; other processes of the host would only repeat the writer's work.
-        predicts = context.group.is_writer or context.group.under_poprun
+        predicts = context.folder.writes or context.group.under_poprun
         images = context.source.eval
         if context.record.task != "segmentation" or not context.config.training or not predicts:
             return
@@ -387,33 +382,23 @@ class TrainingRun:
         context, program = self.context, trainer.program
         start, target, num_devices = context.start, context.start.target, len(trainer.division.devices)
         if isinstance(start, Continue):
-            self.state = checkpoints.restore(start.checkpoint, trainer.state, str(start.path))
+            self.state = restore(start.checkpoint, trainer.state, str(start.path))
             self._former_rows = len(self.state.history)
         if isinstance(start, Continue) and target.is_own:
             context.folder.reopen(context.saved_config(num_devices), program, self.state.history)
             return
-        if context.group.is_writer:
-            context = self.context = replace(context, folder=target.claim(context.resolved))
+        context = self.context = replace(context, folder=target.claim(context.resolved))
         context.folder.create(context.saved_config(num_devices), program, target.replaces)
         for line in self.state.history:
             context.folder.append(METRICS, line)
 
     def _load_weights(self, model: KerasModel) -> None:
         """Loads the weights of ``--weights`` into the network, unless the run continues from a checkpoint."""
-        weights = self.context.config.weights
-        if weights is None or self.context.checkpoint is not None:
+        if self.context.config.weights is None or self.context.checkpoint is not None:
             return
-        if weights == "imagenet":
-            from ipucnn.models.imagenet import load_imagenet_weights
-
-            self.fresh_weights = load_imagenet_weights(model, self.context.record)
-        else:
-            path = expand(weights)
-            scaling_notes = check_scaling(self.context, path) if is_keras_file(path) else []
-            names = self.context.info.class_names
-            fresh, notes = checkpoints.load_starting_weights(model, path, names)
-            self._weight_notes = [*scaling_notes, *notes]
-            self.fresh_weights = len(fresh)
+        weights = find_starting_weights(self.context.resolved)
+        self.fresh_weights, notes = weights.start(self.context, model)
+        self._weight_notes = [*notes]
         if self.fresh_weights:
             self._weight_notes += _notes_of_new_head(self.context.program)
 
@@ -477,7 +462,7 @@ def _notes_of_unused_weights(context: RunContext) -> List[str]:
 def _notes_of_room(context: RunContext, state: TrainState) -> List[str]:
     """Returns a warning if the checkpoints will take more than a tenth of the free space on their disk."""
     config, program = context.config, context.program
-    if not (config.training and config.checkpoints and context.group.is_writer):
+    if not (config.training and config.checkpoints and context.folder.writes):
         return []
 
     def size(variables: Iterable[TfVariable]) -> int:

@@ -33,11 +33,6 @@ class ProcessGroup:
     rank: int = 0
 
     @property
-    def is_writer(self) -> bool:
-        """Returns whether this process prints, and writes the run folder."""
-        return self.rank == 0
-
-    @property
     def under_poprun(self) -> bool:
         """Returns whether ``poprun`` started this process."""
         return isinstance(self, Popdist)

@@ -1,4 +1,7 @@
-"""What this process may print and write: all if it is alone; else only the first of the processes prints and writes."""
+"""What this process may print and write: all if it is alone; else only the first of the processes prints and writes.
+
+``runs.writer.open_writer`` gives each role its writer of the run folder.
+"""
 
 import contextlib
 import os
@@ -14,14 +17,19 @@ class Role:
     """The role of one process.
 
     Attributes:
-        writes: whether it prints results and writes the files of the user.
+        rank: its number among the processes of the run.
         prints_errors: whether it prints errors; if not, another process prints the same ones.
         prints_own_errors: whether it prints errors that occur before the processes are connected.
     """
 
-    writes: bool = True
+    rank: int = 0
     prints_errors: bool = True
     prints_own_errors: bool = True
+
+    @property
+    def writes(self) -> bool:
+        """Whether it prints results and writes the files of the user and of the run, as the first process does."""
+        return self.rank == 0
 
     @contextlib.contextmanager
     def output(self) -> Iterator[None]:
@@ -67,5 +75,5 @@ def find_role() -> Role:
     """
     launched = find_launched()
     if launched is None:
-        return Role(writes=find_instances().is_writer)
-    return Role(launched.rank == 0, launched.rank == 0, launched.local_rank == 0)
+        return Role(find_instances().rank)
+    return Role(launched.rank, launched.rank == 0, launched.local_rank == 0)
