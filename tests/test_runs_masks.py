@@ -510,15 +510,6 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(
     assert json.loads(run("infer", "run", "x.png", "--output", "o", "--json")[1])["threshold"] == 0.5
 
 
-def test_evaluation_table(trained, run):
-    code, out, _ = run("evaluate", trained, "--limit-eval", "1", "--patch-size", "316", columns=80)
-    assert code == 0 and "patches of 316x316" in " ".join(out.split())
-    for words in ("every pixel cell", "Dice, cell", "Dice, membrane", "IoU, membrane", "V^Rand at 0.5", "V^Info, best",
-                  "V^Rand, thinned at 0.5", "V^Info, thinned, best", "worst 1 of 1"):  # fmt: skip
-        assert words in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
 def test_differences_are_coloured_by_kind():
     from ipucnn.reports.sheets import FALSE_BACKGROUND, FALSE_FOREGROUND, WRONG, errors
     from ipucnn.runs.images.outputs import IGNORED_COLOUR
@@ -600,17 +591,6 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
     pixels = np.asarray(Image.open(tmp_path / "p.png"))
     for colour in () if count == 2 else colours[1:]:
         assert (pixels[18:33] == colour).all(-1).sum() > 60 and (pixels == colour).all(-1).sum() > 10_000
-
-
-def test_sheet_letters_grow_while_its_heads_fit(tmp_path):
-    def letters(count, *heads):
-        sheet = PanelSheet(heads)
-        for _ in range(count):
-            sheet.add("caption", [np.zeros((192, 192), np.uint8)] * len(heads))
-        return sheet._font(1).size
-
-    assert letters(1, "a", "b") == 12 and letters(30, "a", "b") == 32
-    assert 12 < letters(30, "mask (white: foreground)", "b") < 32
 
 
 @pytest.mark.slow

@@ -879,18 +879,6 @@ def test_the_command_prints_tables_and_fails_on_errors(run, made):
     assert (code, err) == (0, "") and "warning" in out
 
 
-@pytest.mark.parametrize("columns", [40, 80, 160])
-def test_no_line_is_wider_than_the_terminal(run, made, columns):
-    _, folder = made("folders")
-    for _, damage in FOLDERS.values():
-        try:
-            damage(folder)
-        except OSError:
-            continue  # earlier damage removed a file that this one needs
-    code, out, _ = run("verify-dataset", folder, columns=columns)
-    assert code == 3 and max(map(len, out.splitlines())) <= columns
-
-
 def test_a_long_example_is_folded_below_its_beginning(run, made):
     _, folder = made("folders")
     (folder / "val" / "bee" / ("x" * 70 + ".png")).write_bytes(b"hello")
