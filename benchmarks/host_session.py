@@ -122,6 +122,7 @@ class SessionSide:
         from ipucnn.machine import fix_threads
         from ipucnn.sessions.factory import create_session
         from ipucnn.sessions.host.division import threads_of_training
+        from ipucnn.sessions.session import TrainingTask
         from ipucnn.training.losses import Loss
         from ipucnn.training.optimizer_settings import make_settings
         from ipucnn.training.program import BuiltProgram, Layers, make_program
@@ -138,7 +139,7 @@ class SessionSide:
         model = build(case)
         optimizer = make_settings("sgd", {"momentum": 0.9}, global_batch_size=program.global_batch_size)
         division = session.divide(model, program)
-        self.trainer = trainer = session.trainer(
+        task = TrainingTask(
             model,
             BuiltProgram.of(program, Layers((), "", ()), division.fused_micro_batches),
             division,
@@ -146,6 +147,7 @@ class SessionSide:
             Loss("cross_entropy"),
             lambda updates: np.full(np.shape(updates), 1e-3, np.float32),
         )
+        self.trainer = trainer = session.trainer(task)
         self.batches = trainer.feed(random_data(case, model, division.samples_per_group))
         self.fused, self.side_by_side = division.fused_micro_batches, division.num_lanes
         self.model = model

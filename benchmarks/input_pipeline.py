@@ -33,6 +33,7 @@ BATCH = 20
 def ours(source: Any, size: int) -> Any:
     """Yields batches of our pipeline without end."""
     from ipucnn.datasets.pipeline import Stream, train_batches
+    from ipucnn.datasets.pixels import InputRange
 
     return train_batches(
         source,
@@ -40,7 +41,7 @@ def ours(source: Any, size: int) -> Any:
             batch_size=BATCH,
             samples_per_epoch=len(source.train),
             input_shape=(size, size, 3),
-            input_range="raw",
+            input_range=InputRange.of("raw", source.info, 3),
             augment=True,
             seed=1,
             num_parallel=2,

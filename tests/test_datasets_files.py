@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, write_class_folders
 from support.refusals import Refusal, check_raises, check_refused
-from support.streams import check_pure, take
+from support.streams import RAW, check_pure, take
 
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets import limits
@@ -23,6 +23,7 @@ from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, da
 from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
 from ipucnn.datasets.pipeline import eval_batches
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 from ipucnn.datasets.problems import Unused, problem_of
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
@@ -273,7 +274,7 @@ def load_images(paths, info, *, input_shape, input_range):
     for path in map(str, paths):
         image = _reader(functools.partial(read_file, path), path, info, input_shape)()
         sized = prepare_size(image[np.newaxis], input_shape)
-        loaded.append(prepare_range(sized, input_shape, input_range, info).numpy()[0])
+        loaded.append(prepare_range(sized, input_shape, input_range).numpy()[0])
     return np.stack(loaded)
 
 
@@ -292,7 +293,10 @@ def test_loading_equals_evaluation(tmp_path_factory, data):
         Image.fromarray(image[..., 0] if channels == 1 else image).save(paths[-1])
     examples = ArrayExamples(images, np.arange(5).astype(np.int32))
     source = data_source(examples, examples, name="t", class_names="01234", location="t", augmentation="none")
-    options = {"input_shape": (16, 16, target), "input_range": input_range}
+    options = {
+        "input_shape": (16, 16, target),
+        "input_range": InputRange.of(input_range, source.info, target),
+    }
     evaluated = next(eval_batches(examples, source.info, batch_size=5, **options).as_numpy_iterator())[0]
     loaded = load_images(paths, source.info, **options)
     assert loaded.dtype == np.float32 and loaded.tobytes() == evaluated.tobytes()
@@ -300,7 +304,7 @@ def test_loading_equals_evaluation(tmp_path_factory, data):
 
 def test_loading_from_a_folder_equals_evaluation(folder):
     source = open_imagefolder(folder)
-    options = {"input_shape": (24, 20, 3), "input_range": "torch"}
+    options = {"input_shape": (24, 20, 3), "input_range": InputRange.of("torch", source.info, 3)}
     batches = eval_batches(source.eval, source.info, batch_size=2, **options)
     assert int(batches.cardinality()) == 3
     images, labels, weights = (np.concatenate(c) for c in zip(*batches.as_numpy_iterator()))
@@ -313,7 +317,7 @@ def test_loading_another_size_and_unreadable_files(tmp_path):
     info = open_digits().info
     big = tmp_path / "big.png"
     Image.fromarray(np.full((40, 60), 255, np.uint8)).save(big)
-    options = {"input_shape": (32, 32, 3), "input_range": "raw"}
+    options = {"input_shape": (32, 32, 3), "input_range": RAW}
     assert load_images([str(big)], info, **options).min() == 255
     for path, message in (
         (tmp_path / "none.png", "there is no such file"),
@@ -332,7 +336,7 @@ def test_loading_another_size_and_unreadable_files(tmp_path):
 def test_photographs():
     source = open_imagefolder(SAMPLES)
     assert (source.info.num_train, source.info.num_eval, source.info.num_classes) == (140, 40, 10)
-    options = {"input_shape": (64, 64, 3), "input_range": "unit"}
+    options = {"input_shape": (64, 64, 3), "input_range": InputRange.of("unit", source.info, 3)}
     images, _, weights = next(
         eval_batches(source.eval, source.info, batch_size=6, **options).as_numpy_iterator()
     )
@@ -347,7 +351,7 @@ def test_photographs_with_odd_files():
     paths = sorted((SAMPLES / "edge-cases").iterdir())
     assert len(paths) >= 20
     info = open_imagefolder(SAMPLES).info
-    images = load_images([str(p) for p in paths], info, input_shape=(32, 32, 3), input_range="raw")
+    images = load_images([str(p) for p in paths], info, input_shape=(32, 32, 3), input_range=RAW)
     assert images.shape == (len(paths), 32, 32, 3) and images.std(axis=(1, 2, 3)).min() > 5
     rotated = [p for p in paths if Image.open(p).getexif().get(0x0112) == 6]
     for path in rotated:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 from scipy.stats import norm
-from support.streams import check_pure, take
+from support.streams import RAW, check_pure, take
 
 from ipucnn.datasets.augmentation import draws
 from ipucnn.datasets.base import MaskedExamples, data_source
@@ -37,7 +37,7 @@ def make_source(num=3, height=60, width=52, seed=0, sizes=()):
     )  # fmt: skip
 
 
-OPTIONS = {"input_shape": (48, 48, 1), "input_range": "raw", "output_shape": (32, 32)}
+OPTIONS = {"input_shape": (48, 48, 1), "input_range": RAW, "output_shape": (32, 32)}
 
 
 @given(st.integers(1, 40), st.integers(-200, 200))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.data_sets import encode, noise
 from support.refusals import check_raises
-from support.streams import assert_same, check_pure, take
+from support.streams import RAW, assert_same, check_pure, take
 
 from ipucnn.datasets.augmentation import AUGMENTATIONS, draws, shift_right
 from ipucnn.datasets.base import (
@@ -25,6 +25,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, permutation, stream_state, uniform
 from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, parallel_calls, train_batches
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
 
@@ -262,7 +263,7 @@ def test_every_augmentation_is_tested():
 def test_shapes_are_static(masks):
     source = make_source(masks=masks, augmentation="dihedral" if masks else "shift")
     output = (4, 4) if masks else None
-    common = {"batch_size": 5, "input_shape": (12, 10, 1), "input_range": "unit", "output_shape": output}
+    common = {"batch_size": 5, "input_shape": (12, 10, 1), "input_range": RAW, "output_shape": output}
     train = train_batches(source, Stream(samples_per_epoch=20, augment=True, seed=0, **common))
     evaluation = eval_batches(source.eval, source.info, **common)
     label_shape = [5, 4, 4] if masks else [5]
@@ -291,7 +292,7 @@ def test_invalid_sizes_are_refused():
 def test_evaluation_sees_every_sample_once_and_pads_with_zeros(num, batch_size):
     source = make_source(num_eval=num)
     batches = eval_batches(
-        source.eval, source.info, batch_size=batch_size, input_shape=(8, 8, 3), input_range="raw"
+        source.eval, source.info, batch_size=batch_size, input_shape=(8, 8, 3), input_range=RAW
     )
     assert int(batches.cardinality()) == -(-num // batch_size)
     images, labels, weights = (np.concatenate(c) for c in zip(*batches.as_numpy_iterator()))
@@ -319,7 +320,7 @@ def test_parts_of_evaluation_batches_form_the_whole(kind, count, batch_size):
         examples = Noted(examples.data, examples.labels, examples.origin)
 
     def columns(part):
-        options = {"batch_size": batch_size, "input_shape": (8, 8, 3), "input_range": "raw", "part": part}
+        options = {"batch_size": batch_size, "input_shape": (8, 8, 3), "input_range": RAW, "part": part}
         evaluated = list(eval_batches(examples, info, **options).as_numpy_iterator())
         assert len(evaluated) == -(-num // batch_size)
         return [np.stack(column) for column in zip(*evaluated)]
@@ -342,7 +343,7 @@ def test_parts_of_evaluation_batches_form_the_whole(kind, count, batch_size):
 def test_evaluation_equals_training_without_augmentation():
     source = make_source(augmentation="digits", num_eval=23)
     same = DataSource(source.info, source.eval, source.eval)
-    options = {"input_shape": (20, 20, 3), "input_range": "standard"}
+    options = {"input_shape": (20, 20, 3), "input_range": InputRange.of("standard", source.info, 3)}
     trained, _ = take(same, 23, augment=False, shuffle=False, **options)
     for batch_size in (1, 5, 23):
         batches = eval_batches(source.eval, source.info, batch_size=batch_size, **options)
@@ -359,7 +360,7 @@ def test_an_invalid_file_in_a_pipeline_is_a_data_error(tmp_path):
     source = make_source()
     info = replace(source.info, image_shape=(None, None, 3))
     examples = FileExamples((str(bad),), np.zeros(1, np.int32))
-    options = {"batch_size": 1, "input_shape": (8, 8, 3), "input_range": "raw"}
+    options = {"batch_size": 1, "input_shape": (8, 8, 3), "input_range": RAW}
     stream = Stream(samples_per_epoch=1, augment=True, seed=0, **options)
     for batches in (
         eval_batches(examples, info, **options),
@@ -379,7 +380,7 @@ def test_an_empty_set_is_refused():
     source = make_source()
     empty = source.eval.subset(np.zeros(0, np.int64))
     with pytest.raises(DataError, match="no images"):
-        eval_batches(empty, source.info, batch_size=1, input_shape=(8, 8, 3), input_range="raw")
+        eval_batches(empty, source.info, batch_size=1, input_shape=(8, 8, 3), input_range=RAW)
 
 
 def test_cores_outside_the_affinity_mask_do_not_count(monkeypatch):

@@ -17,9 +17,8 @@ def one_image(value, input_shape, input_range, channels=3):
     images[:] = value
     examples = ArrayExamples(images, np.zeros(2, np.int32))
     source = make_source(channels=channels)
-    batches = eval_batches(
-        examples, source.info, batch_size=2, input_shape=input_shape, input_range=input_range
-    )
+    chosen = pixels.InputRange.of(input_range, source.info, input_shape[2])
+    batches = eval_batches(examples, source.info, batch_size=2, input_shape=input_shape, input_range=chosen)
     return next(batches.as_numpy_iterator())[0][0, 0, 0], source.info
 
 

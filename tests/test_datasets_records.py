@@ -15,7 +15,7 @@ from PIL import Image
 from support.data_sets import encode, noise, smooth, write_class_folders
 from support.events import Recorded
 from support.refusals import check_raises
-from support.streams import assert_same, check_pure, take
+from support.streams import RAW, assert_same, check_pure, take
 from support.trained_runs import report_of
 
 from ipucnn.datasets import images, pipeline
@@ -449,7 +449,7 @@ def test_distorted_boxes_have_the_distribution_of_tensorflow():
 def test_training_and_validation_crops_equal_those_of_pillow(folder):
     """Compares batches from records with Pillow: the same boxes, pixels and labels."""
     source = open_folder(folder)
-    options = dict(input_shape=(14, 14, 3), input_range="raw", batch_size=2)
+    options = dict(input_shape=(14, 14, 3), input_range=RAW, batch_size=2)
     (images, labels, weights), *_ = eval_batches(source.eval, source.info, **options).as_numpy_iterator()
     for k in range(2):
         image = Image.open(io.BytesIO(source.eval.encoded(k)))
@@ -599,7 +599,7 @@ def test_an_unreadable_image_is_reported_with_its_place(folder):
     at = len(path.read_bytes())
     path.write_bytes(path.read_bytes() + frame(bad))
     source = open_folder(folder)
-    options = {"batch_size": 8, "samples_per_epoch": 8, "input_shape": (14, 14, 3), "input_range": "raw"}
+    options = {"batch_size": 8, "samples_per_epoch": 8, "input_shape": (14, 14, 3), "input_range": RAW}
     batches = train_batches(source, Stream(**options, augment=False, seed=1))
     with pytest.raises(DataError) as caught, data_errors():
         next(iter(batches))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support.refusals import check_raises
+from support.streams import RAW
 
 from ipucnn.datasets import limits
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
@@ -121,7 +122,7 @@ def test_images_of_many_sizes_stay_encoded(prepared):
     source = open_dataset(choose("tfds:photos", prepared))
     assert source.info.image_shape == (None, None, 3) and len(source.train) + len(source.eval) == 20
     assert len(source.eval) == 2 and "last 10 %" in source.info.warnings[0]
-    options = {"batch_size": 2, "input_shape": (16, 16, 3), "input_range": "raw"}
+    options = {"batch_size": 2, "input_shape": (16, 16, 3), "input_range": RAW}
     images, labels, _ = next(eval_batches(source.eval, source.info, **options).as_numpy_iterator())
     assert images.shape == (2, 16, 16, 3) and set(labels) <= {0, 1, 2} and images.std() > 10
     batches = train_batches(source, Stream(samples_per_epoch=18, augment=True, seed=0, **options))

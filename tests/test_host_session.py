@@ -34,6 +34,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import InfeasibleError, MissingError
 from ipucnn.models.names import named_weights
 from ipucnn.sessions import factory
+from ipucnn.sessions.host import division
 from ipucnn.sessions.host import session as host_session
 from ipucnn.sessions.host.division import (
     MEMORY_FRACTION,
@@ -236,7 +237,7 @@ def test_groups_computed_in_parallel_change_no_byte(monkeypatch, norm, method, f
     images, labels = data(4 * program.global_batch_size, 5)
     results, parallel_groups = [], []
     for at_once in (1, 2, 6):
-        monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
+        monkeypatch.setattr(division, "operations_at_once", lambda at_once=at_once: at_once)
         session = HostSession(CPU)
         weights, slots, events = run_session(
             norm, program, ("adam", {}, {}), images, labels, fused, session=session
@@ -296,7 +297,7 @@ def test_parallel_evaluations_are_summed_in_order(monkeypatch):
     batches = tf.data.Dataset.from_tensor_slices((images, labels, np.ones(33, np.float32))).batch(4)
     results = []
     for at_once in (1, 2, 5, 20):
-        monkeypatch.setattr(host_session, "operations_at_once", lambda at_once=at_once: at_once)
+        monkeypatch.setattr(division, "operations_at_once", lambda at_once=at_once: at_once)
         predictor = HostSession(CPU).predictor(model)
         logits = predictor.predict([images[i : i + 4] for i in range(0, 33, 4)])
         results.append((predictor.evaluate(batches, CROSS_ENTROPY), [array.tobytes() for array in logits]))

@@ -12,6 +12,7 @@ from support.data_sets import verified, write_pairs
 from support.refusals import check_raises
 from support.scores import naive_scores
 from support.sessions import CPU, SGD, SIZE, data, make_program, run, with_fused
+from support.streams import RAW
 from support.trained_runs import rows
 from tensorflow import keras
 
@@ -149,7 +150,7 @@ def test_patches_weigh_as_much_as_their_other_pixels(tmp_path):
         source.info,
         batch_size=3,
         input_shape=(28, 28, 1),
-        input_range="raw",
+        input_range=RAW,
         output_shape=(12, 12),
     )
     total = 0

@@ -21,6 +21,7 @@ from ipucnn import cli
 from ipucnn.datasets.base import DatasetInfo, MaskedExamples
 from ipucnn.datasets.images import pixels_for_evaluation
 from ipucnn.datasets.pipeline import eval_batches
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.models.registry import get_model
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs.exported import RuntimeFailed
@@ -72,7 +73,12 @@ def setup_of(image_shape, input_shape, input_range, crops="", **facts):
         (50.0, 60.0, 70.0)[:count], crops=crops, **facts,
     )  # fmt: skip
     source = SimpleNamespace(info=info)
-    return SimpleNamespace(source=source, input_shape=input_shape, input_range=input_range, output_shape=None)
+    chosen = InputRange.of(input_range, source.info, input_shape[2])
+    setup = SimpleNamespace(source=source, input_shape=input_shape, input_range=chosen, output_shape=None)
+    setup.in_range = lambda name: SimpleNamespace(
+        input_range=InputRange.of(name, source.info, input_shape[2])
+    )
+    return setup
 
 
 CASES = {
@@ -123,7 +129,7 @@ def test_the_script_cuts_the_patches_of_evaluation(tmp_path):
     batches = eval_batches(
         MaskedExamples.of(list(pages), list(labels)),
         setup.source.info,
-        batch_size=1, input_shape=(44, 36, 1), input_range="standard", output_shape=(20, 12), patch_step=4,
+        batch_size=1, input_shape=(44, 36, 1), input_range=setup.input_range, output_shape=(20, 12), patch_step=4,
     )  # fmt: skip
     expected = [np.asarray(images)[0] for images, _, _ in batches]
     places = [(row, column) for row in (0, 20, 40) for column in (0, 12, 24, 36, 48, 60)]

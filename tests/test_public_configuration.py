@@ -426,9 +426,8 @@ def _crops(image):
 def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
     source = _cifar(np.random.default_rng(0))
     options = {"input_shape": (32, 32, 3), "batch_size": 3}
-    batches = train_batches(
-        source, Stream(samples_per_epoch=3, input_range="image", augment=True, seed=3, **options)
-    )
+    options["input_range"] = InputRange.of("image", source.info, 3)
+    batches = train_batches(source, Stream(samples_per_epoch=3, augment=True, seed=3, **options))
     ways = [np.stack([_standardised(crop) for crop in _crops(image)]) for image in source.train.images[:3]]
     places = set()
     for images, labels in batches.take(12):
@@ -439,7 +438,7 @@ def test_cifar_is_padded_black_cropped_mirrored_and_then_standardised():
                 places.add(int(errors.argmin()))
     assert len(places) > 8 and {place % 2 for place in places} == {0, 1}
     # Without augmentation images are unchanged, and constant images are zeros.
-    (images, labels, _) = next(iter(eval_batches(source.eval, source.info, input_range="image", **options)))
+    (images, labels, _) = next(iter(eval_batches(source.eval, source.info, **options)))
     for image, label in zip(images.numpy(), labels.numpy()):
         assert np.abs(image - _standardised(source.eval.images[label])).max() < 1e-6
     assert not images.numpy()[:2].any()
@@ -456,8 +455,9 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
     network = keras.Model(inputs, keras.layers.Flatten()(inputs))
 
     def batches(range_):
+        chosen = InputRange.of(range_, source.info, 3)
         outputs = eval_batches(
-            source.eval, source.info, batch_size=3, input_shape=(32, 32, 3), input_range=range_
+            source.eval, source.info, batch_size=3, input_shape=(32, 32, 3), input_range=chosen
         )
         return outputs.map(lambda images, labels, weights: images)
 

@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 from ipucnn import cli
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.reports.sheets import (
     FALSE_BACKGROUND,
     FALSE_FOREGROUND,
@@ -154,9 +155,10 @@ def test_pictures_are_predicted_from_images_that_are_normalised_once(option, pat
     session = HostSession(DeviceInfo("cpu", "CPU", 1, 0), config)
     record = SimpleNamespace(input_range="standard", size_step=4, own=None)
     resolved = SimpleNamespace(record=record, config=config)
-    setup = Setup(resolved, DataSource(info, examples, examples), (12, 12, 1), (12, 12), 0, "standard")
+    given = InputRange.of("standard", info, 1)
+    setup = Setup(resolved, DataSource(info, examples, examples), (12, 12, 1), (12, 12), 0, given)
     setup, session = move_preprocessing(setup, session)
-    assert setup.input_range == ("standard" if option is None else "raw")
+    assert setup.input_range.name == ("standard" if option is None else "raw")
     (picture,) = predicted_images(setup, session.predictor(network))
     assert np.array_equal(picture.predicted, examples.labels[0]) and dice_of_classes(picture)[1] == 1
     assert np.array_equal(picture.image, image[0])

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.refusals import Refusal, check_refused
 from support.scores import naive_scores
+from support.streams import RAW
 from support.trained_runs import run_of
 
 from ipucnn.datasets.base import ArrayExamples, data_source
@@ -68,13 +69,13 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
             input_shape=shape,
             output_shape=None,
             record=SimpleNamespace(input_range="raw", size_step=1),
-            input_range="raw",
+            input_range=RAW,
             config=SimpleNamespace(pipeline_num_parallel=2),
         )
         batches = evaluation_batches(setup, micro_batch * replicas)
     else:
         batches = eval_batches(
-            examples, source.info, batch_size=micro_batch * replicas, input_shape=shape, input_range="raw"
+            examples, source.info, batch_size=micro_batch * replicas, input_shape=shape, input_range=RAW
         )
     shapes = set()
 

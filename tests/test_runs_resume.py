@@ -286,7 +286,7 @@ def small_batches(setup, batch_size, shard=(1, 0)):
         setup.source.info,
         batch_size=batch_size,
         input_shape=setup.input_shape,
-        input_range=setup.record.input_range,
+        input_range=setup.input_range,
     )
 
 

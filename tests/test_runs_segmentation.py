@@ -10,6 +10,7 @@ from support.refusals import check_raises
 
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.base import DatasetInfo, MaskedExamples
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import get_model
@@ -54,7 +55,7 @@ def make_trained(norm="none", weights=Drawn):
         (204, 204, 1),
         (20, 20),
         0,
-        resolved.record.input_range,
+        InputRange.of(resolved.record.input_range, info, 1),
         weights(resolved, "drawn"),
     )
 

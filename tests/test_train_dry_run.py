@@ -17,7 +17,6 @@ from support.refusals import Refusal, check_refused
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
-from ipucnn.datasets.pixels import InputRange
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
 from ipucnn.runs.setup import learning_rates
 from ipucnn.runs.train import TrainingRun
@@ -359,7 +358,7 @@ def test_samples_are_drawn_as_training_sees_them(run):
     assert all(re.fullmatch("membranes/train/[0-5]", sample.name) for sample in samples)
     batches = TrainingRun(context.resolved).dataset(0, 7)
     images, labels = next(iter(batches))
-    network_range = InputRange.of(context.input_range, context.info, 1)
+    network_range = context.input_range
     for sample, image, label in zip(samples, images.numpy(), labels.numpy()):
         np.testing.assert_array_equal(sample.label, label)
         inside = (sample.image > 0) & (sample.image < 255)  # others were cut off for the picture

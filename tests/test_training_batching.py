@@ -12,7 +12,7 @@ from support.refusals import check_raises
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.sessions.host.division import check_fused
+from ipucnn.sessions.host.division import check_fused, fixed_fused
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
 from ipucnn.training.batching import updates_per_event
@@ -450,6 +450,27 @@ def test_fused_micro_batches_are_whole_groups_of_a_weight_update(count, group, f
     named = [int(word) for word in error.value.hint.split() if word.isdigit()]
     assert set(named) <= set(legal) and len(named) == min(2, len(legal))
     assert min(abs(n - fused) for n in named) == min(abs(n - fused) for n in legal)
+
+
+def test_an_option_or_else_a_checkpoint_fixes_the_fused_micro_batches():
+    program = program_of(gradient_accumulation_count=6, num_replicas=4, dbn_replica_group_size=2)
+    for option, saved, expected in (
+        (None, None, None),
+        (None, {}, None),  # a checkpoint of another program, for validation
+        (None, {"fused_micro_batches": 12}, 12),
+        (8, {"fused_micro_batches": 12}, 8),
+        (None, {"fused_micro_batches": 1}, 2),  # of IPUs, which fuse none
+    ):
+        assert fixed_fused(RunConfig(fused_micro_batches=option), program, saved) == expected
+    check_raises(
+        ConfigurationError,
+        "5 does not divide",
+        "4 or 6",
+        fixed_fused,
+        RunConfig(fused_micro_batches=5),
+        program,
+        None,
+    )
 
 
 def test_parts_of_a_program_survive_json_and_are_immutable():

@@ -20,10 +20,12 @@ from ipucnn.benchmarking.input_pipeline import PipelinePart, images_only, part_n
 from ipucnn.benchmarking.job import DATA, DEVICE_GENERATED, END_TO_END, Job
 from ipucnn.benchmarking.rounds import Contender
 from ipucnn.datasets import pipeline
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.runs import setup as run_setup
-from ipucnn.sessions.session import CompilationReport, Predictor, Session, Trainer
+from ipucnn.sessions.host.division import fused_in_inference
+from ipucnn.sessions.session import CompilationReport, Predictor, Session, Trainer, TrainingTask
 from ipucnn.training.losses import Loss
-from ipucnn.training.program import BuiltProgram, Layers, Program
+from ipucnn.training.program import BuiltProgram, Layers
 
 # Micro-batches per replica from which inference may fuse, if executions are not prescribed.
 _OPEN_STEPS = 64
@@ -92,7 +94,7 @@ def compile_work(
     return replace(work, contenders=contenders)
 
 
-def dataset(job: Job, samples_per_element: int, input_range: Optional[str] = None) -> TfDataset:
+def dataset(job: Job, samples_per_element: int, input_range: Optional[InputRange] = None) -> TfDataset:
     """Returns infinite training batches; without order or augmentation in inference.
 
     Args:
@@ -103,7 +105,7 @@ def dataset(job: Job, samples_per_element: int, input_range: Optional[str] = Non
 
 
 def _pipeline(
-    job: Job, samples_per_element: int, until: str = "batch", input_range: Optional[str] = None
+    job: Job, samples_per_element: int, until: str = "batch", input_range: Optional[InputRange] = None
 ) -> TfDataset:
     """Returns the input pipeline up to one of its parts; with several instances, this instance's share of batches."""
     config, setup, training = job.config, job.setup, job.settings.training
@@ -150,7 +152,7 @@ def _compile_training(
 ) -> Work:
     division = session.divide(model, job.program, job.fused)
     p, fixed = BuiltProgram.of(job.program, layers, division.fused_micro_batches), None
-    trainer = session.trainer(
+    task = TrainingTask(
         model,
         p,
         division,
@@ -160,6 +162,7 @@ def _compile_training(
         lambda first_update, samples_per_element: dataset(job, samples_per_element),
         would_fit,
     )
+    trainer = session.trainer(task)
     if job.steps is not None:
         fixed = p.weight_updates_per_execution
     elif session.device.kind == "ipu":
@@ -172,7 +175,10 @@ def _compile_training(
 def _compile_inference(
     job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice]
 ) -> Work:
-    p = BuiltProgram.of(job.program, layers, fused_in_inference(job, job.program, session, model))
+    micro_batches = job.program.num_replicas // job.instances.size * (job.steps or _OPEN_STEPS)
+    memory_bytes = session.device.memory_bytes if session.device.kind == "cpu" else 0
+    fused = job.fused or fused_in_inference(job.program, micro_batches, memory_bytes, model)
+    p = BuiltProgram.of(job.program, layers, fused)
     element = p.fused_micro_batches * p.micro_batch_size
     predictor = session.predictor(model, would_fit, shares=False)
     compilation = predictor.compile((element, *job.setup.input_shape))
@@ -189,19 +195,7 @@ def _compile_inference(
     return Work(p, compilation, (contender,), predictor)
 
 
-def fused_in_inference(job: Job, p: Program, session: Session, model: KerasModel) -> int:
-    """Returns the number of fused micro-batches in inference: as requested, else as many as suit the memory."""
-    from ipucnn.sessions.host.division import Capacity, activation_bytes_per_sample, choose_fused
-
-    if job.fused is not None:
-        return job.fused
-    micro_batches = p.num_replicas // job.instances.size * (job.steps or _OPEN_STEPS)
-    memory = session.device.memory_bytes if session.device.kind == "cpu" else 0
-    alike = replace(p, num_replicas=1, gradient_accumulation_count=micro_batches, dbn_replica_group_size=1)
-    return choose_fused(alike, Capacity(1, 1, memory, activation_bytes_per_sample(model)))
-
-
-def keras_contender(job: Job, p: Program, model: KerasModel) -> Contender:
+def keras_contender(job: Job, p: BuiltProgram, model: KerasModel) -> Contender:
     """Returns plain Keras with the same work."""
     config = job.config
     compiled, accumulated, description = keras_model(
@@ -212,7 +206,8 @@ def keras_contender(job: Job, p: Program, model: KerasModel) -> Contender:
         p.num_micro_batches,
     )
     # The images' range at the network's input: only the session leaves preprocessing to the device.
-    batches = dataset(job, p.micro_batch_size, run_setup.input_range(config.normalise, job.resolved.record))
+    name = run_setup.range_name(config.normalise, job.resolved.record)
+    batches = dataset(job, p.micro_batch_size, job.setup.in_range(name).input_range)
     contender: Contender
     if job.settings.training:
         micro_batches = p.num_micro_batches if accumulated > 1 else 1

@@ -27,7 +27,7 @@ from ipucnn.datasets.base import (
     MaskedExamples,
 )
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
-from ipucnn.datasets.pixels import pixel_mean
+from ipucnn.datasets.pixels import InputRange, pixel_mean
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.machine import num_cores
@@ -59,7 +59,7 @@ class Stream:
         samples_per_epoch: number of samples after which the next epoch's permutation begins.  If it is smaller than the
             set, each epoch leaves out different samples.  If it is larger, further permutations of the epoch follow.
         input_shape: (height, width, channels) of the network's input.
-        input_range: the range of the network's input; see :meth:`ipucnn.datasets.pixels.InputRange.of`.
+        input_range: the range of the network's input.
         augment: whether to apply the source's training augmentation.
         seed: seed of order and augmentation, any integer.
         start_epoch, start_sample: the start of the stream; ``start_sample`` samples of that epoch are skipped
@@ -81,7 +81,7 @@ class Stream:
     batch_size: int
     samples_per_epoch: int
     input_shape: InputShape
-    input_range: str
+    input_range: InputRange
     augment: bool
     seed: int
     start_epoch: int = 0
@@ -187,7 +187,7 @@ def _patches(
             stream.output_shape or size,
             stream.augments,
         )
-        images = prepare_range(images, stream.input_shape, stream.input_range, info)
+        images = prepare_range(images, stream.input_shape, stream.input_range)
         return images, tf.cast(labels, tf.int32)
 
     return prepare
@@ -268,7 +268,7 @@ def _mixed(
     if stream.mixing is not None:
         mean = pixel_mean(info, stream.input_shape)
         images, labels = stream.mixing.apply(images, labels, stream.seed, tickets, mean)
-    return prepare_range(images, stream.input_shape, stream.input_range, info), labels
+    return prepare_range(images, stream.input_shape, stream.input_range), labels
 
 
 def _first_round(turns: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def eval_batches(
     *,
     batch_size: int,
     input_shape: InputShape,
-    input_range: str,
+    input_range: InputRange,
     output_shape: Optional[Tuple[int, int]] = None,
     num_parallel: Optional[int] = None,
     patch_step: int = 1,
@@ -310,7 +310,7 @@ def eval_batches(
         count, read = evaluation_patches(examples, part_size, size, output_shape or size, patch_step)
 
         def finish(images: Tensor, labels: Tensor, weights: Tensor) -> Tuple[Tensor, ...]:
-            return prepare_range(images, input_shape, input_range, info), labels, weights
+            return prepare_range(images, input_shape, input_range), labels, weights
 
     else:
         stored_labels = tf.constant(examples.labels)
@@ -332,7 +332,7 @@ def eval_batches(
         read = pixels_and_labels
 
         def finish(images: Tensor, labels: Tensor, weights: Tensor) -> Tuple[Tensor, ...]:
-            images = prepare_range(prepare_size(images, input_shape), input_shape, input_range, info)
+            images = prepare_range(prepare_size(images, input_shape), input_shape, input_range)
             labels = prepare_labels(labels, input_shape, output_shape)
             return _masked(images, weights), _masked(labels, weights), tf.cast(weights, tf.float32)
 

@@ -9,7 +9,6 @@ from typing import Optional, Tuple
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor
-from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import LUMA, InputRange
 from ipucnn.errors import ConfigurationError
 
@@ -64,11 +63,9 @@ def prepare_size(images: Tensor, input_shape: Tuple[int, int, int]) -> Tensor:
     return resize(tf.cast(images, tf.float32), input_shape[0], input_shape[1])
 
 
-def prepare_range(
-    images: Tensor, input_shape: Tuple[int, int, int], input_range: str, info: DatasetInfo
-) -> Tensor:
-    """Converts the result of :func:`prepare_size` to float32 [b, *input_shape] in ``input_range``."""
-    return InputRange.of(input_range, info, input_shape[2]).apply(convert_channels(images, input_shape[2]))
+def prepare_range(images: Tensor, input_shape: Tuple[int, int, int], input_range: InputRange) -> Tensor:
+    """Converts the result of :func:`prepare_size` to float32 [b, *input_shape] in the network's range."""
+    return input_range.apply(convert_channels(images, input_shape[2]))
 
 
 def prepare_labels(

@@ -7,7 +7,7 @@ Xception, NASNet), and in the input.  The name of a weight is ``<layer>/<weight>
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Tuple
 
 from ipucnn.aliases import KerasModel, TfVariable
 from ipucnn.models.blueprint import INPUT_NAME, Blueprint
@@ -24,12 +24,15 @@ def is_moving_statistic(name: str) -> bool:
     return name.rsplit("/", 1)[-1] in MOVING_STATISTICS
 
 
+def statistics_of(norms: Iterable[str]) -> List[str]:
+    """The names of the moving statistics of batch norms: mean and variance of each."""
+    return [f"{norm}/{moving}" for norm in norms for moving in MOVING_STATISTICS]
+
+
 def moved_statistics(model: KerasModel) -> List[str]:
     """The names of the moving statistics that training changes, which excludes those of frozen layers."""
     frozen = tuple(f"{layer.name}/" for layer in model.layers if not layer.trainable)
-    return [
-        name for name in named_weights(model) if is_moving_statistic(name) and not name.startswith(frozen)
-    ]
+    return [n for n in named_weights(model) if is_moving_statistic(n) and not n.startswith(frozen)]
 
 
 def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:

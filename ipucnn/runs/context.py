@@ -27,7 +27,7 @@ from ipucnn.runs.weight_files import check_frozen_weights
 from ipucnn.runs.writer import RunWriter
 from ipucnn.sessions.evaluated import Statistics, statistics_policy
 from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
-from ipucnn.sessions.host.division import check_fused
+from ipucnn.sessions.host.division import fixed_fused
 from ipucnn.sessions.role import find_role
 from ipucnn.text import counted
 from ipucnn.training.checkpoints import Checkpoint
@@ -149,10 +149,10 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     config = replace(config, seed=seed)
     setup = run_setup.prepare(replace(resolved, config=config), seed)
     if weights is not None:
-        setup = replace(setup, source=weights.as_started(setup.source))
+        setup = setup.with_source(weights.as_started(setup.source))
     elif config.weights is not None and isinstance(start, Continue):
         facts = trained_facts(start.checkpoint.meta, start.path)
-        setup = replace(setup, source=as_started(setup.source, facts))
+        setup = setup.with_source(as_started(setup.source, facts))
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
     network_options(resolved.record, config, setup.input_shape, num_classes)
@@ -165,16 +165,11 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     if runs_on_ipus(config.device):
         check_program(program, config, group)
-    fused, data_sha256 = config.fused_micro_batches, fingerprint(setup.source)
+    saved, data_sha256 = None, fingerprint(setup.source)
     if isinstance(start, Continue):
         check_same_run(start, config, program, setup.source.info, data_sha256)
-        saved = start.checkpoint.meta.get("program", {}).get("fused_micro_batches")
-        if fused is None and saved is not None:
-            # The number changes the rounding, so a continued run keeps it.  Replicas that share batch norm's statistics
-            # are computed one by one on IPUs, and together on a host.
-            fused = max(saved, program.dbn_replica_group_size)
-    if fused is not None:
-        check_fused(program, fused)
+        saved = start.checkpoint.meta.get("program")
+    fused = fixed_fused(config, program, saved)
     if max(group.size, config.devices or 1, config.max_workers) > 1:
         rules.check_workers(group, config, program, fused)
     context = RunContext(

@@ -323,7 +323,6 @@ def _write_network(
     """
     from tensorflow import keras
 
-    from ipucnn.datasets.pixels import InputRange
     from ipucnn.models.editing import stock_model
 
     if request.form == IPU:
@@ -334,12 +333,14 @@ def _write_network(
         assert isinstance(session, PoplarSession)
         path = folder / "1"
         return path, session.write_program(model, path, request.batch, request.output_name)
-    shape, info = trained.input_shape, trained.source.info
+    inputs = keras.Input(
+        trained.input_shape, batch_size=request.batch, name=INPUT_NAME, dtype=request.input_type
+    )
     stock = stock_model(
         model,
-        keras.Input(shape, batch_size=request.batch, name=INPUT_NAME, dtype=request.input_type),
+        inputs,
         all_of_them=request.form == KERAS,
-        pixels=InputRange.of(trained.input_range, info, shape[2]) if request.raw_uint8 else None,
+        pixels=trained.input_range if request.raw_uint8 else None,
         probabilities=request.probabilities,
     )
     if request.form == TFLITE:

@@ -276,8 +276,8 @@ def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:
     """Returns a function from uint8 batches to the network's input, prepared as in evaluation."""
     from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 
-    shape, info, input_range = trained.input_shape, trained.source.info, trained.input_range
-    return lambda images: prepare_range(prepare_size(images, shape), shape, input_range, info)
+    shape, input_range = trained.input_shape, trained.input_range
+    return lambda images: prepare_range(prepare_size(images, shape), shape, input_range)
 
 
 def _result(image: ImageInput, logits: np.ndarray, names: Sequence[str], top: int) -> PlainDict:

@@ -12,7 +12,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.forms import CUT_THOUSANDTHS
 from ipucnn.datasets.images import crop_of_evaluation
-from ipucnn.datasets.pixels import LUMA, InputRange
+from ipucnn.datasets.pixels import LUMA
 from ipucnn.runs.images.outputs import MaskForm
 from ipucnn.runs.runtimes import FORMATS
 from ipucnn.runs.setup import Setup
@@ -36,7 +36,7 @@ def describe_input(
     """
     info, (height, width, channels) = setup.source.info, setup.input_shape
     stored = info.image_shape[2]
-    name_of_range = "raw" if takes_pixels else setup.input_range
+    delivered = setup.in_range("raw") if takes_pixels else setup
     described: PlainDict = {
         "name": name,
         "dtype": dtype,
@@ -53,7 +53,7 @@ def describe_input(
         "patch": None,
         "luma": list(LUMA) if (stored, channels) == (3, 1) else None,
         "repeat_channels": channels // stored,
-        **InputRange.of(name_of_range, info, channels).describe(),
+        **delivered.input_range.describe(),
     }
     if info.patchwise:
         output = setup.output_shape or (height, width)

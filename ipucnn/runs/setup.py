@@ -39,8 +39,8 @@ class Setup:
         input_shape: (height, width, channels) the network is built for.
         output_shape: (height, width) of a segmentation network's logits, None for classification.
         seed: the seed of the run.
-        input_range: the range of the images that the input pipeline delivers: the network's range, or "raw" if the
-            session converts them to it.
+        input_range: the range of the images that the input pipeline delivers: the network's range, or that of pixels
+            if the session converts them to it.
     """
 
     resolved: Resolved
@@ -48,7 +48,16 @@ class Setup:
     input_shape: InputShape
     output_shape: Optional[Tuple[int, int]]
     seed: int
-    input_range: str
+    input_range: InputRange
+
+    def with_source(self: "SomeSetup", source: DataSource) -> "SomeSetup":
+        """Returns the setup with another data set, whose statistics its range may have."""
+        return self.in_range(self.input_range.name, source)
+
+    def in_range(self: "SomeSetup", name: str, source: Optional[DataSource] = None) -> "SomeSetup":
+        """Returns the setup with a range of this name, and with a data set; None: the same one."""
+        source = source or self.source
+        return replace(self, source=source, input_range=InputRange.of(name, source.info, self.input_shape[2]))
 
     @property
     def config(self) -> RunConfig:
@@ -86,8 +95,8 @@ def move_preprocessing(setup: SomeSetup, session: Session) -> Tuple[SomeSetup, S
         ConfigurationError: the network's range cannot be made in one operation, as the configuration requires.
     """
     setup = with_network_range(setup)
-    session = session.with_pixels(InputRange.of(setup.input_range, setup.source.info, setup.input_shape[2]))
-    return replace(setup, input_range="raw") if session.takes_pixels else setup, session
+    session = session.with_pixels(setup.input_range)
+    return setup.in_range("raw") if session.takes_pixels else setup, session
 
 
 def with_network_range(setup: SomeSetup) -> SomeSetup:
@@ -102,7 +111,7 @@ def with_network_range(setup: SomeSetup) -> SomeSetup:
     if own is None or own.make is None:
         return setup
     own.call(setup.input_shape, setup.source.info.num_classes, setup.seed)
-    return replace(setup, input_range=input_range(setup.config.normalise, setup.record))
+    return setup.in_range(range_name(setup.config.normalise, setup.record))
 
 
 def draw_seed() -> int:
@@ -110,8 +119,8 @@ def draw_seed() -> int:
     return random.SystemRandom().randrange(2**31)
 
 
-def input_range(normalise: str, record: ModelRecord) -> str:
-    """Returns the range of the images that a network is trained with, one of ``pixels.INPUT_RANGES``.
+def range_name(normalise: str, record: ModelRecord) -> str:
+    """Returns the name of the range of images that a network is trained with, one of ``pixels.INPUT_RANGES``.
 
     Raises:
         ConfigurationError: each image of a segmentation network is to be normalised by itself, but the network sees
@@ -282,7 +291,8 @@ def prepare(
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.patchwise and outputs is not None:
         _check_patch(record, source, shape, outputs)
-    return Setup(resolved, source, shape, outputs, seed, input_range(config.normalise, record))
+    network_range = InputRange.of(range_name(config.normalise, record), source.info, shape[2])
+    return Setup(resolved, source, shape, outputs, seed, network_range)
 
 
 def build_options(setup: Setup) -> "BuildOptions":
@@ -318,7 +328,7 @@ def build(setup: Setup) -> "KerasModel":
     from ipucnn.models.build import build_model
 
     model = build_model(setup.record, build_options(setup))
-    input_range(setup.config.normalise, setup.record)  # only now the layers of a function's network are known
+    range_name(setup.config.normalise, setup.record)  # only now the layers of a function's network are known
     return model
 
 
@@ -405,7 +415,7 @@ def training_samples(setup: Setup, program: Program, count: int) -> List[Trainin
     """Returns the first samples of a run (imports TensorFlow); ``--draw-samples`` shows them."""
     from ipucnn.datasets.pipeline import data_errors, sample_order, split_ticket
 
-    setup, batch, examples = replace(setup, input_range="raw"), program.micro_batch_size, setup.source.train
+    setup, batch, examples = setup.in_range("raw"), program.micro_batch_size, setup.source.train
     samples_per_epoch = program.samples_per_epoch + program.samples_padded_per_epoch
     order = sample_order(
         len(examples),

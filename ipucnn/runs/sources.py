@@ -188,7 +188,7 @@ class ExportedWeights(Weights):
         return HALF if kept is None else kept
 
     def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
-        return replace(setup, input_range=self._network.record.input.name_of_range), []
+        return setup.in_range(self._network.record.input.name_of_range), []
 
     def session(self, config: RunConfig, verbose: bool) -> Session:
         from ipucnn.sessions.host.environment import import_tensorflow

@@ -36,7 +36,7 @@ from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import Division, threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
-from ipucnn.sessions.session import Session, Trainer, TrainState, ValidationDue, train
+from ipucnn.sessions.session import Session, Trainer, TrainingTask, TrainState, ValidationDue, train
 from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.program import BuiltProgram, Layers, Program
 from ipucnn.training.schedules import largest_rate
@@ -345,7 +345,9 @@ class TrainingRun:
         make_dataset = partial(self.dataset, shard=division.shard)
         with data_errors():
             trainer = session.trainer(
-                model, program, division, context.optimizer, loss, context.schedule, make_dataset, advice
+                TrainingTask(
+                    model, program, division, context.optimizer, loss, context.schedule, make_dataset, advice
+                )
             )
         return model, trainer
 

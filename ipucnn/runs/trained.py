@@ -12,6 +12,7 @@ from ipucnn.aliases import KerasModel
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, limit_source
 from ipucnn.datasets.classes import Matched, match, relabelled
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import DataError
 from ipucnn.planning.search.neighbours import prediction_advice
 from ipucnn.runs import setup as run_setup
@@ -120,7 +121,9 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         shape, size = weights.input_shape, config.image_size
         if shape is None:
             shape = resolved.record.input_shape if size is None else (*size, resolved.record.input_shape[2])
-        network_range = run_setup.input_range(config.normalise, resolved.record)
+        network_range = InputRange.of(
+            run_setup.range_name(config.normalise, resolved.record), source.info, shape[2]
+        )
         setup = Setup(resolved, source, shape, None, weights.seed, network_range)
     else:
         everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
@@ -129,7 +132,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
         if facts is not None:
             source, matched = _as_trained(source, facts, weights)
         source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
-        setup = replace(setup, resolved=resolved, source=source)
+        setup = replace(setup, resolved=resolved).with_source(source)
     setup, notes = weights.fitted(setup)
     notes = [matched.note, *notes] if matched.note else notes
     return TrainedSetup(

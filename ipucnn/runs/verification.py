@@ -19,7 +19,7 @@ from scipy import special
 
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.datasets.base import IN_MEMORY, Examples
-from ipucnn.datasets.pixels import InputRange, in_8_bits
+from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.errors import DataError, ThresholdError, UserError
 from ipucnn.events import Events, Note
 from ipucnn.filesystem import write_text
@@ -140,16 +140,15 @@ def _batches(
     """Yields images for the exported network, the session's inputs, and which of them are no padding."""
     from ipucnn.datasets.pipeline import data_errors
 
-    network_range = InputRange.of(trained.input_range, trained.source.info, trained.input_shape[2])
     setup = replace(trained, source=replace(trained.source, eval=examples))
-    setup = replace(setup, input_range="raw") if as_pixels else setup
+    setup = setup.in_range("raw") if as_pixels else setup
     with data_errors():
         for batch, _, weights in run_setup.evaluation_batches(setup, _BATCH):
             images, inputs = np.asarray(batch), np.asarray(batch)
             if as_pixels:
                 # Resizing and the weights of red, green and blue leave fractions.
                 images = in_8_bits(images)
-                inputs = np.asarray(network_range.apply(np.float32(images)))
+                inputs = np.asarray(trained.input_range.apply(np.float32(images)))
             yield images, inputs, np.asarray(weights) > 0
 
 

@@ -18,7 +18,7 @@ from ipucnn.filesystem import shown
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
 from ipucnn.models.preprocessing import preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord
-from ipucnn.runs.setup import Setup, SomeSetup, input_range
+from ipucnn.runs.setup import Setup, SomeSetup, range_name
 from ipucnn.text import shown_value
 
 
@@ -65,10 +65,9 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
         raise DataError(error.message, error.hint) from None
 
 
-def _range_of(setup: Setup, name: str) -> Optional[Scaling]:
+def _as_scaling(input_range: InputRange) -> Optional[Scaling]:
     """Returns a range as a scaling of pixels; None if it is none."""
-    chosen = InputRange.of(name, setup.source.info, setup.input_shape[2])
-    return None if chosen.reverse else chosen.scaling
+    return None if input_range.reverse else input_range.scaling
 
 
 def _text(scaling: Scaling) -> str:
@@ -85,7 +84,7 @@ def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> Tuple[SomeSetup
     Raises:
         DataError: the range cannot be that of normalised images.
     """
-    present = _range_of(setup, setup.input_range)
+    present = _as_scaling(setup.input_range)
     if present is not None and present.equals(scaling):
         return setup, []
     name = setup.record.name
@@ -94,19 +93,15 @@ def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> Tuple[SomeSetup
     if setup.record.task == "segmentation" or not (factor > 0).all():
         raise DataError(
             f"the model in {shown(path)} scales its images to {_text(scaling)}, and {name} gets them in the range "
-            f"{setup.input_range}",
+            f"{setup.input_range.name}",
             "train it on images in that range",
         )
     info = replace(
         setup.source.info, mean=tuple((-offset / factor).tolist()), std=tuple((1 / factor).tolist())
     )
     config = replace(setup.config, normalise="standard")
-    scaled = replace(
-        setup,
-        source=replace(setup.source, info=info),
-        resolved=replace(setup.resolved, config=config),
-        input_range="standard",
-    )
+    setup = replace(setup, resolved=replace(setup.resolved, config=config))
+    scaled = setup.in_range("standard", replace(setup.source, info=info))
     return scaled, [f"{name} gets its images as the model in {shown(path)} scales them: {_text(scaling)}"]
 
 
@@ -120,13 +115,13 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
         ConfigurationError: the scalings differ.
     """
     own, scaling = setup.record.own, scaling_of_file(path)
-    name = input_range(setup.config.normalise, setup.record)
+    name = range_name(setup.config.normalise, setup.record)
     if scaling is None:
         return [f"{shown(path)} does not say how its images were scaled; here they are in the range {name}"]
     if own is not None and own.architecture is not None and own.first_rescaling is not None:
         present: Optional[Scaling] = scaling_of(own.architecture.nodes)
     else:
-        present = _range_of(setup, name)
+        present = _as_scaling(InputRange.of(name, setup.source.info, setup.input_shape[2]))
     if present is not None and present.equals(scaling):
         return []
     hint = "begin the network with the same layer"

@@ -276,6 +276,32 @@ class Predictor:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class TrainingTask:
+    """What a trainer trains.
+
+    Attributes:
+        model: functional Keras model with logits as output.  The host trains its weights in place; IPUs train a copy.
+        program: the Program.
+        division: its division among processes and devices, from :meth:`Session.divide`.
+        optimizer: checked settings.
+        loss: the loss.
+        schedule: weight updates (int array) -> learning rates.
+        make_dataset: as for :func:`train`; if given, the host traces (and times) a weight update.
+        would_fit: the function that suggests changes if the program does not fit on IPUs, see
+            ``planning.search.neighbours``.
+    """
+
+    model: KerasModel
+    program: BuiltProgram
+    division: "Division"
+    optimizer: OptimizerSettings
+    loss: "Loss"
+    schedule: Schedule
+    make_dataset: Optional[MakeDataset] = None
+    would_fit: Optional[MemoryAdvice] = None
+
+
 class Trainer:
     """Runs the weight updates of a Program; :func:`train` and :func:`execute` call it.
 
@@ -283,24 +309,25 @@ class Trainer:
     micro-batch from its index on, and all instances call the same methods in the same order.
 
     Attributes:
-        program: the Program.
-        division: its division among processes and devices.
-        loss: the loss.
-        schedule: weight updates (int array) -> learning rates.
+        program, division, loss, schedule: those of the task.
         state: everything that a weight update changes, with the trained weights.
         compilation: the report; its times are complete after the first weight update (on IPUs: execution).
         predictor: computes with the weights in ``state``.
         has_loss_of_each_update: whether each weight update has its own loss; on IPUs those of an execution share one.
     """
 
-    program: BuiltProgram
-    division: "Division"
-    loss: "Loss"
-    schedule: Schedule
     state: TrainState
     compilation: CompilationReport
     predictor: Predictor
     has_loss_of_each_update: bool = True
+
+    def __init__(self, task: TrainingTask) -> None:
+        self.program, self.division, self.loss, self.schedule = (
+            task.program,
+            task.division,
+            task.loss,
+            task.schedule,
+        )
 
     @property
     def sharing(self) -> Optional[Sharing]:
@@ -396,30 +423,8 @@ class Session:
         """
         raise NotImplementedError
 
-    def trainer(
-        self,
-        model: KerasModel,
-        program: BuiltProgram,
-        division: "Division",
-        optimizer: OptimizerSettings,
-        loss: "Loss",
-        schedule: Schedule,
-        make_dataset: Optional[MakeDataset] = None,
-        would_fit: Optional[MemoryAdvice] = None,
-    ) -> Trainer:
+    def trainer(self, task: TrainingTask) -> Trainer:
         """Returns a trainer of a network.  A session makes one.
-
-        Args:
-            model: functional Keras model with logits as output.  The host trains its weights in place; IPUs train a
-                copy.
-            program: the Program.
-            division: its division, from :meth:`divide`.
-            optimizer: checked settings.
-            loss: the loss.
-            schedule: weight updates (int array) -> learning rates.
-            make_dataset: as for :func:`train`; if given, the host traces (and times) a weight update.
-            would_fit: the function that suggests changes if the program does not fit on IPUs, see
-                ``planning.search.neighbours``.
 
         Raises:
             ConfigurationError, MissingError: the device cannot run the Program, or is absent.
@@ -433,7 +438,7 @@ class Session:
 
         Args:
             model: the network with its weights.
-            would_fit: as for :meth:`trainer`.
+            would_fit: as in a :class:`TrainingTask`.
             shares: whether instances share the samples; otherwise each has its own.
         """
         raise NotImplementedError

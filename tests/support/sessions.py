@@ -16,7 +16,7 @@ from ipucnn.sessions.evaluated import (
     evaluated_weights,
     statistics_policy,
 )
-from ipucnn.sessions.session import DeviceInfo, train
+from ipucnn.sessions.session import DeviceInfo, TrainingTask, train
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.program import BuiltProgram, Layers
@@ -153,7 +153,9 @@ def make_trainer(
     function = Loss(loss) if isinstance(loss, str) else loss
     division = session.divide(model, program, program.fused_micro_batches or None)
     program = with_fused(program, division.fused_micro_batches)
-    return session.trainer(model, program, division, settings, function, schedule or falling(), make_dataset)
+    return session.trainer(
+        TrainingTask(model, program, division, settings, function, schedule or falling(), make_dataset)
+    )
 
 
 def set_state(state: Any, weights: Any, slots: Any, weight_updates: int) -> None:

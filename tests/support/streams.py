@@ -3,12 +3,18 @@
 import numpy as np
 
 from ipucnn.datasets.pipeline import Stream, train_batches
+from ipucnn.datasets.pixels import InputRange
+
+RAW = InputRange.of("raw", None, 3)
 
 
 def take(source, count, *, batch_size=4, **options):
     """Returns the first ``count`` samples of a stream, as (images, labels)."""
-    usual = {"samples_per_epoch": len(source.train), "input_shape": (8, 8, 3), "input_range": "standard"}
-    stream = Stream(batch_size=batch_size, **{**usual, "augment": True, "seed": 7, **options})
+    usual = {"samples_per_epoch": len(source.train), "input_shape": (8, 8, 3), "augment": True, "seed": 7}
+    given = {**usual, "input_range": "standard", **options}
+    if isinstance(given["input_range"], str):
+        given["input_range"] = InputRange.of(given["input_range"], source.info, given["input_shape"][2])
+    stream = Stream(batch_size=batch_size, **given)
     taken = train_batches(source, stream).take(-(-count // batch_size)).as_numpy_iterator()
     return tuple(np.concatenate(column)[:count] for column in zip(*taken))
 

@@ -291,7 +291,7 @@ class PatchwiseNetwork:
         stacked = np.zeros((batch, *patches[0].shape), np.float32)
         stacked[: len(patches)] = patches
         shape = (*patches[0].shape[:2], trained.input_shape[2])
-        images = prepare_range(stacked, shape, trained.input_range, trained.source.info)
+        images = prepare_range(stacked, shape, trained.input_range)
         with memory_errors(
             f"patches of {shape[0]}x{shape[1]} pixels", f"--patch-size {OUTPUTS[0] + self._margin}"
         ):

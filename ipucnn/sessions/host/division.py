@@ -1,25 +1,29 @@
-"""Divides a weight update: which process, device and lane computes which micro-batches, and in which order.
+"""Divides a weight update: how many micro-batches are fused, and who computes which of them, in which order.
 
 Micro-batches are fused into groups, each of which is computed as one batch.  The session adds the groups' results in
 the order of the groups.  Processes and devices share the groups evenly, and a device computes as many at the same time
-as it has lanes.
+as it has lanes.  A group has so many micro-batches, by the first of these rules that says so:
 
-Memory, devices and ``--max-workers`` decide the size of the groups, so it may differ between machines.  It changes the
-result only by the order of floating-point sums.  A checkpoint keeps it.  The numbers of devices and lanes change only
-the speed.
+1. ``--fused-micro-batches``, else the number of the checkpoint from which a run continues (:func:`fixed_fused`);
+2. one on IPUs (:func:`one_by_one`), and on a host for a network that may mix the samples of a batch (:func:`divide`);
+3. as many as make fast operations, fit into memory, and let all workers share the groups (:func:`choose_fused`);
+   in inference, where nobody shares them, :func:`fused_in_inference`.
+
+Memory, devices and ``--max-workers`` decide the third, so it may differ between machines.  It changes the result only
+by the order of floating-point sums.  The numbers of devices and lanes change only the speed.
 """
 
 import math
 from dataclasses import dataclass, replace
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.aliases import KerasModel, Tensor
+from ipucnn.aliases import KerasModel, PlainDict, Tensor
 from ipucnn.config.bounds import MAX_ACCUMULATION
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.machine import num_cores, operation_threads
+from ipucnn.machine import num_cores, operation_threads, operations_at_once
 from ipucnn.models.keras_config import num_calls, output_shape
-from ipucnn.sessions.group import ProcessGroup
+from ipucnn.sessions.group import Alone, ProcessGroup
 from ipucnn.text import counted
 from ipucnn.training.batching import alternatives, divisors
 from ipucnn.training.program import BatchLayout
@@ -39,7 +43,7 @@ TRAINING_FACTOR = 4
 class Division:
     """The division of a weight update; :func:`divide` makes it.
 
-    The groups of a step are computed at the same time.  Those of the first lane of all processes come first, in the
+    The groups of a turn are computed at the same time.  Those of the first lane of all processes come first, in the
     order of processes, then those of the second, and so on.
 
     Attributes:
@@ -75,23 +79,23 @@ class Division:
         return self.devices * self.num_lanes
 
     @property
-    def groups_per_step(self) -> int:
+    def groups_per_turn(self) -> int:
         """The groups that all processes compute at the same time."""
         return self.num_workers * len(self.lanes)
 
     @property
-    def num_steps(self) -> int:
-        """The steps of a weight update."""
-        return self.num_groups // self.groups_per_step
+    def num_turns(self) -> int:
+        """The turns of a weight update."""
+        return self.num_groups // self.groups_per_turn
 
     @property
     def shard(self) -> Tuple[int, int]:
         """(count, index): this process computes every ``count``-th group from number ``index`` on."""
         return self.num_workers, self.rank
 
-    def group(self, step: Tensor, lane: int) -> Tensor:
-        """Returns the number, within the weight update, of the group that a lane of this process computes in a step."""
-        return (step * len(self.lanes) + lane) * self.num_workers + self.rank
+    def group(self, turn: Tensor, lane: int) -> Tensor:
+        """Returns the number, within the weight update, of the group that a lane of this process computes in a turn."""
+        return (turn * len(self.lanes) + lane) * self.num_workers + self.rank
 
     def notes(self, config: RunConfig, is_new: bool) -> List[str]:
         """Returns notes to print at the start: who trains, and how a weight update is shared.
@@ -140,6 +144,33 @@ class Capacity(NamedTuple):
     bytes_per_sample: int = 0
     on_cpu: bool = False
 
+    @classmethod
+    def of_all(
+        cls, group: Alone, kind: str, memory_bytes: int, num_devices: int, model: KerasModel
+    ) -> "Capacity":
+        """Agrees with the other processes on the capacity to assume.
+
+        Args:
+            group: the processes that train together.
+            kind, memory_bytes: the kind of this one's devices (cpu or gpu), and the machine's memory.
+            num_devices: the number of its devices.
+            model: the network.
+
+        Raises:
+            ConfigurationError: processes compute on different kinds of devices.
+        """
+        on_cpu = kind == "cpu"
+        operations, memory = (operations_at_once(), memory_bytes) if on_cpu else (1, 0)
+        kinds, *numbers = zip(*group.gather("capacity", [kind, num_devices, operations, memory]))
+        if len(set(kinds)) > 1:
+            other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
+            raise ConfigurationError(
+                f"rank {other} computes on a {kinds[other]}, and rank 0 on a {kinds[0]}",
+                "give all processes the same kind of device: --device cpu, or --device gpu",
+            )
+        devices, operations, memory = (int(min(values)) for values in numbers)
+        return cls(devices, operations, memory, activation_bytes_per_sample(model), on_cpu)
+
     def trained(self, samples: int) -> int:
         """Returns the maximum number of groups of ``samples`` samples each that are trained in parallel."""
         return self.evaluated(TRAINING_FACTOR * samples)
@@ -159,6 +190,32 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
         for call in range(num_calls(layer)):
             total += 4 * math.prod(int(dimension or 1) for dimension in output_shape(layer, call)[1:])
     return total
+
+
+def fixed_fused(config: RunConfig, batch: BatchLayout, saved: Optional[PlainDict]) -> Optional[int]:
+    """Returns the number of fused micro-batches that an option or a checkpoint fixes; None: the session chooses it.
+
+    Args:
+        config: the options of the run.
+        batch: the micro-batches of a weight update.
+        saved: the Program of the checkpoint from which the run continues; None for a new run.
+
+    Raises:
+        ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
+    """
+    fused = config.fused_micro_batches
+    if fused is None and saved is not None and "fused_micro_batches" in saved:
+        # The number changes the rounding, so a continued run keeps it.  Replicas that share batch norm's statistics are
+        # computed one by one on IPUs, and together on a host.
+        fused = max(saved["fused_micro_batches"], batch.dbn_replica_group_size)
+    if fused is not None:
+        check_fused(batch, fused)
+    return fused
+
+
+def one_by_one(batch: BatchLayout, instances: ProcessGroup) -> Division:
+    """Returns the division of IPUs, which fuse no micro-batches; the SDK adds their gradients."""
+    return Division(batch, 1, instances.size, instances.rank)
 
 
 def divide(
@@ -272,6 +329,23 @@ def choose_fused(batch: BatchLayout, capacity: Capacity, num_sharing: int = 1) -
         limit = min(limit, fitting // (2 if halves else 1))
     usable = halves or fusible(batch, num_sharing)
     return max([d for d in usable if d <= limit] or usable[:1])
+
+
+def fused_in_inference(
+    batch: BatchLayout, num_micro_batches: int, memory_bytes: int, model: KerasModel
+) -> int:
+    """Returns the number of micro-batches to fuse in inference, of an execution of ``num_micro_batches``.
+
+    Args:
+        batch: the size of micro-batches.
+        num_micro_batches: the micro-batches of an execution.
+        memory_bytes: the memory of the machine; 0 if unknown, or on GPUs.
+        model: the network.
+    """
+    alike = replace(
+        batch, num_replicas=1, gradient_accumulation_count=num_micro_batches, dbn_replica_group_size=1
+    )
+    return choose_fused(alike, Capacity(1, 1, memory_bytes, activation_bytes_per_sample(model)))
 
 
 def sharers(workers: int, devices: int) -> str:

@@ -5,9 +5,8 @@ whether there is work for all cores decide which layers are replaced:
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions are slower than a plain product for small images, and the ones without oneDNN are slower still.
-- In training, Numba compiles batch norm of many numbers with the activation after it, and the weight gradient of
-  depthwise convolutions on small images, from Python 3.9 on (``kernels.py``).  They are operations of TensorFlow
-  (``operations.py``); if TensorFlow's library lacks what they need, TensorFlow computes these layers.
+- In training, batch norm and the activation after it are one function, and so are a depthwise convolution and its
+  weight gradient: ``operations.py`` has them, and says which are compiled.
 - In evaluation, batch norm is folded into the convolution before it.
 - A layer that adds zeros before a convolution is skipped if the convolution's own ``SAME`` padding adds the same ones.
 - Two plain slices take every second pixel for the skips of CIFAR's ResNets: a strided slice is many times slower.
@@ -15,8 +14,9 @@ whether there is work for all cores decide which layers are replaced:
 GPUs and IPUs compute the layers as they are.
 """
 
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from tensorflow import keras
@@ -24,7 +24,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasLayer, Tensor
 from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_config import num_calls
-from ipucnn.models.layers.micro_batches import BatchNormalization, ghost_batch_norm, unbiased_variance
+from ipucnn.models.layers.micro_batches import BatchNormalization
 from ipucnn.models.layers.per_sample import SubsamplePad
 from ipucnn.sessions.host import operations
 
@@ -32,12 +32,6 @@ from ipucnn.sessions.host import operations
 Compute = Callable[[Tensor], Tensor]
 # A convolution without bias as a function of its input and its kernel.
 Convolve = Callable[[Tensor, Tensor], Tensor]
-
-# TensorFlow computes the weight gradient of depthwise convolutions with more output pixels.
-MAX_KERNEL_PIXELS = 16
-
-# TensorFlow's functions for the activations of the kernels.
-_ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}
 
 
 @dataclass
@@ -63,37 +57,35 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def find_fast_layers(
-    steps: Sequence[Node], layers: Dict[str, KerasLayer], needed: Container[str]
+    nodes: Sequence[Node], layers: Dict[str, KerasLayer], needed: Container[str]
 ) -> FastLayers:
     """Chooses the layers of a pipeline stage to replace by faster functions.
 
     Args:
-        steps: the steps of the stage, in order.
-        layers: the layers of all steps, by name.
+        nodes: the nodes of the stage, in order.
+        layers: the layers of all nodes, by name.
         needed: the layers whose output is needed, so that the next layer must not be computed together with them.
     """
     fast = FastLayers()
-    names_of_stage = {step.name for step in steps}
+    names_of_stage = {node.name for node in nodes}
     readers: Dict[str, List[str]] = {}
-    for step in steps:
-        for name in step.inputs:
-            readers.setdefault(name, []).append(step.name)
+    for node in nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node.name)
 
     def next_of(name: str) -> Optional[KerasLayer]:
         """Returns the only layer that reads this one's output, if they may be computed together."""
         following = readers.get(name, [])
         return None if name in needed or len(following) != 1 else layers[following[0]]
 
-    for step in steps:
-        if num_calls(layers[step.name]) > 1:
+    for node in nodes:
+        if num_calls(layers[node.name]) > 1:
             continue
-        name, layer, following = step.name, layers[step.name], next_of(step.name)
+        name, layer, following = node.name, layers[node.name], next_of(node.name)
         if isinstance(layer, BatchNormalization):
             if not layer.trainable:
                 continue  # A frozen layer uses no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
-            if operations.why_not():
-                continue
             if following is not None and activation != "linear":
                 fast.training[following.name] = unchanged
             fast.training[name] = _normalisation(layer, activation)
@@ -102,7 +94,7 @@ def find_fast_layers(
             if subsample is not None:
                 fast.training[name] = fast.inference[name] = subsample
         else:
-            before = step.inputs[0]
+            before = node.inputs[0]
             # Zero padding that another stage computes cannot be skipped.
             zeros = layers[before] if before in names_of_stage and next_of(before) is layer else None
             convolve = _convolution(layer, zeros)
@@ -126,7 +118,7 @@ def _activation(layer: KerasLayer) -> str:
         # The configuration of a function unknown to Keras is a dictionary.
         name = str(config["activation"])
         name = "swish" if name == "silu" else name
-        return name if name in _ACTIVATIONS else "linear"
+        return name if name in operations.ACTIVATIONS else "linear"
     if type(layer) is keras.layers.ReLU and not (config.get("negative_slope") or config.get("threshold")):
         bound = config["max_value"]  # in Keras 2.6 an array
         return {None: "relu", 6.0: "relu6"}.get(None if bound is None else float(bound), "linear")
@@ -139,28 +131,8 @@ def _is_linear(layer: KerasLayer) -> bool:
 
 def _normalisation(layer: KerasLayer, activation: str) -> Compute:
     """Returns batch norm in training, with the activation after it, as one function."""
-    from ipucnn.sessions.host import kernels
-
-    activate = _ACTIVATIONS[activation]
-
-    def compute(inputs: Tensor) -> Tensor:
-        is_activated = False
-
-        def ghost_norm(
-            x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, num_groups: int
-        ) -> Tuple[Tensor, Tensor, Tensor]:
-            nonlocal is_activated
-            numbers, channels = x.shape.num_elements(), int(x.shape[-1])
-            if numbers is None or not kernels.is_faster(numbers, num_groups, channels):
-                return ghost_batch_norm(x, gamma, beta, epsilon, num_groups)
-            is_activated = True
-            y, mean, variance = operations.normalise(x, gamma, beta, epsilon, num_groups, activation)
-            return y, mean, unbiased_variance(variance, numbers // (num_groups * channels))
-
-        outputs = layer.normalised(inputs, ghost_norm)
-        return outputs if is_activated else activate(outputs)
-
-    return compute
+    norm = functools.partial(operations.batch_norm, activation=activation)
+    return lambda inputs: layer.normalised(inputs, norm)
 
 
 # Convolutions.
@@ -222,7 +194,7 @@ def _with_zeros(layer: KerasLayer, before: KerasLayer) -> Optional[_Geometry]:
         return None
     size = tuple(before.input.shape[1:3])
     for k in range(2):
-        _, *zeros = _padding(size[k], layer.kernel_size[k], layer.strides[k], "SAME")
+        _, *zeros = operations.padding_of(size[k], layer.kernel_size[k], layer.strides[k], "SAME")
         if list(before.padding[k]) != zeros:
             return None
     return _Geometry(size, "SAME")
@@ -266,21 +238,12 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
     return compute
 
 
-def _padding(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int, int]:
-    """Returns (output size, zeros before the first pixel, zeros after the last one) of one dimension in TensorFlow."""
-    if padding == "VALID":
-        return (size - kernel) // stride + 1, 0, 0
-    output = -(-size // stride)
-    zeros = max((output - 1) * stride + kernel - size, 0)
-    return output, zeros // 2, zeros - zeros // 2
-
-
 def tap_ranges(size: int, kernel: int, stride: int, padding: str) -> List[Tuple[int, int, int, int]]:
     """Returns (tap, first output, one past the last output, first input) of each tap that overlaps the image.
 
     All numbers are those of one dimension.
     """
-    output, before, _ = _padding(size, kernel, stride, padding)
+    output, before, _ = operations.padding_of(size, kernel, stride, padding)
     ranges = []
     for tap in range(kernel):
         inside = [o for o in range(output) if 0 <= o * stride + tap - before < size]
@@ -359,39 +322,16 @@ def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolv
     window = _window(layer, geometry)
     stride, padding = layer.strides[0], geometry.padding
     _, height, width, _ = layer.output.shape
-    is_small = not operations.why_not() and height * width <= MAX_KERNEL_PIXELS
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
-        if window is None and is_small:
-            return depthwise(x, kernel, stride, padding)
         if window is None:
-            return tf.nn.depthwise_conv2d(x, kernel, [1, stride, stride, 1], padding)
+            return operations.depthwise_conv2d(x, kernel, stride, padding)
         products = window.of_image(x) * kernel[window.taps][..., 0]
         if tuple(products.shape[1:3]) == (1, 1):
             return products
         return tf.reduce_sum(products, axis=[1, 2], keepdims=True)
 
-    return convolve, is_small or window is not None
-
-
-def depthwise(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
-    """Computes ``tf.nn.depthwise_conv2d`` (multiplier 1, static sizes) with the weight gradient from ``kernels``."""
-    strides = [1, stride, stride, 1]
-    before = [_padding(int(x.shape[k + 1]), int(kernel.shape[k]), stride, padding)[1] for k in range(2)]
-
-    @tf.custom_gradient
-    def convolve(x: Tensor, kernel: Tensor) -> Any:
-        y = tf.raw_ops.DepthwiseConv2dNative(input=x, filter=kernel, strides=strides, padding=padding)
-
-        def gradient(dy: Tensor) -> Any:
-            dx = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
-                input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, strides=strides, padding=padding
-            )
-            return [dx, operations.depthwise_filter_gradient(kernel, x, dy, stride, before)]
-
-        return y, gradient
-
-    return convolve(x, kernel)
+    return convolve, window is not None or operations.has_compiled_gradient(height * width)
 
 
 def _subsample_pad(layer: KerasLayer) -> Optional[Compute]:

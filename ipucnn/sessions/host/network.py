@@ -52,13 +52,13 @@ class _Stage(NamedTuple):
     """A pipeline stage.
 
     Attributes:
-        steps: its steps, in order.
+        nodes: its nodes, in order.
         sources: the layers before the stage whose outputs it reads.
         leaving: its layers whose outputs later stages read, or that are the network's output.
         fast: the faster functions of its layers.
     """
 
-    steps: Sequence[Node]
+    nodes: Sequence[Node]
     sources: Sequence[str]
     leaving: Sequence[str]
     fast: FastLayers
@@ -94,21 +94,21 @@ class Network:
         self._unpack = unpack
         blueprint = read_blueprint(model)
         self._input, self._output = blueprint.nodes[0].name, blueprint.output
-        steps = blueprint.nodes[1:]
-        self._layers = {step.name: model.get_layer(step.layer) for step in steps}
+        nodes = blueprint.nodes[1:]
+        self._layers = {node.name: model.get_layer(node.layer) for node in nodes}
         self._exact = {name for name, layer in self._layers.items() if _is_exact(layer)}
         self._takes_training = {
             name
             for name, layer in self._layers.items()
             if "training" in inspect.signature(layer.call).parameters
         }
-        numbers = stages_by_layer([step.name for step in blueprint.nodes], splits)
+        numbers = stages_by_layer([node.name for node in blueprint.nodes], splits)
         self._stages: List[_Stage] = []
         for number in range(len(splits) + 1):
-            in_stage = [step for step in steps if numbers[step.name] == number]
-            names = {step.name for step in in_stage}
-            sources = {name for step in in_stage for name in step.inputs} - names
-            later = {name for step in steps if numbers[step.name] > number for name in step.inputs}
+            in_stage = [node for node in nodes if numbers[node.name] == number]
+            names = {node.name for node in in_stage}
+            sources = {name for node in in_stage for name in node.inputs} - names
+            later = {name for node in nodes if numbers[node.name] > number for name in node.inputs}
             leaving = names & (later | {self._output})
             # Each layer's output is needed if it is rounded.
             needed = names if measures or not arithmetic.is_plain else leaving
@@ -155,18 +155,18 @@ class Network:
         with contextlib.ExitStack() as stack:
             if context is not None:
                 stack.enter_context(execution_context(context))
-            for step in stage.steps:
-                step_inputs = [tensors[name] for name in step.inputs]
-                if step.name in computes:
-                    output = computes[step.name](step_inputs[0])
+            for node in stage.nodes:
+                inputs_of_node = [tensors[name] for name in node.inputs]
+                if node.name in computes:
+                    output = computes[node.name](inputs_of_node[0])
                 else:
-                    options = {"training": training} if step.name in self._takes_training else {}
-                    output = self._layers[step.name](
-                        step_inputs[0] if len(step_inputs) == 1 else step_inputs, **options
+                    options = {"training": training} if node.name in self._takes_training else {}
+                    output = self._layers[node.name](
+                        inputs_of_node[0] if len(inputs_of_node) == 1 else inputs_of_node, **options
                     )
-                if step.name not in self._exact:
-                    output = rounding.layer_output(output, step.name)
-                tensors[step.name] = output
+                if node.name not in self._exact:
+                    output = rounding.layer_output(output, node.name)
+                tensors[node.name] = output
         return [tensors[name] for name in stage.leaving]
 
 

@@ -1,7 +1,9 @@
-"""Operations of TensorFlow that ``kernels.py`` computes: their declaration, and the functions that call them.
+"""Batch norm and depthwise convolutions of the host: by functions that Numba compiles, or by TensorFlow's operations.
 
-TensorFlow's C interface registers them in its tables of operations and kernels, as a C++ library of operations would
-(``tensorflow/c/ops.h``, ``tensorflow/c/kernels.h``).
+Layers call :func:`batch_norm` and :func:`depthwise_conv2d`, which choose: :func:`why_not` decides once in a process
+whether compiled functions can be used, and the size of the tensors whether they are faster.  ``kernels.py`` has these
+functions.  They are operations of TensorFlow: its C interface registers them in its tables of operations and kernels,
+as a C++ library of operations would (``tensorflow/c/ops.h``, ``tensorflow/c/kernels.h``).
 """
 
 import ctypes
@@ -13,6 +15,12 @@ import tensorflow as tf
 from ipucnn.aliases import Tensor, TensorShape
 from ipucnn.compiled import HAS_KERNELS, tensorflow_library
 from ipucnn.errors import MissingError
+from ipucnn.models.layers.micro_batches import ghost_batch_norm, unbiased_variance
+
+ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.swish}
+"""TensorFlow's functions for the activations that are compiled with batch norm."""
+# TensorFlow computes the weight gradient of depthwise convolutions with more output pixels.
+MAX_KERNEL_PIXELS = 16
 
 # Inputs and outputs of each operation; its name in TensorFlow begins with PREFIX.
 PREFIX = "Ipucnn"
@@ -46,6 +54,62 @@ def why_not() -> str:
     except MissingError as error:
         return error.message
     return ""
+
+
+def batch_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, parts: int, activation: str
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Computes :func:`ghost_batch_norm` of ``parts`` groups, and one of ``ACTIVATIONS`` of its first result."""
+    if not why_not() and x.shape.num_elements() is not None:
+        from ipucnn.sessions.host import kernels
+
+        numbers, channels = x.shape.num_elements(), int(x.shape[-1])
+        if kernels.is_faster(numbers, parts, channels):
+            y, mean, variance = normalise(x, gamma, beta, epsilon, parts, activation)
+            return y, mean, unbiased_variance(variance, numbers // (parts * channels))
+    y, mean, unbiased = ghost_batch_norm(x, gamma, beta, epsilon, parts)
+    return ACTIVATIONS[activation](y), mean, unbiased
+
+
+def has_compiled_gradient(output_pixels: int) -> bool:
+    """Returns whether the weight gradient of a depthwise convolution is compiled, with so many pixels of its output."""
+    return not why_not() and output_pixels <= MAX_KERNEL_PIXELS
+
+
+def padding_of(size: int, kernel: int, stride: int, padding: str) -> Tuple[int, int, int]:
+    """Returns (output size, zeros before the first pixel, zeros after the last one) of one dimension in TensorFlow."""
+    if padding == "VALID":
+        return (size - kernel) // stride + 1, 0, 0
+    output = -(-size // stride)
+    zeros = max((output - 1) * stride + kernel - size, 0)
+    return output, zeros // 2, zeros - zeros // 2
+
+
+def depthwise_conv2d(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Tensor:
+    """Computes ``tf.nn.depthwise_conv2d`` of static sizes and multiplier 1, with the fastest weight gradient.
+
+    Args:
+        x, kernel, padding: as for TensorFlow's function.
+        stride: the stride in both dimensions.
+    """
+    strides = [1, stride, stride, 1]
+    sides = [padding_of(int(x.shape[k + 1]), int(kernel.shape[k]), stride, padding) for k in range(2)]
+    if not has_compiled_gradient(sides[0][0] * sides[1][0]):
+        return tf.nn.depthwise_conv2d(x, kernel, strides, padding)
+
+    @tf.custom_gradient
+    def convolve(x: Tensor, kernel: Tensor) -> Any:
+        y = tf.raw_ops.DepthwiseConv2dNative(input=x, filter=kernel, strides=strides, padding=padding)
+
+        def gradient(dy: Tensor) -> Any:
+            dx = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
+                input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, strides=strides, padding=padding
+            )
+            return [dx, depthwise_filter_gradient(kernel, x, dy, stride, [before for _, before, _ in sides])]
+
+        return y, gradient
+
+    return convolve(x, kernel)
 
 
 @functools.lru_cache(maxsize=None)

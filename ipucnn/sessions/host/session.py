@@ -22,21 +22,15 @@ from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, InfeasibleError
-from ipucnn.machine import operations_at_once, side_by_side
+from ipucnn.machine import side_by_side
 from ipucnn.models.names import moved_statistics, penalties
 from ipucnn.sessions.group import Alone, Mpi
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.collectives import Collectives
-from ipucnn.sessions.host.division import (
-    Capacity,
-    Division,
-    activation_bytes_per_sample,
-    divide,
-)
+from ipucnn.sessions.host.division import Capacity, Division, divide
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
-from ipucnn.sessions.host.sums import sums_of
-from ipucnn.sessions.host.updates import UpdateLoop
+from ipucnn.sessions.host.updates import UpdateLoop, sums_of
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -50,6 +44,7 @@ from ipucnn.sessions.session import (
     TrainedPart,
     Trainer,
     TrainingFeed,
+    TrainingTask,
     TrainState,
     check_precision,
     compilation_report,
@@ -58,10 +53,8 @@ from ipucnn.sessions.session import (
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import Sums, Totals
 from ipucnn.training.losses import Loss
-from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.optimizers import Optimizer, penalty_weight
-from ipucnn.training.program import BuiltProgram, Program
-from ipucnn.training.schedules import Schedule
+from ipucnn.training.program import Program
 
 # The target duration of a slice of an execution; interrupts and progress are handled between slices.
 SLICE_S = 1.0
@@ -107,18 +100,10 @@ class HostSession(Session):
         return Network(model, self.arithmetic, self.transfer.unpack, splits, on_cpu=self.on_cpu)
 
     def capacity(self, model: KerasModel) -> Capacity:
-        """Agrees with the other processes on the capacity to assume: the minimum over all of them."""
-        operations, memory = (operations_at_once(), self.device.memory_bytes) if self.on_cpu else (1, 0)
-        facts = [self.device.kind, len(self.places), operations, memory]
-        kinds, *numbers = zip(*self.group.gather("capacity", facts))
-        if len(set(kinds)) > 1:
-            other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
-            raise ConfigurationError(
-                f"rank {other} computes on a {kinds[other]}, and rank 0 on a {kinds[0]}",
-                "give all processes the same kind of device: --device cpu, or --device gpu",
-            )
-        devices, operations, memory = (int(min(values)) for values in numbers)
-        return Capacity(devices, operations, memory, activation_bytes_per_sample(model), self.on_cpu)
+        """Returns the capacity that every process has."""
+        return Capacity.of_all(
+            self.group, self.device.kind, self.device.memory_bytes, len(self.places), model
+        )
 
     def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
         """Returns the division that suits the capacity of all processes."""
@@ -127,20 +112,10 @@ class HostSession(Session):
         capacity, mixing = self.capacity(model), own_layers(model)
         return divide(program, self.config, capacity, self.group, self.places, fused, mixing)
 
-    def trainer(
-        self,
-        model: KerasModel,
-        program: BuiltProgram,
-        division: Division,
-        optimizer: OptimizerSettings,
-        loss: Loss,
-        schedule: Schedule,
-        make_dataset: Optional[MakeDataset] = None,
-        would_fit: Optional[MemoryAdvice] = None,
-    ) -> "HostTrainer":
+    def trainer(self, task: TrainingTask) -> "HostTrainer":
         """Makes the loop; with a data set, traces it as well."""
-        check_precision(program, self.config)
-        return HostTrainer(self, model, program, division, optimizer, loss, schedule, make_dataset)
+        check_precision(task.program, self.config)
+        return HostTrainer(self, task)
 
     def predictor(
         self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
@@ -258,18 +233,9 @@ class HostPredictor(Predictor):
 class HostTrainer(Trainer):
     """Runs weight updates in a loop inside one TensorFlow function; see :meth:`HostSession.trainer`."""
 
-    def __init__(
-        self,
-        session: HostSession,
-        model: KerasModel,
-        program: BuiltProgram,
-        division: Division,
-        optimizer: OptimizerSettings,
-        loss: Loss,
-        schedule: Schedule,
-        make_dataset: Optional[MakeDataset],
-    ) -> None:
-        self.program, self.division, self.loss, self.schedule = program, division, loss, schedule
+    def __init__(self, session: HostSession, task: TrainingTask) -> None:
+        super().__init__(task)
+        model, program, division = task.model, task.program, task.division
         self._session, self._place = session, division.devices[0]
         self._collectives = Collectives(session.group) if isinstance(session.group, Mpi) else None
         # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
@@ -278,17 +244,17 @@ class HostTrainer(Trainer):
             weights = self._weights = Weights(model, session.arithmetic)
             trained = {name: weights.kept[name] for name in weights.trainable}
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
-            opt = Optimizer(optimizer, trained, statistics, penalties(model), penalty_weight(program))
+            opt = Optimizer(task.optimizer, trained, statistics, penalties(model), penalty_weight(program))
             network = session.network(model, program.pipeline_splits if program.recomputation else ())
             sums = sums_of(division, self._collectives, session.config.reduction)
-            self._loop = UpdateLoop(network, program, division, opt, loss, weights, sums)
+            self._loop = UpdateLoop(network, program, division, opt, task.loss, weights, sums)
         scaler = self._loop.scaler
         self.state = TrainState(weights.kept, {**opt.slots, **({} if scaler is None else scaler.slots)}, 0)
         self.predictor: HostPredictor = HostPredictor(session, model, weights, division.devices)
         self._large_batches = LargeBatches(
             model, session.arithmetic, session.transfer.unpack, session.on_cpu, self.predictor.batches_at_once
         )
-        trace_s, operations = self.trace(make_dataset) if make_dataset is not None else (0.0, 0)
+        trace_s, operations = (0.0, 0) if task.make_dataset is None else self.trace(task.make_dataset)
         fused = division.fused_micro_batches
         self.compilation = compilation_report(session.device, model, trace_s, fused, operations)
 

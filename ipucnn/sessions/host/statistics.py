@@ -25,7 +25,7 @@ from ipucnn.models.layers.micro_batches import (
     moving_average,
     unbiased_variance,
 )
-from ipucnn.models.names import MOVING_STATISTICS
+from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
@@ -68,7 +68,7 @@ class MovingStatistics:
             for layer in norms
         }
         self._order = [layer.name for layer in norms if not layer.moves_once]
-        self.names = [f"{name}/{moving}" for name in self._order for moving in MOVING_STATISTICS]
+        self.names = statistics_of(self._order)
         # For statistics that move once per weight update: sums over its fused batches for each group of replicas.
         groups = self._batch.num_replicas // self._batch.dbn_replica_group_size
         self._sums = {
@@ -200,7 +200,7 @@ class LargeBatches:
         at_once: Callable[[int], int] = lambda samples: 1,
     ) -> None:
         norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
-        self.names = [f"{norm}/{moving}" for norm in norms for moving in MOVING_STATISTICS]
+        self.names = statistics_of(norms)
         self._at_once = at_once
         if not self.names:
             return

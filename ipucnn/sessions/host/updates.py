@@ -1,24 +1,57 @@
-"""The loop of weight updates inside one TensorFlow function: gradients of groups, and moving statistics.
+"""The loop of weight updates inside one TensorFlow function, and what happens in an accumulation step.
 
-``division.py`` says which lane computes which groups of fused micro-batches, and ``sums.py`` adds their results.
+In an accumulation step, every replica computes the gradient of one micro-batch.  Here the micro-batches of a weight
+update are computed in groups of fused micro-batches; a group has several accumulation steps, or a part of one:
+
+1. Each lane takes the samples of its next group from the data set.  The groups that all lanes, devices and processes
+   compute at the same time are a turn (``division.py`` says which lane computes which group).
+2. :meth:`UpdateLoop._forward_and_backward` computes a group as one batch: the logits, with batch norm by the statistics
+   of each micro-batch; the loss of each micro-batch; and one backward pass of their sum, weighted as
+   ``--gradient-accumulation-reduction-method`` says and times the loss scale.
+3. :class:`OrderedSums` adds the groups' gradients, losses and right answers in the order of groups, whoever computed
+   them, and moves batch norm's moving statistics in the same order.  :class:`AllReducedSums` adds the gradients of
+   several processes in MPI's order.
+4. After the last turn, :meth:`UpdateLoop._update` rounds the gradients in 16 bits, divides them by the loss scale, and
+   applies them.
 """
 
-from typing import Any, Callable, List, Sequence, Tuple, TypeVar, Union
+import contextlib
+from typing import Any, Callable, ContextManager, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
+import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TfGraph, TfIterator, TfVariable
 from ipucnn.models.layers.micro_batches import ExecutionContext
 from ipucnn.sessions.host.arithmetic import Rounding, streams
+from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
-from ipucnn.sessions.host.sums import GroupResult, OrderedSums
 from ipucnn.training.losses import Loss, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import SEED_MASK, Program
 
 _Result = TypeVar("_Result")
+_Parts = TypeVar("_Parts")
+AddGradients = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], List[Tensor]]
+"""(number of the group, its gradients, sums) -> sums."""
+
+
+class GroupResult(NamedTuple):
+    """The result of a group of fused micro-batches, or the sum of such results.
+
+    Attributes:
+        gradients: one float32 gradient for each trained weight.
+        loss: the sum of the micro-batches' losses.
+        num_right: the number of right answers.
+        statistics: the contributions to moving statistics; empty in a sum.
+    """
+
+    gradients: List[Tensor]
+    loss: Tensor
+    num_right: Tensor
+    statistics: List[Tensor]
 
 
 class UpdateLoop:
@@ -45,7 +78,7 @@ class UpdateLoop:
         optimizer: Optimizer,
         loss: Loss,
         weights: Weights,
-        sums: OrderedSums,
+        sums: "OrderedSums",
     ) -> None:
         self._network, self._arithmetic = network, network.arithmetic
         self._division = division
@@ -63,7 +96,7 @@ class UpdateLoop:
         self._statistics = MovingStatistics(network.model, division, weights)
         self._function = tf.function(self._run, autograph=False)
         self._concrete: Any = None
-        # The bytes received from the loop's collectives: the one of each step, and those after the last step.
+        # The bytes received from the loop's collectives: the one of each turn, and those after the last turn.
         self._received_bytes: List[int] = []
         self._collecting = tf.function(self._collect, autograph=False)
 
@@ -94,8 +127,8 @@ class UpdateLoop:
     @property
     def received_bytes(self) -> int:
         """Returns the bytes that a worker receives from collectives in a weight update, its own part included."""
-        every_step, *last = self._received_bytes
-        return every_step * self._division.num_steps + sum(last)
+        every_turn, *last = self._received_bytes
+        return every_turn * self._division.num_turns + sum(last)
 
     @property
     def collected(self) -> List[str]:
@@ -107,7 +140,7 @@ class UpdateLoop:
 
         The forward pass is that of training; no weight changes.
         """
-        steps = tf.cast(num_updates, tf.int64) * self._division.num_steps
+        turns = tf.cast(num_updates, tf.int64) * self._division.num_turns
 
         def means(group: Tensor) -> List[Tensor]:
             images, context = iterator.get_next()[0], self._context(group)
@@ -117,29 +150,29 @@ class UpdateLoop:
         def add(group: Tensor, parts: List[Tensor], sums: List[Tensor]) -> List[Tensor]:
             return [s + p for s, p in zip(sums, parts)]
 
-        def body(step: Tensor, sums: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-            return step + 1, self._sums.in_order(step, self._on_lanes(step, means), sums, add)
+        def body(turn: Tensor, sums: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
+            return turn + 1, self._sums.in_order(turn, self._on_lanes(turn, means), sums, add)
 
         variables = [self._weights.kept[name] for name in self.collected]
         start = [tf.zeros(variable.shape) for variable in variables]
         _, sums = tf.while_loop(
-            lambda step, _: step < steps, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
+            lambda turn, _: turn < turns, body, (tf.constant(0, tf.int64), start), parallel_iterations=1
         )
         count = tf.cast(num_updates, tf.int64) * self._division.num_groups
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
-    def _on_lanes(self, step: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
+    def _on_lanes(self, turn: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
         """Computes one group on each lane of this process, at the same time, and returns the results.
 
         Args:
-            step: scalar int64.
+            turn: scalar int64.
             compute: the function from a group's number to its result.
         """
         results = []
         for lane, device in enumerate(self._division.lanes):
             with tf.device(device):
-                results.append(compute(self._division.group(step, lane)))
+                results.append(compute(self._division.group(turn, lane)))
         return results
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -189,23 +222,23 @@ class UpdateLoop:
     def _accumulate(self, iterator: TfIterator, update: Tensor) -> GroupResult:
         """Returns the sum of the results of a weight update's groups."""
 
-        def body(step: Tensor, sums: GroupResult) -> Tuple[Tensor, GroupResult]:
-            results = self._on_lanes(step, lambda group: self._forward_and_backward(iterator, update, group))
+        def body(turn: Tensor, sums: GroupResult) -> Tuple[Tensor, GroupResult]:
+            results = self._on_lanes(turn, lambda group: self._forward_and_backward(iterator, update, group))
             contributions = results[0][1]
 
             def move(group: Tensor, statistics: Sequence[Tensor]) -> None:
                 for contribution, statistic in zip(contributions, statistics):
                     contribution.apply(statistic, group)
 
-            added = self._sums.add_step(
-                step, [result for result, _ in results], sums, self._add_gradients, move
+            added = self._sums.add_turn(
+                turn, [result for result, _ in results], sums, self._add_gradients, move
             )
-            return step + 1, added
+            return turn + 1, added
 
         zero = tf.constant(0.0)
         start = GroupResult([tf.zeros(v.shape, v.dtype) for v in self._trainable], zero, zero, [])
         _, sums = tf.while_loop(
-            lambda step, _: step < self._division.num_steps,
+            lambda turn, _: turn < self._division.num_turns,
             body,
             (tf.constant(0, tf.int64), start),
             parallel_iterations=1,
@@ -293,3 +326,155 @@ class UpdateLoop:
             seeds=tf.stack([seed, tf.cast(number, tf.int32)], axis=1),
             num_micro_batches=self._fused,
         )
+
+
+class OrderedSums:
+    """Adds the results of groups in the order of groups.
+
+    So the bytes do not depend on who computes which group.
+
+    Args:
+        division: the division of a weight update.
+        collectives: the collective operations of the processes; None: this process is alone.
+    """
+
+    def __init__(self, division: Division, collectives: Optional[Collectives]) -> None:
+        self._division = division
+        self._collectives = collectives
+
+    def exceptions(self) -> ContextManager[None]:
+        """Returns a block that raises the exceptions of collective operations."""
+        return contextlib.nullcontext() if self._collectives is None else self._collectives.exceptions()
+
+    @property
+    def received_bytes(self) -> List[int]:
+        """The bytes that a process receives from each collective operation, in the order of tracing."""
+        return [] if self._collectives is None else self._collectives.received_bytes
+
+    def in_order(
+        self,
+        turn: Tensor,
+        results: Sequence[_Parts],
+        sums: _Parts,
+        add: Callable[[Tensor, _Parts, _Parts], _Parts],
+    ) -> _Parts:
+        """Adds the results of a turn's groups one after the other, as one lane of one process would.
+
+        Args:
+            turn: scalar int64.
+            results: the result of each lane of this process: a nested structure of float32 tensors.
+            sums: the sums to add to.
+            add: (number of the group, its result, sums) -> sums.
+        """
+        division = self._division
+        first = turn * division.groups_per_turn
+        if division.num_workers == 1 and len(division.devices) == 1:
+            for lane, result in enumerate(results):
+                sums = _added(first + lane, lane, result, sums, add)
+            return sums
+        shapes = [[int(n) for n in part.shape] for part in tf.nest.flatten(results[0])]
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        flat = []
+        for device, result in zip(division.lanes, results):
+            with tf.device(device):
+                flat.append(tf.concat([tf.reshape(part, [-1]) for part in tf.nest.flatten(result)], axis=0))
+        gathered = tf.concat(flat, axis=0)
+        if self._collectives is not None:
+            gathered = self._collectives.gather(gathered)
+        gathered = tf.reshape(gathered, [division.num_workers, len(division.lanes), sum(sizes)])
+
+        # A loop keeps the order: TensorFlow would merge a sequence of additions, and choose its own order.
+        def body(row: Tensor, sums: _Parts) -> Sequence[object]:
+            group = gathered[row % division.num_workers, row // division.num_workers]
+            pieces = [tf.reshape(p, shape) for p, shape in zip(tf.split(group, sizes), shapes)]
+            return row + 1, add(first + row, tf.nest.pack_sequence_as(results[0], pieces), sums)
+
+        _, total = tf.while_loop(
+            lambda row, _: row < division.groups_per_turn,
+            body,
+            (tf.constant(0, tf.int64), sums),
+            parallel_iterations=1,
+        )
+        added: _Parts = total
+        return added
+
+    def add_turn(
+        self,
+        turn: Tensor,
+        results: Sequence[GroupResult],
+        sums: GroupResult,
+        add_gradients: AddGradients,
+        move: Callable[[Tensor, Sequence[Tensor]], None],
+    ) -> GroupResult:
+        """Returns the sums after a turn.
+
+        Args:
+            turn: scalar int64.
+            results: the result of each lane of this process.
+            sums: the sums before the turn.
+            add_gradients: the function that adds the gradients of a group.
+            move: the function that moves statistics by the contributions of a group: (number of the group,
+                contributions).
+        """
+
+        def add(group: Tensor, result: GroupResult, sums: GroupResult) -> GroupResult:
+            move(group, result.statistics)
+            gradients = add_gradients(group, result.gradients, sums.gradients)
+            return GroupResult(gradients, sums.loss + result.loss, sums.num_right + result.num_right, [])
+
+        return self.in_order(turn, results, sums, add)
+
+    def total(self, gradients: List[Tensor], is_running_mean: bool) -> List[Tensor]:
+        """Returns the gradients of the weight update after its last turn."""
+        return gradients
+
+
+class AllReducedSums(OrderedSums):
+    """Adds the gradients of this process's groups, and after the last turn, those of all processes in MPI's order.
+
+    Everything else is added in the order of groups.
+    """
+
+    def add_turn(
+        self,
+        turn: Tensor,
+        results: Sequence[GroupResult],
+        sums: GroupResult,
+        add_gradients: AddGradients,
+        move: Callable[[Tensor, Sequence[Tensor]], None],
+    ) -> GroupResult:
+        """Returns the sums after a turn; those of gradients are this process's."""
+        gradients = sums.gradients
+        for lane, result in enumerate(results):
+            number = turn * len(results) + lane
+            gradients = _added(number, lane, result.gradients, gradients, add_gradients)
+        others = [result._replace(gradients=[]) for result in results]
+        added = super().add_turn(turn, others, sums._replace(gradients=[]), add_gradients, move)
+        return added._replace(gradients=gradients)
+
+    def total(self, gradients: List[Tensor], is_running_mean: bool) -> List[Tensor]:
+        """Returns the sum over processes, or the mean of their running means."""
+        assert self._collectives is not None
+        sizes = [int(g.shape.num_elements()) for g in gradients]
+        total = self._collectives.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
+        if is_running_mean:
+            total = total / float(self._division.num_workers)
+        return [tf.reshape(part, g.shape) for part, g in zip(tf.split(total, sizes), gradients)]
+
+
+def sums_of(division: Division, collectives: Optional[Collectives], reduction: str) -> OrderedSums:
+    """Returns the order of ``--reduction``; a process that is alone has only one."""
+    is_ordered = reduction == "ordered" or collectives is None
+    return (OrderedSums if is_ordered else AllReducedSums)(division, collectives)
+
+
+def _added(
+    number: Tensor, lane: int, result: _Parts, sums: _Parts, add: Callable[[Tensor, _Parts, _Parts], _Parts]
+) -> _Parts:
+    """Adds the result of a lane to sums, after those of the lanes before it."""
+    if lane == 0:
+        return add(number, result, sums)
+    # The branch is always taken.  Without it, TensorFlow would merge additions and choose its own order; and it would
+    # add large tensors in temporary variables, two of which get the same name (tensorflow/tensorflow#23780).
+    added: _Parts = tf.cond(number > 0, lambda: add(number, result, sums), lambda: sums)
+    return added

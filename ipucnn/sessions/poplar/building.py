@@ -3,9 +3,8 @@
 from typing import Optional
 
 from ipucnn.aliases import KerasModel
-from ipucnn.models.keras_config import read_blueprint
 from ipucnn.sessions.poplar.device import Ipus
-from ipucnn.sessions.poplar.model import TRAINING, DeviceModel, ModelSpec, assign_stages, build_for_ipus
+from ipucnn.sessions.poplar.model import TRAINING, DeviceModel, ModelSpec, build_for_ipus
 from ipucnn.sessions.poplar.options import accumulation_options, pipelining_options
 from ipucnn.training.program import BuiltProgram
 
@@ -37,13 +36,11 @@ def build_network(
         preprocess=ipus.preprocess,
         fused_preprocessing=config.fused_preprocessing,
         rounds_to_nearest=ipus.rounds_stochastically and purpose != TRAINING,
+        splits=() if program is None else program.pipeline_splits,
     )
     with ipus.scope():
         built = build_for_ipus(ipus.api, network, spec, name)
         if program is not None:
-            if program.num_stages > 1:
-                layers = [node.name for node in read_blueprint(network).nodes]
-                assign_stages(built.model, layers, program.pipeline_splits)
             _set_options(ipus, built.model, program, training=purpose == TRAINING)
     return built
 

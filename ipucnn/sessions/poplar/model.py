@@ -17,6 +17,7 @@ to its stage of the pipeline.
 import functools
 import math
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -220,6 +221,7 @@ class ModelSpec:
         preprocess: the last step of preprocessing, which a :class:`Preprocess` layer does if it is the IPU's.
         fused_preprocessing: whether that layer is the SDK's operation.
         rounds_to_nearest: whether the model rounds to nearest on a system that is configured to round stochastically.
+        splits: the layers that open the stages of a pipeline after the first; none without a pipeline.
     """
 
     micro_batch_size: int
@@ -229,6 +231,7 @@ class ModelSpec:
     preprocess: Transfer
     fused_preprocessing: bool
     rounds_to_nearest: bool
+    splits: Sequence[str] = ()
 
 
 @dataclass
@@ -313,24 +316,24 @@ class _Builder:
         }
         return kind.from_config({**config, **common})
 
-    def _normalised(self, step: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
-        if not step.config["trainable"]:
-            return _batch_norm(step.config, common)(inputs)
-        settings = {key: step.config[key] for key in ("epsilon", "center", "scale")}
-        if step.config["moves_once"]:
+    def _normalised(self, node: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
+        if not node.config["trainable"]:
+            return _batch_norm(node.config, common)(inputs)
+        settings = {key: node.config[key] for key in ("epsilon", "center", "scale")}
+        if node.config["moves_once"]:
             if self.spec.purpose != TRAINING:
-                return _batch_norm(step.config, common)(inputs)
-            self.moved_once.append(MovedByGradient(step.config["momentum"], **settings, **common))
+                return _batch_norm(node.config, common)(inputs)
+            self.moved_once.append(MovedByGradient(node.config["momentum"], **settings, **common))
             return self.moved_once[-1](inputs)
-        self.norms.append(step.name)
+        self.norms.append(node.name)
         if self.spec.purpose != STATISTICS:
-            return _batch_norm(step.config, common)(inputs)
+            return _batch_norm(node.config, common)(inputs)
         output, mean, variance = BatchStatistics(**settings, **common)(inputs)
         self.statistics += [mean, variance]
         return output
 
-    def _dropped(self, step: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
-        rate, noise = step.config["rate"], step.config["noise_shape"]
+    def _dropped(self, node: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
+        rate, noise = node.config["rate"], node.config["noise_shape"]
         if self.spec.purpose == PREDICTION or rate == 0:
             return keras.layers.Activation("linear", **common)(inputs)
         always = self.spec.purpose == STATISTICS
@@ -369,9 +372,9 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
         fused = api.ipu.image_ops.normalise_image if spec.fused_preprocessing else None
         x = Preprocess(on_device, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
-    for step in blueprint.nodes[1:]:
-        sources = [tensors[source] for source in step.inputs]
-        tensors[step.name] = builder.output(step, sources[0] if len(sources) == 1 else sources)
+    for node in blueprint.nodes[1:]:
+        sources = [tensors[source] for source in node.inputs]
+        tensors[node.name] = builder.output(node, sources[0] if len(sources) == 1 else sources)
     outputs = tensors[blueprint.output]
     if compute != "float32":
         # Loss and metrics are float32, and Keras casts sample weights to the type of the logits.
@@ -386,6 +389,8 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
     if spec.rounds_to_nearest:
         for layer in model.layers:
             _round_to_nearest(layer, api)
+    if spec.splits:
+        _assign_stages(model, blueprint.nodes, spec.splits)
     weights = _weights(model, network)
     assign_weights(named_weights(network), weights)
     return DeviceModel(
@@ -427,15 +432,18 @@ def assign_weights(source: Mapping[str, TfVariable], target: Mapping[str, TfVari
         variable.assign(source[name].numpy().astype(variable.dtype.as_numpy_dtype))
 
 
-def assign_stages(model: KerasModel, order: Sequence[str], splits: Sequence[str]) -> None:
-    """Assigns each layer to its stage.
+def _assign_stages(model: KerasModel, nodes: Sequence[Node], splits: Sequence[str]) -> None:
+    """Assigns each call of a layer to its stage.
 
     Layers that only the model for IPUs has belong to the stage of the layer before; preprocessing to the first stage.
     """
-    stages = stages_by_layer(order, splits)
+    stages, calls = stages_by_layer([node.name for node in nodes], splits), defaultdict(list)
+    for node in nodes:
+        calls[node.layer].append(stages[node.name])
     assignment = model.get_pipeline_stage_assignment()
     stage = 0
     for entry in assignment:
-        stage = stages.get(entry.layer.name, stage)
+        stages_of_calls = calls.get(entry.layer.name)
+        stage = stage if stages_of_calls is None else stages_of_calls[entry.node_index]
         entry.pipeline_stage = stage
     model.set_pipeline_stage_assignment(assignment)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
-from ipucnn.models.names import MOVING_STATISTICS
+from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.statistics import peeked
 from ipucnn.sessions.poplar.batches import training_batches
 from ipucnn.sessions.poplar.building import build_network
@@ -284,5 +284,5 @@ class StatisticsNetwork:
         means = [np.asarray(values, np.float64).mean(axis=0) for values in outputs[: 2 * len(network.norms)]]
         sizes: np.ndarray = np.cumsum([len(values) for values in means])[:-1]
         reduced = self._ipus.exchange.mean_over_instances(np.concatenate(means))
-        names = [f"{norm}/{moving}" for norm in network.norms for moving in MOVING_STATISTICS]
-        return {name: part.astype(np.float32) for name, part in zip(names, np.split(reduced, sizes))}
+        parts = zip(statistics_of(network.norms), np.split(reduced, sizes))
+        return {name: part.astype(np.float32) for name, part in parts}

@@ -16,7 +16,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.evaluated import Statistics, statistics_policy, statistics_updates
 from ipucnn.sessions.group import ProcessGroup
 from ipucnn.sessions.host.arithmetic import Arithmetic
-from ipucnn.sessions.host.division import Division
+from ipucnn.sessions.host.division import Division, one_by_one
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.batches import BatchStream
@@ -36,14 +36,12 @@ from ipucnn.sessions.session import (
     TrainedPart,
     Trainer,
     TrainingFeed,
+    TrainingTask,
     TrainState,
     check_precision,
     compilation_report,
 )
-from ipucnn.training.losses import Loss
-from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.program import BuiltProgram, Program
-from ipucnn.training.schedules import Schedule
 
 
 class PoplarSession(Session):
@@ -86,19 +84,9 @@ class PoplarSession(Session):
 
     def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
         """Returns a division without fused micro-batches: IPUs compute them one by one."""
-        return Division(program, 1, self._instances.size, self._instances.rank)
+        return one_by_one(program, self._instances)
 
-    def trainer(
-        self,
-        model: KerasModel,
-        program: BuiltProgram,
-        division: Division,
-        optimizer: OptimizerSettings,
-        loss: Loss,
-        schedule: Schedule,
-        make_dataset: Optional[MakeDataset] = None,
-        would_fit: Optional[MemoryAdvice] = None,
-    ) -> "PoplarTrainer":
+    def trainer(self, task: TrainingTask) -> "PoplarTrainer":
         """Builds the network for IPUs.  Poplar compiles it in the first execution.
 
         The Program has passed :func:`~ipucnn.sessions.poplar.checks.check_program`.
@@ -108,10 +96,11 @@ class PoplarSession(Session):
             MissingError: there are no such IPUs.
             ValueError: the Program has another precision than the configuration.
         """
+        program, would_fit = task.program, task.would_fit
         check_precision(program, self._config)
         kept_remotely = check_remote_memory(program, self._config, would_fit)
         ipus = self._configured(program.num_ipus // self._instances.size, would_fit, program, kept_remotely)
-        return PoplarTrainer(ipus, model, program, division, optimizer, loss, schedule)
+        return PoplarTrainer(ipus, task)
 
     def predictor(
         self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
@@ -198,23 +187,15 @@ class PoplarTrainer(Trainer):
 
     has_loss_of_each_update = False
 
-    def __init__(
-        self,
-        ipus: Ipus,
-        model: KerasModel,
-        program: BuiltProgram,
-        division: Division,
-        optimizer: OptimizerSettings,
-        loss: Loss,
-        schedule: Schedule,
-    ) -> None:
-        self.program, self.division, self.loss, self.schedule = program, division, loss, schedule
-        self._ipus, self._network = ipus, model
+    def __init__(self, ipus: Ipus, task: TrainingTask) -> None:
+        super().__init__(task)
+        self._ipus, self._network = ipus, task.model
+        model, program = task.model, task.program
         self._programs = cached_programs()
         self._is_compiled = False
         started = time.perf_counter()
         network = build_network(ipus, model, TRAINING, program.micro_batch_size, "training", program)
-        self._trained = TrainedNetwork(ipus, program, network, optimizer, loss, schedule)
+        self._trained = TrainedNetwork(ipus, task, network)
         self.state = TrainState(self._trained.weights, self._trained.slots, 0)
         built_s = time.perf_counter() - started
         self.compilation = compilation_report(ipus.info, model, built_s, program.fused_micro_batches)

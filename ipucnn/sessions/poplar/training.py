@@ -1,5 +1,11 @@
 """Training on IPUs.  One execution is one ``fit`` of one epoch.
 
+In an accumulation step every replica computes, in the SDK's Keras, the logits of one micro-batch, its loss
+(:class:`MicroBatchLoss`), and the gradients, which are those of the loss times the loss scale.  The SDK adds them to
+the replica's accumulated gradients, as ``gradient_accumulation_reduction_method`` says (``options.py`` passes it on).
+Moving statistics of batch norm move with every micro-batch, or are gradients themselves (``MovedByGradient``).  After
+the last step of a weight update the SDK sums over replicas, and ``optimizer.py`` divides by the scale and applies.
+
 The SDK keeps the compiled program from one ``fit`` to the next.  Loss and metrics are Keras classes with this program's
 formulas, not Keras's reductions: the loss is the mean over a micro-batch, in float32, times the loss scale; the metrics
 are means over the real samples of an execution.
@@ -13,7 +19,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
-from ipucnn.models.names import MOVING_STATISTICS
+from ipucnn.models.names import statistics_of
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
 from ipucnn.sessions.poplar.device import Ipus
 from ipucnn.sessions.poplar.model import DeviceModel
@@ -24,11 +30,10 @@ from ipucnn.sessions.poplar.optimizer import (
     WeightUpdate,
     make_optimizer,
 )
+from ipucnn.sessions.session import TrainingTask
 from ipucnn.training.losses import Loss, correct
-from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.optimizers import LossScaler
-from ipucnn.training.program import SEED_MASK, Program
-from ipucnn.training.schedules import Schedule
+from ipucnn.training.program import SEED_MASK
 
 
 def _like_logits(labels: Tensor, logits: Tensor) -> Tensor:
@@ -168,24 +173,13 @@ class TrainedNetwork:
 
     Args:
         ipus: the IPUs.
-        program: the Program to run.
-        network: the network built for training, with the SDK's options set.
-        optimizer: the checked settings.
-        loss: the loss.
-        schedule: the function from weight updates (int array) to learning rates.
+        task: what is trained.
+        network: its network built for training, with the SDK's options set.
     """
 
-    def __init__(
-        self,
-        ipus: Ipus,
-        program: Program,
-        network: DeviceModel,
-        optimizer: OptimizerSettings,
-        loss: Loss,
-        schedule: Schedule,
-    ) -> None:
-        self._ipus, self._program = ipus, program
-        self._loss, self._schedule = loss, schedule
+    def __init__(self, ipus: Ipus, task: TrainingTask, network: DeviceModel) -> None:
+        program = self._program = task.program
+        self._ipus, self._loss, self._schedule = ipus, task.loss, task.schedule
         self.network = network
         # A pipeline reports only the last replica's figures, over that replica's samples.
         self._divides_by_all = bool(program.samples_padded_per_epoch) and (
@@ -194,7 +188,7 @@ class TrainedNetwork:
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
         norms, mean = network.moved_once, ipus.mean_over_replicas
         with ipus.scope():
-            self._optimizer = make_optimizer(optimizer, network, program)
+            self._optimizer = make_optimizer(task.optimizer, network, program)
             scaler, static = None, self._scale
             self._slots = dict(self._optimizer.slots)
             if program.auto_loss_scaling:
@@ -227,8 +221,7 @@ class TrainedNetwork:
         p = self._program
         if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.network.moved_once:
             return []
-        names = [f"{norm}/{moving}" for norm in self.network.norms for moving in MOVING_STATISTICS]
-        return [self.network.weights[name] for name in names]
+        return [self.network.weights[name] for name in statistics_of(self.network.norms)]
 
     def _compile(self, steps_per_execution: int) -> None:
         p = self._program
