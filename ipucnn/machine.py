@@ -129,14 +129,14 @@ def free_bytes() -> Optional[int]:
     return None
 
 
-def swap_bytes() -> Tuple[int, int]:
-    """Total and free swap space in bytes; 0 if unknown."""
-    import psutil
-
-    with contextlib.suppress(*_UNKNOWN):
-        swap = psutil.swap_memory()
-        return int(swap.total), int(swap.free)
-    return 0, 0
+def address_space_bytes() -> Optional[int]:
+    """The limit of this process' address space in bytes; None if there is none."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def available_bytes() -> int:

@@ -17,9 +17,9 @@ from ipucnn.sessions.host.session import HostSession
 UPDATES = 3
 
 
-def train(session, program, images, labels, optimizer=PLAIN, state=None):
+def train(session, program, images, labels, optimizer=PLAIN):
     """Returns the weights after training; checks that no pass over batches measured statistics."""
-    trained = run(session, make_model("custom"), program, optimizer, images, labels, state=state)
+    trained = run(session, make_model("custom"), program, optimizer, images, labels)
     assert trained.statistics == "running"
     return trained.weights
 
@@ -99,19 +99,6 @@ def test_reductions_loss_scale_and_optimizers_equal_the_naive_loop(session, meth
     changes = {"gradient_accumulation_reduction_method": method, "loss_scaling": 128.0}
     optimizer = ("sgd", {"momentum": 0.9}, {"weight_decay": 0.1, "l2_regularization": 0.1})
     compare(session, 3, 2, changes=changes, optimizer=optimizer)
-
-
-@pytest.mark.parametrize("session", [on_host, pytest.param(on_ipus, marks=pytest.mark.slow)])
-def test_a_resumed_run_has_the_same_statistics(session):
-    """Statistics are saved as weights, and nothing else is needed to resume."""
-    whole = make_program(2, 3, 2, updates_per_epoch=4, weight_updates_per_execution=2)
-    half = make_program(2, 3, 2, updates_per_epoch=2)
-    images, labels = data_of(whole)
-    expected = session(whole, images, labels)
-    state = (session(half, images, labels), {}, 2)
-    second = session(whole, images, labels, state=state)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(second[name], value, err_msg=name)
 
 
 @pytest.mark.slow_cases("on_ipus-16.16", "on_ipus-16.32")

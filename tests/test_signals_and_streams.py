@@ -16,7 +16,6 @@ from support.trained_runs import rows
 from ipucnn import errors, interrupts
 from ipucnn.config.resolve import resolve
 from ipucnn.interrupts import Interrupted
-from ipucnn.machine import ControlGroup
 from ipucnn.runs import setup
 from ipucnn.runs.train import TrainingRun
 from ipucnn.runs.writer import RunWriter
@@ -415,30 +414,16 @@ def not_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
 
 
-def test_sufficient_limits_are_no_error(not_imported, monkeypatch):
-    libraries = environment._library_bytes()
-    assert libraries > 500 * 2**20
-    least = libraries + environment.LEAST_ADDRESS_SPACE_BYTES
-    monkeypatch.setattr(environment, "_usable_memory", lambda: [("x", environment.LEAST_MEMORY_BYTES)])
-    monkeypatch.setattr(environment, "_address_space_bytes", lambda: least)
-    environment.check_memory()
-    monkeypatch.setattr(environment, "_address_space_bytes", lambda: least - 1)
-    check_raises(errors.MissingError, "", "", environment.check_memory)
-
-
-def test_small_control_group_or_machine_is_refused(not_imported, monkeypatch):
-    groups = [ControlGroup(2**30)]
-    monkeypatch.setattr(environment, "control_groups", lambda: groups)
-    monkeypatch.setattr(environment, "free_bytes", lambda: 2**31)
-    monkeypatch.setattr(environment, "swap_bytes", lambda: (0, 0))
-    environment.check_memory()
-    groups.append(ControlGroup(100 * 2**20))
-    with pytest.raises(errors.MissingError, match="control group of this process has 100 MiB"):
+def test_less_memory_than_tensorflow_takes_is_refused(not_imported, monkeypatch):
+    for name, least in (
+        ("address_space_bytes", environment.LEAST_ADDRESS_SPACE_BYTES),
+        ("available_bytes", environment.LEAST_MEMORY_BYTES),
+    ):
+        monkeypatch.setattr(environment, name, lambda least=least: least)
         environment.check_memory()
-    # Swap counts as memory, also beside the limit of a group.
-    monkeypatch.setattr(environment, "swap_bytes", lambda: (2**30, 2**20))
-    monkeypatch.setattr(environment, "free_bytes", lambda: 2**20)
-    check_raises(errors.MissingError, "this machine has free 2 MiB", "", environment.check_memory)
+        monkeypatch.setattr(environment, name, lambda least=least: least - 1)
+        check_raises(errors.MissingError, "TensorFlow alone takes", "", environment.check_memory)
+        monkeypatch.setattr(environment, name, lambda least=least: least)
 
 
 # -- libraries that block Python -------------------------------------------------------------------------------

@@ -25,8 +25,6 @@ from ipucnn.benchmarking.records import (
 from ipucnn.benchmarking.rounds import Contender
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource
-from ipucnn.errors import InfeasibleError
-from ipucnn.text import size_text
 
 METHOD = (
     "each stage is measured together with those before it, in turns; its own time per image is the difference to "
@@ -50,20 +48,18 @@ MakePart = Callable[[str], "TfDataset"]
 """name of a part -> infinite tf.data.Dataset up to it."""
 
 
-def random_source(resolved: Resolved, seed: int, micro_batch_size: int) -> DataSource:
+def random_source(resolved: Resolved, seed: int) -> DataSource:
     """Returns a few random images for a network, as many as can be drawn quickly.
 
     Args:
         resolved: the configuration.
         seed: the seed of the pixels.
-        micro_batch_size: the samples of a micro-batch, which must fit into memory beside the images.
 
     Raises:
         ConfigurationError: an image size that the network does not accept.
-        InfeasibleError: the images, a byte per value, and a micro-batch of floats do not fit into memory.
+        DataError: the images do not fit into memory.
     """
     from ipucnn.datasets.sources.embedded import open_random
-    from ipucnn.machine import host_memory_bytes
     from ipucnn.models.registry import validate_input_shape
 
     config, record = resolved.config, resolved.record
@@ -73,13 +69,6 @@ def random_source(resolved: Resolved, seed: int, micro_batch_size: int) -> DataS
         validate_input_shape(record, shape)
     num_values = shape[0] * shape[1] * shape[2]
     number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // num_values))
-    needed, memory = num_values * (number + 1 + 4 * micro_batch_size), host_memory_bytes()
-    if memory and needed > memory:
-        raise InfeasibleError(
-            f"{number} random images and a micro-batch of {micro_batch_size} of {'x'.join(map(str, shape))} take "
-            f"{size_text(needed)}, and this machine has {size_text(memory)}",
-            "use a smaller --image-size" + (" or --micro-batch-size" if micro_batch_size > 1 else ""),
-        )
     return open_random(*shape, record.num_classes, record.task, seed, num_train=number, num_eval=1)
 
 

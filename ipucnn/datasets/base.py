@@ -14,11 +14,10 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, U
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.datasets.limits import FREELY_BYTES, MAX_IMAGE_PIXELS
+from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS
 from ipucnn.datasets.problems import Unused
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import open_regular, read_bytes, read_text
-from ipucnn.machine import available_bytes
+from ipucnn.filesystem import open_regular, read_bytes, read_text, shown
 
 ImageShape = Tuple[Optional[int], Optional[int], int]
 _READ_BYTES = 2**20
@@ -358,17 +357,25 @@ def fingerprint(source: DataSource) -> str:
     return digest.hexdigest()
 
 
+# Room for files that say they are empty, as those of /proc do.
+_FREELY_BYTES = 2**24
+
+
 def read_file(path: str) -> bytes:
     """Returns the bytes of a file, without waiting for a FIFO or a device.
 
-    Raises DataError, with the file and the reason, if it cannot be read or takes more than half of the memory.
+    Raises DataError, with the file and the reason, if it cannot be read or is larger than an image can be.
     """
     try:
-        is_small = os.stat(path).st_size <= FREELY_BYTES
+        size = os.stat(path).st_size
     except (OSError, ValueError):
-        is_small = True  # reading it raises the error
-    at_most = FREELY_BYTES if is_small else available_bytes() // 2
-    return read_bytes(Path(path), at_most, hint="check that the file exists and is readable")
+        size = 0  # reading it raises the error
+    if size > LARGEST_FILE_BYTES:
+        raise DataError(
+            f"{shown(path)} has {size:,} bytes, more than an image can have", "take it out of the set"
+        )
+    hint = "check that the file exists and is readable"
+    return read_bytes(Path(path), max(size, _FREELY_BYTES), hint)
 
 
 CLASSES_FILE = "classes.txt"

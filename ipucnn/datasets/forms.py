@@ -28,7 +28,7 @@ from ipucnn.datasets.image_headers import (
     jpeg_coding,
     jpeg_segments,
 )
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels, decoding
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 from ipucnn.errors import DataError
 from ipucnn.text import printable
 
@@ -520,7 +520,6 @@ class _TiffFile(ImageFile):
         if not number or len(self._pages) > 1:
             return np.asarray(page.asarray(maxworkers=1))
         if self._volume is None:
-            check_memory(self._num_planes * page.nbytes, self._origin)
             self._volume = self._series.asarray().reshape(self._num_planes, *page.shape)
         return self._volume[number]
 

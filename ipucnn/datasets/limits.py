@@ -1,7 +1,8 @@
-"""Limits on the memory for data: a small file must not make ipucnn allocate gigabytes.
+"""Limits on the memory for data.
 
-Every reader checks them before it allocates: :func:`check_pixels` for one image, :func:`check_memory` for a data
-set, and :func:`decoding` while an image is decoded, so that only few threads decode large images at the same time.
+Every reader checks them before it allocates: :func:`check_pixels` for one image, and :func:`decoding` while it is
+decoded, so that only few threads decode large images at the same time.  :func:`check_memory` is for what would fill the
+memory part by part until the system ends the process: data sets that are held in memory, and large images.
 """
 
 import contextlib
@@ -18,9 +19,8 @@ MAX_IMAGE_PIXELS = 100_000_000
 """Pixels of one image (one page of a volume), unless ``--max-image-pixels`` says otherwise."""
 LARGEST_IMAGE_PIXELS = 2**31 - 1
 """The largest value of ``--max-image-pixels``: Pillow's own arithmetic overflows beyond it."""
-FREELY_BYTES = 2**24
-"""Files and records up to this size are read without checking the available memory, because the check takes 0.4 ms, a
-tenth of the time to decode a photograph."""
+LARGEST_FILE_BYTES = 2**32
+"""The largest file or record of one image."""
 BYTES_PER_PIXEL = 16
 """Memory of one pixel while it is decoded, turned upright, laid on white and converted: four copies of 4 bytes."""
 UNBALANCED = 5

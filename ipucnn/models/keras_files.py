@@ -27,7 +27,6 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from ipucnn.aliases import HdfItem, KerasModel, TfVariable
-from ipucnn.datasets.limits import check_memory
 from ipucnn.documents import load_record
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import open_regular, shown
@@ -129,7 +128,6 @@ def _zip_member(path: Path, name: str, hint: str) -> bytes:
         members = [entry for entry in archive.infolist() if entry.filename == name]
         if len(members) != 1:
             raise DataError(f"{shown(path)} was not saved by Keras: it holds no {name}", hint)
-        check_memory(members[0].file_size, f"{name} in {shown(path)}")
         return archive.read(members[0])
 
 

@@ -15,13 +15,13 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.pixels import InputRange, in_8_bits
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
 from ipucnn.sessions.evaluated import StatisticsImages
 from ipucnn.sessions.session import Predictor, Session
-from ipucnn.text import counted, shown_value, size_text
+from ipucnn.text import shown_value
 from ipucnn.training.program import Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -445,16 +445,11 @@ STATISTICS_SAMPLES = 1024
 
 
 def statistics_batches(setup: Setup) -> StatisticsImages:
-    """Returns the training images for measuring batch norm's statistics: drawn with the seed, the same ones each time.
-
-    Raises:
-        InfeasibleError: one batch does not fit into the host's memory.
-    """
+    """Returns the training images for measuring batch norm's statistics: the same ones each time."""
     from ipucnn.datasets.pipeline import Stream, train_batches
 
     num_images = len(setup.source.train)
     size = min(setup.config.precise_batch_norm, num_images)
-    _check_fits(size, setup.input_shape, "--precise-batch-norm")
     count = max(1, min(num_images, STATISTICS_SAMPLES) // size)
     batches = train_batches(
         setup.source,
@@ -479,13 +474,9 @@ def evaluation_batches(setup: Setup, batch_size: int, predictor: Optional[Predic
         setup: the run's data and shapes.
         batch_size: the smallest number of samples in a batch.
         predictor: the predictor that evaluates; only its share of the images is read.  None: all images are read.
-
-    Raises:
-        InfeasibleError: one batch does not fit into the host's memory.
     """
     from ipucnn.datasets.pipeline import eval_batches, num_evaluation_samples
 
-    _check_fits(batch_size, setup.input_shape, "--validation-micro-batch-size")
     pixels = setup.input_shape[0] * setup.input_shape[1]
     samples = num_evaluation_samples(
         setup.source.eval, setup.output_shape or setup.input_shape, setup.record.size_step
@@ -503,19 +494,3 @@ def evaluation_batches(setup: Setup, batch_size: int, predictor: Optional[Predic
         shard=(1, 0) if predictor is None else predictor.shard,
         part=(1, 0) if predictor is None else predictor.part,
     )
-
-
-def _check_fits(batch_size: int, input_shape: InputShape, flag: str) -> None:
-    """Refuses batches that cannot fit, instead of making them smaller: an IPU must run the batch that was chosen."""
-    from ipucnn.machine import host_memory_bytes
-
-    memory_bytes = host_memory_bytes()
-    # One batch in computation and two prefetched ones, in float32.
-    sample_bytes = 3 * 4 * input_shape[0] * input_shape[1] * input_shape[2]
-    needed_bytes = batch_size * sample_bytes
-    if memory_bytes and needed_bytes > memory_bytes:
-        raise InfeasibleError(
-            f"batches of {counted(batch_size, 'image')} need {size_text(needed_bytes)}, and the machine has "
-            f"{size_text(memory_bytes)}",
-            f"lower {flag}; at the very most {counted(memory_bytes // sample_bytes, 'image')} fit",
-        )

@@ -25,14 +25,12 @@ from msgspec import UNSET, UnsetType
 from ipucnn.aliases import Annotated, KerasVariable, PlainValue
 from ipucnn.config import bounds
 from ipucnn.documents import Above0, Figures, Finite, Natural, Positive, load_record, misfit
-from ipucnn.errors import DataError, InfeasibleError
+from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular, shown
-from ipucnn.machine import available_bytes
-from ipucnn.text import shown_value, size_text
+from ipucnn.text import shown_value
 
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
-_MORE_MEMORY = "end other programs, raise the limit (ulimit -v), or use a machine with more memory"
 META_BYTES = 2**28
 """The maximum length of the JSON text, which includes the lines of ``metrics.jsonl``."""
 _TYPES = {"weights": ("<f4", "<f2"), "slots": ("<f4", "<f2", "<i8", "<i4")}
@@ -201,17 +199,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         DataError: the file is absent, not a checkpoint, damaged, or has unknown facts or arrays, which the message
             names.
-        InfeasibleError: memory does not suffice.
     """
     name = f"checkpoint {shown(path)}"
     arrays: Dict[str, Any] = {}
-    with _opened(path) as (archive, size):
-        allowed = available_bytes() // 2
-        if size > allowed:
-            raise InfeasibleError(
-                f"{name} needs {size_text(size)} of memory, and half of what is free is {size_text(allowed)}",
-                _MORE_MEMORY,
-            )
+    with _opened(path) as archive:
         header = _facts(archive, name)
         for member in archive.namelist():
             key, types = member[: -len(".npy")], _TYPES.get(member.partition("/")[0])
@@ -241,22 +232,20 @@ def read_meta(path: Path) -> Dict[str, Any]:
 
     Raises:
         DataError: the file is absent, not a checkpoint, or has facts that no checkpoint has.
-        InfeasibleError: memory does not suffice.
     """
     name = f"checkpoint {shown(path)}"
-    with _opened(path) as (archive, _):
+    with _opened(path) as archive:
         header = _facts(archive, name)
     _check_facts(header, name)
     return header
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Tuple[zipfile.ZipFile, int]]:
-    """Opens an archive without compressed members; yields it and the length of its file.
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Opens an archive without compressed members.
 
     Raises:
         DataError: the file cannot be read, or the block raises an error for a file that is no checkpoint.
-        InfeasibleError: memory does not suffice to read the file, which may be valid.
     """
     with open_regular(path, hint=_HINT) as file:
         size = file.seek(0, 2)
@@ -266,11 +255,7 @@ def _opened(path: Path) -> Iterator[Tuple[zipfile.ZipFile, int]]:
                 is_stored = all(m.compress_type == zipfile.ZIP_STORED for m in members)
                 if not is_stored or sum(m.file_size for m in members) > size:
                     raise zipfile.BadZipFile
-                yield archive, size
-        except MemoryError:
-            raise InfeasibleError(
-                f"memory does not suffice to read checkpoint {shown(path)}", _MORE_MEMORY
-            ) from None
+                yield archive
         except (*_DAMAGES, OSError) as error:
             if (
                 isinstance(error, OSError) and error.errno != errno.EINVAL

@@ -13,11 +13,9 @@ import numpy as np
 from ipucnn.aliases import PlainValue
 from ipucnn.datasets.base import ArrayExamples, ArrayFile, DataSource, data_source, read_file
 from ipucnn.datasets.formats import CifarFiles, find_cifar_files
-from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file
-from ipucnn.text import printable
+from ipucnn.filesystem import is_file
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
@@ -173,8 +171,6 @@ def read_files(name: str, folder: Path, layout: CifarFiles) -> Iterator[Union[Ar
     """
     names = {"train": layout.train, "eval": (layout.test,)}
     present = [folder / n for part in names.values() for n in part if is_file(folder / n)]
-    # The bytes of the files, the arrays of each file, and the concatenated arrays.
-    check_memory(3 * sum(map(file_size, present)), f"{name} in {printable(str(folder))}")
     for part, file_names in names.items():
         # Without any file, the part as a whole is missing.
         for path in (folder / n for n in file_names if any(folder / n in present for n in file_names)):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
 from ipucnn.datasets.limits import check_memory
-from ipucnn.errors import DataError, InfeasibleError, MissingError
+from ipucnn.errors import MissingError
 
 NUM_HELD_OUT = 360
 LOCATION = "embedded (scikit-learn)"
@@ -66,20 +66,17 @@ def open_random(
     Labels are uniform over ``num_classes``: int32 per image, or uint8 masks for segmentation.
 
     Raises:
-        InfeasibleError: the noise takes more than half of the free memory.
+        DataError: the noise takes more than half of the free memory.
     """
     random = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32])
     total = num_train + num_eval
     # Labels take 8 bytes each while they are drawn; those that are kept take 1 byte per pixel, or 4 per image.
     labels_bytes = 9 * height * width if task == "segmentation" else 12
-    try:
-        check_memory(
-            total * (height * width * channels + labels_bytes),
-            f"noise of {total} images of {height}x{width}x{channels}",
-            "use smaller batches or images: the noise is for one weight update at least",
-        )
-    except DataError as error:  # no file is at fault
-        raise InfeasibleError(error.message, error.hint) from None
+    check_memory(
+        total * (height * width * channels + labels_bytes),
+        f"noise of {total} images of {height}x{width}x{channels}",
+        "use smaller batches or images: the noise is for one weight update at least",
+    )
     images: np.ndarray = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
     images = images.reshape(total, height, width, channels)
     if task == "segmentation":

@@ -9,13 +9,12 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Dict, Iterator, Optional, Tuple, Union
+from typing import BinaryIO, Dict, Iterator, Tuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import ArrayFile, DataSource, data_source
 from ipucnn.datasets.formats import IDX_FILES, find_idx_file
-from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, open_regular
@@ -60,7 +59,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             raise DataError(f"{name} is not a gzip file", AGAIN)
         stream = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
-            return _read_idx(stream, name, num_dimensions, None if is_packed else file_size(path))
+            return _read_idx(stream, name, num_dimensions, file_size(path) * (_DEFLATED if is_packed else 1))
         except (OSError, EOFError, zlib.error) as error:
             # gzip's message for a wrong checksum.
             is_changed = str(error).startswith("CRC check failed")
@@ -68,10 +67,14 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             raise DataError(f"cannot read {name}: {error}", AGAIN, code) from error
 
 
+# The most bytes that a packed one holds: deflate's longest match for two bits.
+_DEFLATED = 1032
+
+
 def _read_idx(
-    stream: Union[BinaryIO, gzip.GzipFile], name: str, num_dimensions: int, num_stored: Optional[int]
+    stream: Union[BinaryIO, gzip.GzipFile], name: str, num_dimensions: int, at_most: int
 ) -> np.ndarray:
-    """Reads the array from a stream of ``num_stored`` bytes; None if the length is unknown."""
+    """Reads the array from a stream of ``at_most`` bytes."""
     header_bytes = 4 + 4 * num_dimensions
     header = stream.read(header_bytes)
     if len(header) < header_bytes:
@@ -88,9 +91,7 @@ def _read_idx(
     size, shown = math.prod(shape), "x".join(map(str, shape))
     if not size:
         raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
-    at_most = size if num_stored is None else min(size, num_stored - header_bytes)
-    check_memory(at_most, f"{name} of {shown} bytes")
-    data = stream.read(at_most + 1)
+    data = stream.read(min(size, at_most) + 1)
     if len(data) < size:
         num_bytes = header_bytes + len(data)
         text = f"{name} is truncated: {num_bytes} bytes where its header ({shown}) says {header_bytes + size}"

@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import google_crc32c
 
-from ipucnn.datasets.limits import FREELY_BYTES, available_bytes
+from ipucnn.datasets.limits import LARGEST_FILE_BYTES
 from ipucnn.errors import DataError
 from ipucnn.filesystem import errors_about, open_handle, open_regular, shown
 
@@ -77,16 +77,15 @@ def read_record(path: str, number: int, at: int) -> bytes:
     """Reads the content of the record that begins at byte ``at`` of a file.
 
     Raises:
-        DataError: the record is truncated, has a wrong checksum, or takes more than half of the memory; the message
-            names file and record.
+        DataError: the record is truncated, has a wrong checksum, or is too large; the message names file and record.
     """
     place = (path, number, at)
     handle, num_bytes = open_handle(path)
     try:
         with errors_about(path):
             length = _length(os.pread(handle, HEAD_BYTES, at), place, num_bytes)
-            if length > FREELY_BYTES and length > available_bytes() // 2:
-                raise _damaged(place, f"{length:,} bytes, more than half of the memory", "unreadable")
+            if length > LARGEST_FILE_BYTES:
+                raise _damaged(place, f"{length:,} bytes, more than an image can have", "unreadable")
             record = os.pread(handle, length + FRAME_BYTES, at)
     finally:
         os.close(handle)

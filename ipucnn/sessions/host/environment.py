@@ -9,35 +9,28 @@ import os
 import shlex
 import sys
 import tempfile
-from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
 from ipucnn.errors import ConfigurationError, MissingError, UserError
 from ipucnn.filesystem import private_cache_folder
 from ipucnn.machine import (
+    address_space_bytes,
     are_threads_required,
-    control_groups,
+    available_bytes,
     fix_threads,
     fixed_threads,
-    free_bytes,
     num_cores,
     schedulable_cores,
-    swap_bytes,
 )
+from ipucnn.text import size_text
 
-MEBI = 2**20
-# Patterns of the libraries in TensorFlow's folder, for 2.6 and current versions.
-LIBRARIES = ("libtensorflow_cc.so*", "libtensorflow_framework.so*", "python/_pywrap_tensorflow_internal.so")
-# Four fifths (2.21) and seven eighths (2.6) of the files are mapped; the rest is for debuggers.
-MAPPED_PART = 0.75
-# Besides the libraries, importing TensorFlow and training the smallest network on one core took 1,206 MiB of address
-# space (2.21) and 1,218 MiB (2.6).  Part of that are stacks and heaps of threads, which can be set smaller.
-LEAST_ADDRESS_SPACE_BYTES = 600 * MEBI
-# Besides the pages that can be read from its files again, importing TensorFlow took 141 MiB (2.6) and 259 MiB (2.21).
-LEAST_MEMORY_BYTES = 128 * MEBI
+# Importing TensorFlow and training the smallest network on one core took 1.5 GiB of address space without the stacks
+# and heaps of threads (2.21; 2.6: 1.2 GiB), and 141 MiB (2.6) to 259 MiB (2.21) besides the pages of files.
+LEAST_ADDRESS_SPACE_BYTES = 1500 * 2**20
+LEAST_MEMORY_BYTES = 128 * 2**20
 
 
 def set_variables(deterministic: bool = True) -> None:
@@ -74,66 +67,34 @@ def _tensorflow_version() -> Tuple[int, ...]:
 
 
 def check_memory() -> None:
-    """Checks that this process may use the minimum of memory that TensorFlow needs.
+    """Refuses too little memory for TensorFlow, which would end the process with a signal or an unrelated error.
 
-    With less, TensorFlow ends the process with SIGSEGV, SIGABRT or an unrelated import error.  Passing the check is no
-    guarantee: just above the minimum, the network decides whether the memory suffices.
+    Just above the minimum, the network decides whether the memory suffices.
 
     Raises:
-        MissingError: a limit or the free memory is too small.
+        MissingError: the limit of the address space or the free memory is too small.
     """
     if "tensorflow" in sys.modules:
         return
-    address_space = _address_space_bytes()
-    if address_space is not None:
-        libraries = _library_bytes()
-        needed = libraries + LEAST_ADDRESS_SPACE_BYTES
-        if libraries and address_space < needed:
+    for what, size, least, hint in (
+        (
+            "of address space (ulimit -v)",
+            address_space_bytes(),
+            LEAST_ADDRESS_SPACE_BYTES,
+            "lift the limit (ulimit -v unlimited), or allow several GiB: every core takes more",
+        ),
+        (
+            "of memory",
+            available_bytes(),
+            LEAST_MEMORY_BYTES,
+            "end other programs, or ask for more memory: 2 GiB are good for small networks",
+        ),
+    ):
+        if size is not None and size < least:
             raise MissingError(
-                f"this process may use {address_space / MEBI:,.0f} MiB of address space (ulimit -v), and TensorFlow "
-                f"alone takes {needed / MEBI:,.0f} MiB",
-                "lift the limit (ulimit -v unlimited), or allow several GiB: every core takes more",
+                f"this process may use {size_text(size)} {what}, and TensorFlow alone takes {size_text(least)}",
+                hint,
             )
-    for what, size in _usable_memory():
-        if size < LEAST_MEMORY_BYTES:
-            raise MissingError(
-                f"{what} {size / MEBI:,.0f} MiB of memory, and TensorFlow alone takes {LEAST_MEMORY_BYTES / MEBI:,.0f} "
-                "MiB",
-                "end other programs, or ask for more memory: 2 GiB are good for small networks",
-            )
-
-
-def _address_space_bytes() -> Optional[int]:
-    """Returns the limit of this process' address space in bytes; None if there is none."""
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    except (ImportError, OSError, ValueError):
-        return None
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _library_bytes() -> int:
-    """Returns the least address space in bytes that TensorFlow's own libraries take; 0 if they are not found."""
-    package = importlib.util.find_spec("tensorflow")
-    files: Dict[Tuple[int, int], int] = {}  # a library may have several names
-    for place in (package.submodule_search_locations if package is not None else None) or ():
-        for path in (path for pattern in LIBRARIES for path in Path(place).glob(pattern)):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                files[status.st_dev, status.st_ino] = status.st_size
-    return int(sum(files.values()) * MAPPED_PART)
-
-
-def _usable_memory() -> Iterator[Tuple[str, int]]:
-    """Yields the free memory and memory limits in bytes, swap included, each with the words that precede it."""
-    swap, free_swap = swap_bytes()
-    free = free_bytes()
-    if free is not None:
-        yield "this machine has free", free + free_swap
-    for group in control_groups():
-        yield "the control group of this process has", group.limit_bytes + swap
 
 
 def import_tensorflow(
@@ -165,7 +126,8 @@ def import_tensorflow(
         MissingError: TensorFlow or Numba is not installed, or this process may not use enough memory for TensorFlow.
         Interruption: a signal arrived, however the libraries handled it.
     """
-    if "tensorflow" not in sys.modules:
+    is_first = "tensorflow" not in sys.modules
+    if is_first:
         check_memory()
         if HAS_KERNELS and importlib.util.find_spec("numba") is None:
             raise MissingError("Numba is not installed", "install it with: python -m pip install numba")
@@ -174,17 +136,21 @@ def import_tensorflow(
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        if "tensorflow" not in sys.modules and _tensorflow_version() >= (2, 16):
+        if is_first and _tensorflow_version() >= (2, 16):
             # Keras 3 imports it.
             with contextlib.suppress(ImportError):
                 import_matplotlib()
-        if verbose or "tensorflow" in sys.modules:
+        with contextlib.ExitStack() as stack:
+            if is_first and not verbose:
+                stack.enter_context(_without_collections())
+                stack.enter_context(stderr_aside(shown_if_failed=True))
             import tensorflow as tf
+            from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
 
             _begin(tf, start, may_use_gpus)
-        else:
-            with _without_collections():
-                tf = _quiet_import(start, may_use_gpus)
+            if is_first:
+                # Searching for GPUs prints the most on a machine without one; the first search happens here.
+                tf.config.list_logical_devices()
     except Exception as error:
         if interrupts.noted() is not None or not isinstance(error, (ImportError, AssertionError)):
             interrupts.check()
@@ -298,18 +264,6 @@ def _begin(tf: ModuleType, start: Optional[Callable[[], None]], may_use_gpus: bo
                 ) from None
     if start is not None:
         start()
-
-
-def _quiet_import(start: Optional[Callable[[], None]] = None, may_use_gpus: bool = False) -> Any:
-    """Imports TensorFlow without the messages that its C++ code prints before any log level takes effect."""
-    with stderr_aside(shown_if_failed=True):
-        import tensorflow as tf
-        from tensorflow import keras  # noqa: F401  (lazily loaded on some versions)
-
-        _begin(tf, start, may_use_gpus)
-        # Searching for GPUs prints the most on a machine without one; the first search happens here.
-        tf.config.list_logical_devices()
-    return tf
 
 
 @contextlib.contextmanager

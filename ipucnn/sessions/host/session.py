@@ -246,7 +246,7 @@ class HostTrainer(Trainer):
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(task.optimizer, trained, statistics, penalties(model), penalty_weight(program))
             network = session.network(model, program.pipeline_splits if program.recomputation else ())
-            sums = sums_of(division, self._collectives, session.config.reduction)
+            sums = sums_of(division, self._collectives, session.config.reduction, program)
             self._loop = UpdateLoop(network, program, division, opt, task.loss, weights, sums)
         scaler = self._loop.scaler
         self.state = TrainState(weights.kept, {**opt.slots, **({} if scaler is None else scaler.slots)}, 0)

@@ -34,8 +34,6 @@ from ipucnn.training.program import SEED_MASK, Program
 
 _Result = TypeVar("_Result")
 _Parts = TypeVar("_Parts")
-AddGradients = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], List[Tensor]]
-"""(number of the group, its gradients, sums) -> sums."""
 
 
 class GroupResult(NamedTuple):
@@ -230,10 +228,7 @@ class UpdateLoop:
                 for contribution, statistic in zip(contributions, statistics):
                     contribution.apply(statistic, group)
 
-            added = self._sums.add_turn(
-                turn, [result for result, _ in results], sums, self._add_gradients, move
-            )
-            return turn + 1, added
+            return turn + 1, self._sums.add_turn(turn, [result for result, _ in results], sums, move)
 
         zero = tf.constant(0.0)
         start = GroupResult([tf.zeros(v.shape, v.dtype) for v in self._trainable], zero, zero, [])
@@ -243,18 +238,7 @@ class UpdateLoop:
             (tf.constant(0, tf.int64), start),
             parallel_iterations=1,
         )
-        is_running_mean = self._program.gradient_accumulation_reduction_method == "running_mean"
-        return sums._replace(gradients=self._sums.total(sums.gradients, is_running_mean))
-
-    def _add_gradients(
-        self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
-    ) -> List[Tensor]:
-        """Adds the gradients of one more group, the ``number``-th, to sums."""
-        if self._program.gradient_accumulation_reduction_method != "running_mean":
-            return [s + g for s, g in zip(sums, gradients)]
-        # acc * n/(n+1) + g/(n+1), as the SDK accumulates: it never exceeds the largest gradient.
-        n = tf.cast(number, tf.float32)
-        return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
+        return sums._replace(gradients=self._sums.total(sums.gradients))
 
     def _gradient_weight(self) -> float:
         """Returns the weight of a micro-batch's loss in the gradient of its group."""
@@ -336,11 +320,22 @@ class OrderedSums:
     Args:
         division: the division of a weight update.
         collectives: the collective operations of the processes; None: this process is alone.
+        is_running_mean: whether gradients are averaged rather than added.
     """
 
-    def __init__(self, division: Division, collectives: Optional[Collectives]) -> None:
-        self._division = division
-        self._collectives = collectives
+    def __init__(self, division: Division, collectives: Optional[Collectives], is_running_mean: bool) -> None:
+        self._division, self._collectives = division, collectives
+        self._is_running_mean = is_running_mean
+
+    def with_gradients(
+        self, number: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor]
+    ) -> List[Tensor]:
+        """Returns the sums with the gradients of one more group, the ``number``-th."""
+        if not self._is_running_mean:
+            return [s + g for s, g in zip(sums, gradients)]
+        # acc * n/(n+1) + g/(n+1), as the SDK accumulates: it never exceeds the largest gradient.
+        n = tf.cast(number, tf.float32)
+        return [s * (n / (n + 1.0)) + g / (n + 1.0) for s, g in zip(sums, gradients)]
 
     def exceptions(self) -> ContextManager[None]:
         """Returns a block that raises the exceptions of collective operations."""
@@ -403,7 +398,6 @@ class OrderedSums:
         turn: Tensor,
         results: Sequence[GroupResult],
         sums: GroupResult,
-        add_gradients: AddGradients,
         move: Callable[[Tensor, Sequence[Tensor]], None],
     ) -> GroupResult:
         """Returns the sums after a turn.
@@ -412,19 +406,18 @@ class OrderedSums:
             turn: scalar int64.
             results: the result of each lane of this process.
             sums: the sums before the turn.
-            add_gradients: the function that adds the gradients of a group.
             move: the function that moves statistics by the contributions of a group: (number of the group,
                 contributions).
         """
 
         def add(group: Tensor, result: GroupResult, sums: GroupResult) -> GroupResult:
             move(group, result.statistics)
-            gradients = add_gradients(group, result.gradients, sums.gradients)
+            gradients = self.with_gradients(group, result.gradients, sums.gradients)
             return GroupResult(gradients, sums.loss + result.loss, sums.num_right + result.num_right, [])
 
         return self.in_order(turn, results, sums, add)
 
-    def total(self, gradients: List[Tensor], is_running_mean: bool) -> List[Tensor]:
+    def total(self, gradients: List[Tensor]) -> List[Tensor]:
         """Returns the gradients of the weight update after its last turn."""
         return gradients
 
@@ -440,32 +433,33 @@ class AllReducedSums(OrderedSums):
         turn: Tensor,
         results: Sequence[GroupResult],
         sums: GroupResult,
-        add_gradients: AddGradients,
         move: Callable[[Tensor, Sequence[Tensor]], None],
     ) -> GroupResult:
         """Returns the sums after a turn; those of gradients are this process's."""
         gradients = sums.gradients
         for lane, result in enumerate(results):
             number = turn * len(results) + lane
-            gradients = _added(number, lane, result.gradients, gradients, add_gradients)
+            gradients = _added(number, lane, result.gradients, gradients, self.with_gradients)
         others = [result._replace(gradients=[]) for result in results]
-        added = super().add_turn(turn, others, sums._replace(gradients=[]), add_gradients, move)
+        added = super().add_turn(turn, others, sums._replace(gradients=[]), move)
         return added._replace(gradients=gradients)
 
-    def total(self, gradients: List[Tensor], is_running_mean: bool) -> List[Tensor]:
+    def total(self, gradients: List[Tensor]) -> List[Tensor]:
         """Returns the sum over processes, or the mean of their running means."""
         assert self._collectives is not None
         sizes = [int(g.shape.num_elements()) for g in gradients]
         total = self._collectives.add(tf.concat([tf.reshape(g, [-1]) for g in gradients], axis=0))
-        if is_running_mean:
+        if self._is_running_mean:
             total = total / float(self._division.num_workers)
         return [tf.reshape(part, g.shape) for part, g in zip(tf.split(total, sizes), gradients)]
 
 
-def sums_of(division: Division, collectives: Optional[Collectives], reduction: str) -> OrderedSums:
-    """Returns the order of ``--reduction``; a process that is alone has only one."""
-    is_ordered = reduction == "ordered" or collectives is None
-    return (OrderedSums if is_ordered else AllReducedSums)(division, collectives)
+def sums_of(
+    division: Division, collectives: Optional[Collectives], reduction: str, program: Program
+) -> OrderedSums:
+    """Returns the sums of a Program in the order of ``--reduction``; a process that is alone has only one."""
+    kind = OrderedSums if reduction == "ordered" or collectives is None else AllReducedSums
+    return kind(division, collectives, program.gradient_accumulation_reduction_method == "running_mean")
 
 
 def _added(

@@ -2,9 +2,9 @@
 
 import time
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +41,7 @@ from ipucnn.sessions.session import (
     check_precision,
     compilation_report,
 )
-from ipucnn.training.program import BuiltProgram, Program
+from ipucnn.training.program import Program
 
 
 class PoplarSession(Session):
@@ -60,6 +60,8 @@ class PoplarSession(Session):
         self._api, self._instances, self._config = api, instances, config
         self._preprocess = preprocess or Transfer(compute_type(config.precision))
         self._exchange = Exchange(api, instances)
+        # (number, Program, advice, options that need remote memory) -> the configured IPUs
+        self._configured = partial(Ipus, api, self._exchange, config, self._preprocess)
         self.device = DeviceInfo("ipu", "IPU", 0, 0)
         self.takes_pixels = self._preprocess.on_device is not None
 
@@ -99,7 +101,7 @@ class PoplarSession(Session):
         program, would_fit = task.program, task.would_fit
         check_precision(program, self._config)
         kept_remotely = check_remote_memory(program, self._config, would_fit)
-        ipus = self._configured(program.num_ipus // self._instances.size, would_fit, program, kept_remotely)
+        ipus = self._configured(program.num_ipus // self._instances.size, program, would_fit, kept_remotely)
         return PoplarTrainer(ipus, task)
 
     def predictor(
@@ -110,28 +112,10 @@ class PoplarSession(Session):
         replicas = evaluation_replicas(self._instances, config)
         size = config.validation_micro_batch_size or config.micro_batch_size
         predictor = PoplarPredictor(
-            self._configured(replicas, would_fit), model, size, replicas, shares=shares
+            self._configured(replicas, would_fit=would_fit), model, size, replicas, shares=shares
         )
         predictor.network  # noqa: B018 - built on first use
         return predictor
-
-    def _configured(
-        self,
-        num_ipus: int,
-        would_fit: Optional[MemoryAdvice] = None,
-        program: Optional[BuiltProgram] = None,
-        kept_remotely: Sequence[str] = (),
-    ) -> Ipus:
-        return Ipus(
-            self._api,
-            self._exchange,
-            self._config,
-            self._preprocess,
-            num_ipus,
-            program,
-            would_fit,
-            kept_remotely,
-        )
 
     def any_instance(self, flag: bool) -> bool:
         """Returns whether a flag is set on any instance of ``poprun``; every instance must make this call."""
