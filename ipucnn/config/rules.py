@@ -161,6 +161,20 @@ RULES: Tuple[Rule[Origins], ...] = (
         "folds are numbered from 1 to {kfold}",
     ),
     Rule(
+        lambda config, _: config.checkpoint_dir is not None or config.checkpoint_input_dir is not None,
+        "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
+        "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
+        "kfold",
+        typed_only=False,
+    ),
+    Rule(
+        lambda config, _: not config.training,
+        "--kfold without training has nothing to do",
+        "drop --no-training",
+        "kfold",
+        typed_only=False,
+    ),
+    Rule(
         lambda config, _: AUTO in config.pipeline_splits and len(config.pipeline_splits) > 1,
         "pipeline-splits: 'auto' stands for all of them, but others are given too",
         "give auto, or layers",

@@ -16,7 +16,7 @@ from ipucnn.models.registry import is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.network import network_options
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted
 from ipucnn.training.program import Layout
 
 
@@ -245,16 +245,11 @@ def check_frozen(resolved: Resolved) -> Tuple[str, ...]:
         The layers that it names, if the network's layer graph is known; else none.
 
     Raises:
-        ConfigurationError: no weights are loaded; no layer has this name; or no layer would be left to train.
+        ConfigurationError: no layer has this name; or no layer would be left to train.
     """
     config = resolved.config
     if config.freeze is None:
         return ()
-    if config.weights is None:
-        raise ConfigurationError(
-            f"--freeze {shown_value(config.freeze)} without --weights: these layers would keep random numbers",
-            "add --weights RUN, the run that they were trained in, or drop --freeze",
-        )
     graph = _known_graph(resolved)
     return () if graph is None else frozen_layers(graph, config.freeze)
 

@@ -90,13 +90,6 @@ class CrossValidation:
                 f"--kfold in {self._group.size} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
-        if config.checkpoint_dir is not None or config.checkpoint_input_dir is not None:
-            raise ConfigurationError(
-                "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
-                "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
-            )
-        if not config.training:
-            raise ConfigurationError("--kfold without training has nothing to do", "drop --no-training")
         self.root = self._find_root(resolved)
         self._verbose = verbose
         # Before anything is read: between two folds, no other process writes the runs.

@@ -150,6 +150,11 @@ _DICE: Reason = Rule(
     "{option} with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
     "drop --pad-dataset, or use --loss cross_entropy",
 )
+_RANDOM: Reason = Rule(
+    lambda c, f: c.weights is None,
+    "{option} without --weights: these layers would keep random numbers",
+    "add --weights RUN, the run that they were trained in, or drop --freeze",
+)
 _NO_IMAGENET: Reason = Rule(
     lambda c, f: c.weights == "imagenet" and f.resolved.record.keras_application is None,
     "{option}: there are no ImageNet weights for {model_name}",
@@ -170,6 +175,7 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("mixup", "cutmix", "random_erasing", "class_weights"), _MASKS, typed_only=False),
     *_rules(("pad_dataset",), _DICE, typed_only=False),
     *_rules(("weights",), _NO_IMAGENET, typed_only=False),
+    *_rules(("freeze",), _RANDOM, typed_only=False),
     *_rules(("ipus",), _OTHER_REPLICAS),
     *_rules(("plot_schedule", "draw_samples"), _DRY_RUN),
     *_rules(("compile_only",), _NO_IPU, _SHOWN, typed_only=False),
