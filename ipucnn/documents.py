@@ -1,9 +1,8 @@
 """Reader of YAML and JSON from users, in files and in flags; it limits their size and returns only plain values.
 
-A document is at most ``MAX_BYTES`` long and ``MAX_DEPTH`` deep, and one of YAML has at most ``MAX_NODES`` values with
-aliases expanded.  Values are text, numbers, true and false, null, lists, and mappings with text keys.  Tags are
-refused.  Dates stay text.  Depth is checked on the events of PyYAML's parser before its composer runs, because 100,000
-brackets would crash the process there.
+A document is at most ``MAX_BYTES`` long and ``MAX_DEPTH`` deep.  Values are text, numbers, true and false, null, lists,
+and mappings with text keys.  Tags are refused.  Dates stay text.  Depth is checked on the events of PyYAML's parser
+before its composer runs, because 100,000 brackets would crash the process there.
 """
 
 import contextlib
@@ -27,8 +26,6 @@ MAX_BYTES = 1_000_000
 """Largest document that a person writes."""
 MAX_DEPTH = 50
 """Most levels of nested lists and mappings."""
-MAX_NODES = 100_000
-"""Most keys and values of a YAML document; the values of an alias count at each use."""
 MAX_RECORD_BYTES = 64_000_000
 """Largest file that ipucnn wrote and reads again, such as the report of a long benchmark."""
 MAX_NUMBER_CHARACTERS = 308
@@ -103,33 +100,9 @@ def compose(text: str) -> Optional[YamlNode]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader))
-        node = yaml.compose(text, Loader=loader)
+        return yaml.compose(text, Loader=loader)
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise _unreadable(text, error) from None
-    if node is not None:
-        _num_values(node, {})
-    return node
-
-
-def _num_values(node: YamlNode, counts: Dict[int, int], depth: int = 0) -> int:
-    """Returns the number of values in a node, where those of an alias count at each use; refuses too many.
-
-    Args:
-        counts: the numbers of the nodes that were counted, by their identity.
-        depth: the level of the node.
-    """
-    if depth > MAX_DEPTH:  # also an alias inside of the value that it names
-        raise _too_deep(line_of(node))
-    if id(node) not in counts:
-        parts = node.value if node.id == SEQUENCE else ()
-        parts = [part for pair in node.value for part in pair] if node.id == MAPPING else parts
-        counts[id(node)] = 1 + sum(_num_values(part, counts, depth + 1) for part in parts)
-    if counts[id(node)] > MAX_NODES:
-        hint = "give a smaller file"
-        raise BadDocument(
-            f"more than {MAX_NODES:,} values, counting what aliases repeat", hint, line_of(node)
-        )
-    return counts[id(node)]
 
 
 def _check_events(events: Iterator[YamlEvent]) -> None:

@@ -42,14 +42,6 @@ _OF_MACHINE = (
 )
 _NO_TEMPORARY = "No usable temporary directory"
 """Beginning of the reason of Python's ``tempfile``."""
-_FOLDER_VARIABLES = (
-    "HOME",
-    "TMPDIR",
-    "IPUCNN_CACHE_DIR",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "MPLCONFIGDIR",
-)
 _HINTS = {
     **dict.fromkeys(_FULL, "free some space, or give a path on another disk"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _PERMISSION),
@@ -109,15 +101,13 @@ def error_of(
     return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
 
 
-def user_error_of(error: BaseException, given: Iterable[str] = (), smaller: str = "") -> Optional[UserError]:
-    """Converts an error that the user or the machine caused, and that ends a command, into a :class:`UserError`.
+def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError]:
+    """Converts an error of the system that ends a command into a :class:`UserError`.
 
-    These are out-of-memory errors, exhausted disks and limits, and errors about paths that the user gave.  Any other
-    error of the system is a bug: what fails for a user's paths is converted where they are opened.
+    These are out-of-memory errors, exhausted disks and limits, and errors about a path.
 
     Args:
         error: the error.
-        given: words that the user typed, which may be paths.
         smaller: options of the command that reduce the memory it needs, for the hint.
 
     Returns:
@@ -129,29 +119,7 @@ def user_error_of(error: BaseException, given: Iterable[str] = (), smaller: str 
     if not isinstance(error, OSError) or error.errno is None:
         return None
     is_of_machine = error.errno in _OF_MACHINE or _NO_TEMPORARY in reason_of(error)
-    names = (error.filename, error.filename2)
-    paths = [os.fsdecode(name) for name in names if isinstance(name, (str, bytes, os.PathLike))]
-    if is_of_machine or any(_is_given(path, given) for path in paths):
-        return error_of(error)
-    return None
-
-
-def _is_given(path: str, given: Iterable[str]) -> bool:
-    """Whether a path is one that the user gave, in a word or a variable of the environment, or lies below it."""
-    import tempfile
-
-    words = [*given, *(os.environ.get(name, "") for name in _FOLDER_VARIABLES)]
-    with contextlib.suppress(OSError):
-        words.append(tempfile.gettempdir())
-    for word in words:
-        # --option=PATH, and the parts of --dataset imagefolder:PATH
-        for text in filter(None, {word, word.partition("=")[2]}):
-            folder = os.path.abspath(os.path.expanduser(text))
-            if os.path.abspath(path) == folder or os.path.abspath(path).startswith(
-                folder.rstrip(os.sep) + os.sep
-            ):
-                return True
-    return False
+    return error_of(error) if is_of_machine or error.filename is not None else None
 
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:
@@ -250,13 +218,9 @@ def kind_of(path: Path) -> Kind:
     """
     with errors_about(path):
         try:
-            return _kind_of_mode(os.stat(path).st_mode)
+            return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), Kind.OTHER)
         except (FileNotFoundError, NotADirectoryError):
             return Kind.ABSENT
-
-
-def _kind_of_mode(mode: int) -> Kind:
-    return _KINDS.get(stat.S_IFMT(mode), Kind.OTHER)
 
 
 def exists(path: Path) -> bool:
@@ -369,34 +333,22 @@ def open_regular(path: Path, hint: Optional[str] = None) -> Iterator[BinaryIO]:
     Raises:
         DataError: the path is absent, not a regular file, or not readable.
     """
-    handle, _ = open_handle(path, hint)
-    with os.fdopen(handle, "rb") as file:
+    with os.fdopen(open_handle(path, hint), "rb") as file:
         try:
             yield file
         except OSError as problem:  # some regular files of /proc can be neither measured nor read
             raise error_of(problem, path) from problem
 
 
-def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> Tuple[int, int]:
-    """Opens a regular file for reading, as :func:`open_regular` does.
-
-    Returns:
-        The descriptor, which the caller closes, and the file's size in bytes.
-    """
+def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> int:
+    """Opens a regular file for reading, as :func:`open_regular` does; returns its descriptor, to be closed."""
+    kind = kind_of(Path(path))
+    if kind is Kind.ABSENT:
+        raise DataError(f"{shown(path)}: there is no such file", hint or "check the path")
+    if kind is not Kind.FILE:
+        raise DataError(f"{shown(path)} is {kind.value}, not a file", hint or "give the path of a file")
     with errors_about(path):
-        try:
-            # Checked before opening, because opening some devices has side effects.
-            kind = _kind_of_mode(os.stat(path).st_mode)
-            if kind is Kind.FILE:
-                handle = os.open(path, os.O_RDONLY | _SAFELY)
-                status = os.fstat(handle)
-                kind = _kind_of_mode(status.st_mode)
-                if kind is Kind.FILE:
-                    return handle, status.st_size
-                os.close(handle)
-        except (FileNotFoundError, NotADirectoryError):
-            raise DataError(f"{shown(path)}: there is no such file", hint or "check the path") from None
-    raise DataError(f"{shown(path)} is {kind.value}, not a file", hint or "give the path of a file")
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:

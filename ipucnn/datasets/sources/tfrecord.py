@@ -80,9 +80,10 @@ def read_record(path: str, number: int, at: int) -> bytes:
         DataError: the record is truncated, has a wrong checksum, or is too large; the message names file and record.
     """
     place = (path, number, at)
-    handle, num_bytes = open_handle(path)
+    handle = open_handle(path)
     try:
         with errors_about(path):
+            num_bytes = os.fstat(handle).st_size
             length = _length(os.pread(handle, HEAD_BYTES, at), place, num_bytes)
             if length > LARGEST_FILE_BYTES:
                 raise _damaged(place, f"{length:,} bytes, more than an image can have", "unreadable")
