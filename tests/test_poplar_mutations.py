@@ -1,9 +1,10 @@
 """Mutations of every call of the session to the SDK: the test double refuses each that the SDK refuses.
 
-They are generated from the recorded facts: for every leaf of the configuration a wrong name, wrong types and an illegal
-value; for every call of the session, each keyword misspelt, a surplus and a missing one, and values of a wrong type or
-out of range.  Left out are calls that the SDK accepts, and those that Python or Keras refuse themselves (an attribute
-that a module lacks, a member that an enumeration lacks).  The unchanged calls pass.
+They are generated from the quoted public sources, not from the double's facts: for every leaf of the configuration a
+wrong name, wrong types and an illegal value; for every call of the session, each keyword misspelt, a surplus and a
+missing one, and values of a wrong type or out of range.  Left out are calls that the SDK accepts, and those that Python
+or Keras refuse themselves (an attribute that a module lacks, a member that an enumeration lacks).  The unchanged calls
+pass.
 """
 
 import subprocess
@@ -22,34 +23,24 @@ from ipucnn.sessions.poplar.checks import why_of_last_replica
 from ipucnn.sessions.poplar.options import LEAVES, Layout, make_ipu_config
 from ipucnn.training.program import make_program
 
-# Group, SDK, environment variables, number of mutations
+# Group, SDK, environment variables
 GROUPS = [
-    (leaves.leaves, "3.4", {}, 415),
-    (calls.calls, "3.4", {}, 134),
-    (training.training, "3.4", {}, 43),
-    (training.strategies, "3.4", {}, 10),
-    (operations.names, "3.4", {}, 7),
-    (operations.functions, "3.4", {}, 52),
-    (operations.images, "3.4", {}, 25),
-    (operations.user_operations, "3.4", {}, 44),
-    (operations.layers, "3.4", {}, 19),
-    (several.instances, "3.4", several.POPRUN, 17),
-    (several.collectives, "3.4", several.POPRUN, 14),
-    (versions.flags, "3.4", {}, 6),
-    (versions.flags, "3.1", {}, 1),
-    (versions.flags, "3.0", {}, 1),
-    (versions.version_3_0, "3.0", {}, 14),
+    *((make, "3.4", {}) for make in (leaves.leaves, calls.calls, training.training, training.strategies)),
+    *((make, "3.4", {}) for make in (operations.names, operations.functions, operations.images)),
+    *((make, "3.4", {}) for make in (operations.user_operations, operations.layers)),
+    *((make, "3.4", several.POPRUN) for make in (several.instances, several.collectives)),
+    *((versions.flags, sdk, {}) for sdk in ("3.4", "3.1", "3.0")),
+    (versions.version_3_0, "3.0", {}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("make", "sdk", "variables", "count"), GROUPS, ids=[f"{g[0].__name__}-{g[1]}" for g in GROUPS]
+    ("make", "sdk", "variables"), GROUPS, ids=[f"{make.__name__}-{sdk}" for make, sdk, _ in GROUPS]
 )
-def test_every_mutation_is_refused(make, sdk, variables, count):
+def test_every_mutation_is_refused(make, sdk, variables):
     names, wrong = try_group(make, sdk, variables)
     assert not wrong, "\n".join(wrong)
-    assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
-    assert len(names) == count
+    assert names and len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
 
 
 CHANGES = [

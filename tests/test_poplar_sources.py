@@ -137,6 +137,10 @@ def recorded_facts():
             yield f"call {name}", quoted_form(one["params"])
     for name, parameters in FACTS["model_methods"].items():
         yield f"method {name}", quoted_form(parameters)
+    for name in ("fit", "evaluate", "predict"):
+        yield f"delegate {name}", quoted_form(FACTS["delegates"][name])
+    for name, keywords in FACTS["forbidden_keywords"].items():
+        yield f"refused {name}", ", ".join(keywords)
     for name, kind in FACTS["flags"].items():
         yield f"flag {name}", kind
 

@@ -5,11 +5,10 @@ from typing import Any, Callable, Tuple, Union
 import numpy as np
 import tensorflow as tf
 from poplar_double import ProcessAborted
-from poplar_double.extension import METHODS
-from poplar_double.facts import FACTS
 from tensorflow import keras
 
 from .cases import Group
+from .quoted import QUOTED, params_in, params_of, refused_by
 from .setting import Setting, make_data, plain, set_leaf, small_model
 
 Errors = Union[type, Tuple[type, ...]]
@@ -72,10 +71,15 @@ def calls(group: Group, machine: Any) -> None:
         ):
             refused(name, ([options(**words), options()],), internal)
     own_arguments = ("device_mapping", "accumulate_outfeed")
-    for name in FACTS["forbidden_keywords"]["set_pipelining_options"]:
+    for name in refused_by("set_pipelining_options"):
         refused(name, () if name in own_arguments else (1,), ValueError)
-    for name in FACTS["pipelining_keywords"]:
-        refused(name + "s", (None,), TypeError)
+    of_keras = refused_by("set_pipelining_options") + [
+        "gradient_accumulation_reduction_method",
+        "reduction_method",
+    ]
+    for name, _ in params_of("ipu.ops.pipelining_ops.pipeline"):
+        if name not in of_keras:
+            refused(name + "s", (None,), TypeError)
     sharding = {"replicated_optimizer_state_sharding": True, "offload_weight_update_variables": False}
     changed("sharding without offloading", ValueError, sharding)
     changed("sharding without offloading, no pipeline", ValueError, sharding, stages=1)
@@ -101,15 +105,16 @@ def calls(group: Group, machine: Any) -> None:
     # Arguments of set_gradient_accumulation_options
     refused(steps, (0, 1.0, "4"), ValueError, stages=1)
     refused(method, ("average",), ValueError, stages=1)
-    for name in FACTS["forbidden_keywords"]["set_gradient_accumulation_options"]:
+    for name in refused_by("set_gradient_accumulation_options"):
         refused(name, (1,), ValueError, stages=1)
-    for name in (*(k + "s" for k in FACTS["accumulation_keywords"]), "reduction_method"):
+    of_optimizer = params_of("ipu.optimizers.GradientAccumulationOptimizerV2")
+    for name in (*(one.name + "s" for one in of_optimizer), "reduction_method"):
         refused(name, (None,), TypeError, stages=1)
     # Other options of a model
     infeed, replication = "set_infeed_queue_options", "set_replication_options"
     for name, option, keywords, error in (
         *((f"prefetch depth {n}", infeed, {"prefetch_depth": n}, ValueError) for n in (256, 1000, -1)),
-        *((f"infeed {n}", infeed, {n: 1}, ValueError) for n in FACTS["forbidden_keywords"][infeed]),
+        *((f"infeed {n}", infeed, {n: 1}, ValueError) for n in refused_by(infeed)),
         *(
             (
                 f"metric reduction {value}",
@@ -125,10 +130,9 @@ def calls(group: Group, machine: Any) -> None:
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = small_model()
     legal = {"set_pipeline_stage_assignment": dict(pipeline_stage_assignment=[])}
-    for method in METHODS:
-        params = FACTS["model_methods"][method]
-        if not any("kind" in p for p in params):
-            group.signature(method, getattr(model, method), params, legal.get(method, {}))
+    for method, text in QUOTED["method"].items():
+        if "**" not in text and hasattr(model, method):
+            group.signature(method, getattr(model, method), params_in(text), legal.get(method, {}))
     group.add(f"{infeed}(3)", lambda: model.set_infeed_queue_options(3), TypeError)
     # Stages
     for name, change, error in (

@@ -5,7 +5,8 @@ import os
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple, Type
 
 from poplar_double import installed
-from poplar_double.facts import FACTS
+
+from .quoted import Param
 
 Errors = Tuple[Type[BaseException], ...]
 
@@ -26,28 +27,31 @@ class Group(List[Case]):
         self.append(Case(name, run, errors))
 
     def signature(
-        self, where: str, function: Callable[..., Any], params: Any, legal: Any, *errors: Any
+        self, where: str, function: Callable[..., Any], params: List[Param], legal: Any, *errors: Any
     ) -> None:
         """Adds every keyword misspelt, a surplus one, and each required one missing.
 
         Args:
-            params: the recorded parameters.
+            params: the parameters in the public sources.
             legal: keywords of a legal call.
             errors: errors allowed beside TypeError.
         """
         kinds = (TypeError, *errors)
         self.add(f"{where}: surplus", lambda: function(**legal, surplus=1), *kinds)
-        for param in params:
-            name = param["name"]
-            if "kind" in param:
-                continue
+        for name, is_required in params:
             kept = {k: v for k, v in legal.items() if k != name}
             self.add(f"{where}: {name}s", lambda k=kept, n=name: function(**k, **{n + "s": None}), *kinds)
-            if "default" not in param:
+            if is_required:
                 self.add(f"{where}: no {name}", lambda k=kept: function(**k), *kinds)
 
     def call(
-        self, where: str, function: Callable[..., Any], params: Any, legal: Any, wrong: Any, *errors: Any
+        self,
+        where: str,
+        function: Callable[..., Any],
+        params: List[Param],
+        legal: Any,
+        wrong: Any,
+        *errors: Any,
     ) -> None:
         """Adds a legal call, the mutations of its signature, and wrong values.
 
@@ -62,11 +66,6 @@ class Group(List[Case]):
                 for value in values:
                     changed = {**legal, name: value}
                     self.add(f"{where}: {name} = {value!r}", lambda c=changed: function(**c), error)
-
-
-def params_of(name: str) -> List[Dict[str, Any]]:
-    """Returns the recorded parameters of a callable."""
-    return list(FACTS["callables"][name]["params"])
 
 
 @contextlib.contextmanager

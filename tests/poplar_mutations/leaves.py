@@ -6,11 +6,13 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 import tensorflow as tf
 from poplar_double import ProcessAborted
-from poplar_double.facts import FACTS
 
 from .cases import Group, environment
+from .quoted import ENUMS, LEAVES
 from .setting import set_leaf
 
+# Fields of driver/config.proto: these two numbers are int32, all others int64.
+_INT32 = ("auto_select_ipus", "select_ipus")
 _WRONG = {
     "bool": [1, "true", None],
     "int": [1.0, "1", True, None, np.int32(1)],
@@ -30,31 +32,32 @@ def leaves(group: Group, machine: Any) -> None:
     def read(name: str) -> Callable[[], None]:
         return lambda: functools.reduce(getattr, name.split("."), ipu.config.IPUConfig())
 
-    for name, fact in FACTS["leaves"].items():
-        values = list(getattr(ipu.config, fact["enum"])) if "enum" in fact else [fact["default"]]
+    for name, (kind, default) in LEAVES.items():
+        is_enum = kind in ENUMS
+        values = [getattr(ipu.config, kind)[member] for member in ENUMS[kind]] if is_enum else [default]
         for value in values:
             group.add(f"{name} = {value!r}", assign(name, value))
-        group.add(f"{name}: misspelt", assign(name + "s", fact["default"]), ValueError)
+        group.add(f"{name}: misspelt", assign(name + "s", default), ValueError)
         group.add(f"{name}: misspelt reading", read(name + "s"), ValueError)
-        if "enum" in fact:
-            members = list(FACTS["enums"][fact["enum"]])
-            wrong: List[Any] = [members[0], FACTS["enums"][fact["enum"]][members[0]], None, True]
-        elif fact["type"] in _WRONG:
-            wrong = _WRONG[fact["type"]]
+        if is_enum:
+            wrong: List[Any] = [*next(iter(ENUMS[kind].items())), None, True]
+        elif kind in _WRONG:
+            wrong = _WRONG[kind]
         else:
             wrong = ["2", 2.0, None, True, [1.0], ("1",), [True], np.int32(2), {1}]
         for value in wrong:
             group.add(f"{name} = {value!r}", assign(name, value), TypeError)
-        if "bits" in fact:
-            limit = 2 ** (fact["bits"] - 1)
+        if kind == "int" or name in _INT32:
+            limit = 2**31 if name in _INT32 else 2**63
             for number in (limit, -limit - 1):
                 group.add(f"{name} = {number}", _configured(ipu, name, number), ValueError)
             if not name.endswith(("_ipus", "process_count")):  # the number that would have to be there
                 group.add(f"{name} = {limit - 1}", _configured(ipu, name, limit - 1))
-        if fact["type"] == "dict":
+        if kind == "dict":
             for bad in ({"availableMemoryProportion": 0.2}, {1: "x"}, {"partialsType": True}):
                 group.add(f"{name} = {bad}", _configured(ipu, name, bad), TypeError)
-    for category in FACTS["categories"]:
+    parents = {name.rpartition(".")[0] for name in LEAVES} - {""}
+    for category in sorted(parents | {name.partition(".")[0] for name in parents}):
         group.add(f"{category}: assigned", assign(category, 1), Exception)
     illegal_values = [
         ("auto_select_ipus", 3, tf.errors.FailedPreconditionError),

@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
-from poplar_double.facts import FACTS
 
-from .cases import Group, params_of
+from .cases import Group
+from .quoted import ENUMS, params_of
 
 _INVALID = tf.errors.InvalidArgumentError
 
@@ -31,7 +31,7 @@ def names(group: Group, machine: Any) -> None:
         group.add(f"import {part}", load, ModuleNotFoundError)
     group.add("popdist.tensorflow, not imported", lambda: popdist.tensorflow, AttributeError)
     for name in ("PipelineSchedule", "RecomputationMode"):
-        for member in FACTS["enums"][name]:
+        for member in ENUMS[name]:
             group.add(f"{name}.{member}", lambda n=name, m=member: getattr(ipu.pipelining_ops, n)[m])
 
 

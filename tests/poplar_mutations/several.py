@@ -6,11 +6,14 @@ import numpy as np
 import tensorflow as tf
 from support.poprun import variables
 
-from .cases import Group, params_of
+from .cases import Group
+from .quoted import params_in, params_of
 from .setting import Setting, plain, set_leaf
 
 POPRUN = variables(1)
 _STRATEGY = "ipu.distributed.popdist_strategy.PopDistStrategy"
+# Closed source: as public programs call it.
+_SET_CONFIG = "config, ipus_per_replica=1, configure_device=True"
 _PROCESS = "experimental.multi_replica_distribution.process_"
 
 
@@ -49,7 +52,7 @@ def instances(group: Group, machine: Any) -> None:
 
     for name, function, params, legal in (
         ("PopDistStrategy", make, params_of(_STRATEGY), {}),
-        ("set_ipu_config", set_config, params_of("popdist.tensorflow.set_ipu_config"), dict(config=config())),
+        ("set_ipu_config", set_config, params_in(_SET_CONFIG), dict(config=config())),
     ):
         group.signature(name, function, params, legal)
     group.add("training", lambda: trained(plain(ipu)))

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from poplar_double.facts import FACTS
 
-from .cases import Group, params_of
+from .cases import Group
+from .quoted import QUOTED, params_in, params_of
 from .setting import make_data, plain
 
 
@@ -34,7 +34,7 @@ def training(group: Group, machine: Any) -> None:
     group.add("fit", lambda: fit(**defaults, validation_split=0.0, class_weight=None, initial_epoch=0))
     group.add("predict", lambda: predict(x=images, batch_size=2, verbose=0, steps=None, **defaults))
     for where, function, legal in (("fit", fit, {}), ("predict", predict, dict(x=images, batch_size=2))):
-        for name in (p["name"] for p in FACTS["delegates"][where]):
+        for name, _ in params_in(QUOTED["delegate"][where]):
             misspelt = {**legal, name + "s": None}
             group.add(f"{where}: {name}s", lambda f=function, m=misspelt: f(**m), TypeError)
     group.add("predict: no x", lambda: predict(batch_size=2), TypeError)

@@ -6,7 +6,8 @@ import tensorflow as tf
 from poplar_double import ProcessAborted
 from tensorflow import keras
 
-from .cases import Group, environment, params_of
+from .cases import Group, environment
+from .quoted import params_in
 from .setting import Setting, plain
 
 # Legal and refused flags by SDK; a refused one ends the process.
@@ -79,7 +80,13 @@ def version_3_0(group: Group, machine: Any) -> None:
         group.add(name, lambda m=make, n=name: trained(m(ipu), n), TypeError)
     one, add = tf.constant(1.0), tf.distribute.ReduceOp.SUM
     legal = dict(tensor=one, op=distributed.Sum)
-    group.call("allreduce", allreduce, params_of("ipu.distributed.allreduce 3.0"), legal, {})
+    group.call(
+        "allreduce",
+        allreduce,
+        params_in("tensor, op=None, prescale_factor=1.0, postscale_factor=1.0"),
+        legal,
+        {},
+    )
     group.add("allreduce: reduce_op", lambda: allreduce(one, reduce_op=add), TypeError)
     group.add("allreduce: ReduceOp", lambda: allreduce(one, add), TypeError)
     not_ready = tf.errors.FailedPreconditionError
