@@ -1,61 +1,24 @@
-"""The described formulas of schedules, warm-ups and optimizers, evaluated as they are written, against the code."""
+"""The described formulas of optimizers, evaluated as they are written, against the code; test_training_schedules.py has
+those of schedules.
+"""
 
 import shlex
 
 import numpy as np
 import pytest
 
-from ipucnn.config.parameters import METHODS, method_of, names_of
+from ipucnn.config.parameters import METHODS, method_of
 from ipucnn.config.resolve import resolve
+from ipucnn.runs.setup import learning_rates
 from ipucnn.training.optimizer_settings import make_settings, settings_of_run
-from ipucnn.training.schedules import make_schedule
+from ipucnn.training.program import make_program
 
-PER_EPOCH, EPOCHS, BATCH = 10, 8, 4
-NUMPY = {name: getattr(np, name) for name in ("sqrt", "cos", "pi")}
-NAMES = {**NUMPY, "norm": np.linalg.norm, "min": min, "sum": sum}
-
-
-def schedule(name, params, **more):
-    sizes = {"global_batch_size": BATCH, "weight_updates_per_epoch": PER_EPOCH, "num_epochs": EPOCHS}
-    return make_schedule(name, params, **sizes, **more)
+BATCH = 4
+NAMES = {"sqrt": np.sqrt, "norm": np.linalg.norm, "sum": sum}
 
 
 def ids(method):
     return method.name
-
-
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("const", {}),
-        ("cosine", {"epochs_to_total_decay": 3}),
-        ("cosine", {}),
-        ("polynomial", {}),
-        ("polynomial", {"epochs_to_total_decay": 5, "end_learning_rate_ratio": 0.2, "power": 2}),
-        ("exponential", {"epochs_to_decay": 2, "decay_rate": 0.7}),
-        ("stepped", {"boundaries": [1, 2.5], "values": [3, 2, 1]}),
-    ],
-)
-def test_formulas_of_schedules(name, params):
-    method = method_of("lr_schedule_params", name)
-    own = params if name == "stepped" else {"initial_learning_rate": 0.25, **params}
-    known = {**NAMES, **method.defaults, "epochs_to_total_decay": EPOCHS, **own, "rate": 0.25 * BATCH}
-    expected = [eval(method.formula, {**known, "e": k / PER_EPOCH}) for k in range(PER_EPOCH * EPOCHS)]
-    rates = schedule(name, own)(np.arange(PER_EPOCH * EPOCHS))
-    np.testing.assert_allclose(rates, expected, rtol=1e-6, atol=1e-7)
-    assert name == "const" or len(set(expected)) > 2
-
-
-@pytest.mark.parametrize("mode", names_of("lr_warmup_params"))
-def test_formulas_of_warm_ups(mode):
-    warmup = {"warmup_mode": mode, "warmup_epochs": 1.55}
-    params = {"epochs_to_total_decay": 3}
-    plain = schedule("cosine", params, learning_rate=1.0)
-    known = {**NAMES, "schedule": lambda k: float(plain(np.array([k]))[0]), "n": 15}
-    formula = method_of("lr_warmup_params", mode).formula
-    expected = [eval(formula, {**known, "k": k}) for k in range(50)]
-    rates = schedule("cosine", params, learning_rate=1.0, warmup=warmup)(np.arange(50))
-    np.testing.assert_allclose(rates, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +60,7 @@ def test_examples_are_accepted(method):
     words = shlex.split(method.example)
     flags = {flag[2:].replace("-", "_"): value for flag, value in zip(words[::2], words[1::2])}
     config = resolve("train", flags, model="toy_model").config
-    schedule(
-        config.lr_schedule,
-        config.lr_schedule_params,
-        learning_rate=config.learning_rate,
-        warmup=config.lr_warmup_params,
-    )
+    learning_rates(config, make_program(config, 100, seed=0))
     settings_of_run(config, BATCH)
     value = getattr(config, method.option)
     assert method.name in (value.get("name"), value.get("warmup_mode"), config.optimizer, config.lr_schedule)

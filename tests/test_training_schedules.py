@@ -1,4 +1,4 @@
-"""Learning-rate schedules against formulas; with each kind of warm-up, test_train_dry_run.py compares them."""
+"""Learning-rate schedules: their formulas, as written here and as the help describes them, and their refusals."""
 
 import itertools
 import math
@@ -6,54 +6,82 @@ import math
 import numpy as np
 import pytest
 
+from ipucnn.config.parameters import method_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.training.optimizer_settings import make_settings
 from ipucnn.training.schedules import largest_rate, make_schedule
 
-UPDATES = np.arange(0, 60)
+PER_EPOCH, EPOCHS, BATCH = 10, 8, 4
+UPDATES = range(PER_EPOCH * EPOCHS)
+WARM_UP, RISING = 1.5, 15  # epochs, and the weight updates in them
+RATE = {"initial_learning_rate": 0.25}  # of a sample: 1 for a batch
 
 
-def schedule(name, params, **values):
-    settings = dict(global_batch_size=4, weight_updates_per_epoch=10, num_epochs=5)
-    settings.update(values)
-    return make_schedule(name, params, **settings)
+def schedule(name, params, **settings):
+    sizes = {"global_batch_size": BATCH, "weight_updates_per_epoch": PER_EPOCH, "num_epochs": EPOCHS}
+    return make_schedule(name, params, **{**sizes, **settings})
 
 
-def cosine(update, length=40):
-    return 0.5 * (1 + math.cos(math.pi * min(update, length) / length))
+def cosine(e, end):
+    return 0.5 * (1 + math.cos(math.pi * min(e / end, 1)))
 
 
-def root(update):
-    return 0.1 + 0.9 * math.sqrt(1 - min(update, 30) / 30)
+# Name, keys, and the rate after e epochs, for a default decay until the epoch ``end``.
+SCHEDULES = [
+    ("const", RATE, lambda e, end: 1.0),
+    ("cosine", {**RATE, "epochs_to_total_decay": 4}, lambda e, end: cosine(e, 4)),
+    ("cosine", RATE, cosine),
+    ("exponential", {**RATE, "epochs_to_decay": 2, "decay_rate": 0.5}, lambda e, end: 0.5 ** (e / 2)),
+    ("polynomial", RATE, lambda e, end: 1 - min(e / end, 1)),
+    ("polynomial", {**RATE, "epochs_to_total_decay": 3, "end_learning_rate_ratio": 0.1, "power": 0.5},
+     lambda e, end: 0.1 + 0.9 * math.sqrt(1 - min(e / 3, 1))),
+    # A boundary's own weight update still has the value before it.
+    ("stepped", {"boundaries": [0, 2.5], "values": [3, 2, 1]}, lambda e, end: 3 if e <= 0 else 2 if e <= 2.5 else 1),
+]  # fmt: skip
 
 
-RATE = {"learning_rate": 1.0}
-
-
-@pytest.mark.parametrize("name, params, settings, formula", [
-    ("const", {"initial_learning_rate": 0.01}, {}, lambda u: 0.04),  # times the global batch
-    ("const", {}, {"learning_rate": 0.3}, lambda u: 0.3),
-    ("cosine", {"initial_learning_rate": 0.25, "epochs_to_total_decay": 4}, {}, cosine),
-    ("cosine", {}, {**RATE, "staircase": True}, lambda u: cosine(u // 10 * 10, 50)),
-    ("exponential", {"epochs_to_decay": 2, "decay_rate": 0.5}, RATE, lambda u: 0.5 ** (u / 20)),
-    ("polynomial", {"epochs_to_total_decay": 3, "end_learning_rate_ratio": 0.1, "power": 0.5}, RATE, root),
-    ("stepped", {"boundaries": [0, 0.5], "values": [3, 2, 1]}, {}, lambda u: 3 if u <= 0 else 2 if u <= 5 else 1),
-])  # fmt: skip
-def test_schedules_equal_their_formulas(name, params, settings, formula):
-    rates = schedule(name, params, **settings)(UPDATES)
-    np.testing.assert_allclose(rates, [formula(u) for u in UPDATES], rtol=1e-6, atol=1e-7)
-
-
-def test_cosine_decays_over_the_run_by_default_less_the_shifted_warm_up():
-    rates = schedule("cosine", {}, learning_rate=1.0, warmup={"warmup_mode": "shift", "warmup_epochs": 2})(
-        UPDATES
+@pytest.mark.parametrize("name, params, formula", SCHEDULES)
+@pytest.mark.parametrize("mode", [None, "shift", "mask"])
+@pytest.mark.parametrize("staircase", [False, True])
+def test_schedules_equal_their_formulas(name, params, formula, mode, staircase):
+    end, expected = EPOCHS - (WARM_UP if mode == "shift" else 0), []
+    for k in UPDATES:
+        k = k // PER_EPOCH * PER_EPOCH if staircase else k
+        after = max(k - RISING, 0) if mode == "shift" else k
+        factor = min((k + 1) / (RISING + 1), 1) if mode else 1
+        expected.append(factor * formula(after / PER_EPOCH, end))
+    warmup = mode and {"warmup_mode": mode, "warmup_epochs": WARM_UP}
+    rates = schedule(name, params, warmup=warmup, staircase=staircase)(np.array(UPDATES))
+    np.testing.assert_allclose(rates, expected, rtol=1e-6, atol=1e-7)
+    if staircase:
+        return
+    method = method_of("lr_schedule_params", name)
+    known = {name: getattr(np, name) for name in ("sqrt", "cos", "pi")}
+    known.update(
+        min=min, sum=sum, rate=1.0, n=RISING, **{**method.defaults, "epochs_to_total_decay": end, **params}
     )
-    assert rates[20] == 1.0 and rates[50] == 0.0 and 0 < rates[49] < 0.01
-    # A warm-up as long as the run leaves one weight update for the decay.
-    rates = schedule("cosine", {}, learning_rate=1.0, warmup={"warmup_mode": "shift", "warmup_epochs": 5})(
-        UPDATES
-    )
-    assert rates[50] == 1.0 and rates[51] == 0.0
+
+    def described(k):
+        return eval(method.formula, {**known, "e": k / PER_EPOCH})
+
+    of_mode = "schedule(k)" if mode is None else method_of("lr_warmup_params", mode).formula
+    by_help = [eval(of_mode, {**known, "schedule": described, "k": k}) for k in UPDATES]
+    np.testing.assert_allclose(by_help, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_rate_of_the_batch_replaces_that_of_a_sample():
+    assert schedule("const", {}, learning_rate=0.3)(np.arange(3)).tolist() == [np.float32(0.3)] * 3
+
+
+def test_a_warm_up_takes_whole_weight_updates():
+    rates = schedule("const", RATE, warmup={"warmup_mode": "mask", "warmup_epochs": 1.59})(np.arange(20))
+    np.testing.assert_allclose(rates, [min((k + 1) / 16, 1) for k in range(20)], rtol=1e-6)
+
+
+def test_a_warm_up_as_long_as_the_run_leaves_one_weight_update_for_the_decay():
+    warmup = {"warmup_mode": "shift", "warmup_epochs": EPOCHS}
+    rates = schedule("cosine", RATE, warmup=warmup)(np.arange(90))
+    assert rates[80] == 1.0 and rates[81] == 0.0
 
 
 @pytest.mark.parametrize("updates", [1, 2**20, 2**20 + 1, 2_500_000])
