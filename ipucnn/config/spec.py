@@ -113,8 +113,7 @@ class OptionSpec:
         effect: what it changes in a run.  Continuing a run, comparing runs, benchmarks and processes, and the
             configuration in a checkpoint depend on it.
         host_effect: whether it affects a run on the host.
-        ipu_effect: whether it affects a run on IPUs.  At least one of the two is true; a test searches for the code
-            that reads the option.
+        ipu_effect: whether it affects a run on IPUs.  At least one of the two is true.
         in_yaml: False for options that only make sense as a flag.
         default_text: description of a default of None in the reference.
         plan_default: default of ``plan-splits``; "" if it is the same.
