@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -205,6 +206,14 @@ def test_operations_at_once(monkeypatch):
     assert machine.are_threads_required()
 
 
+def import_with(monkeypatch, threading_, gpus=(), **options):
+    """Imports a TensorFlow that has these threads and GPUs."""
+    tf = mock.MagicMock(config=SimpleNamespace(threading=threading_, get_visible_devices=lambda kind: gpus))
+    tf.keras.backend.backend.return_value = "tensorflow"
+    monkeypatch.setitem(sys.modules, "tensorflow", tf)
+    assert environment.import_tensorflow(deterministic=False, **options) is tf
+
+
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize("gpus", [[], ["GPU:0"]])
 @pytest.mark.parametrize("works_already", [True, False])
@@ -222,13 +231,13 @@ def test_threads_of_tensorflow(monkeypatch, required, gpus, works_already):
     threading_ = SimpleNamespace(
         get_intra_op_parallelism_threads=lambda: 0, set_intra_op_parallelism_threads=set_threads
     )
-    tf = SimpleNamespace(config=SimpleNamespace(threading=threading_, get_visible_devices=lambda kind: gpus))
     machine.fix_threads(4, required)
+    options = {"start": lambda: calls.append("started"), "may_use_gpus": True}
     if required and works_already:
         with pytest.raises(ConfigurationError, match="--threads 4: TensorFlow works with 8"):
-            environment._begin(tf, None, True)
+            import_with(monkeypatch, threading_, gpus, **options)
         return
-    environment._begin(tf, lambda: calls.append("started"), True)
+    import_with(monkeypatch, threading_, gpus, **options)
     all_cores = not required and (gpus or works_already)
     assert machine.operation_threads() == (8 if all_cores else 4)
     assert calls == [*([] if all_cores else [4]), "started"]
@@ -244,7 +253,7 @@ def test_tensorflow_gets_no_more_threads_than_the_quota_has_cores(monkeypatch):
             set_intra_op_parallelism_threads=numbers.append,
         )
         machine.fix_threads(None)
-        environment._begin(SimpleNamespace(config=SimpleNamespace(threading=threading_)), None, False)
+        import_with(monkeypatch, threading_)
     assert numbers == [2]  # a number that the user gave TensorFlow stays
 
 
