@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from support.data_sets import write_class_folders
 from support.refusals import check_raises
 from support.trained_runs import train
 
@@ -21,6 +21,7 @@ from ipucnn import api
 from ipucnn.datasets.sources import in_memory
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
 from ipucnn.runs.provenance import environment
+from ipucnn.sessions.host.session import HostPredictor
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +89,37 @@ def test_predictions_of_several_image_sizes_keep_their_order(folder):
     np.testing.assert_allclose(loaded.predict(images), alone, rtol=1e-5, atol=1e-7)
 
 
+@pytest.fixture(scope="module")
+def runs(folder):
+    """Runs by the channels of the data: digits are grey, and photographs coloured."""
+    write_class_folders(folder / "photos", {("", label): 4 for label in "ab"}, lambda number: (8, 8))
+    lines = {1: "lenet --dataset digits", 3: f"cifar_resnet8 --dataset '{folder / 'photos'}' --image-size 8"}
+    for channels, line in lines.items():
+        train(
+            folder / f"{channels}",
+            f"{line} --limit-train 4 --micro-batch-size 2 --num-epochs 1 --seed 1",
+            lightly=True,
+        )
+    return {channels: ipucnn.load(folder / f"{channels}") for channels in lines}
+
+
 @pytest.mark.parametrize(
-    ("channels", "shape", "is_batch"),
+    ("channels", "shape", "number"),
     [
-        ((1, 1), (5, 8, 8), True),
-        ((3, 1), (5, 8, 8), True),
-        ((3, 3), (3, 8, 8), False),
-        ((1, 1), (8, 8, 4), False),
-        ((1, 1), (8, 8, 3), False),
-        ((1, 1), (8, 8), False),
-        ((3, 3), (5, 8, 8, 3), True),
+        (1, (5, 8, 8), 5),
+        (3, (3, 8, 8), 0),
+        (1, (8, 8, 4), 1),
+        (1, (8, 8, 3), 1),
+        (1, (8, 8), 1),
+        (3, (5, 8, 8, 3), 5),
     ],
 )
-def test_three_axes_are_a_stack_of_grey_images_only_if_unambiguous(channels, shape, is_batch):
-    info = SimpleNamespace(image_shape=(8, 8, channels[1]))
-    trained = SimpleNamespace(input_shape=(8, 8, channels[0]), source=SimpleNamespace(info=info), config=None)
-    assert api.Run(trained, "x")._is_batch(np.zeros(shape, np.uint8)) == is_batch
+def test_three_axes_are_a_stack_of_grey_images_only_if_unambiguous(runs, channels, shape, number):
+    images = np.zeros(shape, np.uint8)
+    if number:
+        assert len(runs[channels].predict(images)) == number
+    else:
+        check_raises(DataError, "is no image", "", runs[channels].predict, images)
 
 
 REFUSED = [
@@ -356,12 +372,12 @@ def test_system_errors_are_reported_as_on_the_command_line(folder, monkeypatch):
     def refuse(*_, **__):
         raise refused
 
-    loaded = ipucnn.load(folder / "runs" / "mine")
-    monkeypatch.setattr(loaded, "_ready", refuse)
+    loaded, images = ipucnn.load(folder / "runs" / "mine"), np.zeros((1, 8, 8), np.uint8)
+    monkeypatch.setattr(HostPredictor, "predict", refuse)
     monkeypatch.setattr(api, "read_run", refuse)
-    for ask in (lambda: loaded.predict([]), lambda: ipucnn.read_history("runs")):
+    for ask in (lambda: loaded.predict(images), lambda: ipucnn.read_history("runs")):
         error = check_raises(DataError, "", "free some space", ask)
         assert error.message.startswith("/full: No space left on device") and error.__cause__ is refused
-    monkeypatch.setattr(loaded, "_ready", lambda: np.zeros(2**50))
+    monkeypatch.setattr(HostPredictor, "predict", lambda *_: np.zeros(2**50))
     with pytest.raises(InfeasibleError, match="out of memory"):
-        loaded.predict([])
+        loaded.predict(images)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import filecmp
+import gc
+import hashlib
 import json
 import os
 import pty
@@ -10,15 +12,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from support.own_networks import OWN_DATA, RESIDUAL, write
 from support.refusals import Refusal, check_refused
 from support.sessions import make_program
 from support.workers import (
@@ -27,6 +30,7 @@ from support.workers import (
     PROGRAM,
     Given,
     assert_same,
+    completed,
     environment,
     launch,
     left_out,
@@ -39,17 +43,14 @@ from ipucnn import cli, machine
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
-from ipucnn.interrupts import Interrupted
 from ipucnn.machine import num_cores
-from ipucnn.runs import provenance
+from ipucnn.runs import provenance, recorder
 from ipucnn.runs import train as runs_train
 from ipucnn.runs import writer as writer_module
 from ipucnn.runs.mlperf import MlperfLog
-from ipucnn.runs.recorder import Recorder
 from ipucnn.runs.resume import resume_command
 from ipucnn.runs.train import TrainingRun
 from ipucnn.runs.writer import RunWriter, SilentWriter
-from ipucnn.sessions import group as group_module
 from ipucnn.sessions import mpi
 from ipucnn.sessions.group import (
     Alone,
@@ -58,12 +59,12 @@ from ipucnn.sessions.group import (
     Popdist,
     find_instances,
     find_launched,
-    resume_words,
 )
 from ipucnn.sessions.host import agreement, division, gpus
 from ipucnn.sessions.host.agreement import agree, require_same_weights
 from ipucnn.sessions.host.division import Division, threads_of_training
-from ipucnn.training.checkpoints import Checkpoint, load_checkpoint
+from ipucnn.sessions.session import ExecutionFinished
+from ipucnn.training.checkpoints import load_checkpoint
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}
@@ -122,13 +123,21 @@ def test_the_command_that_continues_a_run_starts_as_many_processes(monkeypatch, 
     assert resume_command(tmp_path, []) == f"{command} --resume --run-dir {tmp_path}"
 
 
-def test_the_process_of_a_launcher_that_gives_no_size_continues_as_it_was_connected(monkeypatch):
+CONNECTED = """
+import sys
+from types import SimpleNamespace
+from ipucnn.sessions import group, mpi
+mpi.Connection = lambda started: SimpleNamespace(size=int(sys.argv[1]), rank=0)
+group.find_group()
+print(*group.resume_words())
+"""
+
+
+@pytest.mark.parametrize(("size", "words"), [(3, "mpiexec -n 3"), (1, "")])
+def test_the_process_of_a_launcher_that_gives_no_size_continues_as_it_was_connected(tmp_path, size, words):
     """PMIX_RANK alone says that there is a launcher; MPI says how many processes there are."""
-    monkeypatch.setenv("PMIX_RANK", "0")
-    several = Mpi(3, 0, Launched("mpiexec", 0, 3, 0))
-    for connected, words in ((several, ["mpiexec", "-n", "3"]), (Alone(), [])):
-        monkeypatch.setattr(group_module, "_connected", connected)
-        assert resume_words() == words
+    ended = completed(tmp_path, ["-c", CONNECTED, size], PMIX_RANK="0")
+    assert ended.stdout.strip() == words, ended.stderr
 
 
 @pytest.mark.parametrize("variables", [HYDRA, STEP])
@@ -230,42 +239,50 @@ def test_all_processes_take_the_threads_of_rank_0():
     assert agree(group, RunConfig(), {}, 4) == (5, [])
 
 
-def test_processes_compare_options_and_checkpoints(monkeypatch):
-    compared = {}
+class Stopped(Exception):
+    """Ends a run where a test has seen enough."""
+
+
+def stop(*_, **__):
+    raise Stopped
+
+
+def test_processes_compare_all_that_decides_a_run(lightly, monkeypatch, here):
+    """Options that end a run and the checkpoint must agree: else one process alone could end, or skip the loop."""
+    files = {name: write(text, f"{name}.py") for name, text in (("net", RESIDUAL), ("data", OWN_DATA))}
+    flags = {"dataset": files["data"].replace("build", "load"), "run_dir": "run", "micro_batch_size": "4"}
+    list(TrainingRun(resolve("train", {**flags, "num_epochs": "1"}, model=files["net"])).events())
+    compared, connection = {}, SimpleNamespace(timeout_s=0.0)
 
     def note(group, config, run, threads):
-        compared.update(run)
-        return threads, ["a difference"]
+        compared.update(run, threads=threads)
+        return threads, []
 
     monkeypatch.setattr(runs_train, "agree", note)
-    monkeypatch.setattr(runs_train, "share_gpus", lambda group: compared.update(shared=group.size))
-    monkeypatch.setattr(runs_train, "fix_threads", lambda number, required: compared.update(threads=number))
-    run = TrainingRun.__new__(TrainingRun)
-    checkpoint = Checkpoint({}, {}, {"weight_updates": 3, "threads": 5})
-    connection = SimpleNamespace(timeout_s=0.0)
-    run.context = SimpleNamespace(
-        group=Mpi(2, 0, connection=connection),
-        config=RunConfig(target_accuracy=0.5, rank_timeout=7.0),
-        record=SimpleNamespace(own=SimpleNamespace(sha256="f")),
-        resolved=SimpleNamespace(choice=SimpleNamespace(sha256="g")),
-        checkpoint=checkpoint,
-        weight_updates_done=3,
-        data_sha256="x",
-    )
-    run._agree()
-    # Options that end a run and the checkpoint must agree: else one process alone could end, or skip the loop.
+    monkeypatch.setattr(runs_train, "share_gpus", stop)
+    more = {"num_epochs": "2", "resume": True, "target_accuracy": "0.5"}
+    run = TrainingRun(resolve("train", {**flags, **more}, model=files["net"]))
+    run.context = dataclasses.replace(run.context, group=Mpi(2, 0, connection=connection))
+    with pytest.raises(Stopped):
+        next(run.events())
+    checkpoint = load_checkpoint("run/checkpoints/last.npz")
     assert {"--num-epochs", "--early-stopping", "--max-workers", "--seed", "data"} <= set(compared)
-    assert compared["--target-accuracy"] == 0.5 and compared["threads"] == 5 and compared["shared"] == 2
-    assert (compared["the network's file"], compared["the data set's file"]) == ("f", "g")
-    assert compared["the checkpoint"] == checkpoint.digest and "--run-dir" not in compared
-    assert run._differences == ["a difference"] and connection.timeout_s == 7.0
+    assert compared["--target-accuracy"] == 0.5 and "--run-dir" not in compared
+    for name in ("net", "data"):
+        digest = hashlib.sha256(Path(f"{name}.py").read_bytes()).hexdigest()
+        assert compared[f"the {'network' if name == 'net' else 'data set'}'s file"] == digest
+    assert compared["weight updates done"] == checkpoint.meta["weight_updates"] > 0
+    assert compared["the checkpoint"] == checkpoint.digest
+    assert (
+        compared["threads"] == checkpoint.meta["threads"] and connection.timeout_s == RunConfig().rank_timeout
+    )
 
 
-def test_the_next_fold_keeps_the_threads_of_tensorflow():
+def test_the_next_fold_keeps_the_threads_of_tensorflow(monkeypatch, here):
     machine.fix_threads(num_cores() + 2, required=False)  # as after a resumed fold
-    run = TrainingRun.__new__(TrainingRun)
-    run.context = SimpleNamespace(group=Alone(), config=RunConfig(), checkpoint=None)
-    run._agree()
+    monkeypatch.setattr("ipucnn.sessions.factory.create_session", stop)
+    with pytest.raises(Stopped):
+        list(TrainingRun(resolve("train", {"dataset": "digits", "run_dir": "r"}, model="lenet")).events())
     assert machine.operation_threads() == num_cores() + 2
 
 
@@ -366,25 +383,26 @@ def test_an_error_before_training_is_printed_once(tmp_path, others, code, error)
     assert "Traceback" not in ended.stderr and not list(tmp_path.iterdir())
 
 
-def test_an_error_keeps_the_arrays_that_mpi_still_fills():
-    class Unfinished:
-        def Test(self):
-            return False
+def test_an_error_keeps_the_arrays_that_mpi_still_fills(monkeypatch):
+    filled = []
 
-    connection = mpi.Connection.__new__(mpi.Connection)
-    connection.size, connection.rank, connection.timeout_s = 2, 0, 600.0
-    connection._mpi, connection._lock = SimpleNamespace(Exception=ArithmeticError), threading.RLock()
-    connection._has_ended, connection._outcomes = False, {1: (3, "a reason", None)}
-    requests = []
+    def begin(mine, gathered):
+        filled.append(weakref.ref(gathered))
+        return SimpleNamespace(Test=lambda: False, arrays=(mine, gathered))
 
-    def begin():
-        request = Unfinished()
-        requests.append(weakref.ref(request))
-        return request
+    world = SimpleNamespace(Get_size=lambda: 1, Get_rank=lambda: 0, Iallgather=begin, Dup=lambda: world)
+    fake = SimpleNamespace(
+        COMM_WORLD=world, Is_initialized=lambda: True, Query_thread=lambda: 3, Exception=OSError
+    )
+    fake.THREAD_SERIALIZED = 2
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))
 
-    with pytest.raises(mpi.RankFailed, match="rank 1: a reason"):
-        connection._wait(begin)
-    assert requests[0]() is not None
+    connection = mpi.Connection("a test")
+    monkeypatch.setattr("ipucnn.interrupts.check", stop)  # as after a signal, or another process's error
+    with pytest.raises(Stopped):
+        connection.gather_array(np.ones(3, np.float32))
+    gc.collect()
+    assert filled[0]() is not None
 
 
 END = """
@@ -510,20 +528,25 @@ def test_threads_of_training(monkeypatch, cores, program, sharing, threads):
     assert threads_of_training(make_program(**program), fused, sharing) == threads
 
 
-def test_all_workers_measure_statistics_when_a_signal_ends_them(tmp_path):
+def test_all_workers_measure_statistics_when_a_signal_ends_them(lightly, monkeypatch, here):
     """Workers gather statistics together: rank 0 would wait for ever for a process that ended before."""
-    measured = []
-    recorder = Recorder.__new__(Recorder)
-    recorder._guard = SimpleNamespace(exit_code=130)
-    recorder._program = SimpleNamespace(num_weight_updates=2)
-    recorder._trainer = SimpleNamespace(state=SimpleNamespace(weight_updates=1))
-    recorder._config, recorder._folder = RunConfig(), SilentWriter(tmp_path, None, 1)
-    recorder._prepare_evaluated_weights = lambda: measured.append(True)
-    recorder._save = lambda name: tmp_path / name
-    recorder._context = SimpleNamespace(own_files=[])
-    with pytest.raises(Interrupted, match="; checkpoint "):
-        recorder._interrupt()
-    assert measured
+    flags = {
+        "dataset": "digits",
+        "limit_train": "64",
+        "micro_batch_size": "8",
+        "gradient_accumulation_count": "2",
+    }
+    run = TrainingRun(resolve("train", {**flags, "validation": "False"}, model="lenet"))
+    group = Given(1, 1, lambda place, own: [own])  # a process that writes nothing
+    run.context = dataclasses.replace(run.context, group=group, folder=SilentWriter(here / "r", None, 1))
+    executions = []
+    with pytest.raises(Stopped):
+        for event in run.events():
+            if isinstance(event, ExecutionFinished):
+                executions.append(event)
+                monkeypatch.setattr(recorder, "evaluated_weights", stop)
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert len(executions) == 1 < run.context.program.num_executions
 
 
 def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
@@ -546,9 +569,7 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
     write(first, 1)
     first.unlock()
     log = MlperfLog(dataclasses.replace(run.context, folder=first), started=0.0)
-    recorder = Recorder.__new__(Recorder)
-    recorder._folder, recorder._trackers = first, []
-    recorder._plot(1, {})
+    first.check_writer()
     rewrite = writer_module.write_text
 
     def write_text(path, text):
@@ -575,7 +596,7 @@ def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):
         lambda: first.clean(["last.npz"]),
         lambda: first.add_environment({"started": "3"}),
         lambda: log.write("x", 1),
-        lambda: recorder._plot(2, {}),
+        first.check_writer,
     )
     for writer in writers:
         with pytest.raises(WorkersError, match="another process goes on"):

@@ -1,6 +1,5 @@
 """Image folders, decoding and ``load_images``: the network sees exactly the pixels in the file."""
 
-import functools
 import json
 import threading
 import time
@@ -13,13 +12,14 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.data_sets import encode, write_class_folders
+from support.data_sets import encode, smooth, write_class_folders
+from support.image_files import turned
 from support.refusals import Refusal, check_raises, check_refused
 from support.streams import RAW, check_pure, take
 
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets import limits
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, data_source, read_file
+from ipucnn.datasets.base import ArrayExamples, DatasetInfo, EncodedExamples, data_source
 from ipucnn.datasets.hashing import AUGMENT, draw
 from ipucnn.datasets.images import centre_box, open_image, pixels_for_evaluation, random_box
 from ipucnn.datasets.pipeline import eval_batches
@@ -31,33 +31,20 @@ from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.errors import DataError
 from ipucnn.models.registry import list_models
-from ipucnn.runs.images.inputs import _reader
+from ipucnn.runs.images.inputs import images_of_files
 
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-samples"
-needs_samples = pytest.mark.skipif(
-    not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
-)
-
-
-def picture(height, width, seed=0, channels=3):
-    random = np.random.RandomState(seed)
-    coarse = random.randint(0, 256, (4, 4, 3)).astype(np.uint8)
-    image = Image.fromarray(coarse).resize((width, height), Image.BICUBIC)
-    return image if channels == 3 else image.convert("L")
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Writes 12 training and 5 evaluation images of two classes, in several sizes and formats."""
-    number = 0
-    for part, counts in (("train", (7, 5)), ("val", (2, 3))):
-        for name, count in zip(("ant", "bee"), counts):
-            (tmp_path / part / name).mkdir(parents=True)
-            for k in range(count):
-                suffix, format = [("jpg", "JPEG"), ("png", "PNG"), ("JPEG", "JPEG")][k % 3]
-                image = picture(30 + 7 * (number % 4), 50 - 6 * (number % 3), number)
-                (tmp_path / part / name / f"{k}.{suffix}").write_bytes(encode(image, format))
-                number += 1
+    counts = {("train", "ant"): 7, ("train", "bee"): 5, ("val", "ant"): 2, ("val", "bee"): 3}
+    write_class_folders(tmp_path, counts, lambda number: (50 - 6 * (number % 3), 30 + 7 * (number % 4)))
+    for number, path in enumerate(sorted(tmp_path.rglob("*.png"))):
+        if number % 3:
+            path.with_suffix((".jpg", ".JPEG")[number % 2]).write_bytes(encode(Image.open(path), "JPEG"))
+            path.unlink()
     return tmp_path
 
 
@@ -127,7 +114,7 @@ def info_of(image_shape, **facts):
 @given(height=st.integers(1, 20), width=st.integers(1, 20), channels=st.sampled_from([1, 3]))
 @settings(max_examples=30)
 def test_an_image_of_the_size_keeps_its_pixels(height, width, channels):
-    image = picture(height, width, channels=channels)
+    image = smooth(0, width, height).convert("RGB" if channels == 3 else "L")
     decoded = pixels_for_evaluation(encode(image), "image", info_of((height, width, channels)), (5, 6, 3))
     assert decoded.dtype == np.uint8 and decoded.shape == (height, width, channels)
     np.testing.assert_array_equal(decoded.reshape(np.asarray(image).shape), np.asarray(image))
@@ -138,57 +125,13 @@ def test_an_image_of_the_size_keeps_its_pixels(height, width, channels):
 def test_decoding_for_evaluation_handles_any_size(size, channels):
     for height, width in [(1, 1), (3, 80), (50, 50)]:
         decoded = pixels_for_evaluation(
-            encode(picture(height, width)), "image", info_of((None, None, channels)), (*size, 3)
+            encode(smooth(0, width, height)), "image", info_of((None, None, channels)), (*size, 3)
         )
         assert decoded.shape == (*size, channels)
 
 
-@pytest.mark.parametrize("orientation", range(0, 10))
-def test_exif_orientation(orientation):
-    array = np.zeros((8, 12, 3), np.uint8)
-    array[:4, :6] = [200, 100, 50]
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encode(Image.fromarray(array), "PNG", exif=exif.tobytes())
-    upright = {
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: np.rot90(a, -1),
-        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda a: np.rot90(a, 1),
-    }.get(orientation, lambda a: a)(array)
-    np.testing.assert_array_equal(np.asarray(open_image(data, "image", 3)), upright)
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
-def test_every_mode_becomes_eight_bits(mode):
-    grey = picture(9, 7, channels=1)
-    if mode == "I;16":
-        image = Image.fromarray((np.asarray(grey).astype(np.uint16) << 8) + 7)
-    elif mode == "I":
-        image = Image.fromarray(np.asarray(grey).astype(np.int32) << 8)
-    else:
-        image = grey.convert("F") if mode == "F" else grey.convert("RGB").convert(mode)
-    data = encode(image, "TIFF" if mode in ("CMYK", "F", "I") else "PNG")
-    for channels in (1, 3):
-        decoded = np.asarray(open_image(data, "image", channels)).reshape(9, 7, -1)
-        assert decoded.dtype == np.uint8 and decoded.shape[-1] == channels
-        if mode not in ("1", "P", "CMYK"):
-            expected = np.asarray(grey).astype(int)
-            if mode in ("I;16", "I", "F"):  # from the darkest pixel to the brightest
-                expected = (expected - expected.min()) * 255 / np.ptp(expected)
-            np.testing.assert_allclose(decoded[..., 0].astype(int), expected, atol=1)
-
-
-def test_transparent_pixels_become_white():
-    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
-    assert np.asarray(open_image(encode(image), "image", 3)).min() == 255
-
-
 @pytest.mark.parametrize(
-    "data", [b"", b"no image", b"\xff\xd8\xff\xe0garbage", encode(picture(40, 40))[:-60]]
+    "data", [b"", b"no image", b"\xff\xd8\xff\xe0garbage", encode(smooth(0, 40, 40))[:-60]]
 )
 def test_bytes_that_are_not_an_image_are_refused(data):
     with pytest.raises(DataError, match=r"^image x.jpg (is not an image|cannot be decoded)"):
@@ -197,14 +140,14 @@ def test_bytes_that_are_not_an_image_are_refused(data):
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG", "PPM"])
 def test_an_absurdly_large_image_is_refused_by_its_header(form):
-    data = encode(picture(12, 12), form)
+    data = encode(smooth(0, 12, 12), form)
     assert open_image(data, "image", 3, 144).size == (12, 12)
     error, hint = "image x has 12x12 pixels, more than --max-image-pixels 143", "--max-image-pixels 144"
     check_raises(DataError, error, hint, open_image, data, "image x", 3, 143)
 
 
 def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
-    data = bytearray(encode(picture(40, 40), "TIFF", compression="tiff_lzw"))
+    data = bytearray(encode(smooth(0, 40, 40), "TIFF", compression="tiff_lzw"))
     data[8:200] = b"\xff" * 192
     check_raises(DataError, "image", "", open_image, bytes(data), "image", 3)
     assert capfd.readouterr().err == ""
@@ -217,7 +160,7 @@ def test_a_damaged_tiff_writes_nothing_on_stderr(capfd):
 )
 @tries(80, slow=300)
 def test_images_with_changed_headers_are_images_or_data_errors(form, changes, channels):
-    data = bytearray(encode(picture(14, 10), form))
+    data = bytearray(encode(smooth(0, 10, 14), form))
     for position, value in changes:
         data[position % len(data)] = value
     try:
@@ -270,12 +213,9 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_m
 
 def load_images(paths, info, *, input_shape, input_range):
     """Returns float32 [n, *input_shape]: image files as ``infer`` reads them, in the network's range."""
-    loaded = []
-    for path in map(str, paths):
-        image = _reader(functools.partial(read_file, path), path, info, input_shape)()
-        sized = prepare_size(image[np.newaxis], input_shape)
-        loaded.append(prepare_range(sized, input_shape, input_range).numpy()[0])
-    return np.stack(loaded)
+    images = [image.read()[np.newaxis] for image in images_of_files(list(map(str, paths)), info, input_shape)]
+    sized = [prepare_size(image, input_shape) for image in images]
+    return np.concatenate([prepare_range(image, input_shape, input_range) for image in sized])
 
 
 @given(st.data())
@@ -329,35 +269,49 @@ def test_loading_another_size_and_unreadable_files(tmp_path):
         load_images([str(tmp_path / "text.png")], info, **options)
 
 
-# ---------------------------------------------------------------- photographs, if available
+# ---------------------------------------------------------------- photographs
 
 
-@needs_samples
-def test_photographs():
-    source = open_imagefolder(SAMPLES)
+@pytest.fixture(params=["made", "real"])
+def photographs(request, tmp_path):
+    """Photographs in class folders, with odd files in edge-cases/; real ones, if they are here."""
+    if request.param == "real":
+        if not SAMPLES.is_dir():
+            pytest.skip("no ../shared/data/imagenet-samples beside the repository")
+        return SAMPLES
+    counts = {(part, name): count for part, count in (("train", 14), ("val", 4)) for name in "abcdefghij"}
+    write_class_folders(tmp_path, counts, lambda number: (40 + number % 30, 50), "JPEG", "jpg")
+    (tmp_path / "edge-cases").mkdir()
+    odd = {"grey": {}, "turned": turned(6), "no-turn": turned(0), "small": {}}
+    for number, (name, options) in enumerate(odd.items()):
+        image = smooth(number, *((3, 2) if name == "small" else (90, 60)))
+        data = encode(image.convert("L") if name == "grey" else image, "JPEG", **options)
+        (tmp_path / "edge-cases" / f"{name}.jpg").write_bytes(data)
+    return tmp_path
+
+
+def test_photographs(photographs):
+    source = open_imagefolder(photographs)
     assert (source.info.num_train, source.info.num_eval, source.info.num_classes) == (140, 40, 10)
     options = {"input_shape": (64, 64, 3), "input_range": InputRange.of("unit", source.info, 3)}
-    images, _, weights = next(
-        eval_batches(source.eval, source.info, batch_size=6, **options).as_numpy_iterator()
-    )
+    batches = eval_batches(source.eval, source.info, batch_size=6, **options)
+    images, _, weights = next(batches.as_numpy_iterator())
     assert images.std() > 0.1 and images.min() >= 0 and images.max() <= 1 and weights.sum() == 6
     trained, _ = take(source, 8, **options)
     assert trained.std() > 0.1
 
 
-@needs_samples
-def test_photographs_with_odd_files():
+def test_photographs_with_odd_files(photographs):
     """Reads greyscale JPEGs, EXIF orientation 6 and the invalid 0, and a very small image."""
-    paths = sorted((SAMPLES / "edge-cases").iterdir())
-    assert len(paths) >= 20
-    info = open_imagefolder(SAMPLES).info
-    images = load_images([str(p) for p in paths], info, input_shape=(32, 32, 3), input_range=RAW)
+    paths = sorted((photographs / "edge-cases").iterdir())
+    info = open_imagefolder(photographs).info
+    images = load_images(paths, info, input_shape=(32, 32, 3), input_range=RAW)
     assert images.shape == (len(paths), 32, 32, 3) and images.std(axis=(1, 2, 3)).min() > 5
-    rotated = [p for p in paths if Image.open(p).getexif().get(0x0112) == 6]
-    for path in rotated:
-        stored = Image.open(path)
+    on_their_side = [path for path in paths if Image.open(path).getexif().get(0x0112) == 6]
+    assert on_their_side
+    for path in on_their_side:
         upright = open_image(path.read_bytes(), "image", 3)
-        assert upright.size == (stored.height, stored.width)
+        assert upright.size == Image.open(path).size[::-1]
 
 
 def test_damaged_images_are_refused_or_left_out(tmp_path, run, succeeds, lightly):

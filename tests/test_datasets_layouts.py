@@ -30,18 +30,21 @@ def draw(folder, *names):
     for name in names:
         place, _, count = name.partition("*")
         for path in [f"{place}/{k}.png" for k in range(int(count))] if count else [place]:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(noise(next(_seeds), 16, 16)).save(folder / path)
+            put(folder / path, noise(next(_seeds), 16, 16))
     return folder
 
 
 def draw_pairs(folder, *names, image="images", mask="masks", ending=".png", number=range(3)):
     for place, k in itertools.product(names or ("",), number):
         draw(folder / place / image, f"{k}.png")
-        path = folder / place / mask / f"{k}{ending}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.uint8(255 * np.eye(16))).save(path)
+        put(folder / place / mask / f"{k}{ending}", np.uint8(255 * np.eye(16)))
     return folder
+
+
+def put(path, *pages):
+    """Writes an image file of one page or more."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tifffile.imwrite(path, np.stack(pages)) if len(pages) > 1 else Image.fromarray(pages[0]).save(path)
 
 
 def choose(folder, task="classification"):
@@ -301,7 +304,7 @@ def test_pairs_in_subfolders_are_read_and_other_images_counted(tmp_path):
 
 def test_a_mask_one_pixel_larger_has_the_hint_of_training(tmp_path):
     folder = draw_pairs(tmp_path, number=range(5))
-    Image.fromarray(np.uint8(255 * np.eye(17))).save(folder / "masks" / "2.png")
+    put(folder / "masks" / "2.png", np.uint8(255 * np.eye(17)))
     error = check_raises(DataError, "17x17", "cut or pad one of them", opened, folder, "segmentation")
     errors, _, report = verified(folder, ".")
     assert errors == {"wrong-shape"}
@@ -339,11 +342,6 @@ def test_a_folder_that_nobody_named_is_not_walked(tmp_path, monkeypatch, task, h
 # -- images and masks as other tools store them ---------------------------------------------------------------
 
 TWELVE = [(noise(k, 20, 24), np.uint8(3 * (noise(100 + k, 20, 24) > 99))) for k in range(12)]
-
-
-def put(path, *pages):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tifffile.imwrite(path, np.stack(pages)) if len(pages) > 1 else Image.fromarray(pages[0]).save(path)
 
 
 def in_layout(folder, image, mask, numbers=range(12), first=0):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode, noise, smooth, write_class_folders
 from support.events import Recorded
+from support.image_files import turned
 from support.refusals import check_raises
 from support.streams import RAW, assert_same, check_pure, take
 from support.trained_runs import report_of
@@ -511,10 +512,10 @@ def test_a_crop_of_a_jpeg_equals_a_crop_of_the_whole_image(
 @pytest.mark.parametrize("description", ["", "photograph"])
 def test_a_training_crop_never_shows_the_grey_of_missing_data(share, options, description):
     """The file is cut and ends with the marker of the end; a crop above the missing part is as it was."""
-    exif = Image.Exif()
+    tags = Image.Exif()
     if description:
-        exif[0x010E] = description
-    data = encode(smooth(3, 200, 160), "JPEG", quality=90, exif=exif, **options)
+        tags[0x010E] = description
+    data = encode(smooth(3, 200, 160), "JPEG", quality=90, exif=tags, **options)
     begin = data.rindex(b"\xff\xda") if not options.get("progressive") else data.index(b"\xff\xda")
     end = data.find(b"\xff\xc4", begin) if options.get("progressive") else len(data)
     cut = data[: begin + 14 + int(share * (end - begin - 14))] + b"\xff\xd9"
@@ -555,11 +556,8 @@ def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
 @pytest.mark.parametrize("kind", ["cmyk", "grey", "turned", "png"])
 def test_other_images_are_decoded_whole(kind):
     image = Image.fromarray(noise(1, 40, 30, 3))
-    exif = Image.Exif()
-    if kind == "turned":
-        exif[0x0112] = 6
     image = image.convert({"cmyk": "CMYK", "grey": "L"}.get(kind, "RGB"))
-    data = encode(image, "PNG" if kind == "png" else "JPEG", exif=exif)
+    data = encode(image, "PNG" if kind == "png" else "JPEG", **turned(6 if kind == "turned" else 1))
     state = draw(5, AUGMENT, 0, 0, 0)
     crop = crop_of(data, (12, 12), state, crops="")
     upright = images.open_image(data, "x", 3)
@@ -576,14 +574,22 @@ def test_plain_jpegs_are_read_without_pillow():
     def packed(kind="JPEG", mode="RGB", **more):
         return encode(image.convert(mode), kind, **more)
 
-    exif = Image.Exif()
-    exif[0x010E] = "a description"
+    described = Image.Exif()
+    described[0x010E] = "a description"
     data = packed()
     for plain in (data, packed(progressive=True), packed(subsampling=0, comment=b"\xff\xc0 and more")):
         assert plain_jpeg_size(plain) == (30, 40)
     xmp = data[:2] + b"\xff\xe1\x00\x23http://ns.adobe.com/xap/1.0/\0<x/>" + data[2:]
     frame_at = data.index(b"\xff\xc0")
-    more = [packed("PNG"), packed(mode="L"), packed(mode="CMYK"), packed(exif=exif), xmp, b"", data[:100]]
+    more = [
+        packed("PNG"),
+        packed(mode="L"),
+        packed(mode="CMYK"),
+        packed(exif=described),
+        xmp,
+        b"",
+        data[:100],
+    ]
     more.append(data[: frame_at + 5] + bytes(4) + data[frame_at + 9 :])
     more.append(data[:frame_at] + data[frame_at : frame_at + 19] * 2)
     assert [plain_jpeg_size(other) for other in more] == [None] * len(more)

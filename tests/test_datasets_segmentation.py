@@ -4,16 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import noise, save_pages, verified, write_pairs
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
-from ipucnn.datasets.forms import stretched
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.imagemasks import open_pairs
+from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.datasets.verification.verify import choose, verify
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.images.inputs import file_pages
@@ -107,45 +105,39 @@ def test_unsuitable_sizes_are_refused(folder, run):
     )
 
 
-def save(path, array, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(path, **options)
-
-
-def make_pairs(folder, num=5, side=40, ending=".png"):
+def make_pairs(folder, num=5, side=40, ending="png"):
+    """Writes images and masks as images/K.* and masks/K.png; returns the arrays."""
     images, masks = make_slices(num, side)
-    for i, (image, mask) in enumerate(zip(images, masks)):
-        save(folder / "images" / f"cell{i}{ending}", image)
-        save(folder / "masks" / f"cell{i}.png", mask)
+    write_pairs(folder, zip(images, masks), ending)
     return images, masks
 
 
 def test_pairs_are_matched_by_name(tmp_path):
-    images, masks = make_pairs(tmp_path / "set", ending=".tif")
-    (tmp_path / "set" / "masks" / "cell3.png").rename(tmp_path / "set" / "masks" / "cell3_mask.png")
-    (tmp_path / "set" / "masks" / "cell1.png").unlink()
+    images, masks = make_pairs(tmp_path / "set", ending="tif")
+    (tmp_path / "set" / "masks" / "3.png").rename(tmp_path / "set" / "masks" / "3_mask.png")
+    (tmp_path / "set" / "masks" / "1.png").unlink()
     choice = choose_dataset(str(tmp_path / "set"), Path("."), home="isbi2012", task="segmentation")
     assert choice.name == "imagemasks"
     source = open_dataset(choice, Opening(allow_partial=True))
     np.testing.assert_array_equal(np.stack(source.train.images)[..., 0], images[[0, 2, 3]])
     np.testing.assert_array_equal(source.eval.masks, masks[[4]] // 255)
-    assert source.train.names == ("images/cell0.tif", "images/cell2.tif", "images/cell3.tif")
-    assert source.eval.names == ("images/cell4.tif",)
+    assert source.train.names == ("images/0.tif", "images/2.tif", "images/3.tif")
+    assert source.eval.names == ("images/4.tif",)
     assert select_fold(source, 4, 1).eval.names == source.train.names[:1]
-    assert "cell1" in source.info.warnings[0]
+    assert "1.tif" in source.info.warnings[0]
 
 
 def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
     folder = tmp_path / "set"
     make_pairs(folder)
-    (folder / "masks" / "cell1.png").unlink()
+    (folder / "masks" / "1.png").unlink()
     choice = choose_dataset("imagemasks", folder, home="isbi2012", task="segmentation")
-    check_raises(DataError, "cell1.png", "--allow-partial", open_dataset, choice)
-    assert "cell1.png" in open_dataset(choice, Opening(allow_partial=True)).info.warnings[0]
+    check_raises(DataError, "1.png", "--allow-partial", open_dataset, choice)
+    assert "1.png" in open_dataset(choice, Opening(allow_partial=True)).info.warnings[0]
     verify_it = ("verify-dataset", "imagemasks", "--dataset-path", folder)
     for more, expected in (((), 3), (("--allow-partial",), 0)):
         code, out, err = run(*verify_it, *more)
-        assert code == expected and "cell1.png" in out, err
+        assert code == expected and "1.png" in out, err
 
 
 @pytest.mark.parametrize(
@@ -159,10 +151,9 @@ def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
 )
 @pytest.mark.parametrize("has_pairs", [False, True])
 def test_masks_with_similar_names_are_suggested(tmp_path, image, mask, renamed, has_pairs):
-    for name in ("images", "masks") if has_pairs else ():
-        save(tmp_path / name / "whole.png", np.eye(8, dtype=np.uint8))
-    save(tmp_path / "images" / image, np.zeros((8, 8), np.uint8))
-    save(tmp_path / "masks" / mask, np.zeros((8, 8), np.uint8))
+    write_pairs(tmp_path, [(np.eye(8, dtype=np.uint8),) * 2] * (2 if has_pairs else 1))
+    for part, name in (("images", image), ("masks", mask)):
+        (tmp_path / part / "0.png").rename(tmp_path / part / name)
     hint = check_raises(DataError, "", "", open_pairs, "imagemasks", tmp_path).hint
     assert (f"rename masks/{mask} to masks/{renamed}" in hint) == (renamed is not None)
     verification = verify(choose("imagemasks", str(tmp_path)))
@@ -184,12 +175,7 @@ def test_training_and_inference_accept_the_same_images(tmp_path):
     pictures["print"] = plain.convert("CMYK")
     taken = {}
     for name, picture in pictures.items():
-        folder = tmp_path / name
-        (folder / "images").mkdir(parents=True)
-        (folder / "masks").mkdir()
-        for i in (0, 1):
-            picture.save(folder / "images" / f"{i}.tif")
-            Image.fromarray(np.eye(8, dtype=np.uint8)).save(folder / "masks" / f"{i}.png")
+        folder = write_pairs(tmp_path / name, [(picture, np.eye(8, dtype=np.uint8))] * 2, "tif")
         try:
             (image, *_) = open_pairs("imagemasks", folder).train.images
         except DataError as error:
@@ -205,35 +191,6 @@ def test_training_and_inference_accept_the_same_images(tmp_path):
         check_raises(DataError, "the network takes", "", file_pages, path, 4 - image.shape[-1])
     greys = ("bits", "greys", "plain", "alpha", "float", "wide", "deep")
     assert taken == {**dict.fromkeys(greys, 1), "colours": 3, "rgb": 3}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.sampled_from(["<u2", ">u2", "<i4", "<f4"]),
-    st.integers(1, 40),
-    st.integers(1, 60),
-)
-def test_16_bit_pixels_are_stretched_between_percentiles(seed, kind, height, width):
-    random = np.random.RandomState(seed)
-    top = int(random.choice([1, 2, 300, 4096, 65536]))
-    shown = random.uniform(size=(height, width)) < random.choice([0.001, 1])
-    pixels = random.randint(0, top, (height, width)) * shown
-    values = sorted(pixels.reshape(-1).tolist())
-    last = len(values) - 1
-    dark, bright = values[last // 1000], values[last - last // 1000]
-    if dark == bright:
-        dark, bright = values[0], values[-1]
-    expected = [
-        [
-            (510 * (min(max(int(value), dark), bright) - dark) + (bright - dark)) // (2 * (bright - dark))
-            if bright > dark
-            else 0
-            for value in row
-        ]
-        for row in pixels
-    ]
-    np.testing.assert_array_equal(stretched(pixels.astype(kind), "it"), expected)
 
 
 def several_classes(folder, values, num=5, side=12):
@@ -326,13 +283,13 @@ def put(name, array, **options):
 NOISY = np.arange(1600, dtype=np.uint8).reshape(40, 40)
 EYE = np.eye(40)
 BAD_PAIRS = [
-    ("have together", put("masks/cell1.png", np.where(EYE, 128, 0).astype(np.uint8))),
-    ("has grey of floating-point 32 bits", put("masks/cell1.tif", EYE.astype(np.float32))),
-    ("not finite numbers", put("images/cell1.tif", np.full((40, 40), np.nan, np.float32))),
-    ("have together 4 different values (0, 1, 2, 255)", put("masks/cell1.png", EYE.astype(np.uint8) + 1)),
+    ("have together", put("masks/1.png", np.where(EYE, 128, 0).astype(np.uint8))),
+    ("has grey of floating-point 32 bits", put("masks/1.tif", EYE.astype(np.float32))),
+    ("not finite numbers", put("images/1.tif", np.full((40, 40), np.nan, np.float32))),
+    ("have together 4 different values (0, 1, 2, 255)", put("masks/1.png", EYE.astype(np.uint8) + 1)),
     (
-        "cell1.png has 2 pages",
-        lambda folder: save_pages(folder / "images/cell1.png", [NOISY, NOISY], format="TIFF"),
+        "1.png has 2 pages",
+        lambda folder: save_pages(folder / "images/1.png", [NOISY, NOISY], format="TIFF"),
     ),
 ]
 
@@ -408,10 +365,22 @@ def test_a_fold_is_a_data_set_with_another_split(folder):
     check_raises(ConfigurationError, "has 5 examples", "--kfold 5", select_fold, source, 6, 1)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no ../shared/data/isbi2012 beside the repository")
-def test_the_real_volume():
-    source = open_pairs("isbi2012", REAL)
-    assert source.info.image_shape == (512, 512, 1) and (len(source.train), len(source.eval)) == (24, 6)
+@pytest.fixture(params=["made", "real"])
+def membranes(request, tmp_path):
+    """Thirty slices of tissue with their membranes; the real ones, if they are here."""
+    if request.param == "real":
+        if not REAL.is_dir():
+            pytest.skip("no ../shared/data/isbi2012 beside the repository")
+        return REAL
+    images, cells = zip(*(draw_tissue(96, 96, np.random.RandomState(seed)) for seed in range(30)))
+    save_pages(tmp_path / "train-volume.tif", images)
+    save_pages(tmp_path / "train-labels.tif", [np.uint8(255 * mask) for mask in cells])
+    return tmp_path
+
+
+def test_thirty_slices_of_membranes(membranes):
+    source = open_pairs("isbi2012", membranes)
+    assert (len(source.train), len(source.eval)) == (24, 6)
     masks, images = np.stack(source.train.masks), np.stack(source.train.images)[..., 0]
     assert 0.72 < masks.mean() < 0.82  # cells are white
     assert images[masks == 0].mean() + 25 < images[masks == 1].mean()  # membranes are dark
@@ -425,9 +394,7 @@ def test_masks_that_number_objects_are_refused_unless_a_table_makes_them_a_class
     masks = [np.kron(random.randint(0, k + 2, (4, 4)), np.ones((5, 5), int)) for k in range(1, 5)]
     for k, mask in enumerate(masks):
         mask[0, : k + 3] = np.arange(k + 3)
-        for part, pixels in (("images", np.full(mask.shape, k, np.uint8)), ("masks", mask.astype(np.uint16))):
-            (tmp_path / part).mkdir(exist_ok=True)
-            Image.fromarray(pixels).save(tmp_path / part / f"{k}.png")
+    write_pairs(tmp_path, [(mask.astype(np.uint8), mask.astype(np.uint16)) for mask in masks])
     check_raises(
         DataError, "masks that number single objects", "'* object'", open_pairs, "imagemasks", tmp_path
     )

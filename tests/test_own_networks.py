@@ -9,10 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from support.own_networks import HEAD, MIXING, NESTED, OWN, RESIDUAL, TRAIN, assert_equal, write
+from support.own_networks import (
+    MIXING,
+    NESTED,
+    OWN,
+    RESIDUAL,
+    TRAIN,
+    assert_equal,
+    built,
+    network,
+    weights_of,
+    write,
+)
 from support.refusals import Refusal, check_raises, check_refused
-from support.sessions import CPU, PLAIN, constant, make_program, make_trainer, with_fused
 from tensorflow import keras
 
 from ipucnn.benchmarking.suite import parse_suite
@@ -22,12 +31,9 @@ from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.layers.micro_batches import BatchNormalization
-from ipucnn.models.names import named_weights
 from ipucnn.models.own import of_checkpoint
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
-from ipucnn.sessions.host.session import HostSession
-from ipucnn.sessions.session import train
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
 NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -35,18 +41,6 @@ NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def built(text, shape=(6, 6, 2), classes=3, **options):
-    record = find_network(write(text))
-    return record, build_model(record, BuildOptions(shape, classes, **options))
-
-
-def with_layer(line, before="", imports=""):
-    """Returns the code of a network with one line of its own."""
-    return f"{imports}{HEAD}    {before or 'x = images'}\n    {line}\n" + (
-        "    x = layers.Flatten()(x)\n    return keras.Model(images, layers.Dense(num_classes)(x))\n"
-    )
 
 
 # --- names
@@ -106,21 +100,21 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
     record = get_model("net.py:build")
     check_raises(ConfigurationError, "only if the command line names it", "", record.own.check_buildable)
 
-    def network(*inputs, kind="Dense", **settings):
+    def stored(*inputs, kind="Dense", **settings):
         return {"input_shape": [6, 6, 1], "layers": [["dense", kind, settings, list(inputs)]]}
 
-    good = network("input", units=3)
+    good = stored("input", units=3)
     assert saved_network("net.py:build", good, "x", "y").num_classes == 3
     for damaged in (
         None,
         {},
         {**good, "input_shape": [6, -1, 1]},
         {**good, "layers": []},
-        network("input", kind="Lambda", function="x"),
-        network("input", units=3, activation={"class_name": "os.system"}),
-        network("input", kernel_initializer={"class_name": "Evil"}),
-        network("nothing", units=3),
-        network(units=3),
+        stored("input", kind="Lambda", function="x"),
+        stored("input", units=3, activation={"class_name": "os.system"}),
+        stored("input", kernel_initializer={"class_name": "Evil"}),
+        stored("nothing", units=3),
+        stored(units=3),
     ):
         check_raises(DataError, "", "", saved_network, "net.py:build", damaged, "checkpoint x", "y")
 
@@ -139,13 +133,13 @@ def test_own_network_gets_the_layers_of_registered_ones():
     assert model.get_layer("dense").activation.__name__ == "linear" and "softmax" in record.own.notes[0]
     # A second build and a checkpoint's record give the same network.
     saved = saved_network(record.name, json.loads(json.dumps(record.own.to_data())), "x", "y")
-    first = {name: weight.numpy() for name, weight in named_weights(model).items()}
+    first = weights_of(model)
     for other in (find_network("net.py:build"), saved):
-        second = named_weights(build_model(other, BuildOptions((6, 6, 2), 3)))
+        second = weights_of(build_model(other, BuildOptions((6, 6, 2), 3)))
         assert list(second) == list(first)
-        assert all(np.array_equal(second[name].numpy(), value) for name, value in first.items())
-    other_seed = named_weights(build_model(saved, BuildOptions((6, 6, 2), 3, seed=1)))
-    assert not np.array_equal(other_seed["conv2d/kernel"].numpy(), first["conv2d/kernel"])
+        assert all(np.array_equal(second[name], value) for name, value in first.items())
+    other_seed = weights_of(build_model(saved, BuildOptions((6, 6, 2), 3, seed=1)))
+    assert not np.array_equal(other_seed["conv2d/kernel"], first["conv2d/kernel"])
 
 
 def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
@@ -158,9 +152,7 @@ def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
 def test_own_layers_are_seeded_and_reported():
     record, model = built(MIXING)
     assert "centre (Centre)" in record.own.notes[0] and "one by one" in record.own.notes[0]
-    scale = named_weights(model)["centre/scale"].numpy()
-    second = named_weights(built(MIXING)[1])["centre/scale"].numpy()
-    assert np.array_equal(scale, second)
+    assert np.array_equal(*(weights_of(one)["centre/scale"] for one in (model, built(MIXING)[1])))
     data = record.own.to_data()
     assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]
     saved = saved_network(record.name, data, "x", "add --model-name net.py:build")
@@ -185,7 +177,7 @@ class Mine(keras.layers.Layer):
 def mine(line, arguments="x"):
     """Returns the code of a network with a layer of the user's own."""
     imports = "import tensorflow as tf\n" + MINE.format(line=line, arguments=arguments)
-    return with_layer("x = Mine(name='mine')(x)", imports=imports)
+    return network("x = Mine(name='mine')(images)", imports=imports)
 
 
 SUBCLASSED = """
@@ -194,7 +186,7 @@ class M(keras.Model):
     def call(self, x): return x
 def build(shape, classes): return M()
 """
-FIXED = with_layer("pass").replace("keras.Input(input_shape)", "keras.Input((8, 8, 2))")
+FIXED = network("x = images", "pass").replace("keras.Input(input_shape)", "keras.Input((8, 8, 2))")
 DRAWS = "layer 'mine' .Mine. draws random numbers, or remembers something"
 REFUSED = {
     "raises": ("x = images / tf.undefined", "raised AttributeError.*net.py, line"),
@@ -267,7 +259,7 @@ REFUSED_FILES = {
     "subclassed": (SUBCLASSED, "hidden in its code|returned a"),
     "other input": (FIXED, "takes images of 8x8x2"),
     "other arguments": ("def build(shape):\n    pass\n", "takes 1 positional argument but 2 were given$"),
-    **{case: (with_layer(line), said) for case, (line, said) in REFUSED.items()},
+    **{case: (network("x = images", line), said) for case, (line, said) in REFUSED.items()},
 }
 
 
@@ -286,7 +278,7 @@ def test_layers_that_training_cannot_compute_are_refused(case):
 
 
 def test_masks_are_refused_with_one_error_and_one_hint(run):
-    name = write(with_layer("return keras.Model(images, layers.Conv2D(num_classes, 1)(x))"))
+    name = write(network("return keras.Model(images, layers.Conv2D(num_classes, 1)(images))"))
     check_refused(
         run,
         Refusal(
@@ -301,52 +293,6 @@ def test_masks_are_refused_with_one_error_and_one_hint(run):
         ),
         command=["train", name],
     )
-
-
-# --- fused and unfused are equal
-
-
-def _weights(model):
-    return {name: weight.numpy() for name, weight in named_weights(model).items()}
-
-
-@pytest.mark.parametrize("kind, fused", [("residual", 4), ("nested", 2), ("mixing", 0)])
-def test_fused_equals_the_users_model_micro_batch_by_micro_batch(kind, fused):
-    """Compares the session with the function's own model in Keras, one micro-batch after the other."""
-    program = make_program(2, 2, 2, updates_per_epoch=3)
-    rng = np.random.default_rng(7)
-    count = program.global_batch_size * 3
-    images = rng.normal(0.3, 1.0, (count, 6, 6, 2)).astype(np.float32)
-    labels = rng.integers(0, 3, count).astype(np.int32)
-    record, model = built(OWN[kind])
-    stock = record.own.make((6, 6, 2), 3)
-    stock.set_weights(model.get_weights())
-    trainer = make_trainer(HostSession(CPU), model, with_fused(program, fused), PLAIN, constant(0.05))
-    assert trainer.program.fused_micro_batches == (fused or 1)
-
-    def dataset(first, per_element):
-        return tf.data.Dataset.from_tensor_slices((images, labels)).batch(per_element, drop_remainder=True)
-
-    list(train(trainer, dataset))
-    size, steps = program.micro_batch_size, program.num_micro_batches
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=kind != "residual")
-    for update in range(3):
-        total = [0.0] * len(stock.trainable_weights)
-        for step in range(steps):
-            part = slice((update * steps + step) * size, (update * steps + step + 1) * size)
-            variables = [
-                getattr(v, "value", v) if not isinstance(v, tf.Variable) else v
-                for v in stock.trainable_weights
-            ]
-            with tf.GradientTape() as tape:
-                value = loss(labels[part], stock(images[part], training=True))
-            total = [a + g for a, g in zip(total, tape.gradient(value, variables))]
-        for variable, gradient in zip(stock.trainable_weights, total):
-            variable.assign_sub(0.05 * gradient / steps)
-    for name, ours, theirs in zip(_weights(model), _weights(model).values(), stock.get_weights()):
-        if "moving" in name:
-            continue  # differs by replica, and Keras 3 does not correct the variance: see test_host_session.py
-        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 # --- runs
@@ -434,8 +380,8 @@ def test_keras_file_is_trained_like_its_function(run, succeeds):
     function((8, 8, 1), 10).save("net.keras")
     record = find_network("net.keras")
     assert record.own.input_shape == (8, 8, 1) and record.num_classes == 10
-    of_file = _weights(build_model(record, BuildOptions((8, 8, 1), 10)))
-    of_function = _weights(build_model(find_network("net.py:build"), BuildOptions((8, 8, 1), 10)))
+    of_file = weights_of(build_model(record, BuildOptions((8, 8, 1), 10)))
+    of_function = weights_of(build_model(find_network("net.py:build"), BuildOptions((8, 8, 1), 10)))
     assert sorted(map(np.shape, of_file.values())) == sorted(map(np.shape, of_function.values()))
     function((8, 8, 1), 10).save("net.h5")
     check_refused(

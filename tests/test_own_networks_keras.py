@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.own_networks import HEAD, RESIDUAL, TRAIN, last, write
+from support.own_networks import HEAD, RESIDUAL, TRAIN, built, last, network, weights_of, write
 from support.refusals import Refusal, check_raises, check_refused
 from tensorflow import keras
 
@@ -26,17 +26,6 @@ from ipucnn.python_files import find_function
 layers = keras.layers
 pytestmark = pytest.mark.usefixtures("here")
 needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 writes no .keras files")
-END = "\n    return keras.Model(images, layers.Dense(num_classes, name='head')(layers.Flatten()(x)))\n"
-
-
-def network(*lines, imports=""):
-    """Returns the code of a network with these lines between the images and the last layer."""
-    return "import numpy as np\n" + imports + HEAD + "".join(f"    {line}\n" for line in lines) + END
-
-
-def built(text, shape=(6, 6, 2), classes=3, name="net.py"):
-    record = find_network(write(text, name))
-    return record, build_model(record, BuildOptions(shape, classes))
 
 
 @pytest.mark.parametrize("first", ["images, ", "layers.InputLayer(input_shape), ", ""])
@@ -409,11 +398,7 @@ def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds,
     function = find_function(name, "build")
     function((8, 8, 1), 10), function((8, 8, 1), 10).save("net.keras")  # Keras counts on from the first one
     of_file, of_function = (
-        {
-            key: w.numpy()
-            for key, w in named_weights(build_model(find_network(n), BuildOptions((8, 8, 1), 10))).items()
-        }
-        for n in ("net.keras", name)
+        weights_of(build_model(find_network(n), BuildOptions((8, 8, 1), 10))) for n in ("net.keras", name)
     )
     assert list(of_file) == list(of_function)
     assert all(np.array_equal(of_file[key], of_function[key]) for key in of_file)
@@ -457,10 +442,6 @@ BRANCHES = ("{0} = layers.Conv2D(2, 3{2})", "{1} = layers.Conv2D(2, 3{3})", "y =
 
 def branches(first, second, names=("", "")):
     return network(*(line.format(first, second, *names) for line in BRANCHES))
-
-
-def values(model):
-    return {name: weight.numpy() for name, weight in named_weights(model).items()}
 
 
 def test_branches_are_matched_by_name_or_refused(run):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from poplar_double import installed
 from support.data_sets import write_class_folders
-from support.own_networks import HEAD, MIXING, NESTED, RESIDUAL, TRAIN, assert_equal, last, write
+from support.own_networks import MIXING, NESTED, OWN_DATA, RESIDUAL, TRAIN, assert_equal, last, network, write
 from support.refusals import Refusal, check_raises, check_refused
 from support.workers import assert_same, launch, needs_mpi
 from tensorflow import keras
@@ -25,16 +25,10 @@ from ipucnn.python_files import find_function
 from ipucnn.runs.train import TrainingRun
 
 SHORT = ("--dataset", "digits", *TRAIN)
-SMALL_NETWORK = (
-    HEAD
-    + """
-    x = layers.Conv2D(4, 3, strides=16, use_bias=False)(images)
-    x = layers.GlobalAveragePooling2D()(layers.ReLU()(x))
-    return keras.Model(images, layers.Dense(num_classes, activation="softmax")(x))
-"""
+SMALL_NETWORK = network(
+    "x = layers.ReLU()(layers.Conv2D(4, 3, strides=16, use_bias=False)(images))",
+    "x = layers.GlobalAveragePooling2D()(x)",
 )
-
-
 pytestmark = pytest.mark.usefixtures("here")
 
 
@@ -92,16 +86,6 @@ def test_keras_file_works_wherever_a_function_does(lightly, succeeds, report):
 def printed(out, what):
     """Returns the words of a command printed after ``what``, without the program's name."""
     return shlex.split(next(line for line in out.splitlines() if what in line).split(what, 1)[1])[1:]
-
-
-OWN_DATA = """
-import numpy as np
-
-def load():
-    labels = np.arange(64) % 10
-    images = np.random.RandomState(0).randint(0, 256, (64, 8, 8)).astype(np.uint8)
-    return (images, labels), (images, labels)
-"""
 
 
 def test_printed_commands_continue_with_own_files(lightly, run, succeeds, monkeypatch):

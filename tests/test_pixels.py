@@ -1,10 +1,8 @@
 """Images become network inputs in one way for arrays, files and exports; the script of an export does the same."""
 
 import json
-import struct
 import subprocess
 import sys
-import zlib
 from types import SimpleNamespace
 
 import imagecodecs
@@ -12,7 +10,8 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image, ImageOps
-from support.data_sets import write_class_folders
+from support.data_sets import save_pages, write_class_folders
+from support.image_files import png, turned
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
 
@@ -46,12 +45,10 @@ def scene(height, width, channels, seed):
 def odd_images(folder):
     """Writes ten typical image files: path -> whether Pillow's own conversion or stretching is part of reading them."""
     colour, grey = scene(150, 200, 3, 1), scene(120, 90, 1, 2)[..., 0]
-    exif = Image.Exif()
-    exif[0x0112] = 6
     deep = np.uint16(scene(100, 130, 1, 3)[..., 0]) * 16 + 7
     saved = {
         "photo.jpg": (Image.fromarray(colour), {"quality": 90}),
-        "turned.jpg": (Image.fromarray(colour), {"exif": exif}),
+        "turned.jpg": (Image.fromarray(colour), turned(6)),
         "cmyk.jpg": (Image.fromarray(colour).convert("CMYK"), {}),
         "grey.png": (Image.fromarray(grey), {}),
         "deep.png": (Image.fromarray(deep), {}),
@@ -124,8 +121,7 @@ def test_the_script_cuts_the_patches_of_evaluation(tmp_path):
     setup.output_shape, setup.record = (20, 12), get_model("unet")
     described = describe_input(setup, "images", "float32", None, False)
     assert described["patch"]["margin"] == [12, 12] and described["patch"]["overlap"] == [24, 24]
-    first, *others = [Image.fromarray(page[..., 0]) for page in pages]
-    first.save(tmp_path / "volume.tif", save_all=True, append_images=others)
+    save_pages(tmp_path / "volume.tif", pages[..., 0])
     batches = eval_batches(
         MaskedExamples.of(list(pages), list(labels)),
         setup.source.info,
@@ -149,8 +145,6 @@ def forms(folder):
     )
     few = np.uint8(np.arange(40 * 30).reshape(40, 30) % 4)
     with_alpha = np.dstack([colour, grey])
-    turned = Image.Exif()
-    turned[0x0112] = 6
     pillow = {
         "grey.png": (True, Image.fromarray(grey), {}),
         "bits.png": (True, Image.fromarray(grey > 99), {}),
@@ -159,7 +153,7 @@ def forms(folder):
         "keyed-colour.png": (True, Image.fromarray(colour), {"transparency": tuple(colour[5, 5].tolist())}),
         "palette.png": (True, Image.fromarray(colour).quantize(9), {"transparency": 2}),
         "alpha.png": (True, Image.fromarray(with_alpha, "RGBA"), {}),
-        "turned.png": (True, Image.fromarray(colour), {"exif": turned}),
+        "turned.png": (True, Image.fromarray(colour), turned(6)),
         "lossless.webp": (True, Image.fromarray(with_alpha, "RGBA"), {"lossless": True}),
         "grey.pgm": (False, Image.fromarray(grey), {}),
     }
@@ -187,9 +181,9 @@ def forms(folder):
     for name, (_, array, options) in tiff.items():
         tifffile.imwrite(folder / name, array, **options)
     imagecodecs.imwrite(str(folder / "deep-colour.png"), np.uint16(colour) * 99, codec="png")
-    (folder / "few.png").write_bytes(png_of(few, 2, 0))
-    (folder / "keyed-few.png").write_bytes(png_of(few, 2, 0, b"tRNS", b"\0\3"))
-    (folder / "keyed-deep.png").write_bytes(png_of(deep, 16, 0, b"tRNS", b"\0\7"))
+    (folder / "few.png").write_bytes(png(few, 2, 0))
+    (folder / "keyed-few.png").write_bytes(png(few, 2, 0, (b"tRNS", b"\0\3")))
+    (folder / "keyed-deep.png").write_bytes(png(deep, 16, 0, (b"tRNS", b"\0\7")))
     reads = {name: row[0] for name, row in {**pillow, **tiff}.items()}
     return {
         **reads,
@@ -198,19 +192,6 @@ def forms(folder):
         "keyed-deep.png": False,
         "few.png": True,
     }
-
-
-def png_of(array, depth, colour_type, *key):
-    """Returns a PNG of forms that Pillow does not write."""
-
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    bits = np.uint8((array[..., np.newaxis] >> np.arange(depth - 1, -1, -1)) & 1)
-    rows = b"".join(b"\0" + np.packbits(row.reshape(-1)).tobytes() for row in bits)
-    header = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], depth, colour_type, 0, 0, 0)
-    parts = [(b"IHDR", header), *([key] if key else []), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 @pytest.mark.parametrize("case", ["photographs", "grey photographs"])

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import pickle
 import struct
 
@@ -102,10 +103,17 @@ def verified(name, path, **options):
     return errors, {finding.code for finding in report.findings} - errors, report
 
 
-def write_pairs(folder, pairs):
-    """Writes pairs of an image and a mask, uint8, as ``images/K.png`` and ``masks/K.png``; returns the folder."""
-    for k, arrays in enumerate(pairs):
-        for part, pixels in zip(("images", "masks"), arrays):
+def write_pairs(folder, pairs, ending="png", numbers=None):
+    """Writes pairs of an image and a mask as ``images/K.png`` and ``masks/K.png``; returns the folder.
+
+    Args:
+        pairs: two arrays or Pillow images each.
+        ending: of the images.
+        numbers: their numbers K; None: from 0.
+    """
+    for k, pair in zip(numbers or itertools.count(), pairs):
+        for part, end, pixels in zip(("images", "masks"), (ending, "png"), pair):
             (folder / part).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(folder / part / f"{k}.png")
+            image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+            image.save(folder / part / f"{k}.{end}")
     return folder

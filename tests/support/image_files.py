@@ -95,6 +95,11 @@ def exif(orientation):
     return b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHIHH", 0x0112, SHORT, 1, orientation, 0) + bytes(4)
 
 
+def turned(orientation):
+    """Returns the options of Pillow that write such data."""
+    return {"exif": b"Exif\0\0" + exif(orientation)}
+
+
 def packbits(data):
     """Returns data in the compression PackBits, without repetitions."""
     pieces = [data[at : at + 128] for at in range(0, len(data), 128)]

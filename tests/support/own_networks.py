@@ -4,6 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.names import named_weights
+from ipucnn.models.registry import find_network
 from ipucnn.training.checkpoints import load_checkpoint
 
 HEAD = """
@@ -15,34 +18,29 @@ from tensorflow.keras import layers
 def build(input_shape, num_classes):
     images = keras.Input(input_shape)
 """
-RESIDUAL = (
-    HEAD
-    + """
-    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(images)
-    x = layers.BatchNormalization(momentum=0.97)(x)
-    x = layers.ReLU()(x)
-    x = layers.DepthwiseConv2D(3, padding="same")(x) + x
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(images, layers.Dense(num_classes, activation="softmax")(x))
-"""
+END = "    return keras.Model(images, layers.Dense(num_classes, name='head')(layers.Flatten()(x)))\n"
+
+
+def network(*lines, imports="", end=END):
+    """Returns the code of a network with these lines between ``images`` and the last layer, which takes ``x``."""
+    return "import numpy as np\n" + imports + HEAD + "".join(f"    {line}\n" for line in lines) + end
+
+
+RESIDUAL = network(
+    "x = layers.Conv2D(4, 3, padding='same', use_bias=False)(images)",
+    "x = layers.BatchNormalization(momentum=0.97)(x)",
+    "x = layers.ReLU()(x)",
+    "x = layers.DepthwiseConv2D(3, padding='same')(x) + x",
+    "x = layers.GlobalAveragePooling2D()(x)",
+    end="    return keras.Model(images, layers.Dense(num_classes, activation='softmax')(x))\n",
 )
-NESTED = (
-    HEAD
-    + """
-    base = keras.Sequential(
-        [
-            keras.Input(input_shape),
-            layers.SeparableConv2D(4, 3),
-            layers.LayerNormalization(),
-            layers.Activation("tanh"),
-        ],
-        name="base",
-    )
-    frozen = layers.Conv2D(4, 1, name="frozen")
-    frozen.trainable = False
-    x = layers.Flatten()(layers.Concatenate()([base(images), frozen(layers.Cropping2D(1)(images))]))
-    return keras.Model(images, layers.Dense(num_classes)(x))
-"""
+NESTED = network(
+    "base = keras.Sequential([keras.Input(input_shape), layers.SeparableConv2D(4, 3), layers.LayerNormalization(),",
+    "    layers.Activation('tanh')], name='base')",
+    "frozen = layers.Conv2D(4, 1, name='frozen')",
+    "frozen.trainable = False",
+    "x = layers.Concatenate()([base(images), frozen(layers.Cropping2D(1)(images))])",
+    end="    return keras.Model(images, layers.Dense(num_classes)(layers.Flatten()(x)))\n",
 )
 MIXING = """
 import tensorflow as tf
@@ -73,6 +71,14 @@ def build(input_shape, num_classes):
     x = Centre(0.5, name="centre")(layers.Dense(8, activation="relu")(x))
     return keras.Model(images, layers.Dense(num_classes)(x))
 """
+OWN_DATA = """
+import numpy as np
+
+def load():
+    labels = np.arange(64) % 10
+    images = np.random.RandomState(0).randint(0, 256, (64, 8, 8)).astype(np.uint8)
+    return (images, labels), (images, labels)
+"""
 OWN = {"residual": RESIDUAL, "nested": NESTED, "mixing": MIXING}
 TRAIN = (
     "--limit-train", 64, "--limit-eval", 40, "--num-epochs", 2, "--micro-batch-size", 4, "--global-batch-size", 16,
@@ -83,6 +89,17 @@ TRAIN = (
 def write(text, name="net.py"):
     Path(name).write_text(text)
     return f"{name}:build"
+
+
+def built(text, shape=(6, 6, 2), classes=3, name="net.py", **options):
+    """Returns the record and the model of a network in a file."""
+    record = find_network(write(text, name))
+    return record, build_model(record, BuildOptions(shape, classes, **options))
+
+
+def weights_of(model):
+    """Returns the values of a model's weights, by name."""
+    return {name: weight.numpy() for name, weight in named_weights(model).items()}
 
 
 def last(run_dir):
