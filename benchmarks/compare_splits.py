@@ -29,7 +29,7 @@ from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.program import PlannedProgram, uniform
-from ipucnn.planning.search.exact import fastest_split
+from ipucnn.planning.search.exact import solve
 from ipucnn.planning.search.planner import Candidate, Planner
 from ipucnn.planning.search.tables import StageTables
 from ipucnn.planning.splits import equal_parameters
@@ -89,7 +89,7 @@ def macs_ratios(graph: LayerGraph, splits: Sequence[str]) -> Tuple[float, float]
         memory_bytes=lambda k, s: np.where(np.tri(len(macs), len(macs) + 1, dtype=bool), np.inf, 0.0),
         training=False,
     )
-    return largest * count / sum(macs), largest / fastest_split(free, count, "Grouped").objective_s
+    return largest * count / sum(macs), largest / solve(free, count, "Grouped").objective_s
 
 
 def compare_seed() -> int:
@@ -103,7 +103,7 @@ def compare_seed() -> int:
         judged = planner.judge(splits, settings, FITS_BELOW)
         best = best_for(planner, judged)
         tables = planner.tables(settings, judged.memory_limit)
-        still = fastest_split(replace(tables, cut_s=0 * tables.cut_s), num_stages, settings.schedule)
+        still = solve(replace(tables, cut_s=0 * tables.cut_s), num_stages, settings.schedule)
         rows.append(
             (
                 num_stages,

@@ -11,7 +11,7 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.program import PlannedProgram, uniform
+from ipucnn.planning.program import PROPORTIONS, PlannedProgram, uniform
 from ipucnn.planning.search.neighbours import (
     first_that_fits,
     memory_without,
@@ -19,7 +19,6 @@ from ipucnn.planning.search.neighbours import (
     prediction_advice,
     training_advice,
 )
-from ipucnn.planning.search.open_settings import PROPORTIONS
 from ipucnn.planning.search.planner import Planner
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.program import make_program

@@ -20,7 +20,7 @@ from support.oracle import (
 from support.plans import SCHEDULES
 
 from ipucnn.planning.schedules import Schedule, Ticks
-from ipucnn.planning.search.exact import blocking_ranges, fastest_split, some_split_fits
+from ipucnn.planning.search.exact import blocking_ranges, solve, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
 
 # --- instances
@@ -151,8 +151,8 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
     if best is None:
         return
     # A bound below the best finds nothing, one slightly above it finds the best.
-    assert not fastest_split(tables, k, schedule, below_s=best * (1 - 1e-9)).feasible
-    assert fastest_split(tables, k, schedule, below_s=best + 1e-9).objective_s == solution.objective_s
+    assert not solve(tables, k, schedule, below_s=best * (1 - 1e-9)).feasible
+    assert solve(tables, k, schedule, below_s=best + 1e-9).objective_s == solution.objective_s
     # Each stage has one of the compared choices, and fits.
     numbers = chosen_options(tables, solution.starts)
     ends = [*solution.starts[1:], n]
@@ -170,7 +170,7 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
 def test_stopped_search_reports_its_bound(seed, limit, schedule):
     tables = make_tables(seed, 9, whole=False, tight=0.1)
     best = brute_force(tables, 3, schedule)
-    stopped = fastest_split(tables, 3, schedule, max_evaluations=limit)
+    stopped = solve(tables, 3, schedule, max_evaluations=limit)
     assert stopped.feasible == (best is not None)
     if best is not None:
         assert stopped.lower_bound_s <= best * (1 + 1e-12) and best <= stopped.objective_s * (1 + 1e-12)
@@ -181,8 +181,8 @@ def test_a_stopped_search_can_have_a_gap():
     rng = np.random.default_rng(0)
     n = 40
     tables = free_tables(rng.random(n), rng.random(n), np.zeros(n + 1))
-    stopped = fastest_split(tables, 5, "Interleaved", max_evaluations=2)
-    proved = fastest_split(tables, 5, "Interleaved")
+    stopped = solve(tables, 5, "Interleaved", max_evaluations=2)
+    proved = solve(tables, 5, "Interleaved")
     assert not stopped.optimal and proved.optimal
     assert stopped.lower_bound_s <= proved.objective_s <= stopped.objective_s > stopped.lower_bound_s
 
@@ -218,7 +218,7 @@ def test_an_integer_program_finds_nothing_better(n, k, fill, seed, schedule):
     solution, value = check_fastest(tables, k, schedule, integer_program, rel=1e-6)
     if value is not None:
         # The memory limit matters in these instances.
-        free = fastest_split(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
+        free = solve(network_like(seed, n, 10, recompute=seed % 2 == 0), k, schedule)
         assert free.objective_s < solution.objective_s
 
 
@@ -287,7 +287,7 @@ def test_units_do_not_matter(seed, schedule, time, size):
         capacity_bytes=tables.capacity_bytes * 2.0**size,
         memory_bytes=lambda k, s: tables.memory_bytes(k, s) * 2.0**size,
     )
-    one, other = fastest_split(tables, 4, schedule), fastest_split(scaled, 4, schedule)
+    one, other = solve(tables, 4, schedule), solve(scaled, 4, schedule)
     assert other.starts == one.starts and other.objective_s == one.objective_s * 2.0**time
 
 
@@ -295,17 +295,17 @@ def test_units_do_not_matter(seed, schedule, time, size):
 def test_ties_prefer_little_transfer_and_early_cuts(schedule):
     even = free_tables([1] * 4, [2] * 4, [0] * 5)
     if schedule != "Sequential":
-        assert fastest_split(even, 2, schedule).starts == (0, 2)
+        assert solve(even, 2, schedule).starts == (0, 2)
     idle = free_tables([0] * 4, [0] * 4, [0, 1, 1, 1, 0])
-    assert fastest_split(idle, 3, schedule).starts == (0, 1, 2)
+    assert solve(idle, 3, schedule).starts == (0, 1, 2)
     narrow = free_tables([1, 0, 0, 1], [1, 0, 0, 1], [0, 0.1, 0.3, 0.2, 0])
-    assert fastest_split(narrow, 2, schedule).starts == (0, 1)
+    assert solve(narrow, 2, schedule).starts == (0, 1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_large_network_takes_few_evaluations(schedule):
     # The number of dynamic programs determines the time, which is measured by hand.
-    assert fastest_split(network_like(5, 300, 0.12), 16, schedule, max_evaluations=2000).optimal
+    assert solve(network_like(5, 300, 0.12), 16, schedule, max_evaluations=2000).optimal
 
 
 # --- certificates
@@ -324,7 +324,7 @@ def test_certificates_are_true(seed, n, k, tight, monotone, one_ipu):
     assume(k <= n)
     tables = make_tables(seed, n, tight=tight, monotone=monotone, one_ipu=one_ipu)
     schedule = "Sequential" if one_ipu else "Grouped"
-    solution = fastest_split(tables, k, schedule)
+    solution = solve(tables, k, schedule)
     fitting = [m for m in range(1, n + 1) if any(naive_fits(tables, s) for s in all_starts(n, m))]
     assert solution.feasible == (k in fitting)
     if solution.feasible:
@@ -358,7 +358,7 @@ def test_certificates_equal_ones_made_by_hand(sizes, capacity, k, ranges, fewest
     n, total = len(sizes), np.cumsum([0, *sizes])
     memory = total[None, :] - total[:-1, None]
     tables = free_tables(np.ones(n), np.ones(n), np.zeros(n + 1), capacity, memory)
-    assert not fastest_split(tables, k).feasible
+    assert not solve(tables, k).feasible
     assert blocking_ranges(tables, k) == ranges
     assert next((m for m in range(1, n + 1) if some_split_fits(tables, m)), None) == fewest
 

@@ -18,7 +18,7 @@ from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import PlannedProgram, uniform
-from ipucnn.planning.search.front import fastest_programs
+from ipucnn.planning.search.front import best_uses
 from ipucnn.planning.search.planner import Planner
 from ipucnn.training.program import make_program
 
@@ -73,7 +73,7 @@ def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
     """Compares it with every configuration of the grid, each planned by itself."""
     base = PlannedProgram(training=False)
     options = {"schedule": ("Grouped",), "available_memory_proportion": (uniform(0.6),)}
-    best, rows = fastest_programs(planner, space(base, 4, (1, 4, 32), **options))
+    best, rows = best_uses(planner, space(base, 4, (1, 4, 32), **options))
     tried = []
     for size in (1, 4, 32):
         for stages, counts in ((1, (1, 2, 4)), (2, (1, 2)), (4, (1,))):

@@ -8,7 +8,7 @@ import pytest
 from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plans import conv
+from support.plans import check_search_agrees, conv
 from support.scripts import ROOT, load_script
 
 from ipucnn.hardware import get_ipu, get_system
@@ -26,10 +26,10 @@ from ipucnn.planning.cost.memory import (
     range_sum,
 )
 from ipucnn.planning.cost.products import BAND_FACTOR, DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.program import PlannedProgram
-from ipucnn.planning.search.tables import StageTables, item_starts, stage_tables, tick_s
+from ipucnn.planning.search.planner import Planner
+from ipucnn.planning.search.tables import item_starts
 
 MK2 = get_ipu("mk2")
 SHARED = ROOT.parent / "shared" / "ipu"
@@ -192,64 +192,16 @@ def test_stage_memory_equals_a_naive_count(graph, settings, data) -> None:
     assert memory.total_bytes == pytest.approx(sum(expected.values()))
 
 
-@tries(30, slow=100)
-@given(graphs(), settings_())
-def test_table_equals_stage_memory(graph, settings) -> None:
-    starts = item_starts(graph)
-    bounds = [*starts, len(graph.layers)]
-    for stage in {0, settings.num_stages - 1}:
-        table = MemoryModel(graph, settings, MK2, starts).total(settings.num_stages, stage)
-        for a in range(len(starts)):
-            assert np.isinf(table[a, : a + 1]).all()
-            for b in range(a + 1, len(starts) + 1):
-                one = stage_memory(graph, bounds[a], bounds[b], stage, settings)
-                assert table[a, b] == one.total_bytes
-
-
-def tables_of(graph: LayerGraph, settings: PlannedProgram) -> StageTables:
-    """Returns the planner's tables with the whole memory of an IPU."""
-    memory = MemoryModel(graph, settings, MK2, item_starts(graph))
-    return stage_tables(graph, settings, get_system("pod16"), 1.0, memory)
-
-
-@tries(30, slow=100)
-@given(graphs(), settings_(), st.data())
-def test_segments_on_one_ipu_add_up_as_the_planner_counts_them(graph, settings, data) -> None:
-    settings = PlannedProgram(**{**vars(settings), "schedule": "Sequential"})
-    starts = item_starts(graph)
-    if len(starts) < settings.num_stages:
+@tries(60, slow=200)
+@given(graphs(), settings_(), st.booleans(), st.data())
+def test_search_and_forecast_count_alike(graph, settings, own_ipus, data) -> None:
+    planner, count = Planner(graph, get_system("pod16")), settings.num_stages
+    if len(planner.starts) < count:
         return
-    cuts = sorted(data.draw(st.permutations(range(1, len(starts))))[: settings.num_stages - 1])
-    splits = [graph.layers[starts[c]].name for c in cuts]
-    (ipu,) = program_memory(graph, splits, settings, MK2)
-    tables = tables_of(graph, settings)
-    bounds = [0, *cuts, len(starts)]
-    segments = max(
-        tables.memory_bytes(settings.num_stages, s)[bounds[s], bounds[s + 1]]
-        for s in range(settings.num_stages)
-    )
-    assert tables.checkpoint_bytes is not None
-    needed = segments + tables.checkpoint_bytes[bounds[:-1]].sum()
-    assert tables.fixed_bytes == MK2.sram_bytes - tables.capacity_bytes
-    assert ipu.total_bytes == tables.fixed_bytes + needed
-
-
-@tries(30, slow=100)
-@given(graphs(), settings_(), st.data())
-def test_planner_and_prediction_agree_on_the_tick(graph, settings, data) -> None:
-    starts = item_starts(graph)
-    num = settings.num_stages
-    if len(starts) < num:
-        return
-    cuts = data.draw(st.permutations(range(1, len(starts))))[: num - 1]
-    tables = tables_of(graph, settings)
-    chosen = [0, *sorted(cuts)]
-    splits = [graph.layers[starts[c]].name for c in chosen[1:]]
-    prediction = predict(graph, splits, settings, get_system("pod16"))
-    planned = tick_s(tables, chosen, settings.schedule)
-    if settings.schedule == "Interleaved" and not settings.training:
-        planned = tick_s(tables, chosen, "Grouped")
-    assert prediction.tick_s == pytest.approx(planned + DEFAULT_CONSTANTS.micro_batch_s)
+    if own_ipus:
+        settings = replace(settings, device_mapping=tuple(range(count)))
+    cuts = sorted(data.draw(st.permutations(range(1, len(planner.starts))))[: count - 1])
+    check_search_agrees(planner, planner.names((0, *cuts)), settings)
 
 
 def test_stages_that_share_an_ipu_share_code_and_work_in_turn() -> None:

@@ -195,69 +195,6 @@ def check_trained(planner, candidate, request, preset):
     assert {BY_NAME[name].key for name in request.kept} <= set(plan.run_options())
 
 
-@pytest.fixture(scope="module")
-def tight():
-    """Plans a network whose stages need more than the memory with the largest availableMemoryProportion."""
-    return Planner(home_graph("resnet50"), SYSTEM)
-
-
-@tries(4, slow=10)
-@given(
-    schedule=st.sampled_from(["Grouped", "Interleaved"]),
-    micro_batch_size=st.integers(14, 18),
-    room=st.floats(0.25, 0.5),
-    preset=presets_of_runs(),
-)
-def test_run_gets_the_chosen_proportions_of_each_stage(tight, schedule, micro_batch_size, room, preset):
-    flags = {"pipeline_schedule": schedule, "micro_batch_size": str(micro_batch_size), "optimizer": "lars"}
-    planned = resolve("plan-splits", flags, model="resnet50", reads_data=False)
-    request = make_question(planned, stages=4, recomputation="on")
-    (choice,) = request.choices()
-    # With less memory nothing fits; with more, splits fit with the largest proportion in every stage.
-    least, most = tight.least_fill(choice.programs[-1]), tight.least_fill(choice.program)
-    limit = least + room * (most - least)
-    candidate = tight.fastest_splits(choice.program, limit, by_stage=choice.by_stage)
-    assert candidate.settings.proportions_differ
-    check_trained(tight, candidate, request, preset)
-
-
-@tries(10, slow=30)
-@given(
-    preset=presets_of_runs(),
-    stages=st.integers(1, 4),
-    steps=st.integers(1, 99),
-    shares=st.lists(st.integers(1, 100), min_size=0, max_size=1),
-    more=st.fixed_dictionaries(
-        {
-            "micro_batch_size": st.integers(1, 9).map(str),
-            "num_replicas": st.sampled_from(["1", "2", "4"]),
-            "precision": st.sampled_from(["16.16", "16.32", "32.32"]),
-            "half_partials": st.booleans(),
-            "eight_bit_transfer": st.booleans(),
-            "pipeline_schedule": st.sampled_from(["Grouped", "Sequential"]),
-        }
-    ),
-)
-def test_inference_plan_is_benchmarked_as_planned(planner, preset, stages, steps, shares, more):
-    flags = {**more, "steps_per_execution": str(steps)}
-    if shares:
-        flags["available_memory_proportion"] = [str(share) for share in shares]
-    planned = resolve("plan-splits", flags, model=MODEL, reads_data=False)
-    request = make_question(planned, stages=stages, inference=True)
-    choice = request.choices()[0].program
-    candidate = planner.judge(planner.names(range(0, 3 * stages, 3)), choice, 1e9, quickly=True)
-    plan = assemble(planner, candidate, planned=False, build=request.build, options=request.kept)
-    resolved = resolved_with(plan, "benchmark", preset)
-    assert resolved.typed["steps_per_execution"] == steps
-    # As the benchmark of inference does
-    config = replace(
-        resolved.config, gradient_accumulation_count=None, global_batch_size=None, steps_per_execution=None
-    )
-    program = make_program(config, TRAIN_IMAGES, seed=1)
-    settings_of_run = replace(planned_program(config, program, False), gradient_accumulation_count=steps)
-    check_predictions(planner, candidate, resolved.config.named_splits, settings_of_run)
-
-
 # Network -> options of its layers that may change; each combination beyond the first few needs a build per example.
 NETWORKS = {
     "lenet": {"image_size": "32", "dataset": "cifar10"},

@@ -9,7 +9,17 @@ import pytest
 from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import SCHEDULES, all_splits, fill, naive_best, network, space, system, tried
+from support.plans import (
+    SCHEDULES,
+    all_splits,
+    check_search_agrees,
+    fill,
+    naive_best,
+    network,
+    space,
+    system,
+    tried,
+)
 from support.refusals import check_raises
 
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
@@ -18,7 +28,7 @@ from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.pipeline_plan import PipelinePlan, SystemFacts
 from ipucnn.planning.plan import assemble, compare
 from ipucnn.planning.program import Placement, PlannedProgram, uniform
-from ipucnn.planning.search.front import SAME_FILL, fastest_programs
+from ipucnn.planning.search.front import SAME_FILL, best_uses
 from ipucnn.planning.search.neighbours import infeasible, untried_stages, why_no_fit
 from ipucnn.planning.search.open_settings import FREE, default_count, micro_batches
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner
@@ -93,25 +103,6 @@ def test_open_settings_get_the_fastest_value_that_fits(num_stages, schedule, kib
         assert best is None
 
 
-def searched_fill(planner, splits, settings):
-    """Returns the fill of the fullest IPU as the search counts it."""
-    tables, count = planner.tables(settings, 1.0), settings.num_stages
-    bounds = [*planner.items(splits), tables.num_items]
-    needed = max(tables.memory_bytes(count, s)[bounds[s], bounds[s + 1]] for s in range(count))
-    if tables.checkpoint_bytes is not None:
-        needed += tables.fixed_bytes + tables.checkpoint_bytes[bounds[:-1]].sum()
-    return needed / planner.system.ipu.sram_bytes
-
-
-@pytest.mark.parametrize("splits", [(), ("conv3",)])
-def test_memory_without_accumulation_is_that_of_the_plan(splits):
-    """Only a pipeline offloads its optimizer state then."""
-    base = replace(BASE, gradient_accumulation_count=1, optimizer_slots=2, optimizer_state_offloading=True)
-    chosen = replace(base, num_stages=len(splits) + 1)
-    machine = system()
-    assert searched_fill(Planner(GRAPH, machine), splits, chosen) == fill(GRAPH, splits, chosen, machine)
-
-
 @given(st.integers(2, 4), schedules, memories, st.booleans(), st.data())
 @tries(12, slow=40)
 def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule, kib, recompute, data):
@@ -123,7 +114,7 @@ def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule
     planner = Planner(SMALL, machine)
     judged = planner.judge(splits, chosen, 0.8)
     assert judged.memory_limit >= 0.8
-    assert searched_fill(planner, splits, chosen) == fill(SMALL, splits, chosen, machine)
+    check_search_agrees(planner, splits, chosen)
     assert judged.solution.feasible
     (row,) = compare(planner, judged, {"x": splits})
     assert row.ratio >= 1.0
@@ -396,7 +387,7 @@ def naive_front(candidates):
 def test_front_equals_that_of_all_configurations(kib):
     planner, sizes, total = Planner(network([16, 16, 16, 32], size=48), system(kib)), (2, 8, 24), 96
     options = {"free": ("half_partials",), "segments": (2, 4), "by_stage": False}
-    best, rows = fastest_programs(planner, space(BASE, 4, sizes, global_batch_size=total, **options))
+    best, rows = best_uses(planner, space(BASE, 4, sizes, global_batch_size=total, **options))
     assert best.memory_limit == LIMITS[0]
     halves = [{"half_partials": on} for on in (False, True)]
     configurations = every_configuration(planner, BASE, 4, sizes, total, LIMITS[0], (2, 4), halves)
@@ -429,7 +420,7 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
     base = replace(BASE, optimizer_slots=slots)
     more = tuple(size for size in range(1, total + 1) if total % size == 0)
     options = {"global_batch_size": total, "free": FREE, "more_sizes": more}
-    best, _ = fastest_programs(planner, space(base, 2, (4, 8), **options))
+    best, _ = best_uses(planner, space(base, 2, (4, 8), **options))
     names = ("half_partials", "optimizer_state_offloading")
     switched = [dict(zip(names, on)) for on in itertools.product((False, True), repeat=2)]
     for limit in LIMITS[: LIMITS.index(best.memory_limit) + 1]:
@@ -446,7 +437,7 @@ def test_every_row_fits_whether_it_accumulates_or_not(kib, slots):
     # Most of the memory holds weights and what is kept for each of them.
     planner, total = Planner(network([512, 512, 512], size=4), system(kib)), 4
     base = replace(BASE, optimizer_slots=slots)
-    best, rows = fastest_programs(planner, space(base, 4, (1, 2), global_batch_size=total, by_stage=False))
+    best, rows = best_uses(planner, space(base, 4, (1, 2), global_batch_size=total, by_stage=False))
     assert all(row.predicted_fill <= best.memory_limit for row in rows)
     every = every_configuration(planner, base, 4, (1, 2), total, best.memory_limit, (2,), [{}])
     fastest = max(candidate.prediction.images_per_s for candidate in every)
@@ -458,14 +449,14 @@ def test_fixed_settings_are_kept():
     more = tuple(range(1, 33))
     for on in (False, True):
         base = replace(BASE, half_partials=on, optimizer_state_offloading=on)
-        best, rows = fastest_programs(planner, space(base, 4, (4, 16), global_batch_size=96, more_sizes=more))
+        best, rows = best_uses(planner, space(base, 4, (4, 16), global_batch_size=96, more_sizes=more))
         assert best.settings.half_partials == best.settings.optimizer_state_offloading == on
         assert {row.half_partials for row in rows} == {on}
 
 
 def test_search_without_a_fit_is_refused_with_a_hint():
     searched = space(BASE, 2, (16,), global_batch_size=512)
-    error = check_raises(InfeasibleError, "", "", fastest_programs, Planner(GRAPH, system(12)), searched)
+    error = check_raises(InfeasibleError, "", "", best_uses, Planner(GRAPH, system(12)), searched)
     assert "--precision" not in error.hint  # 16.16 is already set
 
 
@@ -582,7 +573,7 @@ def whole_plan_text():
 
 def test_a_plan_of_another_version_is_refused():
     values = json.loads(whole_plan_text())
-    for version in (0, 1, None):
+    for version in (0, 2, None):
         changed = {**values, "schema_version": version}
         check_raises(DataError, "schema_version", "", PipelinePlan.from_dict, changed)
     check_raises(DataError, "schema_version", "", PipelinePlan.from_yaml, "- 1\n", "plan.yml")

@@ -13,6 +13,7 @@ from support.plans import (
     SCHEDULES,
     SYSTEM,
     all_that_fit,
+    check_search_agrees,
     fill,
     home_graph,
     network,
@@ -25,15 +26,10 @@ from support.refusals import check_raises
 from test_planning_round_trip import numeric
 from test_planning_search import BASE
 
-from ipucnn.benchmarking.prediction import PredictionRequest, predict_ipu
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.cost.layer_times import layer_times, program_times, stage_starts
-from ipucnn.planning.cost.memory import program_memory
-from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
-from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.graphs import keras_graph
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import (
@@ -46,12 +42,9 @@ from ipucnn.planning.program import (
     uniform,
 )
 from ipucnn.planning.question import make_question
-from ipucnn.planning.search import neighbours as neighbours_module
-from ipucnn.planning.search import planner as planner_module
-from ipucnn.planning.search.neighbours import flags_between, neighbours, training_advice
+from ipucnn.planning.search.neighbours import flags_between, neighbours
 from ipucnn.planning.search.open_settings import OPEN, choices
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Planner
-from ipucnn.planning.splits import choose_splits
 from ipucnn.training.batching import overlap_length
 from ipucnn.training.optimizer_settings import OPTIMIZERS, settings_of_run
 from ipucnn.training.program import make_program
@@ -92,57 +85,21 @@ def flags(draw):
     return options
 
 
-class Asked(Exception):
-    """Carries the planner's arguments, in place of a result."""
-
-
-def asked(patch, question):
-    """Returns the settings that ``question`` passes to the planner."""
-
-    def ask(*arguments, **keywords):
-        raise Asked(arguments)
-
-    patch.setattr(planner_module.Planner, "fastest_program", ask)
-    patch.setattr(planner_module.Planner, "judge", ask)
-    patch.setattr(neighbours_module, "first_that_fits", ask)
-    with pytest.raises(Asked) as caught:
-        question()
-    arguments = caught.value.args[0]
-    programs = [argument for argument in arguments if isinstance(argument, PlannedProgram)]
-    return programs[0] if programs else arguments[1][0].program
-
-
 @tries(20, slow=60)
 @given(typed=flags())
-def test_every_command_plans_the_same_program(graph, typed):
-    def resolved(command, **more):
-        return resolve(command, {**typed, **more}, model=MODEL, reads_data=False)
-
-    config = resolved("train").config
+def test_plans_and_runs_have_the_same_program(typed):
+    config = resolve("train", typed, model=MODEL, reads_data=False).config
     program = make_program(config, 4096, seed=1)
-    # The planner is asked about splits before they are read.
-    splits = tuple(f"layer{stage}" for stage in range(1, program.num_stages))
-    benchmark_request = PredictionRequest(resolved("benchmark").config, program, splits, training=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keras_graph, "graph_of", lambda model, name: graph)
-        hinted = asked(
-            patch, lambda: training_advice(None, MODEL, program, config, config.named_splits)(None)
-        )
-        measured = asked(patch, lambda: predict_ipu(graph, benchmark_request, config.precision))
-        settings_by_command = {"hint": hinted, "benchmark": measured}
-        if program.num_stages > 1:
-            settings_by_command["train"] = asked(patch, lambda: choose_splits(None, MODEL, program, config))
     without_recomputation = {key: value for key, value in typed.items() if key != "recomputation"}
     request = make_question(
         resolve("plan-splits", without_recomputation, model=MODEL, reads_data=False),
         stages=None if program.num_stages > 1 else 1,
         recomputation="on" if typed.get("recomputation") else "off",
     )
-    settings_by_command["plan-splits"] = request.choices()[0].program
     expected = planned_program(config, program)
+    assert request.choices()[0].program == expected
     assert expected.global_batch_size == program.global_batch_size
     assert expected.mapping == (program.device_mapping if program.num_stages > 1 else (0,))
-    assert {name: value for name, value in settings_by_command.items() if value != expected} == {}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -239,24 +196,12 @@ def test_each_stage_is_predicted_with_its_own_proportion(graph, schedule):
     program_settings = replace(base, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     alike = [replace(base, available_memory_proportion=uniform(share)) for share in SHARES]
     splits = Planner(graph, SYSTEM).names((0, 5, 9))
-    memory = program_memory(graph, splits, program_settings, SYSTEM.ipu)
-    prediction = predict(graph, splits, program_settings, SYSTEM)
-    for stage, settings_ in enumerate(alike):
-        assert memory[stage] == program_memory(graph, splits, settings_, SYSTEM.ipu)[stage]
-        assert prediction.stages[stage] == predict(graph, splits, settings_, SYSTEM).stages[stage]
     planner = Planner(graph, SYSTEM)
-    for one in (program_settings, *alike):
-        tick_s = predict(graph, splits, one, SYSTEM).tick_s - DEFAULT_CONSTANTS.micro_batch_s
-        assert planner.tick_s(splits, one) == pytest.approx(tick_s)
-        judged = planner.judge(splits, one, 0.0)
-        assert judged.memory_limit == max(m.fill for m in program_memory(graph, splits, one, SYSTEM.ipu))
-        # The search with this limit has the given splits among those that fit, and no smaller limit has.
-        tables = planner.tables(one, judged.memory_limit)
-        bounds = [0, 5, 9, len(planner.starts)]
-        assert (
-            max(tables.memory_bytes(3, s)[bounds[s], bounds[s + 1]] for s in range(3))
-            == tables.capacity_bytes
-        )
+    whole, *each = (check_search_agrees(planner, splits, one) for one in (program_settings, *alike))
+    for stage, predicted in enumerate(each):
+        assert whole.times.stages[stage] == predicted.times.stages[stage]
+        if len(whole.ipus) > 1:
+            assert whole.ipus[stage] == predicted.ipus[stage]
 
 
 def test_matrix_products_and_backward_passes_have_their_own_proportions(graph):

@@ -48,6 +48,8 @@ PERCENTAGES = {
         (units.column_milliseconds, 0.00213, "2.13"),
         (units.milliseconds, 0, "0 ms"),
         (units.milliseconds, 6e-5, "60 \u00b5s"),
+        (units.milliseconds, 5e-8, "0.05 \u00b5s"),
+        (units.milliseconds, 4e-10, "0.0 \u00b5s"),
         (units.milliseconds, 2.134e-3, "2.13 ms"),
         (units.milliseconds, 0.2514, "251 ms"),
         (units.milliseconds, 1.5, "1,500 ms"),

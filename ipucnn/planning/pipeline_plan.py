@@ -21,7 +21,8 @@ from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.program import PlannedProgram, Proportions, run_values
 from ipucnn.text import shown_value
 
-SCHEMA_VERSION = 2
+# The first format that is released; until then it changes without another number.
+SCHEMA_VERSION = 1
 
 
 # Options of a run that a plan repeats beside its settings, so that the run has the plan's network and optimizer.
@@ -212,13 +213,11 @@ class Change:
     """A plan's program with one change, under the same splits.
 
     Attributes:
-        name: a few words for the change; may be empty.
         flags: the options to add to the command.
         ratio: the predicted images/s over those of the plan.
         predicted_fill: the fill of the fullest IPU.
     """
 
-    name: str
     flags: Tuple[str, ...]
     ratio: float
     predicted_fill: float

@@ -33,7 +33,7 @@ from ipucnn.planning.pipeline_plan import (
 )
 from ipucnn.planning.program import Choice, Placement
 from ipucnn.planning.question import Question, check_system
-from ipucnn.planning.search.front import fastest_programs
+from ipucnn.planning.search.front import best_uses
 from ipucnn.planning.search.neighbours import (
     Optimisation,
     infeasible,
@@ -112,7 +112,7 @@ def make_plan(
     planner, assumed = _planner(question, read_graph(question, note, import_tensorflow))
     pareto: Tuple[ParetoRow, ...] = ()
     if question.splits is None and question.space is not None:
-        candidate, pareto = fastest_programs(planner, question.space, question.row)
+        candidate, pareto = best_uses(planner, question.space, question.row)
     else:
         candidate = _best(planner, question)
     others: Dict[str, Sequence[str]] = dict(question.preset_splits)

@@ -38,8 +38,10 @@ _LEAST = {
     **{"dbn_replica_group_size": 1, "optimizer_slots": 0},
 }
 
-# Poplar's availableMemoryProportion if none is given.
+# availableMemoryProportion if none is given: in a run Poplar's default.  In a plan each stage has the largest of these
+# with which it fits (``Choice.by_stage``); the others are values of public training configurations.
 DEFAULT_PROPORTION = 0.6
+PROPORTIONS = (DEFAULT_PROPORTION, 0.3, 0.15)
 POPLAR_OPTION = "availableMemoryProportion"
 
 
@@ -317,8 +319,8 @@ class Choice(NamedTuple):
     """A program to choose from.
 
     Attributes:
-        by_stage: the availableMemoryProportions of which each stage may have any, the largest first, which is also that
-            of ``program``; () if the program has its own.
+        by_stage: the availableMemoryProportions of which each stage gets the largest with which it fits, the largest
+            first, which is also that of ``program``; () if the program has its own.
     """
 
     program: PlannedProgram

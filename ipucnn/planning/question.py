@@ -1,4 +1,10 @@
-"""Turns a resolved configuration into a planning question, which lists values that neither a flag nor a preset gave."""
+"""Turns a resolved configuration into a planning question: which settings are typed, assumed or open.
+
+``Question.values`` maps each setting that a search varies to the values to try.  A typed one has one value, an open one
+those of ``OPEN`` in ``search/open_settings.py``.  If the stages are given (``_of_stages``), schedule, recomputation and
+availableMemoryProportion are open; else (``_of_search``) everything in ``OPEN`` is, with stages and replicas.  All
+other settings have one value: if neither a flag nor a preset gave it, ``Question.assumed`` has a sentence about it.
+"""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple

@@ -112,11 +112,8 @@ def _changes(plan: PipelinePlan) -> List[Tuple[str, str]]:
 
     def text(change: Change) -> str:
         doubt = "" if change.verdict == "fits" else f", {change.verdict} whether it fits"
-        effect = (
-            f"x{change.ratio:.2f} images/s, the fullest IPU at {units.percent(change.predicted_fill)}{doubt}"
-        )
-        name = f"{change.name}: " if change.name else ""
-        return f"{name}{effect}: {' '.join(change.flags)}"
+        effect = f"x{change.ratio:.2f} images/s, the fullest IPU at {units.percent(change.predicted_fill)}"
+        return f"{' '.join(change.flags)}: {effect}{doubt}"
 
     # plan-splits would choose other splits and proportions for them.
     lines = [("next changes", "each keeps the splits and replaces options of the command below")]
@@ -167,8 +164,7 @@ def weight_update(plan: PipelinePlan) -> str:
     settings = plan.settings
     text = f"{units.milliseconds(plan.predicted_weight_update_s)}: "
     text += counted(settings.gradient_accumulation_count, "tick")
-    # A pipeline of one stage has neither; a remainder is only rounding.
-    if plan.predicted_fill_drain_s > 1e-9 * plan.predicted_weight_update_s:
+    if plan.num_stages > 1 and not settings.order.is_sequential:
         text += f", {units.milliseconds(plan.predicted_fill_drain_s)} to fill and drain"
     if settings.training:
         text += f", {units.milliseconds(plan.predicted_update_s)} update"

@@ -40,11 +40,14 @@ def seconds(value: Optional[float]) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Formats seconds as milliseconds: 0.00213 -> ``2.13 ms``; in µs below 0.1 ms, and in s from 10 s on."""
+    """Formats seconds as milliseconds: 0.00213 -> ``2.13 ms``; in µs below 0.1 ms, and in s from 10 s on.
+
+    Predictions are not exact to less than 0.05 µs, so that is ``0.0 µs``.
+    """
     if value >= 10:
         return f"{value:.3g} s"
     if value and value < 1e-4:
-        return f"{1e6 * value:.3g} \u00b5s"
+        return f"{1e6 * value:.3g} \u00b5s" if value >= 5e-8 else "0.0 \u00b5s"
     return f"{1e3 * value:.3g} ms" if value < 1 else f"{1e3 * value:,.0f} ms"
 
 

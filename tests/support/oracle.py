@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ipucnn.planning.search.exact import fastest_split
+from ipucnn.planning.search.exact import solve
 from ipucnn.planning.search.tables import StageTables
 
 
@@ -85,7 +85,7 @@ def check_fastest(tables, k, schedule, oracle=brute_force, rel=1e-12):
     Returns:
         The solution, and the oracle's tick; None if nothing fits.
     """
-    solution, best = fastest_split(tables, k, schedule), oracle(tables, k, schedule)
+    solution, best = solve(tables, k, schedule), oracle(tables, k, schedule)
     assert solution.feasible == (best is not None)
     if best is None:
         assert solution.starts == () and not solution.optimal and solution.objective_s == np.inf
@@ -96,7 +96,7 @@ def check_fastest(tables, k, schedule, oracle=brute_force, rel=1e-12):
         assert solution.objective_s == pytest.approx(naive_tick(tables, solution.starts, schedule), rel=1e-12)
     assert solution.objective_s == pytest.approx(best, rel=rel)
     assert solution.optimal and solution.lower_bound_s <= solution.objective_s
-    assert fastest_split(tables, k, schedule) == solution
+    assert solve(tables, k, schedule) == solution
     return solution, best
 
 

@@ -4,10 +4,14 @@ import itertools
 import json
 from dataclasses import replace
 
+import pytest
+
 from ipucnn.hardware import get_system
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.cost.schedule import predict
+from ipucnn.planning.forecast import forecast
 from ipucnn.planning.graphs.extract import home_options, layer_graph
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -117,6 +121,20 @@ def all_splits(graph, num_stages):
 def fill(graph, splits, settings, machine):
     """Returns the share of its memory that the fullest IPU uses."""
     return max(memory.fill for memory in program_memory(graph, splits, settings, machine.ipu))
+
+
+def check_search_agrees(planner, splits, program):
+    """Checks that the search counts the tick and the memory of splits as the forecast does; not for shared IPUs."""
+    predicted, count = forecast(planner.graph, splits, program, planner.system), program.num_stages
+    tables = planner.tables(program, 1.0)
+    bounds = [*planner.items(splits), tables.num_items]
+    needed = max(tables.memory_bytes(count, s)[bounds[s], bounds[s + 1]] for s in range(count))
+    if tables.checkpoint_bytes is not None:
+        needed += tables.fixed_bytes + tables.checkpoint_bytes[bounds[:-1]].sum()
+    assert needed == predicted.fullest.total_bytes
+    tick_s = planner.tick_s(splits, program) + DEFAULT_CONSTANTS.fixed_s(planner.system)
+    assert tick_s == pytest.approx(predicted.times.tick_s, rel=1e-12)
+    return predicted
 
 
 def all_that_fit(graph, programs, machine, limit):

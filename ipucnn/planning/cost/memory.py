@@ -398,41 +398,26 @@ class MemoryModel:
             return 1
         return self.settings.order.fifo_factor * (num_stages - 1 - stage)
 
-    def parts(self, num_stages: int, stage: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Returns the two tables that make up ``total``: bytes without the FIFO, and bytes of a micro-batch in it.
-
-        They are the same for all stages with the same availableMemoryProportion, except for the last stage.
-        """
-        stash, work = self._activations(num_stages, stage)
-        return self._all_resident + work, stash
-
     def total(self, num_stages: int, stage: int) -> np.ndarray:
         """Returns (n, n + 1): the bytes of items a .. b - 1 as that stage; inf where b <= a."""
-        without, each = self.parts(num_stages, stage)
-        return without + self.depth(num_stages, stage) * each
+        stash, work = self._activations(num_stages, stage)
+        return self._all_resident + work + self.depth(num_stages, stage) * stash
 
     def fits(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
         """Returns (n, n + 1): whether items a .. b - 1 take at most ``most_bytes`` as that stage."""
         # Stages with the same proportions differ only in the depth of their FIFO, except for the last, which keeps all.
         key = (stage == num_stages - 1, self.settings.proportions_of(stage), most_bytes)
         if key not in self._within:
-            self._within[key] = self.within(num_stages, stage, most_bytes)
+            stash, work = self._activations(num_stages, stage)
+            room = most_bytes - (self._all_resident + work)
+            # The most micro-batches in the FIFO; -1 if the range takes more with an empty one.
+            counts: np.ndarray = np.full(room.shape, float(_DEEPEST))
+            np.divide(room, stash, out=counts, where=stash > 0)
+            np.clip(np.floor(counts, out=counts), -1, _DEEPEST, out=counts)
+            counts[room < 0] = -1
+            self._within[key] = counts.astype(np.int16)
         allowed: np.ndarray = self._within[key] >= self.depth(num_stages, stage)
         return allowed
-
-    def within(self, num_stages: int, stage: int, most_bytes: float) -> np.ndarray:
-        """Returns (n, n + 1): the most micro-batches in the FIFO of items a .. b - 1 as a stage like that one.
-
-        A range may be the stage itself if the number is not below the stage's own (``depth``).  It is -1 if the range
-        takes more than ``most_bytes`` with an empty FIFO.
-        """
-        without, each = self.parts(num_stages, stage)
-        room = most_bytes - without
-        counts: np.ndarray = np.full(room.shape, float(_DEEPEST))
-        np.divide(room, each, out=counts, where=each > 0)
-        np.clip(np.floor(counts, out=counts), -1, _DEEPEST, out=counts)
-        counts[room < 0] = -1
-        return counts.astype(np.int16)
 
     def entry(self, a: int, b: int, num_stages: int, stage: int) -> StageMemory:
         """Returns the memory of items a .. b - 1 as that stage; its sum is that of ``total``."""

@@ -42,7 +42,7 @@ class Solution:
         return self.feasible and self.lower_bound_s >= self.objective_s
 
 
-def fastest_split(
+def solve(
     tables: StageTables,
     num_stages: int,
     schedule: str = GROUPED,

@@ -1,24 +1,18 @@
-"""Searches for the fastest program of a number of IPUs, and for the others that are the best in some way.
+"""Searches for the best uses of a number of IPUs: the fastest program, and the others that are the best in some way.
 
 Each program has its fastest splits that fit.  The result is the Pareto front: no other program is better in throughput,
 memory and IPUs at once.  Memory that differs by less than ``SAME_FILL`` of an IPU counts as equal.
 """
 
 from dataclasses import replace
-from typing import Iterator, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
-from ipucnn.errors import ConfigurationError, InfeasibleError
+from ipucnn.errors import ConfigurationError
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.program import Choice, Placement, PlannedProgram
-from ipucnn.planning.search.neighbours import (
-    certificate,
-    hint_of_ways,
-    in_the_way,
-    largest_that_fits,
-    less_memory,
-)
-from ipucnn.planning.search.open_settings import FREE, Space
+from ipucnn.planning.program import Choice, PlannedProgram
+from ipucnn.planning.search.neighbours import nothing_fits
+from ipucnn.planning.search.open_settings import Space
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Candidate, Planner
 from ipucnn.text import counted
 
@@ -33,7 +27,7 @@ _EVALUATIONS = 8
 TABLE_ROWS = 12
 
 
-def fastest_programs(planner: Planner, space: Space, row: int = 1) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
+def best_uses(planner: Planner, space: Space, row: int = 1) -> Tuple[Candidate, Tuple[ParetoRow, ...]]:
     """Returns a program of the Pareto front, and the front: the table's rows, fastest first, then the others.
 
     Args:
@@ -63,56 +57,7 @@ def fastest_programs(planner: Planner, space: Space, row: int = 1) -> Tuple[Cand
                 f"use --row 1 to --row {len(front)}" if len(front) > 1 else "leave out --row",
             )
         return front[row - 1], tuple(_row(c, i == row) for i, c in enumerate(front, start=1))
-    raise _nothing_fits(planner, space)
-
-
-def _nothing_fits(planner: Planner, space: Space) -> InfeasibleError:
-    """Returns the error for a search without a fit: the obstacle in the smallest program, and what would fit."""
-    shares = space.values["available_memory_proportion"]
-    kept = {name: (getattr(space.program, name),) for name in FREE}
-    space = space.with_values(available_memory_proportion=shares[-1:], **kept)
-
-    def programs(searched: Space, compared: bool = True) -> Iterator[PlannedProgram]:
-        for choices, counts in searched.programs(len(planner.starts), compared):
-            (_, count), *_ = counts
-            yield from (replace(choice.program, gradient_accumulation_count=count) for choice in choices)
-
-    def ways(limit: float) -> List[str]:
-        def fits(searched: Space) -> bool:
-            return any(planner.fits(program, limit) for program in programs(searched))
-
-        powers = (1 << power for power in range(planner.system.num_ipus.bit_length()))
-        ipus = next((n for n in powers if n > space.num_ipus and fits(replace(space, num_ipus=n))), None)
-        size = largest_that_fits(smaller, lambda n: fits(space.with_values(micro_batch_size=(n,))))
-        words = (("--ipus", ipus), ("--micro-batch-size", size))
-        return [f"{flag} {value}" for flag, value in words if value is not None]
-
-    def size_of(program: PlannedProgram) -> Tuple[bool, int]:
-        # Segments on one IPU have no bound of their least memory, so they come last.
-        return program.placement is Placement.SEGMENTS, program.micro_batch_size
-
-    tried = list(programs(space, compared=False))
-    if not tried:
-        return InfeasibleError(
-            f"{planner.graph.model} can be cut into {counted(len(planner.starts), 'stage')}, too few for the pipelines "
-            "that the options allow",
-            "use --recomputation off, with which one stage is tried, too",
-        )
-    first = min(map(size_of, tried))
-    least = min((s for s in tried if size_of(s) == first), key=planner.least_fill)
-    smaller: Sequence[int] = range(min(space.values["micro_batch_size"]) - 1, 0, -1)
-    if space.global_batch_size is not None:
-        smaller = [size for size in smaller if space.global_batch_size % size == 0]
-    hint = hint_of_ways(ways(LIMITS[0]), ways(max(LIMITS)))
-    message = (
-        f"{planner.graph.model} fits on {counted(space.num_ipus, 'IPU')} of {planner.system.title} in no configuration "
-        f"with micro-batches of {least.micro_batch_size} or more"
-    )
-    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
-    obstacle = in_the_way(*certificate(planner, least, max(LIMITS)))
-    return InfeasibleError(
-        message + (where + obstacle if obstacle else ""), hint or less_memory(planner.graph.model, least)
-    )
+    raise nothing_fits(planner, space)
 
 
 def _compared(planner: Planner, space: Space, limit: float) -> List[Candidate]:

@@ -1,15 +1,30 @@
 """Neighbours of a program: what would fit, and what would be faster.
 
-One ordered list of changes of a program with splits (``neighbours``) answers both, in a plan and in the hint of a run
-that ran out of memory.  If no splits fit, a certificate says why, and how many stages or how small a micro-batch would
-(``why_no_fit``).  ``optimisations`` are those of a public list.  The options to type follow from the settings before
-and after a change (``flags_between``).
+:func:`neighbours` is the one ordered list of changes of a program with splits.  It gives the hint of a run that ran out
+of memory and the "if too large" of a plan (``first_that_fits``), the "next changes" of a plan (``next_changes``), and
+the table of single optimisations (``optimisations``).  If no splits fit, the steps of one option each, more stages or
+IPUs and smaller micro-batches, say what would (``why_no_fit`` for given stages, ``nothing_fits`` for a search).  The
+options to type follow from the settings before and after a change (``flags_between``).
 """
 
+import functools
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from ipucnn.aliases import KerasModel, MemoryAdvice
 from ipucnn.config.options import BY_NAME, RunConfig
@@ -21,19 +36,18 @@ from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import unknown_layers
 from ipucnn.planning.pipeline_plan import Change, NoFit
 from ipucnn.planning.program import (
+    PROPORTIONS,
     Placement,
     PlannedProgram,
-    Proportions,
     largest,
     one_stage_program,
     percentages,
     planned_program,
-    smallest,
     uniform,
 )
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED
 from ipucnn.planning.search.exact import blocking_ranges
-from ipucnn.planning.search.open_settings import PROPORTIONS
+from ipucnn.planning.search.open_settings import FREE, Space
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.text import counted, percent
 from ipucnn.training.batching import next_power_of_two
@@ -46,8 +60,8 @@ _MOST_STAGES = 16
 _MOST_SEGMENTS = 16
 # A program that ran out of memory by an unknown amount is assumed to have exceeded it by a tenth.
 _UNKNOWN_OVERUSE = 1.1
-# Shares of temporary memory to try beside ``PROPORTIONS``, and the least gain worth a line.
-_MORE_PROPORTIONS, _LEAST_GAIN, _MOST_GAINS = (0.4, 0.2), 1.01, 3
+# The least gain worth a line, and the number of lines.
+_LEAST_GAIN, _MOST_GAINS = 1.01, 3
 
 # Settings that may change.
 _CHANGING = (
@@ -76,17 +90,35 @@ def flags_between(
 
 # --- the list
 
+FASTER, SMALLER, OTHER = "faster", "smaller", "other"
+
+# Setting -> values that may make a program faster and that no search tries, and further values.
+_VALUES: Dict[str, Tuple[Tuple[Any, ...], Tuple[Any, ...]]] = {
+    "eight_bit_transfer": ((True,), (False,)),
+    "precision": (("16.16",), ("32.32",)),
+    "half_partials": ((True,), (False,)),
+    "recomputation": ((False,), (True,)),
+    "optimizer_state_offloading": ((False,), (True,)),
+    "available_memory_proportion": (
+        (uniform(0.4), uniform(0.2)),
+        (uniform(PROPORTIONS[-1]), uniform(PROPORTIONS[0])),
+    ),
+    "schedule": ((), (GROUPED, INTERLEAVED)),
+}
+
 
 @dataclass(frozen=True)
 class Neighbour:
     """A program with a change.
 
     Attributes:
-        name: a few words for a change that may make a program faster; "" for one that makes it smaller.
-        splits: the splits that it keeps; None for splits that the planner is to choose.
+        aim: FASTER for one that may be faster, SMALLER for one that takes less memory, OTHER for the rest.
+        setting: the one setting that differs, "pipelining" for a program without a pipeline; "" if several may.
+        splits: the splits that it has; None for splits that the planner is to choose.
     """
 
-    name: str
+    aim: str
+    setting: str
     program: PlannedProgram
     splits: Optional[Tuple[str, ...]]
 
@@ -97,114 +129,143 @@ def neighbours(program: PlannedProgram, splits: Tuple[str, ...], max_ipus: int =
     First come changes of one setting that may make the program faster, then those that make it smaller: changes that
     affect no result (recomputation, a smaller availableMemoryProportion, both, optimizer state outside the chip, other
     splits, the Interleaved schedule); a smaller micro-batch with proportionally more accumulation; more stages; 16-bit
-    numbers; more stages and smaller micro-batches.
+    numbers; more stages and smaller micro-batches.  Last come the other values of single settings.
     """
-    for name, changes in _faster(program).items():
-        faster = replace(program, **changes)
-        if faster != program:
-            yield Neighbour(name, faster, splits)
+    yield from _of_one_setting(program, splits, FASTER)
     for smaller in (program, *_smaller_micro_batches(program)):
         if smaller != program:
-            yield Neighbour("", smaller, splits)
+            yield Neighbour(SMALLER, "", smaller, splits)
         yield from _without_effect_on_results(smaller, splits)
     powers = (1 << power for power in range(1, _MOST_STAGES.bit_length()))
     counts = [k for k in powers if k > program.num_stages and k * program.num_replicas <= max_ipus]
     for stages in counts:
         yield from _more_stages(program, stages)
     if program.precision == "32.32":
-        yield Neighbour("", replace(program, precision="16.16"), splits)
+        yield Neighbour(SMALLER, "precision", replace(program, precision="16.16"), splits)
     for stages in counts:
         for smaller in _smaller_micro_batches(program):
             yield from _more_stages(smaller, stages)
+    yield from _of_one_setting(program, splits, OTHER)
+    yield Neighbour(OTHER, "pipelining", _without_pipelining(program), ())
 
 
-def _faster(program: PlannedProgram) -> Dict[str, Dict[str, Any]]:
-    count, size, stages = (
-        program.gradient_accumulation_count,
-        2 * program.micro_batch_size,
-        program.num_stages,
+def _of_one_setting(program: PlannedProgram, splits: Tuple[str, ...], aim: str) -> Iterator[Neighbour]:
+    for name, (faster, others) in _VALUES.items():
+        for value in faster if aim == FASTER else others:
+            changed = replace(program, **{name: value})
+            if name == "schedule":
+                changed = program.with_stages(program.num_stages, value)
+            if changed != program:
+                yield Neighbour(aim, name, changed, splits)
+    count, size = program.gradient_accumulation_count, 2 * program.micro_batch_size
+    larger = replace(program, micro_batch_size=size)
+    if program.training:
+        larger = replace(larger, gradient_accumulation_count=max(1, count // 2))
+    is_legal = count % 2 == 0 and count // 2 % program.order.multiple(program.num_stages) == 0
+    if aim == FASTER and (is_legal or not program.training):  # the global batch stays
+        yield Neighbour(aim, "micro_batch_size", larger, splits)
+
+
+def _without_pipelining(program: PlannedProgram) -> PlannedProgram:
+    """Returns the same IPUs with a whole network on each, with the largest proportions of any stage."""
+    return program.restaged(
+        1,
+        available_memory_proportion=largest(program.available_memory_proportion),
+        num_replicas=program.num_replicas * program.num_stages,
+        gradient_accumulation_count=math.ceil(program.gradient_accumulation_count / program.num_stages),
+        recomputation=False,
     )
-    changes: Dict[str, Dict[str, Any]] = {
-        "8-bit transfer": {"eight_bit_transfer": True},
-        "precision 16.16": {"precision": "16.16"},
-        "half partials": {"half_partials": program.half_partials or program.precision != "32.32"},
-        "no recomputation": {"recomputation": program.recomputation and stages == 1},
-    }
-    if program.offloads_optimizer_state and program.optimizer_slots > 0:
-        changes["optimizer state on the chip"] = {"optimizer_state_offloading": False}
-    if not program.training:
-        changes[f"micro-batch {size}"] = {"micro_batch_size": size}
-    elif count % 2 == 0 and count // 2 % program.order.multiple(stages) == 0:  # the global batch stays
-        larger = {"micro_batch_size": size, "gradient_accumulation_count": count // 2}
-        changes[f"micro-batch {size}"] = larger
-    for share in _MORE_PROPORTIONS:
-        changes[f"proportion {100 * share:g} %"] = {"available_memory_proportion": uniform(share)}
-    return changes
 
 
-def _smaller_micro_batches(settings: PlannedProgram) -> List[PlannedProgram]:
-    """Returns the same global batch in micro-batches of half the size, a quarter, ..."""
-    smaller, size = [], settings.micro_batch_size // 2
-    samples = settings.micro_batch_size * settings.gradient_accumulation_count
+_smaller = functools.partial(Neighbour, SMALLER, "")
+
+
+def _smaller_micro_batches(program: PlannedProgram) -> Iterator[PlannedProgram]:
+    """Yields the same global batch in micro-batches of half the size, a quarter, ..."""
+    size = program.micro_batch_size // 2
+    samples = program.micro_batch_size * program.gradient_accumulation_count
     while size:
-        if not settings.training:
-            smaller.append(replace(settings, micro_batch_size=size))
-        elif samples % size == 0:
-            smaller.append(
-                replace(settings, micro_batch_size=size, gradient_accumulation_count=samples // size)
-            )
+        count = samples // size if program.training else program.gradient_accumulation_count
+        if not program.training or samples % size == 0:
+            yield replace(program, micro_batch_size=size, gradient_accumulation_count=count)
         size //= 2
-    return smaller
 
 
-def _more_stages(settings: PlannedProgram, stages: int) -> Iterator[Neighbour]:
+def _more_stages(program: PlannedProgram, stages: int) -> Iterator[Neighbour]:
     """Yields the same program in more stages, one per IPU, with a legal number of accumulated micro-batches."""
-    schedule = GROUPED if settings.order.is_sequential else settings.schedule
-    more = settings.with_stages(stages, schedule)
-    yield Neighbour("", more, None)
+    more = program.with_stages(stages, GROUPED if program.order.is_sequential else program.schedule)
+    yield _smaller(more, None)
     for smaller in _without_effect_on_results(more, ()):
         yield replace(smaller, splits=None)
 
 
-def _without_effect_on_results(settings: PlannedProgram, splits: Tuple[str, ...]) -> Iterator[Neighbour]:
-    piped = settings.training and settings.num_stages > 1
-    least = replace(settings, recomputation=piped or settings.recomputation)
-    if least != settings:
-        yield Neighbour("", least, splits)
-    for limited in filter(None, (_limited(settings, share) for share in PROPORTIONS)):
-        yield Neighbour("", replace(settings, available_memory_proportion=limited), splits)
-        if least.recomputation != settings.recomputation:
-            yield Neighbour("", replace(least, available_memory_proportion=limited), splits)
-    least = replace(
-        least,
-        available_memory_proportion=_limited(settings, PROPORTIONS[-1])
-        or settings.available_memory_proportion,
-    )
-    offloading = replace(settings, optimizer_state_offloading=True)
-    if offloading.offloads_optimizer_state and not settings.offloads_optimizer_state:
-        yield Neighbour("", offloading, splits)
-    if settings.num_stages == 1:
+def _without_effect_on_results(program: PlannedProgram, splits: Tuple[str, ...]) -> Iterator[Neighbour]:
+    piped = program.training and program.num_stages > 1
+    recomputed = replace(program, recomputation=piped or program.recomputation)
+    if recomputed != program:
+        yield _smaller(recomputed, splits)
+    for share in PROPORTIONS:
+        if _limited(program, share) != program:
+            yield _smaller(_limited(program, share), splits)
+            if recomputed != program:
+                yield _smaller(_limited(recomputed, share), splits)
+    offloading = replace(program, optimizer_state_offloading=True)
+    if offloading.offloads_optimizer_state and not program.offloads_optimizer_state:
+        yield _smaller(offloading, splits)
+    if program.num_stages == 1:
         return
-    yield Neighbour("", settings, None)
-    if least != settings:
-        yield Neighbour("", least, None)
-    if piped and settings.schedule == GROUPED and settings.placement is Placement.ONE_EACH:
+    yield _smaller(program, None)
+    least = _limited(recomputed, PROPORTIONS[-1])
+    if least != program:
+        yield _smaller(least, None)
+    if piped and program.schedule == GROUPED and program.placement is Placement.ONE_EACH:
         # Interleaved accepts every count that Grouped accepts, but not two stages on one IPU.
-        yield Neighbour("", replace(settings, schedule=INTERLEAVED), splits)
-        yield Neighbour("", replace(least, schedule=INTERLEAVED), None)
+        yield _smaller(replace(program, schedule=INTERLEAVED), splits)
+        yield _smaller(replace(least, schedule=INTERLEAVED), None)
 
 
-def _limited(settings: PlannedProgram, share: float) -> Optional[Proportions]:
-    """Returns availableMemoryProportion of at most ``share`` in each stage; None if that changes nothing.
+def _limited(program: PlannedProgram, share: float) -> PlannedProgram:
+    """Returns the program with an availableMemoryProportion of at most ``share`` in each stage.
 
-    If the convolutions and the matrix products of all stages have their own proportions, the result is None, too: these
-    come from options that take precedence over the proposed one.
+    Nothing changes if the convolutions and the matrix products of all stages have their own proportions: these come
+    from options that take precedence over the proposed one.
     """
-    shares = settings.available_memory_proportion
+    shares = program.available_memory_proportion
     if len(shares) == 1 and shares[0].convolution != shares[0].matmul:
-        return None
-    limited = tuple(stage.limited(share) for stage in shares)
-    return None if limited == shares else limited
+        return program
+    return replace(program, available_memory_proportion=tuple(stage.limited(share) for stage in shares))
+
+
+_STAGES, _IPUS, _MICRO_BATCH = "--stages", "--ipus", "--micro-batch-size"
+
+
+class _Steps(NamedTuple):
+    """Changes of one option of a program without splits.
+
+    Attributes:
+        values: the values to try, the smallest change first.
+        programs: the function from a value to the programs with it, one of which has to fit.
+    """
+
+    option: str
+    values: Sequence[int]
+    programs: Callable[[int], Iterable[PlannedProgram]]
+
+    def nearest(self, planner: Planner, limit: float) -> Optional[int]:
+        """Returns the first value with which a program fits; None if there is none.
+
+        Memory grows with the micro-batch, so its largest size is found by bisection.  A size that is not legal counts
+        as not fitting.  If bisection meets such a size among those that fit, the result may be a smaller one.
+        """
+
+        def fits(value: int) -> bool:
+            return any(planner.fits(program, limit) for program in self.programs(value))
+
+        low, high = 0, len(self.values) if self.option == _MICRO_BATCH else 0
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(self.values[middle]) else (middle + 1, high)
+        return next((value for value in self.values[low:] if fits(value)), None)
 
 
 # --- what a program's neighbours answer
@@ -234,10 +295,11 @@ class Effect:
             f"{fills[1]})"
         )
 
-    def as_change(self, name: str) -> Change:
+    @property
+    def as_change(self) -> Change:
         """Returns the change as a plan states it; it keeps the splits."""
         ratio = self.after.predicted_images_per_s / self.before.predicted_images_per_s
-        return Change(name, self.flags, ratio, self.after.predicted_fill, self.after.verdict)
+        return Change(self.flags, ratio, self.after.predicted_fill, self.after.verdict)
 
 
 def first_that_fits(
@@ -265,22 +327,19 @@ def first_that_fits(
         return only is None or all(word in only for word in flags if word.startswith("--"))
 
     for neighbour in neighbours(program, tuple(splits), planner.system.num_ipus):
-        changed, kept = neighbour.program, neighbour.splits
-        if neighbour.name or not is_allowed(flags_between(program, changed, (), ())):
+        changed, chosen = neighbour.program, neighbour.splits
+        if neighbour.aim != SMALLER or not is_allowed(flags_between(program, changed, (), ())):
             continue
-        chosen = kept if kept is not None else _splits_within(planner, changed, allowed)
         if chosen is None:
-            continue
+            candidate = planner.fastest_splits(changed, allowed, max_evaluations=_EVALUATIONS)
+            if candidate is None:
+                continue
+            chosen = candidate.splits
         after = forecast(planner.graph, chosen, changed, planner.system)
         flags = flags_between(program, changed, splits, chosen)
         if after.predicted_fill < allowed and is_allowed(flags):
             return Effect(flags, changed, chosen, before, after)
     return None
-
-
-def _splits_within(planner: Planner, program: PlannedProgram, limit: float) -> Optional[Tuple[str, ...]]:
-    candidate = planner.fastest_splits(program, limit, max_evaluations=_EVALUATIONS)
-    return None if candidate is None else candidate.splits
 
 
 _KEEPING_SPLITS = (
@@ -301,16 +360,15 @@ def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, 
     best: Dict[str, Change] = {}  # the best value of each option
     gains = []
     for neighbour in neighbours(program, splits):
-        if neighbour.name:
+        if neighbour.aim == FASTER:
             after = forecast(planner.graph, splits, neighbour.program, planner.system)
             flags = flags_between(program, neighbour.program, (), ())
-            effect = Effect(flags, neighbour.program, splits, candidate.forecast, after)
-            gains.append(effect.as_change(neighbour.name))
+            gains.append(Effect(flags, neighbour.program, splits, candidate.forecast, after).as_change)
     for one in sorted(gains, key=lambda one: (-round(one.ratio, 2), one.predicted_fill)):
         if one.ratio >= _LEAST_GAIN and one.verdict != "does not fit":
             best.setdefault(one.flags[0], one)
     smaller = first_that_fits(planner, program, splits, only=_KEEPING_SPLITS)
-    return tuple(best.values())[:_MOST_GAINS], None if smaller is None else smaller.as_change("")
+    return tuple(best.values())[:_MOST_GAINS], None if smaller is None else smaller.as_change
 
 
 # --- the optimisations of Graphcore's public U-Net
@@ -337,8 +395,23 @@ class Optimisation:
     note: str = ""
 
 
-_Row = Tuple[Optional[PlannedProgram], str, str]
-"""The changed program (None if it is not modelled), this one's value, and the other."""
+_SHARES = "available_memory_proportion"
+_EXCHANGE = "--internal-exchange-optimization-target"
+# Number, name, option, and the setting that changes; "" if no setting of a program does.
+_OPTIMISATIONS = (
+    (1, "pipelining", "--pipeline-splits", "pipelining"),
+    (2, "reduced precision", "--precision", "precision"),
+    (2, "16-bit partials", "--half-partials", "half_partials"),
+    (3, "loss scaling", "--loss-scaling", ""),
+    (4, "recomputation", "--recomputation on|off", "recomputation"),
+    (5, "convolution options", "--available-memory-proportion", _SHARES),
+    (6, "schedule", "--pipeline-schedule", "schedule"),
+    (7, "internal exchange", _EXCHANGE, ""),
+    (8, "IPU dropout", "always on IPUs", ""),
+    (9, "options of each stage", "--available-memory-proportion, one per stage", "stages"),
+    (10, "offloaded optimizer state", "--optimizer-state-offloading", "optimizer_state_offloading"),
+    (11, "crops before they are sent", "always", ""),
+)
 
 
 def optimisations(
@@ -360,104 +433,59 @@ def optimisations(
     Raises:
         ConfigurationError: no pipeline, stages that share an IPU, or no training.
     """
-    count = program.num_stages
-    if count < 2 or program.placement is not Placement.ONE_EACH or not program.training:
+    if program.num_stages < 2 or program.placement is not Placement.ONE_EACH or not program.training:
         raise ConfigurationError(
             "--optimisations compares settings of a training pipeline with a stage on each IPU",
             "--stages 4 --schedule Interleaved --training",
         )
 
-    def switched(setting: str, first: object, second: object) -> _Row:
-        here = getattr(program, setting)
-        instead = second if here == first else first  # a program with neither is compared with the first
-        changes: Dict[str, Any] = {setting: instead}
-        return replace(program, **changes), _word(here), _word(instead)
-
-    def shared(shares: Proportions) -> _Row:
-        changed = replace(program, available_memory_proportion=shares)
-        here, instead = (percentages(each.available_memory_proportion) for each in (program, changed))
-        words = [" ".join(f"{value:g}" for value in values) + "%" for values in (here, instead)]
-        return changed, words[0], words[1]
-
-    alone, own = _without_pipelining(program), program.available_memory_proportion
-    # Poplar's default for all stages; for a program that has it, the smallest proportion that is tried.
-    has_default = smallest(own)[0].limited(PROPORTIONS[0]) == uniform(PROPORTIONS[0])[0]
-    most, flag = _largest_that_fit(planner, splits, program), "--available-memory-proportion"
-    exchange = (
-        ("memory", "cycles") if exchange_target == "memory" else (exchange_target or "cycles", "memory")
-    )
-    tried = ", ".join(f"{100 * each:g}" for each in PROPORTIONS)
-    no_room = f"of {tried}% no stage has room for more"
-    alone_note = "without it recomputation is off, too, and micro-batches are accumulated "
-    alone_note += f"{program.gradient_accumulation_count} to {alone.gradient_accumulation_count}"
-    loss_note = "a factor on the loss and its inverse on the gradients: numbers change, not what is computed"
-    scales = (f"{loss_scaling:g}", "none") if loss_scaling else ("none", "128")
-    offloading = ("optimizer_state_offloading", True, False)
-    one_figure = "the model has one figure for exchange code and time"
-    drawn_again = "drawing a mask again takes time that the model does not have"
-    rows: List[Tuple[int, str, str, _Row, str]] = [
-        (
-            1,
-            "pipelining",
-            "--pipeline-splits",
-            (alone, f"{count} stages", f"1 stage, {count} replicas"),
-            alone_note,
-        ),
-        (2, "reduced precision", "--precision", switched("precision", "32.32", "16.16"), ""),
-        (2, "16-bit partials", "--half-partials", switched("half_partials", True, False), ""),
-        (3, "loss scaling", "--loss-scaling", (program, *scales), loss_note),
-        (4, "recomputation", "--recomputation on|off", switched("recomputation", True, False), ""),
-        (5, "convolution options", flag, shared(uniform(PROPORTIONS[-has_default])), ""),
-        (6, "schedule", "--pipeline-schedule", switched("schedule", INTERLEAVED, GROUPED), ""),
-        (7, "internal exchange", "--internal-exchange-optimization-target", (None, *exchange), one_figure),
-        (8, "IPU dropout", "always on IPUs", (None, "seed kept", "mask kept"), drawn_again),
-        (9, "options of each stage", f"{flag}, one per stage", shared(most), no_room if most == own else ""),
-        (10, "offloaded optimizer state", "--optimizer-state-offloading", switched(*offloading), ""),
-        (
-            11,
-            "crops before they are sent",
-            "always",
-            (None, "where they begin", "where they end"),
-            "what is cropped off is neither sent nor kept",
-        ),
-    ]
-
     def outcome(changed: PlannedProgram) -> Forecast:
         return forecast(planner.graph, splits if changed.num_stages > 1 else (), changed, planner.system)
 
-    table = [
-        Optimisation(number, name, option, here, instead, None if changed is None else outcome(changed), note)
-        for number, name, option, (changed, here, instead), note in rows
-    ]
-    return outcome(program), table
+    # Of several values of a setting the last.
+    changes = {each.setting: each.program for each in neighbours(program, tuple(splits)) if each.setting}
+    if program.proportions_differ:
+        changes["stages"] = replace(
+            program, available_memory_proportion=largest(program.available_memory_proportion)
+        )
+    else:
+        shares = tuple(map(uniform, PROPORTIONS))
+        changes["stages"] = planner.with_largest_proportions(program, splits, shares)
+    tried = ", ".join(f"{100 * each:g}" for each in PROPORTIONS)
+    count, alone = program.gradient_accumulation_count, changes["pipelining"].gradient_accumulation_count
+    notes = {
+        1: f"without it recomputation is off, too, and micro-batches are accumulated {count} to {alone}",
+        3: "a factor on the loss and its inverse on the gradients: numbers change, not what is computed",
+        7: "the model has one figure for exchange code and time",
+        8: "drawing a mask again takes time that the model does not have",
+        9: f"of {tried}% no stage has room for more" * (changes["stages"] == program),
+        11: "what is cropped off is neither sent nor kept",
+    }
+    target = exchange_target or "cycles"
+    words = {
+        3: (f"{loss_scaling:g}", "none") if loss_scaling else ("none", "128"),
+        7: (target, "cycles" if target == "memory" else "memory"),
+        8: ("seed kept", "mask kept"),
+        11: ("where they begin", "where they end"),
+    }
+    base, table = outcome(program), []
+    for number, name, option, setting in _OPTIMISATIONS:
+        after = outcome(changes[setting]) if setting else base if number == 3 else None
+        here, instead = (
+            (_word(each, setting) for each in (program, changes[setting])) if setting else words[number]
+        )
+        table.append(Optimisation(number, name, option, here, instead, after, notes.get(number, "")))
+    return base, table
 
 
-def _largest_that_fit(planner: Planner, splits: Sequence[str], settings: PlannedProgram) -> Proportions:
-    """Returns each stage's largest proportion with which its IPU surely fits; the largest if stages differ already."""
-    if settings.proportions_differ:
-        return largest(settings.available_memory_proportion)
-    shares = [PROPORTIONS[-1]] * settings.num_stages
-    # From the smallest to the largest, so that the largest that fits remains.
-    for share in reversed(PROPORTIONS):
-        changed = replace(settings, available_memory_proportion=uniform(share))
-        ipus = forecast(planner.graph, splits, changed, planner.system).ipus
-        shares = [share if one.fill < FITS_BELOW else kept for one, kept in zip(ipus, shares)]
-    return tuple(uniform(share)[0] for share in shares)
-
-
-def _without_pipelining(settings: PlannedProgram) -> PlannedProgram:
-    """Returns the same IPUs with a whole network on each, with the largest proportions of any stage."""
-    return settings.restaged(
-        1,
-        available_memory_proportion=largest(settings.available_memory_proportion),
-        num_replicas=settings.num_replicas * settings.num_stages,
-        gradient_accumulation_count=math.ceil(settings.gradient_accumulation_count / settings.num_stages),
-        recomputation=False,
-    )
-
-
-def _word(value: object) -> str:
+def _word(program: PlannedProgram, setting: str) -> str:
     """Returns a setting's value as a user types it."""
+    if setting == "pipelining":
+        alone = f"1 stage, {program.num_replicas} replicas"
+        return f"{program.num_stages} stages" if program.num_stages > 1 else alone
+    value = getattr(program, _SHARES if setting == "stages" else setting)
+    if setting in (_SHARES, "stages"):
+        return " ".join(f"{share:g}" for share in percentages(value)) + "%"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
@@ -503,29 +531,27 @@ def why_no_fit(
         most = max(_MOST_SEGMENTS, 2 * settings.num_stages)
     elif settings.dbn_replica_group_size > 1:
         most = settings.num_stages  # replicas that share statistics have an IPU each
-    layer, ranges = certificate(planner, settings, limit)
+    # From one stage to several, recomputation begins to make a difference.
+    is_open = settings.num_stages == 1 and settings.training
 
-    def fits_in(stages: int, limit: float) -> bool:
-        # From one stage to several, recomputation begins to make a difference.
-        is_open = settings.num_stages == 1 and settings.training
-        return any(
-            planner.fits(each.with_stages(stages, recomputation=on), limit)
-            for each in choices
-            for on in (recomputations if is_open else (each.recomputation,))
-        )
+    def in_stages(count: int) -> Iterable[PlannedProgram]:
+        for each in choices:
+            for on in recomputations if is_open else (each.recomputation,):
+                yield each.with_stages(count, recomputation=on)
+
+    def with_micro_batch(size: int) -> Iterable[PlannedProgram]:
+        return (replace(each, micro_batch_size=size) for each in choices)
 
     def nearest(limit: float, first: int) -> Tuple[Optional[int], Optional[int]]:
-        stages = next((k for k in range(first, most + 1) if fits_in(k, limit)), None)
-        sizes = range(settings.micro_batch_size - 1, 0, -1)
-        size = largest_that_fits(
-            sizes, lambda n: any(planner.fits(replace(each, micro_batch_size=n), limit) for each in choices)
-        )
-        return stages, size
+        stages = _Steps(_STAGES, range(first, most + 1), in_stages)
+        sizes = _Steps(_MICRO_BATCH, range(settings.micro_batch_size - 1, 0, -1), with_micro_batch)
+        return stages.nearest(planner, limit), sizes.nearest(planner, limit)
 
     fewest, size = nearest(limit, settings.num_stages + 1)
     surely, surely_size = fewest, size
     if limit > LIMITS[0]:
         surely, surely_size = nearest(LIMITS[0], most + 1 if fewest is None else fewest)
+    layer, ranges = _certificate(planner, settings, limit)
     return NoFit(
         memory_limit=limit,
         num_stages=settings.num_stages,
@@ -540,23 +566,57 @@ def why_no_fit(
     )
 
 
-def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> Optional[int]:
-    """Returns the first of descending sizes that fits, by bisection, because memory grows with the size.
+def nothing_fits(planner: Planner, space: Space) -> InfeasibleError:
+    """Returns the error for a search without a fit: the obstacle in the smallest program, and what would fit."""
+    shares = space.values["available_memory_proportion"]
+    kept = {name: (getattr(space.program, name),) for name in FREE}
+    space = space.with_values(available_memory_proportion=shares[-1:], **kept)
 
-    A size that is not legal counts as not fitting.  If bisection meets such a size among those that fit, it may return
-    a smaller one than the largest.
-    """
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(sizes[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return next((size for size in sizes[low:] if fits(size)), None)
+    def programs(searched: Space, compared: bool = True) -> Iterator[PlannedProgram]:
+        for choices, counts in searched.programs(len(planner.starts), compared):
+            (_, count), *_ = counts
+            yield from (replace(choice.program, gradient_accumulation_count=count) for choice in choices)
+
+    def size_of(program: PlannedProgram) -> Tuple[bool, int]:
+        # Segments on one IPU have no bound of their least memory, so they come last.
+        return program.placement is Placement.SEGMENTS, program.micro_batch_size
+
+    tried = list(programs(space, compared=False))
+    if not tried:
+        return InfeasibleError(
+            f"{planner.graph.model} can be cut into {counted(len(planner.starts), 'stage')}, too few for the pipelines "
+            "that the options allow",
+            "use --recomputation off, with which one stage is tried, too",
+        )
+    first = min(map(size_of, tried))
+    least = min((s for s in tried if size_of(s) == first), key=planner.least_fill)
+    smaller: Sequence[int] = range(min(space.values["micro_batch_size"]) - 1, 0, -1)
+    if space.global_batch_size is not None:
+        smaller = [size for size in smaller if space.global_batch_size % size == 0]
+    powers = [1 << power for power in range(planner.system.num_ipus.bit_length())]
+    steps = (
+        _Steps(
+            _IPUS, [n for n in powers if n > space.num_ipus], lambda n: programs(replace(space, num_ipus=n))
+        ),
+        _Steps(_MICRO_BATCH, smaller, lambda n: programs(space.with_values(micro_batch_size=(n,)))),
+    )
+    ways = [
+        [f"{each.option} {value}" for each in steps for value in [each.nearest(planner, limit)] if value]
+        for limit in (LIMITS[0], max(LIMITS))
+    ]
+    message = (
+        f"{planner.graph.model} fits on {counted(space.num_ipus, 'IPU')} of {planner.system.title} in no configuration "
+        f"with micro-batches of {least.micro_batch_size} or more"
+    )
+    where = f"; in {least.num_stages} {least.schedule} stages" if least.num_stages > 1 else "; in one stage"
+    obstacle = _in_the_way(*_certificate(planner, least, max(LIMITS)))
+    return InfeasibleError(
+        message + (where + obstacle if obstacle else ""),
+        _hint_of_ways(*ways) or less_memory(planner.graph.model, least),
+    )
 
 
-def certificate(
+def _certificate(
     planner: Planner, settings: PlannedProgram, limit: float
 ) -> Tuple[Optional[str], Tuple[Tuple[str, str], ...]]:
     """Returns the layer that exceeds the memory in any stage, and the runs of layers that do not fit into one stage."""
@@ -591,7 +651,7 @@ def infeasible(
     message = (
         f"{model} does not fit in {place} of {system_title} with micro-batch {settings.micro_batch_size}"
     )
-    message += in_the_way(why.layer, why.ranges)
+    message += _in_the_way(why.layer, why.ranges)
     ways = ways_to_fit(why, with_stages)
     if ways is not None:
         return NothingFits(message, ways, model, why)
@@ -628,15 +688,15 @@ def ways_to_fit(why: NoFit, with_stages: Callable[[int], str], same_stages: str 
     def ways(stages: Optional[int], size: Optional[int]) -> List[str]:
         ipus = 1 if why.on_one_ipu else next_power_of_two(stages or 1)
         more = [f"{with_stages(stages)} ({counted(ipus, 'IPU')})"] if stages is not None else []
-        return more + ([f"--micro-batch-size {size}{same_stages}"] if size is not None else [])
+        return more + ([f"{_MICRO_BATCH} {size}{same_stages}"] if size is not None else [])
 
-    return hint_of_ways(
+    return _hint_of_ways(
         ways(why.fits_from_stages, why.fits_from_micro_batch_size),
         ways(why.fewest_stages, why.largest_micro_batch_size),
     )
 
 
-def hint_of_ways(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]:
+def _hint_of_ways(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]:
     """Returns the hint for options to type: plans that fit, and "uncertain" ones; None if there are none."""
     uncertain = [way for way in perhaps if way not in surely]
     parts = ["this would fit: " + ", or ".join(surely)] if surely else []
@@ -644,8 +704,8 @@ def hint_of_ways(surely: Sequence[str], perhaps: Sequence[str]) -> Optional[str]
     return "; ".join(parts) or None
 
 
-def in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
-    """Returns the end of a message for a ``certificate``; "" if it names nothing."""
+def _in_the_way(layer: Optional[str], ranges: Sequence[Tuple[str, str]]) -> str:
+    """Returns the end of a message for a certificate; "" if it names nothing."""
     if layer is not None:
         return f": layer '{layer}' alone exceeds an IPU's memory in every stage"
     if not ranges:

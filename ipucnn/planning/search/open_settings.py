@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.program import DEFAULT_PROPORTION, Choice, Placement, PlannedProgram, uniform
+from ipucnn.planning.program import PROPORTIONS, Choice, Placement, PlannedProgram, uniform
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
 from ipucnn.text import counted
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
 
 OpenSettings = Mapping[str, Tuple[Any, ...]]
 """Setting (a field of ``PlannedProgram``, or "segments" for Sequential stages on one IPU) -> the values to try."""
-
-# Poplar's default, and values of public training configurations.
-PROPORTIONS = (DEFAULT_PROPORTION, 0.3, 0.15)
 
 # The values to try if none is given.
 OPEN: OpenSettings = {

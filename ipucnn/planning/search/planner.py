@@ -1,5 +1,9 @@
 """Finds the best splits under given settings, and judges other splits by the same model.
 
+Three functions choose splits, and each calls the one before: ``Planner.fastest_splits`` those of a program,
+``Planner.fastest_program`` those of the fastest of several programs, and ``best_uses`` in ``front.py`` those of the
+best programs on a number of IPUs (``--ipus``).
+
 The memory limits are tried in this order: first the share of an IPU's memory in which splits surely fit
 (``FITS_BELOW``), whatever their speed; if no splits fit, the whole memory; then the share up to which the model cannot
 exclude them (``FITS_NOT_ABOVE``).  Splits at the latter two limits are called "uncertain".
@@ -30,7 +34,7 @@ from ipucnn.planning.program import (
     uniform,
 )
 from ipucnn.planning.schedules import GROUPED, Ticks
-from ipucnn.planning.search.exact import Solution, fastest_split, some_split_fits
+from ipucnn.planning.search.exact import Solution, solve, some_split_fits
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
@@ -168,7 +172,7 @@ class Planner:
         Args:
             by_stage: as in a ``Choice``; each stage may have any for its convolutions, and any for its matrix products.
             below_s: the upper limit of the tick without its fixed part; the result is None if no tick is below it.
-            max_evaluations: the limit of dynamic programs, as for ``fastest_split``; not with ``by_stage``.
+            max_evaluations: the limit of dynamic programs, as for ``solve``; not with ``by_stage``.
         """
         if below_s <= 0 or not self._may_fit(program, memory_limit):
             return None
@@ -177,7 +181,7 @@ class Planner:
             solution = self._solution(options[0], memory_limit, max_evaluations, below_s)
             return self._solved(options[0], memory_limit, solution)
         tables = self._open_tables(options, memory_limit)
-        solution = fastest_split(tables, program.num_stages, program.schedule, below_s=below_s)
+        solution = solve(tables, program.num_stages, program.schedule, below_s=below_s)
         if not solution.feasible:
             return None
         varied = self._with_chosen_proportions(options, tables, solution.starts)
@@ -236,16 +240,23 @@ class Planner:
         # The largest proportions with which each stage surely fits, if that is faster.
         least = best.prediction.images_per_s * (1 + SAME_SPEED)
         judged = [best]
-        for choice in choices:
-            options = self._options(*choice) if choice.program.placement is Placement.ONE_EACH else []
-            if len(options) < 2:
+        for program, by_stage in choices:
+            if program.placement is not Placement.ONE_EACH or not by_stage:
                 continue
-            tables = self._open_tables(options, LIMITS[0])
-            varied = self._with_chosen_proportions(options, tables, self.items(splits))
+            varied = self.with_largest_proportions(program, splits, by_stage)
             predicted = forecast(self.graph, splits, varied, self.system)
             if varied.proportions_differ and predicted.predicted_images_per_s > least:
                 judged.append(self.judge(splits, varied, LIMITS[0]))
         return max(judged, key=rank)
+
+    def with_largest_proportions(
+        self, program: PlannedProgram, splits: Sequence[str], by_stage: Sequence[Proportions]
+    ) -> PlannedProgram:
+        """Returns the program with the largest proportions of ``by_stage`` with which each stage surely fits."""
+        options = self._options(program, by_stage)
+        return self._with_chosen_proportions(
+            options, self._open_tables(options, LIMITS[0]), self.items(splits)
+        )
 
     def _open_tables(self, options: Sequence[PlannedProgram], limit: float) -> StageTables:
         tables = tuple(self.tables(option, limit) for option in options)
@@ -404,12 +415,12 @@ class Planner:
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
     ) -> Solution:
-        """Returns ``fastest_split``; results without ``below_s`` are cached."""
+        """Returns ``solve``; results without ``below_s`` are cached."""
         key = (_of_a_micro_batch(settings), limit, max_evaluations)
         if key in self._solutions and below_s == np.inf:
             return self._solutions[key]
         tables = self.tables(settings, limit)
-        solution = fastest_split(tables, settings.num_stages, settings.schedule, max_evaluations, below_s)
+        solution = solve(tables, settings.num_stages, settings.schedule, max_evaluations, below_s)
         if below_s == np.inf:
             self._solutions[key] = solution
         return solution
