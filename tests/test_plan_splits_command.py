@@ -103,15 +103,16 @@ def test_plan_as_json_text_page_and_file(run):
 def test_tables_keep_every_column_and_word(run, capsys, monkeypatch, columns):
     """Covers all tables at once, with the longest names and numbers that they can have."""
     planned = plan(run, FITTING, "--schedule Sequential")
-    numbers = (16, "Interleaved", 1024, 65536, 4096, 16, 65536, True)
-    row = ParetoRow(*numbers, uniform(0.15), ("a",), 1234567.8, 1.14, "fits", True)
+    settings = replace(planned.settings, num_stages=16, schedule="Interleaved", recomputation=True)
+    settings = replace(settings, micro_batch_size=1024, gradient_accumulation_count=65536, num_replicas=4096)
+    row = ParetoRow(settings, ("a",), 65536, 1234567.8, 1.0, 1.14, "fits", True)
     long = "a_block_of_cells_that_has_quite_a_long_name"
     stage = replace(planned.stages[1], first_layer=long, last_layer="b" * 47, num_layers=1234)
     name = "Interleaved (preset with_an_uncommonly_long_name)"
     wide = replace(
         planned,
         stages=(planned.stages[0], stage),
-        pareto=(replace(row, half_partials=True), row),
+        pareto=(row, replace(row, settings=replace(settings, half_partials=False))),
         comparison=(replace(planned.comparison[0], name=name, verdict="does not fit"),),
     )
     if columns:
@@ -367,7 +368,7 @@ def test_row_of_a_search_can_be_planned(run):
     shown = {int(line.split()[0]): line for line in table.splitlines() if line[:5].strip().isdigit()}
     first = plan(run, words)
     rows = first.pareto
-    assert first.settings.global_batch_size == 256 and max(row.num_ipus for row in rows) == 4
+    assert first.settings.global_batch_size == 256 and max(row.occupied_ipus for row in rows) == 4
     assert first.predicted_images_per_s == max(row.predicted_images_per_s for row in rows)
     assert list(shown) == sorted(shown) and len(shown) == min(12, len(rows)) > 2
     for number in (1, 2, max(shown)):
@@ -375,17 +376,17 @@ def test_row_of_a_search_can_be_planned(run):
         assert [other.best for other in planned.pareto] == [i == number for i in range(1, len(rows) + 1)]
         assert f" {planned.predicted_images_per_s:,.0f} " in line
         assert line.endswith(units.percent(planned.predicted_fill))
-        assert planned.splits == row.splits and planned.occupied_ipus == row.num_ipus
-        assert planned.settings.micro_batch_size == row.micro_batch_size
+        assert planned.splits == row.splits and planned.occupied_ipus == row.occupied_ipus
+        assert planned.settings == row.settings
         # The printed command runs this program.
         typed = shlex.split(command_line(planned))
-        assert typed[typed.index("--num-replicas") + 1] == str(row.num_replicas)
+        assert typed[typed.index("--num-replicas") + 1] == str(row.settings.num_replicas)
     refused(run, 2, f"has {len(rows)} rows", f"--row 1 to --row {len(rows)}", words, "--row", len(rows) + 1)
 
 
 def test_table_always_shows_the_row_of_the_plan(run, capsys):
     planned = plan(run, SMALL, "--ipus 4 --global-batch-size 256 --row 2")
-    row = replace(planned.pareto[0], num_ipus=4, best=False)
+    row = replace(planned.pareto[0], occupied_ipus=4, best=False)
     rows = [replace(row, predicted_images_per_s=100.0 - i) for i in range(30)]
     for chosen, last in ((1, 12), (7, 12), (29, 11)):
         best = replace(rows[chosen - 1], best=True)

@@ -86,8 +86,8 @@ def test_the_search_finds_the_fastest_and_the_shortest_latency(planner):
     assert best.prediction.images_per_s == pytest.approx(fastest, rel=2e-3)
     latency = min(candidate.prediction.latency_s for candidate in tried)
     assert min(row.predicted_latency_s for row in rows) == pytest.approx(latency, rel=1e-9)
-    assert {row.micro_batch_size for row in rows} > {1}
-    assert not any(row.recomputation for row in rows)
+    assert {row.settings.micro_batch_size for row in rows} > {1}
+    assert not any(row.settings.recomputation for row in rows)
 
 
 def test_plan_splits_plans_inference(run):
@@ -179,6 +179,6 @@ def test_shared_statistics_take_time_in_both_passes_of_each_norm(run, planner):
 
 def test_search_with_shared_statistics_has_whole_groups_on_one_ipu_each(run):
     planned = plan(run, MODEL, "--ipus", 4, "--dbn-replica-group-size", 2, "--micro-batch-size", 8)
-    assert {row.ipus_per_replica for row in planned.pareto} == {1}
-    assert {row.num_replicas for row in planned.pareto} <= {2, 4}
+    assert {row.settings.num_ipus_per_replica for row in planned.pareto} == {1}
+    assert {row.settings.num_replicas for row in planned.pareto} <= {2, 4}
     assert planned.settings.dbn_replica_group_size == 2

@@ -58,19 +58,16 @@ def make_plan(
 
 
 def pareto_rows() -> tuple:
+    program = PlannedProgram(
+        8, 64, num_replicas=2, recomputation=True, available_memory_proportion=uniform(0.3)
+    )
     return tuple(
         ParetoRow(
-            num_stages=ipus,
-            schedule="Grouped",
-            micro_batch_size=8,
-            gradient_accumulation_count=64,
-            num_replicas=2,
-            ipus_per_replica=ipus,
-            num_ipus=2 * ipus,
-            recomputation=True,
-            available_memory_proportion=uniform(0.3),
+            settings=program.restaged(ipus),
             splits=tuple(f"conv_{i}" for i in range(1, ipus)),
+            occupied_ipus=2 * ipus,
             predicted_images_per_s=1000.5 * ipus,
+            predicted_latency_s=0.01,
             predicted_fill=0.3 + 0.1 * ipus,
             verdict="fits" if ipus < 5 else "uncertain",
             best=ipus == 8,
@@ -272,7 +269,7 @@ def test_pareto_points_are_the_plans_rows():
         assert [
             (float(p.get("data-images-per-s")), float(p.get("data-fill")), int(p.get("data-ipus")))
             for p in points
-        ] == [(row.predicted_images_per_s, row.predicted_fill, row.num_ipus) for row in plan.pareto]
+        ] == [(row.predicted_images_per_s, row.predicted_fill, row.occupied_ipus) for row in plan.pareto]
         # Faster points are higher, and the ring is around the best.
         heights = [-float(point.get("cy")) for point in points]
         assert heights == sorted(heights, reverse=True)

@@ -18,7 +18,7 @@ from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import read_text, shown
 from ipucnn.hardware import Calibration
 from ipucnn.models.registry import is_layer_graph
-from ipucnn.planning.program import PlannedProgram, Proportions, run_values
+from ipucnn.planning.program import PlannedProgram, run_values
 from ipucnn.text import shown_value
 
 # The first format that is released; until then it changes without another number.
@@ -168,44 +168,23 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class ParetoRow:
-    """A configuration on the Pareto front of throughput, memory and IPUs (in inference also latency).
+    """A program on the Pareto front of throughput, memory and IPUs (in inference also latency).
 
     Attributes:
-        num_stages: the stages on ``ipus_per_replica`` IPUs: several on one IPU are recomputation segments.
-        num_ipus: the IPUs of all replicas.
+        occupied_ipus: the IPUs of all replicas.
         predicted_fill: the fill of the fullest IPU.
-        best: whether the plan uses this configuration.
         predicted_latency_s: one micro-batch through all forward passes.
-        half_partials: 16-bit partial sums, which change numerics; optimizer_state_offloading: available in the SDK for
-            pipelines and for accumulated gradients; eight_bit_transfer: images sent as bytes.  Each is set only if it
-            makes a difference.
+        best: whether the plan uses this program.
     """
 
-    num_stages: int
-    schedule: str
-    micro_batch_size: int
-    gradient_accumulation_count: int
-    num_replicas: int
-    ipus_per_replica: int
-    num_ipus: int
-    recomputation: bool
-    available_memory_proportion: Proportions
+    settings: PlannedProgram
     splits: Tuple[str, ...]
+    occupied_ipus: int
     predicted_images_per_s: float
+    predicted_latency_s: float
     predicted_fill: float
     verdict: str
     best: bool
-    predicted_latency_s: float = 0.0
-    half_partials: bool = False
-    optimizer_state_offloading: bool = False
-    eight_bit_transfer: bool = False
-
-    @property
-    def marks(self) -> str:
-        """Returns "h" for half partials, "o" for optimizer state outside the chip, "t" for 8-bit transfer."""
-        return (
-            "h" * self.half_partials + "o" * self.optimizer_state_offloading + "t" * self.eight_bit_transfer
-        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
-from ipucnn.planning.cost.memory import CATEGORIES, MemoryModel
+from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.forecast import Forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
@@ -436,7 +436,7 @@ def _ipus(candidate: Candidate) -> Tuple[IpuPlan, ...]:
         IpuPlan(
             ipu=number,
             stages=tuple(stage for stage, ipu in enumerate(mapping) if ipu == number),
-            predicted_memory_bytes={name: memory.categories()[name] for name in CATEGORIES},
+            predicted_memory_bytes=memory.categories(),
             capacity_bytes=memory.capacity_bytes,
             predicted_fill=memory.fill,
             verdict=memory.verdict,

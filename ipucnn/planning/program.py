@@ -283,6 +283,11 @@ class PlannedProgram:
         return self.training and self.optimizer_state_offloading and accumulates
 
     @property
+    def has_half_partials(self) -> bool:
+        """Tells whether partial sums are fp16."""
+        return self.half_partials and self.precision != "32.32"
+
+    @property
     def element_bytes(self) -> int:
         """Returns the bytes of an activation."""
         return 4 if self.precision == "32.32" else 2

@@ -432,7 +432,7 @@ _PARETO_LEFT, _PARETO_RIGHT, _PARETO_TOP, _PARETO_BOTTOM = 76.0, 20.0, 34.0, 280
 
 def pareto_figures(plan: PipelinePlan) -> Tuple[Markup, Markup]:
     """Draws throughput against IPUs, and against the memory of the fullest IPU."""
-    counts = sorted({row.num_ipus for row in plan.pareto})
+    counts = sorted({row.occupied_ipus for row in plan.pareto})
     far = max(1.0, *(row.predicted_fill for row in plan.pareto)) * 1.04
     return (
         _scatter(
@@ -440,7 +440,7 @@ def pareto_figures(plan: PipelinePlan) -> Tuple[Markup, Markup]:
             "ipus",
             "Predicted throughput against IPUs",
             "IPUs of all replicas",
-            lambda row: (counts.index(row.num_ipus) + 0.5) / len(counts),
+            lambda row: (counts.index(row.occupied_ipus) + 0.5) / len(counts),
             [((i + 0.5) / len(counts), str(count)) for i, count in enumerate(counts)],
             (),
         ),
@@ -491,7 +491,7 @@ def _scatter(
         data = {"data_images_per_s": repr(row.predicted_images_per_s), "data_fill": repr(row.predicted_fill)}
         data.update(class_="point " + row.verdict.replace(" ", "-"))
         tooltip = element("title", title_of_row)
-        parts.append(element("circle", tooltip, **point, r=5.0, data_ipus=row.num_ipus, **data))
+        parts.append(element("circle", tooltip, **point, r=5.0, data_ipus=row.occupied_ipus, **data))
         if row.best:
             parts.append(element("circle", **point, r=10.0, class_="best"))
             label = f"this plan: {units.images(row.predicted_images_per_s)}"

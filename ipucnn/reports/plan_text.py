@@ -10,8 +10,8 @@ from ipucnn.config.options import BY_NAME
 from ipucnn.datasets.registry import DATASETS
 from ipucnn.models.registry import is_layer_graph
 from ipucnn.planning.cost.memory import FITS_BELOW, LAST_BIN, published_bin
-from ipucnn.planning.pipeline_plan import Change, ParetoRow, PipelinePlan
-from ipucnn.planning.program import Placement, Proportions, percentages
+from ipucnn.planning.pipeline_plan import Change, PipelinePlan
+from ipucnn.planning.program import Placement, PlannedProgram, Proportions, percentages
 from ipucnn.planning.schedules import SEQUENTIAL
 from ipucnn.planning.search.neighbours import untried_stages
 from ipucnn.reports import units
@@ -193,7 +193,7 @@ def _settings(plan: PipelinePlan) -> str:
     how = "" if settings.training else "inference, "
     if plan.num_stages > 1 and settings.training:
         how = f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
-    half = " with half partials" if settings.half_partials and settings.precision != "32.32" else ""
+    half = " with half partials" if settings.has_half_partials else ""
     return (
         f"{how}precision {settings.precision}{half}, input {'x'.join(map(str, plan.input_shape))}, "
         f"{counted(plan.num_classes, 'class')}, available memory proportion "
@@ -325,9 +325,8 @@ def _band_note(plan: PipelinePlan) -> Tuple[str, ...]:
     return (within(plan.predicted_band_factor),)
 
 
-_RECOMPUTATION = "r"
 _MARKS = {
-    _RECOMPUTATION: "recomputation of activations in the backward pass; --recomputation off leaves it out",
+    "r": "recomputation of activations in the backward pass; --recomputation off leaves it out",
     "h": "half partials: sums of products in 16 bits, which change numerics; --no-half-partials leaves them out",
     "o": "optimizer state outside the chip; --no-optimizer-state-offloading keeps it on the chip",
     "t": "8-bit transfer: images travel to the device as bytes; --no-eight-bit-transfer sends them as they are",
@@ -341,7 +340,7 @@ def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
     most = len(rows) if most is None else most
     shown = [*range(1, min(len(rows), most - (chosen > most)) + 1)]
     shown += [] if chosen in shown else [chosen]
-    pipelined = any(entry.num_stages > 1 for entry in rows)
+    pipelined = any(entry.settings.num_stages > 1 for entry in rows)
     columns = [
         "row",
         "IPUs",
@@ -354,19 +353,19 @@ def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
     columns += [*["latency"] * (not training), "with", "prop.", "images/s", "memory"]
     table = []
     for number in shown:
-        entry = rows[number - 1]
+        entry, settings = rows[number - 1], rows[number - 1].settings
         cells = {
             "row": str(number),
-            "IPUs": str(entry.num_ipus),
-            "stages": str(entry.num_stages),
-            "schedule": entry.schedule if entry.num_stages > 1 else "",
-            "micro": str(entry.micro_batch_size),
-            "GA": str(entry.gradient_accumulation_count),
-            "steps": str(entry.gradient_accumulation_count),
-            "repl.": str(entry.num_replicas),
-            "latency": f"{units.column_milliseconds(entry.predicted_latency_s or 0.0)} ms",
-            "with": _marks(plan, entry),
-            "prop.": _span(entry.available_memory_proportion),
+            "IPUs": str(entry.occupied_ipus),
+            "stages": str(settings.num_stages),
+            "schedule": settings.schedule if settings.num_stages > 1 else "",
+            "micro": str(settings.micro_batch_size),
+            "GA": str(settings.gradient_accumulation_count),
+            "steps": str(settings.gradient_accumulation_count),
+            "repl.": str(settings.num_replicas),
+            "latency": f"{units.column_milliseconds(entry.predicted_latency_s)} ms",
+            "with": _marks(settings),
+            "prop.": _span(settings.available_memory_proportion),
             "images/s": f"{entry.predicted_images_per_s:,.0f}",
             "memory": units.percent(entry.predicted_fill) + "?" * (entry.verdict == "uncertain"),
         }
@@ -382,8 +381,14 @@ def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
     )
 
 
-def _marks(plan: PipelinePlan, entry: ParetoRow) -> str:
-    return _RECOMPUTATION * (plan.settings.training and entry.recomputation) + entry.marks
+def _marks(settings: PlannedProgram) -> str:
+    """Returns the letters of ``_MARKS`` for what makes a difference to a program."""
+    return (
+        "r" * (settings.training and settings.recomputation)
+        + "h" * settings.has_half_partials
+        + "o" * (settings.offloads_optimizer_state and settings.optimizer_slots > 0)
+        + "t" * settings.eight_bit_transfer
+    )
 
 
 def _pareto_notes(plan: PipelinePlan, chosen: int, shown: Sequence[int]) -> List[str]:
@@ -405,12 +410,12 @@ def _pareto_notes(plan: PipelinePlan, chosen: int, shown: Sequence[int]) -> List
         else "steps: micro-batches per execution"
     )
     notes = [first, f"micro: samples in a micro-batch; {counts}; repl.: replicas"]
-    if training and any(entry.schedule == SEQUENTIAL for entry in rows):
+    if training and any(entry.settings.schedule == SEQUENTIAL for entry in rows):
         notes.append("Sequential stages are recomputation segments: parts of a network on one IPU.")
     notes.append("prop.: available memory proportion in percent, or the smallest and largest of the stages")
     if any(entry.verdict == "uncertain" for entry in rows):
         notes.append("?: uncertain whether it fits")
-    used = {mark for number in shown for mark in _marks(plan, rows[number - 1])}
+    used = {mark for number in shown for mark in _marks(rows[number - 1].settings)}
     notes += [f"{mark}: {text}" for mark, text in _MARKS.items() if mark in used]
     if len(rows) > 1:
         notes.append(

@@ -88,7 +88,7 @@ def system(kib_per_tile=624):
     return replace(SYSTEM, ipu=replace(SYSTEM.ipu, sram_per_tile_bytes=int(kib_per_tile * 1024)))
 
 
-def tried(settings, **values):
+def tried(settings):
     """Returns the programs to choose from with open recomputation and availableMemoryProportion."""
     values = {name: OPEN[name] for name in ("recomputation", "available_memory_proportion")}
     return choices(settings, values)

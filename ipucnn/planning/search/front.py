@@ -112,6 +112,11 @@ def _is_dominated(
 def _with_replicas(planner: Planner, candidate: Candidate, num_replicas: int, count: int) -> Candidate:
     """Returns the same pipeline in several replicas: neither a tick nor the memory of an IPU depends on them."""
     settings = replace(candidate.settings, num_replicas=num_replicas, gradient_accumulation_count=count)
+    return _under(planner, candidate, settings)
+
+
+def _under(planner: Planner, candidate: Candidate, settings: PlannedProgram) -> Candidate:
+    """Returns the candidate under other settings with which its IPUs hold the same."""
     if settings == candidate.settings:
         return candidate
     ipus = candidate.forecast.ipus
@@ -162,12 +167,9 @@ def _front(compared: Sequence[Candidate]) -> List[Candidate]:
 
 def _with_least_transfer(planner: Planner, candidate: Candidate) -> Candidate:
     """Returns the candidate without 8-bit transfer unless that is slower: the two differ only in the host's limit."""
-    settings = replace(candidate.settings, eight_bit_transfer=False)
-    ipus = candidate.forecast.ipus
-    changed = forecast(planner.graph, candidate.splits, settings, planner.system, ipus=ipus)
-    if changed.predicted_images_per_s < candidate.prediction.images_per_s * (1 - SAME_SPEED):
-        return candidate
-    return replace(candidate, settings=settings, forecast=changed)
+    without = _under(planner, candidate, replace(candidate.settings, eight_bit_transfer=False))
+    least = candidate.prediction.images_per_s * (1 - SAME_SPEED)
+    return candidate if without.prediction.images_per_s < least else without
 
 
 def _table_first(front: Sequence[Candidate]) -> List[Candidate]:
@@ -182,21 +184,12 @@ def _table_first(front: Sequence[Candidate]) -> List[Candidate]:
 def _row(candidate: Candidate, best: bool) -> ParetoRow:
     settings, prediction = candidate.settings, candidate.prediction
     return ParetoRow(
-        **{name: getattr(settings, name) for name in _OF_A_ROW},
-        ipus_per_replica=settings.num_ipus_per_replica,
-        num_ipus=settings.occupied_ipus,
-        half_partials=settings.half_partials and settings.precision != "32.32",
-        optimizer_state_offloading=settings.offloads_optimizer_state and settings.optimizer_slots > 0,
+        settings=settings,
         splits=candidate.splits,
+        occupied_ipus=settings.occupied_ipus,
         predicted_images_per_s=prediction.images_per_s,
         predicted_latency_s=prediction.latency_s,
         predicted_fill=candidate.predicted_fill,
         verdict=candidate.verdict,
         best=best,
     )
-
-
-_OF_A_ROW = (
-    *("num_stages", "schedule", "micro_batch_size", "gradient_accumulation_count", "num_replicas"),
-    *("recomputation", "eight_bit_transfer", "available_memory_proportion"),
-)
