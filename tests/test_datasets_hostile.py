@@ -152,7 +152,11 @@ def record_of_any_length():
 IDX = {
     "no data": (lambda: idx_header(0, 28, 2**32 - 1), "no data"),
     "nothing": (lambda: idx_header(1, 0, 0), "no data"),
-    "more than any memory": (lambda: gzip.compress(idx_header(*[2**32 - 1] * 3)), "of memory"),
+    "more than any memory": (
+        lambda: gzip.compress(idx_header(*[2**32 - 1] * 3)),
+        "truncated",
+        "truncated",
+    ),
     "a packed file with less than its header says": (
         lambda: gzip.compress(idx_header(1, 2, 2) + bytes(3)),
         "truncated",
