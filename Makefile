@@ -1,7 +1,7 @@
 # The commands of .ci/run in the environment that is active; CONTRIBUTING.md says what each is for.
 PYTHON ?= python
 
-.PHONY: check lint types test slow generated docs pictures ci
+.PHONY: check lint types test slow quick generated docs pictures ci
 
 check: lint types test
 
@@ -17,6 +17,9 @@ test:
 
 slow:
 	$(PYTHON) -m pytest -m slow
+
+quick:
+	$(PYTHON) -m pytest -m quick
 
 generated:
 	$(PYTHON) -m ipucnn.planning.graphs.shipped

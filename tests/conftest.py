@@ -63,7 +63,7 @@ settings.load_profile("ipucnn")
 
 def pytest_configure(config):
     """Sets whether slow tests are left out before tests that declare two numbers of examples are imported."""
-    few_examples.slow_are_left_out = "not slow" in config.getoption("markexpr")
+    few_examples.slow_are_left_out = config.getoption("markexpr") in ("not slow", "quick")
 
 
 def pytest_collection():
@@ -78,22 +78,11 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
-    _note_one_stack()
-
-
-def _note_one_stack():
-    """Records the same stack of Python calls for every TensorFlow operation.
-
-    TensorFlow keeps the stack only for its error messages.  Under pytest every stack has fifty more calls, and walking
-    them takes an eighth of the processor time of recording a network.
-    """
-    tf_stack = sys.modules.get("tensorflow.python.util.tf_stack")
-    if tf_stack is not None:
-        stack = tf_stack.extract_stack()
-        tf_stack.extract_stack = lambda *_, **__: stack
 
 
 _DURATIONS = Path(__file__).parent / "durations.json"
+_QUICK_S = 12
+"""The most seconds of a file of the tier ``quick``: all of them together take less than a minute on two cores."""
 
 
 def pytest_addoption(parser):
@@ -293,7 +282,10 @@ def pytest_make_parametrize_id(val):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks as slow the cases that ``@pytest.mark.slow_cases("ID", ...)`` names: they have cheaper ones beside them."""
+    """Marks as slow the cases that ``@pytest.mark.slow_cases("ID", ...)`` names: they have cheaper ones beside them.
+
+    Tests that are not slow, in files that take at most ``_QUICK_S`` seconds, are marked as quick.
+    """
     cases = collections.defaultdict(dict)
     for item in items:
         for mark in item.iter_markers("slow_cases"):
@@ -304,3 +296,7 @@ def pytest_collection_modifyitems(config, items):
             raise pytest.UsageError(f"slow_cases of {name}: there are no {sorted(absent)}")
         for identity in set(slow_ids) & set(items_by_id):
             items_by_id[identity].add_marker(pytest.mark.slow)
+    seconds = json.loads(_DURATIONS.read_text(encoding="utf-8"))
+    for item in items:
+        if seconds.get(item.path.name, float("inf")) <= _QUICK_S and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.quick)

@@ -193,10 +193,13 @@ NAMES = [name for scene in SCENES.values() for name in scene.commands]
 
 def play(scene: Scene, folder: Path) -> Dict[str, Any]:
     """Runs the commands of a scene in an empty folder and returns what each reports, by name."""
+    from ipucnn.reports import console
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("COLUMNS", raising=False)  # the width of a pipe
         patch.setenv("NO_COLOR", "1")
+        patch.setattr(console, "_EVERY_S", math.inf)  # no lines of progress, however slow the machine is
         benchmark_briefly(patch)
         scene.prepare()
         return {name: _reported(command, scene.measures) for name, command in scene.commands.items()}
