@@ -166,12 +166,13 @@ def measured_rows(kind: str, folder: Path, images: int, rounds: int, size: int) 
     from ipucnn.datasets.sources.imagefolder import open_imagefolder
     from ipucnn.datasets.sources.record_builder import build
     from ipucnn.datasets.sources.records import open_records
+    from ipucnn.events import show
     from ipucnn.machine import num_cores
 
     words = f"--{kind} DIR --images {images} --rounds {rounds} --size {size}"
     with tempfile.TemporaryDirectory() as temporary:
         if kind == "folder":
-            build(folder, Path(temporary), 4, 2, num_cores())
+            show(build(folder, Path(temporary), 4, 2, num_cores()))
         how = Provenance(f"python benchmarks/input_pipeline.py {words}", ("tensorflow", "pillow"))
         if kind == "pairs":
             milliseconds = measure_pairs(folder, rounds)

@@ -36,7 +36,7 @@ from ipucnn.config.options import RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.events import show
+from ipucnn.events import Event, show
 from ipucnn.filesystem import expand, is_file, user_error_of
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG
@@ -44,7 +44,6 @@ from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
-    from ipucnn.runs.recorder import RunEvent
     from ipucnn.runs.sources import Named
     from ipucnn.runs.train import TrainingRun
     from ipucnn.runs.trained import TrainedSetup
@@ -422,7 +421,7 @@ def plan(
 
     resolved = _request("plan-splits", model, options).resolve()
     question = make_question(resolved, stages=stages, system=system)
-    best_plan = make_plan(question, [], lambda note: None, import_tensorflow)
+    best_plan = show(make_plan(question, [], import_tensorflow))
     check_not_fitting(best_plan, question)
     return best_plan
 
@@ -455,7 +454,7 @@ class Training:
 
         return {} if self._run.final_report is None else plain(self._run.final_report)
 
-    def __iter__(self) -> Iterator["RunEvent"]:
+    def __iter__(self) -> Iterator[Event]:
         """Trains, and yields each event as it happens.
 
         Raises:
@@ -471,7 +470,7 @@ class Training:
         self._has_begun = True
         return self._events()
 
-    def _events(self) -> Iterator["RunEvent"]:
+    def _events(self) -> Iterator[Event]:
         from ipucnn.reports.runs import write_page_of
         from ipucnn.reports.train import draw_predictions
         from ipucnn.runs.recorder import Predicted

@@ -22,6 +22,7 @@ from ipucnn.benchmarking.rounds import Clocks
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import show
 from ipucnn.sessions.host.session import HostPredictor
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.training.program import BuiltProgram, Layers, make_program
@@ -161,7 +162,7 @@ def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void,
         raise ValueError(text) if error == "ValueError" else getattr(tf.errors, error)(None, None, text)
 
     monkeypatch.setattr(HostPredictor, "predict", broken)
-    report, code = running.run(make_job(resolved(), measured()))
+    report, code = show(running.run(make_job(resolved(), measured())))
     assert (report.void, code, report.hint) == (void, exit_code, hint)
     if exit_code == 1:
         assert "def broken" not in report.traceback and error in report.traceback
@@ -475,7 +476,7 @@ def test_a_slow_input_pipeline_is_reported(monkeypatch):
     monkeypatch.setattr(pipeline, "train_batches", slow)
     monkeypatch.setattr(pipeline, "buffered_elements", lambda *args: 4)
     settings = measured(mode="training", scope="end-to-end")
-    report = running.run(make_job(resolved(micro_batch_size="2"), settings))[0]
+    report = show(running.run(make_job(resolved(micro_batch_size="2"), settings)))[0]
     assert report.void is None, report.traceback
     # An update computes two images in 0.02 s, and waits 0.1 s for them unless it repeats a constant batch.
     assert report.end_to_end.data_share.value == pytest.approx(0.1 / 0.12, rel=0.1)

@@ -2,10 +2,12 @@
 
 import pytest
 from msgspec.structs import replace
+from support.events import Recorded
 
 from ipucnn.benchmarking.job import DEFAULTS
 from ipucnn.benchmarking.rounds import Clocks, Contender, Reference
 from ipucnn.benchmarking.rounds import measure as measure_rounds
+from ipucnn.events import Note, Progress, View, show
 
 
 def limited(**limits):
@@ -41,8 +43,9 @@ class Fake(Contender):
         self.clock.now += 100.0  # not part of any measured time
 
 
-def measure(contenders, limits, clock, cpu_clock=None, **values):
-    return measure_rounds(contenders, limits, Clocks(0.0, clock, cpu_clock or clock), **values)
+def measure(contenders, limits, clock, cpu_clock=None, view=None, **values):
+    rounds = measure_rounds(contenders, limits, Clocks(0.0, clock, cpu_clock or clock), **values)
+    return show(rounds, view or View())
 
 
 def alone(cost, limits, **values):
@@ -244,11 +247,12 @@ def test_exceptions_of_a_contender_are_raised():
 
 
 def test_progress_is_reported():
-    clock, events = Clock(), []
+    clock, view = Clock(), Recorded()
     contender = Fake(clock, lambda c, u: 1.0)
     limits = limited(min_time_s=0, max_time_s=1e9)
-    measure([contender], limits, clock, progress=lambda *event: events.append(event))
-    phases = [phase for phase, done, of, _ in events if done == of]
-    assert phases == ["session: first execution", "session: warm-up", "measured"]
-    assert [done for phase, done, _, _ in events if phase == "measured"] == list(range(1, 11))
-    assert "4 images/s" in events[-1][3]
+    measure([contender], limits, clock, view=view)
+    lines = [event.line.split(":")[0] for event in view.events if isinstance(event, Note)]
+    assert lines == ["session", "session", "measured"]
+    done = [event for event in view.events if isinstance(event, Progress) and event.work == "measured"]
+    assert [event.done for event in done] == list(range(1, 11)) and done[-1].total == 10
+    assert "4 images/s" in done[-1].figures

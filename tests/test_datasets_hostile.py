@@ -23,6 +23,7 @@ from ipucnn.datasets.sources.cifar import safe_unpickle
 from ipucnn.datasets.sources.record_builder import build
 from ipucnn.datasets.sources.tfrecord import frame, masked_crc32c
 from ipucnn.errors import DataError
+from ipucnn.events import show
 
 MARKER = Path("/tmp") / f"ipucnn-hostile-{os.getpid()}"
 
@@ -194,7 +195,7 @@ def clean(tmp_path_factory):
     )
     write_cifar10(base / "pickles")
     write_mnist(base / "idx", compress=False)
-    build(base / "images", base / "records", 1, 1, 1)
+    show(build(base / "images", base / "records", 1, 1, 1))
     return base
 
 

@@ -14,6 +14,7 @@ from ipucnn.datasets.segmentation.imagemasks import open_pairs
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.datasets.verification.verify import choose, verify
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import show
 from ipucnn.runs.images.inputs import file_pages
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "isbi2012"
@@ -156,7 +157,7 @@ def test_masks_with_similar_names_are_suggested(tmp_path, image, mask, renamed, 
         (tmp_path / part / "0.png").rename(tmp_path / part / name)
     hint = check_raises(DataError, "", "", open_pairs, "imagemasks", tmp_path).hint
     assert (f"rename masks/{mask} to masks/{renamed}" in hint) == (renamed is not None)
-    verification = verify(choose("imagemasks", str(tmp_path)))
+    verification = show(verify(choose("imagemasks", str(tmp_path))))
     named = [example for finding in verification.findings for example in finding.examples]
     assert any(f"rename masks/{mask} to" in example for example in named) == (renamed is not None)
 

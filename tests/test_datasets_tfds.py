@@ -18,6 +18,7 @@ from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import tfds as source
 from ipucnn.datasets.verification import verify
 from ipucnn.errors import DataError, MissingError
+from ipucnn.events import show
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -148,7 +149,7 @@ def test_several_features_are_refused_with_their_names(tmp_path, kind, words):
 
 
 def verify_tfds(name, path):
-    return verify.verify(verify.choose(f"tfds:{name}", str(path)))
+    return show(verify.verify(verify.choose(f"tfds:{name}", str(path))))
 
 
 def test_a_set_and_its_version_are_the_same_set(prepared):

@@ -20,6 +20,7 @@ from ipucnn.config.options import BY_KEY, BY_NAME, SPECS
 from ipucnn.config.presets import Preset
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import DataError
+from ipucnn.events import show
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import program_memory
 from ipucnn.planning.cost.schedule import predict
@@ -271,7 +272,7 @@ def _planned(name, flags, inference):
 
     planned = resolve("plan-splits", flags, model=name, reads_data=False)
     request = make_question(planned, inference=inference)
-    return make_plan(request, (), lambda line: None, lambda: None)
+    return show(make_plan(request, (), lambda: None))
 
 
 def test_every_setting_lists_the_options_that_decide_it():

@@ -14,18 +14,24 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.data_sets import encode, noise, verified
+from support.events import Recorded
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.sources import record_builder
-from ipucnn.datasets.sources.record_builder import build
+from ipucnn.datasets.sources.record_builder import build as make_records
 from ipucnn.datasets.sources.tfrecord import read_example, scan_records
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import Progress, show
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT.parent / "shared" / "data" / "imagenet-samples"
 needs_samples = pytest.mark.skipif(
     not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
 )
+
+
+def build(*numbers):
+    return show(make_records(*numbers))
 
 
 def encoded(number, kind):
@@ -115,11 +121,12 @@ def test_any_number_of_workers_makes_the_same_files(folder, tmp_path, workers):
 
 
 def test_a_finished_build_is_left_as_it_is(folder, tmp_path):
-    out, calls = tmp_path / "out", []
+    out, view = tmp_path / "out", Recorded()
     build(folder, out, 3, 1, 2)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
-    second = build(folder, out, 3, 1, 2, progress=lambda done, total: calls.append((done, total)))
-    assert second.num_kept == 4 and second.num_converted == 0 and calls[-1] == (25, 25)
+    second = show(make_records(folder, out, 3, 1, 2), view)
+    assert second.num_kept == 4 and second.num_converted == 0
+    assert view.events[-1] == Progress("building records", 25, 25)
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if "-of-" in path.name}
 
 
@@ -147,6 +154,7 @@ _KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from ipucnn.datasets.sources import record_builder as builder
+from ipucnn.events import show
 left, lock = int(sys.argv[3]), threading.Lock()
 def counted(function):
     def call(*args):
@@ -159,7 +167,7 @@ def counted(function):
     return call
 builder.make_record = counted(builder.make_record)
 os.fsync, os.replace = counted(os.fsync), counted(os.replace)
-builder.build(Path(sys.argv[1]), Path(sys.argv[2]), 4, 2, int(sys.argv[4]))
+show(builder.build(Path(sys.argv[1]), Path(sys.argv[2]), 4, 2, int(sys.argv[4])))
 """
 
 

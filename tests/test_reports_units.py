@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import ipucnn
+from ipucnn.events import Began, Note, Progress, show
 from ipucnn.reports import units
-from ipucnn.reports.console import ItemProgress, waiting
+from ipucnn.reports.console import EXECUTIONS, Screen
 from ipucnn.text import counted
 
 PERCENTAGES = {
@@ -100,21 +101,51 @@ def test_numbers_of_things(number, noun, text):
     assert counted(number, noun) == text
 
 
-def test_progress_is_shown_on_a_terminal_and_replaced_by_the_bar(monkeypatch):
+def working():
+    yield Began("reading")
+    yield Began("loading")
+    yield Note("a warning")
+    for done in (3, 4):
+        yield Progress("counting", done, 4)
+    yield "an item"
+
+
+def shown():
+    """Shows work; returns the items that were taken."""
+    taken = []
+    show(working(), Screen(take=taken.append))
+    return taken
+
+
+def test_bars_follow_each_other_on_a_terminal_and_notes_last(monkeypatch, capsys):
     screen = io.StringIO()
     monkeypatch.setattr(
         "ipucnn.reports.console.console",
         lambda stream: Console(file=screen, force_terminal=True, width=80, color_system=None),
     )
     monkeypatch.setattr("ipucnn.reports.console.is_interactive", lambda stream: True)
-    with waiting("loading"), ItemProgress("counting", before="reading") as bar:
-        assert "loading" in screen.getvalue()
-        assert "reading" in screen.getvalue()  # in place of the first text
-        bar.update(3, 4)
-        bar.update(4, 4)
-    assert "counting" in screen.getvalue() and "4/4" in screen.getvalue()
+    assert shown() == ["an item"]
+    texts = [screen.getvalue().find(text) for text in ("reading", "loading", "a warning", "counting", "4/4")]
+    assert texts == sorted(texts) and texts[0] >= 0
     monkeypatch.setattr("ipucnn.reports.console.is_interactive", lambda stream: False)
     before = screen.getvalue()
-    with waiting("loading"), ItemProgress("counting", before="reading") as bar:
-        bar.update(3, 4)
-    assert screen.getvalue() == before
+    assert shown() == ["an item"]
+    assert screen.getvalue() == before and capsys.readouterr().err == "a warning\n"
+
+
+def test_a_pipe_gets_lines_of_long_measurements(monkeypatch, capsys):
+    """Every 15 seconds, unless a note has just been printed."""
+    now = [0.0]
+    monkeypatch.setattr("ipucnn.reports.console.time.monotonic", lambda: now[0])
+    view = Screen(EXECUTIONS)
+    for seconds, event in (
+        (10, Progress("warm-up", 2, None)),
+        (16, Progress("warm-up", 3, None)),
+        (20, Note("warm-up is over")),
+        (32, Progress("measured", 1, 8, "5 images/s")),
+        (36, Progress("measured", 2, 8, "5 images/s")),
+    ):
+        now[0] = seconds
+        view.show(event)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["warm-up: 3 executions", "warm-up is over", "measured: 2 of 8 executions, 5 images/s"]

@@ -16,6 +16,7 @@ from ipucnn.benchmarking.suite_run import run_rows
 from ipucnn.command_group import parse_line
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import show
 from ipucnn.runs import writer as run_writer
 from ipucnn.runs.folder import is_unfinished, latest_run_dir
 from ipucnn.runs.kfold import CrossValidation
@@ -235,7 +236,7 @@ def test_suite_never_writes_through_links(here):
     folder.mkdir()
     (folder / "rows").symlink_to(precious)
     suite = plan_suite(parse_suite("rows:\n- benchmark lenet\n", "s.yml", "s", parse_line), None, {})
-    check_raises(DataError, "rows is a link", "", run_rows, suite, folder)
+    check_raises(DataError, "rows is a link", "", show, run_rows(suite, folder))
     assert not list(precious.iterdir())
 
 

@@ -555,7 +555,7 @@ def test_sheet_columns_are_as_wide_as_their_pictures(tmp_path):
     ],
 )
 def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path, names, of_masks):
-    from ipucnn.datasets.verification.samples import Sample
+    from ipucnn.datasets.verification.samples import Drawn, Sample
     from ipucnn.reports.evaluate import WorstSheet
     from ipucnn.reports.infer import MaskSheet
     from ipucnn.reports.sheets import RIGHT_FOREGROUND, WRONG, save_predictions
@@ -566,13 +566,13 @@ def test_sheets_explain_their_colours_and_are_not_much_taller_than_wide(tmp_path
     image = np.full((220, 220, 1), 100, np.uint8)
     mask = np.random.RandomState(0).randint(0, count, (220, 220)).astype(np.uint8)
     sheets = {"worst": WorstSheet(), "masks": MaskSheet(), "labels": LabelSheet("segmentation")}
-    sheets["labels"].expect(12)
+    assert sheets["labels"].is_drawn(0, 12)
     probability = np.zeros(mask.shape, np.float32)
     segmented = SegmentedImage("x.tif", image, mask, Classes(names, colours), mask, probability, 0.5)
     for number in range(12):
         for name in ("worst", "masks"):
             sheets[name].take(Segmented(number, 12, segmented))
-        sheets["labels"].add(number, Sample("x.tif", "", [], image, mask, names, of_masks))
+        sheets["labels"].take(Drawn(number, 12, Sample("x.tif", "", [], image, mask, names, of_masks)))
     for name, sheet in sheets.items():
         sheet.save(tmp_path / f"{name}.png")
     worst = dict(sheets["worst"].legend)

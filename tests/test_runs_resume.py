@@ -31,7 +31,7 @@ from ipucnn.runs.recorder import Timer
 from ipucnn.runs.train import TrainingRun
 from ipucnn.sessions.host import session as host
 from ipucnn.sessions.host.session import HostPredictor
-from ipucnn.sessions.session import ExecutionFinished, Progress
+from ipucnn.sessions.session import ExecutionFinished, UpdatesDone
 from ipucnn.training import checkpoints
 from ipucnn.training.checkpoints import load_checkpoint, save_checkpoint
 
@@ -571,7 +571,7 @@ def test_executions_after_the_last_log_are_timed_too(uninterrupted):
     assert (timer.busy_s, timer.images_per_s) == (5.0, 8.0)
     events = uninterrupted["light"][1]
     assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
-    assert sum(isinstance(e, Progress) for e in events) >= 4
+    assert sum(isinstance(e, UpdatesDone) for e in events) >= 4
 
 
 # --- kept checkpoints

@@ -27,8 +27,8 @@ from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import (
     ExecutionFinished,
     NotFiniteError,
-    Progress,
     Stopped,
+    UpdatesDone,
     ValidationDue,
     train,
 )
@@ -95,7 +95,7 @@ def test_training_is_a_sequence_of_events(session):
         executions_per_validation=1,
     )
     trained = run(session(), make_model("batch"), program, SGD, *data(32, 5))
-    kinds = [type(event) for event in trained.events if not isinstance(event, Progress)]
+    kinds = [type(event) for event in trained.events if not isinstance(event, UpdatesDone)]
     assert kinds == 2 * [ExecutionFinished, ValidationDue]
     finished = [event for event in trained.events if isinstance(event, ExecutionFinished)]
     assert [event.weight_updates for event in finished] == [2, 4] and finished[1].samples == 16

@@ -12,10 +12,10 @@ from ipucnn.config.options import RunConfig
 from ipucnn.sessions.session import (
     CheckpointDue,
     ExecutionFinished,
-    Progress,
     TrainedPart,
     Trainer,
     TrainState,
+    UpdatesDone,
     ValidationDue,
 )
 from ipucnn.sessions.session import train as run_program
@@ -52,7 +52,7 @@ def events_of(program, slice_length, stop_after):
         if event is None:
             return events
         seen += 1
-        if not isinstance(event, Progress):
+        if not isinstance(event, UpdatesDone):
             # Like the recorder: handled first, then counted.
             if isinstance(event, ExecutionFinished) and event.is_logged:
                 events.append(("log", event.weight_updates, event.metrics["loss"], event.metrics["accuracy"]))

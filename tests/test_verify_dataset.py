@@ -27,6 +27,7 @@ from support.data_sets import (
     write_mnist,
     write_pairs,
 )
+from support.events import Recorded
 from support.image_files import SHORT, exif, tiff, tiff_page
 from support.refusals import Refusal, check_raises, check_refused
 
@@ -720,12 +721,12 @@ def test_masks_left_out_by_a_limit_may_have_another_class(made, page):
 
 def survey_of(arrays, class_names):
     """Makes a survey that has read images and labels of each subset."""
-    survey = Survey("x", "classification", "here", Known(), samples.Watcher(), {}, None, 0.2, 100)
+    survey = Survey("x", "classification", "here", Known(), lambda *place: False, {}, None, 0.2, 100)
     survey.class_names = class_names
     pairs = {subset: ("", images, np.array(labels, int)) for subset, (images, labels) in arrays.items()}
     survey.expect({subset: lots.array_lot([pair]) for subset, pair in pairs.items()})
     for subset, numbers, is_drawn in survey.groups():
-        survey.take(subset, numbers, survey.subsets[subset].lot.decode(numbers, is_drawn))
+        list(survey.take(subset, numbers, survey.subsets[subset].lot.decode(numbers, is_drawn)))
     return survey
 
 
@@ -950,12 +951,10 @@ def test_only_samples_with_findings_are_framed(made, kind, what, names):
     code, damage = DAMAGES[kind][what]
     name, folder = made(kind)
     damage(folder)
-    drawn = {}
-    watcher = samples.Watcher(
-        wants=lambda position: True, on_sample=lambda position, sample: drawn.update({position: sample})
-    )
-    verified(name, folder, watcher=watcher)
-    assert {sample.name for sample in drawn.values() if code in sample.problems} == set(names)
+    view = Recorded()
+    verified(name, folder, view, is_drawn=lambda position, total: True)
+    drawn = [event.sample for event in view.events if isinstance(event, samples.Drawn)]
+    assert {sample.name for sample in drawn if code in sample.problems} == set(names)
 
 
 @pytest.mark.parametrize("kind, side", [("folders", 128), ("masks", 3 * 192)])

@@ -7,20 +7,12 @@ round in alternating order, so that a temporary slowdown of the machine affects 
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking.intervals import is_steady
 from ipucnn.benchmarking.records import Execution, Limits, Warmup
-from ipucnn.text import number
-
-Progress = Callable[[str, int, int, str], None]
-"""(phase, executions done, of how many, figures): called after each execution, and at the end of each phase, when as
-many are done as there are.  0 as the second number means that the total is not known yet."""
-
-
-def ignore_progress(phase: str, done: int, of: int, figures: str) -> None:
-    """A ``Progress`` that does nothing."""
-
+from ipucnn.events import Event, Events, Note, Progress
+from ipucnn.text import counted, number
 
 MIN_ROUNDS = 3
 # The most by which an execution is lengthened at a time: the first ones are slower than those that follow.
@@ -133,17 +125,15 @@ def measure(
     contenders: Sequence[Contender],
     limits: Limits,
     clocks: Clocks,
-    progress: Progress = ignore_progress,
     reference: Optional[Reference] = None,
     is_decided: Callable[[Rounds], bool] = lambda rounds: True,
-) -> Rounds:
+) -> Events[Rounds]:
     """Warms the contenders up one by one, then measures them in turns.
 
     Args:
         contenders: the work to measure, at least one.
         limits: the limits of time and executions.
         clocks: the clocks of the measurement.
-        progress: the function called with the progress.
         reference: the workload to run before, between and after rounds.
         is_decided: the function called after each round from the least number on; while it returns False, measuring
             continues until ``max_time_s``.
@@ -158,7 +148,7 @@ def measure(
     rounds = Rounds(())
     try:
         for contender in contenders:
-            side = _warm_up(contender, limits, clocks, progress, len(contenders))
+            side = yield from _warm_up(contender, limits, clocks, len(contenders))
             rounds = replace(rounds, sides=(*rounds.sides, side))
         if reference is not None:
             reference.suit(sum(side.warm_s for side in rounds.sides))
@@ -181,10 +171,20 @@ def measure(
             if is_last and left:
                 rounds = replace(rounds, shortfall=_shortfall(rounds, limits))
             done = len(rounds.turns)
-            progress("measured", done, done if is_last else done + max(left, 1), _speeds(rounds))
+            if is_last:
+                yield from ended("measured", done, _speeds(rounds))
+            else:
+                yield Progress("measured", done, done + max(left, 1), _speeds(rounds))
     except KeyboardInterrupt:
         return replace(rounds, interrupted=True)
     return rounds
+
+
+def ended(phase: str, num_executions: int = 0, figures: str = "") -> Iterator[Event]:
+    """Yields that a phase ended, with its executions."""
+    count = f": {counted(num_executions, 'execution')}" if num_executions > 1 else ""
+    yield Note(f"{phase}{count}" + (f", {figures}" if figures else ""))
+    yield Progress(phase, num_executions, num_executions or None, figures)
 
 
 def _time(contender: Contender, units: int, clocks: Clocks) -> Execution:
@@ -211,16 +211,15 @@ def _left(rounds: Rounds, limits: Limits) -> int:
     return max(limits.min_executions - len(first), math.ceil(left_s / max(first[-1].wall_s, 1e-9)), 0)
 
 
-def _warm_up(
-    contender: Contender, limits: Limits, clocks: Clocks, progress: Progress, num_contenders: int
-) -> Side:
+def _warm_up(contender: Contender, limits: Limits, clocks: Clocks, num_contenders: int) -> Events[Side]:
     """Warms up until ``max_warmup_s``, or until the executions of ``num_contenders`` need the rest of the time."""
     units = contender.fixed_units or contender.granule
     if units % contender.granule:
         raise ValueError(f"{contender.name}: {units} units are no multiple of {contender.granule}")
-    progress(f"{contender.name}: first execution", 0, 1, "")
+    phase = f"{contender.name}: first execution"
+    yield Progress(phase, 0, 1)
     first_s = _time(contender, units, clocks).wall_s
-    progress(f"{contender.name}: first execution", 1, 1, f"{first_s:.2f} s, compiling included")
+    yield from ended(phase, 1, f"{first_s:.2f} s, compiling included")
     started, phase = clocks.wall(), f"{contender.name}: warm-up"
     costs: List[float] = []
     warm_s = seconds = 0.0
@@ -239,8 +238,8 @@ def _warm_up(
         else:
             steady = is_steady(costs)
         seconds = clocks.wall() - started
-        progress(phase, len(costs), 0, "")
-    progress(phase, len(costs), len(costs), f"{seconds:.1f} s, {'steady' if steady else 'not steady yet'}")
+        yield Progress(phase, len(costs), None)
+    yield from ended(phase, len(costs), f"{seconds:.1f} s, {'steady' if steady else 'not steady yet'}")
     return Side(
         contender, units, first_s, warm_s, Warmup(executions=len(costs), seconds=seconds, steady=steady)
     )

@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from msgspec import structs
 
@@ -17,8 +17,9 @@ from ipucnn.benchmarking.contenders import ReferenceWorkload
 from ipucnn.benchmarking.job import DATA, Job
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
-from ipucnn.benchmarking.rounds import Clocks, Progress, Rounds, ignore_progress, measure
+from ipucnn.benchmarking.rounds import Clocks, Rounds, ended, measure
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
+from ipucnn.events import Events, Progress
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
@@ -30,12 +31,11 @@ if TYPE_CHECKING:
     from ipucnn.benchmarking.work import Work
 
 
-def run(job: Job, progress: Progress = ignore_progress, verbose: bool = False) -> Tuple[BenchmarkReport, int]:
+def run(job: Job, verbose: bool = False) -> Events[Tuple[BenchmarkReport, int]]:
     """Builds, compiles, measures and predicts.
 
     Args:
         job: what to measure.
-        progress: the function called with the progress.
         verbose: whether to show TensorFlow's messages.
 
     Returns:
@@ -47,6 +47,7 @@ def run(job: Job, progress: Progress = ignore_progress, verbose: bool = False) -
     from ipucnn.sessions.factory import create_session, runs_on_ipus
 
     began = time.perf_counter()
+    yield Progress("", 0, None)
     config, settings = job.config, job.settings
     if settings.training and not runs_on_ipus(config.device):
         # As in training; but a comparison runs one operation at a time, with all cores for each.
@@ -65,41 +66,39 @@ def run(job: Job, progress: Progress = ignore_progress, verbose: bool = False) -
 
         check_same_machine(job.baseline, str(settings.baseline), session.device)
     reset_peak_memory()
+    from ipucnn.benchmarking.work import compile_work
+
+    # Each step makes the report anew: if the next one fails, the void report has what is known by then.
     try:
         with data_errors():
-            for grown in _reports(latest, job, session, began, progress):
-                latest = grown
+            yield from ended("building the network")
+            model = run_setup.build(job.setup)
+            layers = Layers(*splits_of_run(job.program, model, job.resolved, None), ())
+            predicted, notes = _predictions(job, layers, model)
+            program = {**job.program.to_dict(), **layers.to_dict()}
+            latest = structs.replace(
+                latest, program=program, predicted=predicted, notes=[*latest.notes, *notes]
+            )
+            # The host's matrix products are no measure of IPUs.
+            has_peak = settings.scope != DATA and session.device.kind != "ipu"
+            matmul = peak.MatmulPeak(session.place) if has_peak else None
+            yield from ended("compiling")
+            work = compile_work(job, layers, session, model, _memory_advice(job, layers, model))
+            latest = _compiled(latest, work, session)
+            latest = yield from _measured(latest, job, work, session, began, matmul)
         return latest, 0
     except Exception as error:
         return _void(latest, error)
 
 
-def _reports(
-    latest: BenchmarkReport, job: Job, session: Session, began: float, progress: Progress
-) -> Iterator[BenchmarkReport]:
-    """Yields the report after each step: the network is built and predicted, compiled, and measured."""
-    from ipucnn.benchmarking.work import compile_work
-
-    progress("building the network", 0, 0, "")
-    model = run_setup.build(job.setup)
-    layers = Layers(*splits_of_run(job.program, model, job.resolved, None), ())
-    predicted, notes = _predictions(job, layers, model)
-    program = {**job.program.to_dict(), **layers.to_dict()}
-    latest = structs.replace(latest, program=program, predicted=predicted, notes=[*latest.notes, *notes])
-    yield latest
-    # The host's matrix products are no measure of IPUs.
-    has_peak = job.settings.scope != DATA and session.device.kind != "ipu"
-    matmul = peak.MatmulPeak(session.place) if has_peak else None
-    progress("compiling", 0, 0, "")
-    work = compile_work(job, layers, session, model, _memory_advice(job, layers, model))
-    latest = structs.replace(
+def _compiled(latest: BenchmarkReport, work: Work, session: Session) -> BenchmarkReport:
+    """Returns the report with the compiled work."""
+    return structs.replace(
         latest,
         program=work.program.to_dict(),
         device=DeviceFacts(**asdict(session.device if work.compilation is None else work.compilation.device)),
         compilation=report.compilation_record(work.compilation),
     )
-    yield latest
-    yield _measured(latest, job, work, session, began, progress, matmul)
 
 
 def _predictions(job: Job, layers: Layers, model: KerasModel) -> Tuple[List[Prediction], List[str]]:
@@ -140,9 +139,8 @@ def _measured(
     work: Work,
     session: Session,
     began: float,
-    progress: Progress,
     matmul: Optional[peak.MatmulPeak],
-) -> BenchmarkReport:
+) -> Events[BenchmarkReport]:
     """Returns the report with the measured work: in executions as long as the baseline's, if there is one."""
     settings, baseline, gate, before = job.settings, job.baseline, None, None
     if baseline is not None and baseline.execution is not None:
@@ -160,7 +158,7 @@ def _measured(
 
     # All instances take the time from the first instance's clock, so that they stop measuring together.
     clocks = Clocks(session.of_first_instance(began), lambda: session.of_first_instance(time.perf_counter()))
-    rounds = measure(work.contenders, settings.limits, clocks, progress, reference, is_decided)
+    rounds = yield from measure(work.contenders, settings.limits, clocks, reference, is_decided)
     share, executions = occupation.others_share(), rounds.executions()
     machine = report.Machine(
         repetitions=reference.repetitions if reference is not None else None,

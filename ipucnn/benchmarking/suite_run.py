@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from msgspec import convert, structs
 
@@ -20,6 +20,7 @@ from ipucnn.benchmarking.figures import figures_of_benchmark, figures_of_run
 from ipucnn.benchmarking.records import Figures, Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import checked_folder
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import Events, Item
 from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import latest_run_dir
@@ -124,19 +125,29 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
     return structs.replace(result, started=former.started, rows=rows)
 
 
-def run_rows(
-    result: SuiteResult,
-    folder: Path,
-    verbose: bool = False,
-    progress: Callable[[str, Optional[Row]], None] = lambda row_id, row: None,
-) -> Tuple[SuiteResult, bool]:
+@dataclass(frozen=True)
+class RowBegan(Item):
+    """A row runs."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class RowFinished(Item):
+    """A row has a result, or failed."""
+
+    row: Row
+
+
+def run_rows(result: SuiteResult, folder: Path, verbose: bool = False) -> Events[Tuple[SuiteResult, bool]]:
     """Runs the rows that have no result yet; a failure is recorded, and the next row begins.
+
+    Yields a :class:`RowBegan` and a :class:`RowFinished` of each.
 
     Args:
         result: the current result of the suite.
         folder: the folder to write to.
         verbose: whether a row's stderr is shown instead of stored.
-        progress: the function called with a row's id: before it runs with None, and after it with the finished row.
 
     Returns:
         The result, and whether a signal interrupted it.
@@ -148,17 +159,19 @@ def run_rows(
         )
     make_folder(folder / ROWS)
     write_result(folder, result)
+    num_done, total = sum(row.status == "done" for row in result.rows), len(result.rows)
     try:
         for index, row in enumerate(result.rows):
             if row.status == "done":
                 continue
-            progress(row.id, None)
+            yield RowBegan(num_done, total, row.id)
             began = time.perf_counter()
             finished = _finished(row, folder / ROWS / row.id, result.epoch_images, verbose)
             finished = structs.replace(finished, wall_s=time.perf_counter() - began)
             result = structs.replace(result, rows=[*result.rows[:index], finished, *result.rows[index + 1 :]])
             write_result(folder, result)
-            progress(row.id, finished)
+            yield RowFinished(num_done, total, finished)
+            num_done += 1
     except KeyboardInterrupt:
         return result, True
     return result, False

@@ -162,8 +162,8 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     from ipucnn.benchmarking.run import run
     from ipucnn.events import OPENING, during, show
     from ipucnn.models.registry import assumption
-    from ipucnn.reports.benchmark import BenchmarkProgress, print_benchmark
-    from ipucnn.reports.console import Screen, note
+    from ipucnn.reports.benchmark import print_benchmark
+    from ipucnn.reports.console import EXECUTIONS, Screen, note
     from ipucnn.sessions.role import find_role
 
     settings = make_settings(**measuring)
@@ -175,8 +175,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     job = show(during(OPENING, lambda: make_job(resolved, settings)), Screen())
     _tell(resolved, job.baseline, settings.baseline)
-    with BenchmarkProgress() as progress:
-        report, exit_code = run(job, progress.update, verbose)
+    report, exit_code = show(run(job, verbose), Screen(EXECUTIONS))
     path = folder
     if find_role().writes:
         path = write_folder(folder, job.config, report)
@@ -276,9 +275,10 @@ def benchmark_suite(
     from ipucnn.benchmarking import suite as suites
     from ipucnn.benchmarking import suite_run
     from ipucnn.errors import ConfigurationError, DataError
+    from ipucnn.events import show
     from ipucnn.filesystem import expand
     from ipucnn.reports import suite as report
-    from ipucnn.reports.console import note
+    from ipucnn.reports.console import ROWS, Screen, note
     from ipucnn.runs.writer import claim_default
     from ipucnn.sessions.group import check_starter
 
@@ -310,8 +310,8 @@ def benchmark_suite(
     num_kept, num_rows = sum(row.status == "done" for row in plan.rows), len(plan.rows)
     if num_kept:
         note(f"{num_kept} of {counted(num_rows, 'row')} in {folder} have a result and are kept")
-    with report.SuiteProgress(num_kept, num_rows) as progress:
-        result, is_interrupted = suite_run.run_rows(plan, folder, verbose, progress.row)
+    screen = Screen(ROWS, report.RowLines().take)
+    result, is_interrupted = show(suite_run.run_rows(plan, folder, verbose), screen)
     compared = suite_run.speedups(result, other, versus or "")
     if json_output:
         print(result.to_json(), end="")

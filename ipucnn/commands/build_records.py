@@ -62,25 +62,18 @@ def build_records(options: BuildRecords) -> None:
     again: it goes on where it left off.
     """
     from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, build
+    from ipucnn.events import show
     from ipucnn.filesystem import expand, is_folder, shown
     from ipucnn.machine import num_cores
-    from ipucnn.reports.console import ItemProgress, note
+    from ipucnn.reports.console import Screen, note
 
     source, target = expand(options.folder), expand(options.out)
     if not is_folder(source):
         raise ConfigurationError(
             f"FOLDER {shown(source)} is no folder", "give the folder that has train/ and val/"
         )
-    with ItemProgress("building records") as bar:
-        built = build(
-            source,
-            target,
-            options.shards,
-            options.validation_shards,
-            options.workers or num_cores(),
-            options.max_image_pixels,
-            bar.update,
-        )
+    numbers = options.shards, options.validation_shards, options.workers or num_cores()
+    built = show(build(source, target, *numbers, options.max_image_pixels), Screen())
     for line in built.warnings:
         note(f"warning: {line}")
     if options.json:

@@ -5,24 +5,24 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.aliases import PlainDict
+from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.command import CommandOptions, argument, word
 from ipucnn.config.request import is_wildcard
 from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.events import LOADING
+from ipucnn.events import LOADING, during, show
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
 from ipucnn.models.registry import ModelRecord, assumption, find_network, list_models, validate_input_shape
 from ipucnn.reports import units
 from ipucnn.reports.console import (
     NUMBER,
     TEXT,
+    Screen,
     Side,
     console,
     note,
     print_table,
     text_table,
-    waiting,
 )
 from ipucnn.text import counted, shown_value
 
@@ -183,9 +183,11 @@ def _summarise(record: ModelRecord, shape: Tuple[int, int, int], num_classes: in
     from ipucnn.models.keras_config import output_shape
     from ipucnn.sessions.host.environment import import_tensorflow
 
-    with waiting(LOADING):
+    def build() -> KerasModel:
         import_tensorflow()
-        model = build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
+        return build_model(record, BuildOptions(input_shape=shape, num_classes=num_classes))
+
+    model = show(during(LOADING, build), Screen())
     layers = []
     for layer in model.layers:
         layers.append(

@@ -11,6 +11,7 @@ from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
+from ipucnn.events import Events, Note, show
 from ipucnn.filesystem import (
     check_not_replaced,
     check_output,
@@ -161,14 +162,13 @@ def import_tensorflow() -> None:
     import_now()
 
 
-def _save_graph(question: "Question", path: Path) -> "Question":
+def _save_graph(question: "Question", path: Path) -> "Events[Question]":
     """Writes the layer graph before planning, so that it exists even if no plan fits.
 
     Returns:
         The question with the graph.
     """
     from ipucnn.planning.plan import read_graph
-    from ipucnn.reports.console import note
 
     ending = NETWORK_FILES[1]
     if path.suffix.lower() != ending:
@@ -176,10 +176,10 @@ def _save_graph(question: "Question", path: Path) -> "Question":
             f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {ending}",
             f"--save-graph {shown(path.with_suffix(ending))}",
         )
-    graph = read_graph(question, note, import_tensorflow)
+    graph = read_graph(question, import_tensorflow)
     # The graph does not record --freeze; a command that reads the file needs the option again.
     write_output_text(path, graph.to_json())
-    note(f"written: {path}")
+    yield Note(f"written: {path}")
     return replace(question, graph=graph)
 
 
@@ -193,13 +193,13 @@ def _show_plan(
     """
     from ipucnn.planning.plan import check_not_fitting, make_plan
     from ipucnn.planning.search.neighbours import NothingFits
-    from ipucnn.reports.console import note, waiting
+    from ipucnn.reports.console import Screen, note
 
     if "--save-graph" in outputs:
-        question = _save_graph(question, outputs["--save-graph"])
+        path = outputs["--save-graph"]
+        question = show(_save_graph(question, path), Screen())
     try:
-        with waiting("searching" if question.splits is None else "predicting") as bar:
-            plan = make_plan(question, compare, bar.line, import_tensorflow)
+        plan = show(make_plan(question, compare, import_tensorflow), Screen())
     except NothingFits as error:
         if json_output:
             sys.stdout.write(error.to_json())
@@ -284,11 +284,10 @@ def _calibrate(
 
 def _show_optimisations(question: "Question", resolved: Resolved, json_output: bool) -> None:
     from ipucnn.planning.plan import make_optimisations
-    from ipucnn.reports.console import waiting
+    from ipucnn.reports.console import Screen
     from ipucnn.reports.plan import optimisations_json, print_optimisations
 
-    with waiting("predicting") as bar:
-        answer = make_optimisations(question, resolved.config, bar.line, import_tensorflow)
+    answer = show(make_optimisations(question, resolved.config, import_tensorflow), Screen())
     if json_output:
         print(optimisations_json(*answer))
     else:

@@ -24,36 +24,45 @@ def train(options: Train) -> None:
 
         print_config(continued(resolved), options.json)
         return
-    from ipucnn.events import OPENING, during, show
+    from ipucnn.events import OPENING, Events, during, show
     from ipucnn.reports.console import Screen
     from ipucnn.reports.runs import write_page_of
-    from ipucnn.reports.train import RunDisplay, print_result, print_result_of_folds, show_dry_run
+    from ipucnn.reports.train import (
+        RunLines,
+        print_result,
+        print_result_of_folds,
+        show_dry_run,
+        show_training,
+    )
+    from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
     from ipucnn.runs.resume import is_cross_validation
+    from ipucnn.runs.train import TrainingRun
+
+    def train_folds(validation: CrossValidation) -> Events[None]:
+        for event in validation.events():
+            yield event
+            if isinstance(event, FoldStarted):
+                run = event.run
+            elif isinstance(event, FoldFinished):
+                write_page_of(run)
+
+    def train_run(run: TrainingRun, lines: RunLines) -> Events[None]:
+        yield from lines.introduction()
+        yield from run.events()
 
     if is_cross_validation(resolved):
-        from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
-
-        validation = CrossValidation(resolved, options.verbose)
+        validation = show(during(OPENING, lambda: CrossValidation(resolved, options.verbose)), Screen())
         if resolved.config.dry_run:
             show_dry_run(validation.first, options.json, validation.folds)
             return
-        with RunDisplay() as display:
-            for event in validation.events():
-                display.show(event)
-                if isinstance(event, FoldStarted):
-                    run = event.run
-                elif isinstance(event, FoldFinished):
-                    write_page_of(run)
+        show_training(train_folds(validation), RunLines())
         print_result_of_folds(validation, options.json)
         return
-    from ipucnn.runs.train import TrainingRun
-
     run = show(during(OPENING, lambda: TrainingRun(resolved, options.verbose)), Screen())
     if resolved.config.dry_run:
         show_dry_run(run, options.json)
         return
-    with RunDisplay(run) as display:
-        for event in run.events():
-            display.show(event)
+    lines = RunLines(run)
+    show_training(train_run(run, lines), lines)
     print_result(run, options.json)
     write_page_of(run)

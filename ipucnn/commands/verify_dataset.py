@@ -36,10 +36,10 @@ def verify_dataset(options: VerifyDataset) -> None:
     from ipucnn.datasets.formats import find_classes
     from ipucnn.datasets.registry import check_is_there
     from ipucnn.datasets.sources.imagefolder import division
-    from ipucnn.datasets.verification.samples import Watcher
     from ipucnn.datasets.verification.verify import choose, verify
+    from ipucnn.events import show
     from ipucnn.filesystem import check_output, expand, write_output
-    from ipucnn.reports.console import ItemProgress, note
+    from ipucnn.reports.console import Screen, note
     from ipucnn.reports.verify import LabelSheet, print_verification
 
     name = options.name
@@ -56,20 +56,18 @@ def verify_dataset(options: VerifyDataset) -> None:
         check_is_there(expand(config.dataset_path))
     choice = choose(config.dataset if name is None else name, config.dataset_path, config.download)
     sheet = LabelSheet(choice.task)
-    with ItemProgress("verifying") as progress:
-        verification = verify(
-            choice,
-            download=config.download,
-            allow_partial=config.allow_partial,
-            limit_train=config.limit_train,
-            limit_eval=config.limit_eval,
-            image_size=config.image_size,
-            max_pixels=config.max_image_pixels,
-            watcher=Watcher(on_progress=progress.update)
-            if sheet_to is None
-            else Watcher(sheet.expect, progress.update, sheet.wants, sheet.add),
-            validation_fraction=given.get("validation_fraction"),
-        )
+    work = verify(
+        choice,
+        download=config.download,
+        allow_partial=config.allow_partial,
+        limit_train=config.limit_train,
+        limit_eval=config.limit_eval,
+        image_size=config.image_size,
+        max_pixels=config.max_image_pixels,
+        is_drawn=lambda *place: sheet_to is not None and sheet.is_drawn(*place),
+        validation_fraction=given.get("validation_fraction"),
+    )
+    verification = show(work, Screen(take=sheet.take))
     found = None if choice.location is None or choice.name != "imagefolder" else find_classes(choice.location)
     if found is not None and found.is_undivided:
         note(division(found.location, *(subset.samples or 0 for subset in verification.subsets)))

@@ -14,6 +14,7 @@ from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
+from ipucnn.events import Began, Events, Note, emit
 from ipucnn.filesystem import exists, expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
 from ipucnn.planning.cost.memory import MemoryModel
@@ -51,23 +52,21 @@ from ipucnn.text import counted, percent, shown_value
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
 
-Note = Callable[[str], None]
 Comparison = Callable[[LayerGraph, int], Mapping[str, Sequence[str]]]
 """Returns splits by name for a network and a number of stages."""
 _COMPARISON_HINT = "give a plan.yml, or a file of presets with pipeline-splits"
 
 
-def read_graph(question: Question, note: Note, import_tensorflow: Callable[[], object]) -> LayerGraph:
+def read_graph(question: Question, import_tensorflow: Callable[[], object]) -> LayerGraph:
     """Returns the network's layer graph: shipped, cached, or made by building the network, once for a question.
 
     Args:
-        note: the function called with a line for the user.
         import_tensorflow: the function that imports TensorFlow as in a run, called before the network is built, if
             it has to be.
     """
 
     def before_build() -> None:
-        note(f"reading the layers of {question.record.name}, once (TensorFlow is imported)")
+        emit(Note(f"reading the layers of {question.record.name}, once (TensorFlow is imported)"))
         import_tensorflow()
 
     return question.graph or network_graph(question.record, question.options, before_build)
@@ -95,21 +94,22 @@ def _planner(question: Question, graph: LayerGraph) -> Tuple[Planner, Tuple[str,
 
 
 def make_plan(
-    question: Question, comparisons: Sequence[str], note: Note, import_tensorflow: Callable[[], object]
-) -> PipelinePlan:
+    question: Question, comparisons: Sequence[str], import_tensorflow: Callable[[], object]
+) -> Events[PipelinePlan]:
     """Plans, or judges the splits that the question names.
 
     Args:
         comparisons: names of rules, or files with splits, to compare with; if empty, the rule "params".
-        note, import_tensorflow: as for ``read_graph``.
+        import_tensorflow: as for ``read_graph``.
 
     Raises:
         ConfigurationError: splits or stages that the network does not have; a comparison that cannot be made.
         DataError: a file to compare with is not readable.
         InfeasibleError: nothing fits.
     """
-    compared = [_comparison(name, note) for name in comparisons or ["params"]]
-    planner, assumed = _planner(question, read_graph(question, note, import_tensorflow))
+    yield Began("searching" if question.splits is None else "predicting")
+    compared = [_comparison(name) for name in comparisons or ["params"]]
+    planner, assumed = _planner(question, read_graph(question, import_tensorflow))
     pareto: Tuple[ParetoRow, ...] = ()
     if question.splits is None and question.space is not None:
         candidate, pareto = best_uses(planner, question.space, question.row)
@@ -152,8 +152,8 @@ def make_plan(
 
 
 def make_optimisations(
-    question: Question, config: RunConfig, note: Note, import_tensorflow: Callable[[], object]
-) -> Tuple[Question, Candidate, Forecast, List[Optimisation]]:
+    question: Question, config: RunConfig, import_tensorflow: Callable[[], object]
+) -> Events[Tuple[Question, Candidate, Forecast, List[Optimisation]]]:
     """Returns each optimisation's effect on a question's program, with given splits, else a preset's, else the best.
 
     Returns:
@@ -163,6 +163,7 @@ def make_optimisations(
         ConfigurationError: the number of stages is not given, or it is not a training pipeline.
         InfeasibleError: nothing fits.
     """
+    yield Began("predicting")
     if question.space is not None:
         raise ConfigurationError(
             "--optimisations takes one program, and nothing says how many stages it has", "add --stages 4"
@@ -173,7 +174,7 @@ def make_optimisations(
     # The optimisations compare with the program as it is, under no other schedule.
     values = {**question.values, "schedule": (question.settings.schedule,)}
     question = replace(question, splits=splits, values=values)
-    planner, assumed = _planner(question, read_graph(question, note, import_tensorflow))
+    planner, assumed = _planner(question, read_graph(question, import_tensorflow))
     candidate = _best(planner, question)
     base, rows = optimisations(
         planner,
@@ -274,7 +275,7 @@ def _comparison_row(name: str, candidate: Candidate, tick_s: float, best_s: floa
     )
 
 
-def _comparison(name: str, note: Note) -> Comparison:
+def _comparison(name: str) -> Comparison:
     """Returns the splits to compare with that a rule's name, or a file with a plan or presets, stands for.
 
     The file is read at once, before the network is built.
@@ -298,10 +299,10 @@ def _comparison(name: str, note: Note) -> Comparison:
         plan = PipelinePlan.from_yaml(text, f"--compare {shown(path)}")
         return lambda graph, count: {path.name: plan.splits}
     presets = PresetFile(text, shown(path))
-    return lambda graph, count: _of_presets(presets, path, graph, note)
+    return lambda graph, count: _of_presets(presets, path, graph)
 
 
-def _of_presets(file: "PresetFile", path: Path, graph: LayerGraph, note: Note) -> Dict[str, Sequence[str]]:
+def _of_presets(file: "PresetFile", path: Path, graph: LayerGraph) -> Dict[str, Sequence[str]]:
     """Returns the splits of the presets in a ``configs.yml`` that suit the network."""
     suiting: Dict[str, Sequence[str]] = {}
     skipped: List[str] = []
@@ -316,7 +317,7 @@ def _of_presets(file: "PresetFile", path: Path, graph: LayerGraph, note: Note) -
         if splits:
             suiting[name or path.name] = splits
     if skipped:
-        note(f"{path.name}: not for {graph.model}: {', '.join(skipped)}")
+        emit(Note(f"{path.name}: not for {graph.model}: {', '.join(skipped)}"))
     if not suiting:
         raise ConfigurationError(
             f"--compare {shown(path)}: no preset in it has pipeline-splits for {graph.model}",

@@ -1,21 +1,16 @@
-"""Output of ``ipucnn benchmark``: progress, the measured figures, and predictions for IPUs beside them."""
+"""Output of ``ipucnn benchmark``: the measured figures, and predictions for IPUs beside them."""
 
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.intervals import INTERVAL_NEEDS, QUIET_SHARE, block_length
 from ipucnn.reports import units
 from ipucnn.reports.console import (
-    BAR,
-    ELAPSED,
-    ProgressBar,
     console,
     fact_table,
-    note,
     plain_table,
     print_table,
 )
@@ -47,40 +42,6 @@ _CACHED = {
     None: "; the host keeps no executables in a cache",
 }
 _WHAT = "what is done"
-# Least seconds between lines of progress in a pipe; ends of phases are always printed.
-_EVERY_S = 15.0
-
-
-class BenchmarkProgress(ProgressBar):
-    """Shows a bar over the executions of a phase on a terminal, and occasional lines in a pipe."""
-
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-
-    def __enter__(self) -> BenchmarkProgress:
-        self._start(("{task.description}", BAR, "{task.fields[figures]}", ELAPSED), None, figures="")
-        return self
-
-    def update(self, phase: str, done: int, of: int, figures: str) -> None:
-        """Shows progress.
-
-        Args:
-            phase: name of the phase.
-            done: executions that are finished.
-            of: executions in total, 0 if unknown.  The phase ends when ``done`` reaches it.
-            figures: figures so far, in words.
-        """
-        ended = done == of
-        if ended or (self._bar is None and time.monotonic() - self._said > _EVERY_S):
-            count = f": {counted(done, 'execution')}" if of > 1 or done > 1 else ""
-            how_many = count if ended or not of else f": {done} of {counted(of, 'execution')}"
-            line = f"{phase}{how_many}" + (f", {figures}" if figures else "")
-            self._said = time.monotonic()
-            if self._bar is not None:
-                self._bar.console.print(line, highlight=False)
-            else:
-                note(line)
-        self._update(description=phase, completed=done, total=of or None, figures=figures)
 
 
 def _interval(value: Interval) -> str:

@@ -16,7 +16,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    ClassVar,
     Dict,
     Iterable,
     Literal,
@@ -26,7 +25,6 @@ from typing import (
     Sequence,
     TextIO,
     Tuple,
-    TypeVar,
     Union,
     cast,
 )
@@ -38,12 +36,10 @@ from ipucnn.text import counted, printable
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
     from rich.table import Column, Table
     from rich.text import Text
 
 PIPE_WIDTH = 120
-_Bar = TypeVar("_Bar", bound="ItemProgress")
 Side = Literal["left", "right"]
 TEXT: Side = "left"
 NUMBER: Side = "right"
@@ -252,68 +248,6 @@ def titled(title: str, table: Union[Table, Group]) -> Group:
     return Group(Text(title, style="bold"), table)
 
 
-class ProgressBar:
-    """A bar on stderr on a terminal that a person watches; in a pipe, lines replace it.
-
-    As a context manager it removes the bar at its end.
-    """
-
-    _bar: Optional[RichProgress] = None
-    _task: Optional[TaskID] = None
-    # The bar on the terminal: two bars at a time would overwrite each other.
-    _shown: ClassVar[Optional[ProgressBar]] = None
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-            ProgressBar._shown = None
-
-    def _start(self, columns: Sequence[str], total: Optional[int], **fields: PlainValue) -> None:
-        """Shows the bar in place of any other, if a person watches.
-
-        Args:
-            columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or text in Rich's format.
-            total: the total; None if it is not known yet.
-            fields: fields of the task for the text.
-        """
-        if not is_interactive(sys.stderr):
-            return
-        from rich import progress
-
-        known: Dict[str, Callable[[], progress.ProgressColumn]] = {
-            BAR: lambda: progress.BarColumn(bar_width=None),
-            SHORT_BAR: lambda: progress.BarColumn(bar_width=20),
-            COUNT: progress.MofNCompleteColumn,
-            ELAPSED: progress.TimeElapsedColumn,
-            LEFT: lambda: progress.TimeRemainingColumn(compact=True),
-            SPINNER: progress.SpinnerColumn,
-        }
-        shown = [
-            known[text]() if text in known else progress.TextColumn(text, markup=False) for text in columns
-        ]
-        if ProgressBar._shown is not None:
-            ProgressBar._shown.__exit__()
-        ProgressBar._shown = self
-        self._bar = progress.Progress(*shown, console=console(sys.stderr), transient=True)
-        self._task = self._bar.add_task("", total=total, **fields)
-        self._bar.start()
-
-    def _update(self, **details: PlainValue) -> None:
-        """Passes ``details`` to Rich's ``update``, if there is a bar."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, **details)
-
-    def line(self, text: str) -> None:
-        """Prints a line on stderr above the bar, as :func:`note` does."""
-        if self._bar is not None:
-            from rich.text import Text
-
-            self._bar.console.print(Text(_for_stderr(text)), soft_wrap=True)
-        else:
-            note(text)
-
-
 BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
     "(bar)",
     "(short bar)",
@@ -322,7 +256,7 @@ BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
     "(left)",
     "(spinner)",
 )
-"""Columns of a :class:`ProgressBar` that are not text."""
+"""Columns of a bar that are not text."""
 
 
 class _Columns(NamedTuple):
@@ -432,41 +366,3 @@ def _line(event: Progress, unit: str) -> str:
     if event.total:
         count = f": {event.done} of {counted(event.total, unit)}"
     return f"{event.work}{count}" + (f", {event.figures}" if event.figures else "")
-
-
-class ItemProgress(ProgressBar):
-    """A bar that appears with the first :meth:`update` and disappears at the end.
-
-    Args:
-        what: description before the bar.
-        before: description of the work until the first update, shown with its elapsed time; nothing is shown if empty.
-    """
-
-    def __init__(self, what: str, before: str = "") -> None:
-        self._what = what
-        self._before = before
-        self._counts = False
-
-    def __enter__(self: _Bar) -> _Bar:
-        if self._before:
-            self._start((SPINNER, self._before, ELAPSED), None)
-        return self
-
-    def now(self, what: str) -> None:
-        """Shows that other work has begun, with its own elapsed time."""
-        self.__exit__()
-        self._before, self._counts = what, False
-        self.__enter__()
-
-    def update(self, done: int, total: int) -> None:
-        """Shows the number done, and the total."""
-        if self._bar is None or not self._counts:
-            self._counts = True
-            self.__exit__()
-            self._start((self._what, BAR, COUNT, "left", LEFT), total)
-        self._update(completed=done)
-
-
-def waiting(what: str) -> ItemProgress:
-    """Returns a context manager that shows the current work and its elapsed time, if nothing can be counted."""
-    return ItemProgress("", before=what)

@@ -8,15 +8,15 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
+from ipucnn.benchmarking.suite_run import RowBegan, RowFinished
+from ipucnn.events import Event, Note, Progress
 from ipucnn.reports import units
 from ipucnn.reports.console import (
-    COUNT,
-    SHORT_BAR,
-    ProgressBar,
     console,
     fact_table,
+    is_interactive,
     plain_table,
     print_table,
 )
@@ -31,35 +31,25 @@ _RATE = "measured\nimages/s"
 _MARKS = (("o", "#0072b2"), ("s", "#d55e00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#56b4e9"))
 
 
-class SuiteProgress(ProgressBar):
-    """Shows a bar over rows on a terminal, with the time left; in a pipe, a line for each finished row.
+class RowLines:
+    """Describes the rows of a suite as they begin and end, with the time that the others may take."""
 
-    Args:
-        done, total: rows that were finished before, and all rows.
-    """
+    def __init__(self) -> None:
+        self._began, self._num_ended, self._left = time.monotonic(), 0, ""
 
-    def __init__(self, done: int, total: int) -> None:
-        self._done, self._first, self._total = done, done, total
-        self._began = time.monotonic()
-
-    def __enter__(self) -> SuiteProgress:
-        if self._done < self._total:
-            columns = (COUNT, SHORT_BAR, "{task.fields[left]}", "{task.description}")
-            self._start(columns, self._total, completed=self._done, left="")
-        return self
-
-    def row(self, name: str, row: Optional[Row]) -> None:
-        """Shows that a row begins (None), or its result when it has ended."""
-        self._update(description=printable(name))
-        if row is None:
+    def take(self, item: Union[RowBegan, RowFinished]) -> Iterator[Event]:
+        """Yields the progress of the suite, and the line of a finished row."""
+        if isinstance(item, RowBegan):
+            yield Progress(printable(item.name), item.position, item.total, self._left)
             return
-        self._done += 1
-        seconds = (time.monotonic() - self._began) / (self._done - self._first) * (self._total - self._done)
-        left = f"about {units.duration(max(1.0, round(seconds)))} left" if self._done < self._total else ""
-        line = f"[{self._done}/{self._total}] {row.id}: {_outcome(row)} ({units.duration(row.wall_s or 0.0)})"
+        row, done = item.row, item.position + 1
+        self._num_ended += 1
+        seconds = (time.monotonic() - self._began) / self._num_ended * (item.total - done)
+        self._left = f"about {units.duration(max(1.0, round(seconds)))} left" if done < item.total else ""
+        line = f"[{done}/{item.total}] {row.id}: {_outcome(row)} ({units.duration(row.wall_s or 0.0)})"
         # The bar itself shows the time left.
-        self.line(line + (f", {left}" if left and self._bar is None else ""))
-        self._update(completed=self._done, left=left)
+        yield Note(f"{line}, {self._left}" if self._left and not is_interactive(sys.stderr) else line)
+        yield Progress(printable(row.id), done, item.total, self._left)
 
 
 def _outcome(row: Row) -> str:

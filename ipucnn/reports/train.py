@@ -9,26 +9,23 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.origin import RUN
-from ipucnn.events import LOADING
+from ipucnn.events import LOADING, OPENING, Began, Event, Events, Note, Progress, show
 from ipucnn.filesystem import write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
-    BAR,
-    ELAPSED,
-    LEFT,
     NUMBER,
     TEXT,
-    ProgressBar,
+    TRAINING,
+    Screen,
     console,
     fact_table,
     note,
     print_lines,
     text_table,
-    waiting,
 )
 from ipucnn.reports.dry_run import batch_text, draw_schedule, print_plan_of_run, sheet_of_samples, stages_text
 from ipucnn.runs.records import (
@@ -48,8 +45,7 @@ from ipucnn.training.program import BuiltProgram, Program
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import SegmentedImage
-    from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
-    from ipucnn.runs.recorder import RunEvent
+    from ipucnn.runs.kfold import CrossValidation
     from ipucnn.runs.train import TrainingRun
 
 
@@ -78,132 +74,131 @@ def program_line(program: Program, splits: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
-class RunDisplay(ProgressBar):
-    """Shows a run on stderr: first its settings, then its events.  Runs of a cross-validation are shown in turn.
-
-    It is a context manager.  On a terminal it shows a progress bar; in a pipe, one line per validation or execution.
+class RunLines:
+    """Describes the events of runs in lines and in a bar; those of a cross-validation come in turn.
 
     Args:
-        run: the run to show; None if :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
+        run: the run; None if :class:`~ipucnn.runs.kfold.FoldStarted` brings it.
     """
 
     def __init__(self, run: Optional[TrainingRun] = None) -> None:
         self._run = run
-        # Shown until the first event.
-        self._waiting = waiting(LOADING)
-        self._is_training = False
-        # The line of the last execution; the figures of a validation may be appended to it before it is printed.
+        # The line of the last execution; the figures of a validation may be appended to it before it is shown.
         self._execution = ""
         # The lines of the introduction: those of one fold are not repeated for the next.
         self._introduced: Set[str] = set()
 
-    def __enter__(self) -> RunDisplay:
-        if self._run is not None:
-            self.introduce()
-            self._waiting.__enter__()
-        return self
+    def introduction(self) -> Iterator[Event]:
+        """Yields notes, warnings and settings of the run."""
+        assert self._run is not None
+        for line in introduction(self._run):
+            if line not in self._introduced:
+                self._introduced.add(line)
+                yield Note(line)
+        yield Began(LOADING)
 
-    def __exit__(self, *_: object) -> None:
-        self._waiting.__exit__()
-        self._flush()
-        super().__exit__()
-        self._is_training = False
+    def held(self) -> Iterator[Event]:
+        """Yields the line that is held back, if any."""
+        line, self._execution = self._execution, ""
+        if line:
+            yield Note(line)
 
-    def show(self, event: Union[FoldStarted, RunEvent, FoldFinished]) -> None:
-        """Shows an event: notes at once, progress only after training has begun."""
+    def take(self, event: Event) -> Iterator[Event]:
+        """Yields what to show of an event of training."""
         from ipucnn.runs import kfold, recorder
 
         if isinstance(event, kfold.FoldStarted):
             self._run = event.run
             held_out = len(event.run.context.source.eval)
-            note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
-            self.__enter__()
+            yield Note(f"fold {event.fold} of {event.num_folds}: {held_out} examples held out")
+            yield from self.introduction()
             return
         run = self._run
         assert run is not None
         if isinstance(event, kfold.FoldFinished):
-            self.__exit__()
-            note(fold_line(event.row, int(run.context.config.kfold or 1), run.context.info.class_names))
-        elif isinstance(event, recorder.Notes):
-            for line in event.lines:
-                note(line)
+            yield from self.held()
+            yield Note(fold_line(event.row, int(run.context.config.kfold or 1), run.context.info.class_names))
+            yield Began(OPENING)
         elif isinstance(event, recorder.Predicted):
-            note(f"picture of the predictions: {draw_predictions(run, event.images)}")
+            yield Note(f"picture of the predictions: {draw_predictions(run, event.images)}")
         elif isinstance(event, recorder.Started):
-            self._begin(run, event.program)
-        elif self._is_training and isinstance(event, recorder.Progress):
+            yield from _beginning(run, event.program)
+        elif isinstance(event, recorder.UpdatesDone):
             speed = f" {units.rate(event.images_per_s)} img/s" if event.images_per_s else ""
-            self._update(
-                completed=event.weight_updates,
-                epoch=self._epoch(event.weight_updates),
-                figures=f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}",
-            )
-        elif self._is_training and isinstance(event, recorder.ExecutionFinished):
-            self._flush()
+            figures = f"loss {event.loss:.3f} acc {event.accuracy:.1%}{speed}"
+            yield _progress(run, event.weight_updates, figures)
+        elif isinstance(event, recorder.ExecutionFinished):
+            yield from self.held()
             # An execution during which IPUs compile has no speed.
             speed = f"{units.rate(event.images_per_s)} images/s" if event.images_per_s else "compiled"
             figures = f"loss {event.metrics['loss']:.4f}  accuracy {event.metrics['accuracy']:.2%}"
-            self._execution = f"epoch {self._epoch(event.weight_updates)}  {figures}  {speed}"
-        elif self._is_training and isinstance(event, recorder.Validated):
+            self._execution = f"epoch {_epoch(run, event.weight_updates)}  {figures}  {speed}"
+        elif isinstance(event, recorder.Validated):
             m, names = event.metrics, [printable(name) for name in run.context.info.class_names]
             text = f"validation loss {m['loss']:.4f}  accuracy {m['accuracy']:.2%}"
             text += "".join(f"  {title} {value:.4f}" for title, value in _dice_scores(m, names))
             self._execution = f"{self._execution}  {text}" if self._execution else text
-            self._flush()
+            yield from self.held()
 
-    def introduce(self) -> None:
-        """Prints notes, warnings and settings of the run on stderr."""
-        assert self._run is not None
-        context = self._run.context
-        resolved, start = context.resolved, context.start
-        if isinstance(start, Finished):
-            lines = [f"{context.folder.path} is finished: nothing to continue"]
-        else:
-            lines = list(start.notes)
-        lines += resolved.notes(runs_on_ipus(resolved.config.device))
-        lines += [f"warning: {line}" for line in context.warnings]
-        preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
-        if start.target.is_own:
-            preset = "the run's configuration"
-        elif resolved.origins["model_name"] == RUN:
-            preset = "the cross-validation's configuration"
-        size = "x".join(map(str, context.input_shape))
-        network = f"{context.record.name} ({preset}), input {size}, seed {context.seed}"
-        if context.config.base_filters is not None:
-            full = "x".join(map(str, context.record.input_shape))
-            published = context.record.builder_args.get("base_filters")
-            network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
-        lines.append(f"{network}; {program_line(context.program, context.config.named_splits)}")
-        for line in lines:
-            if line not in self._introduced:
-                note(line)
-        self._introduced.update(lines)
 
-    def _begin(self, run: TrainingRun, program: BuiltProgram) -> None:
-        context, frozen = run.context, program.frozen_layers
-        if run.fresh_weights:
-            head = f"with a new head for {counted(context.info.num_classes, 'class')}"
-            note(f"starting from {context.config.weights}, {head}")
-        if frozen:
-            named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
-            note(f"{counted(len(frozen), 'layer')} frozen: {named}")
-        if program.splits_from not in ("", "given"):
-            note(f"stages opened by {', '.join(program.pipeline_splits)} ({program.splits_from})")
-        note(f"run folder {context.folder.path}; compiling")
-        columns = ("epoch {task.fields[epoch]}", BAR, "{task.fields[figures]}", ELAPSED, "left", LEFT)
-        self._start(columns, program.num_weight_updates, epoch="0", figures="compiling")
-        self._is_training = True
+def show_training(work: Events[None], lines: RunLines) -> None:
+    """Shows runs on stderr to their end, and at an error the line that was held back."""
+    screen = Screen(TRAINING, lines.take)
+    try:
+        show(work, screen)
+    finally:
+        for event in lines.held():
+            screen.show(event)
 
-    def _epoch(self, weight_updates: int) -> str:
-        assert self._run is not None
-        program = self._run.context.program
-        return f"{weight_updates / program.weight_updates_per_epoch:.1f}/{program.num_epochs}"
 
-    def _flush(self) -> None:
-        """Prints the line that is held back, if any."""
-        if self._execution:
-            self.line(self._execution)
-            self._execution = ""
+def introduction(run: TrainingRun) -> List[str]:
+    """Returns notes, warnings and settings of a run, one line each."""
+    context = run.context
+    resolved, start = context.resolved, context.start
+    if isinstance(start, Finished):
+        lines = [f"{context.folder.path} is finished: nothing to continue"]
+    else:
+        lines = list(start.notes)
+    lines += resolved.notes(runs_on_ipus(resolved.config.device))
+    lines += [f"warning: {line}" for line in context.warnings]
+    preset = f"preset {resolved.preset}" if resolved.preset else "no preset"
+    if start.target.is_own:
+        preset = "the run's configuration"
+    elif resolved.origins["model_name"] == RUN:
+        preset = "the cross-validation's configuration"
+    size = "x".join(map(str, context.input_shape))
+    network = f"{context.record.name} ({preset}), input {size}, seed {context.seed}"
+    if context.config.base_filters is not None:
+        full = "x".join(map(str, context.record.input_shape))
+        published = context.record.builder_args.get("base_filters")
+        network += f", {context.config.base_filters} base filters (as published: {full}, {published})"
+    lines.append(f"{network}; {program_line(context.program, context.config.named_splits)}")
+    return lines
+
+
+def _beginning(run: TrainingRun, program: BuiltProgram) -> Iterator[Event]:
+    """Yields what is known of a run when its network is compiled, and its bar."""
+    context, frozen = run.context, program.frozen_layers
+    if run.fresh_weights:
+        head = f"with a new head for {counted(context.info.num_classes, 'class')}"
+        yield Note(f"starting from {context.config.weights}, {head}")
+    if frozen:
+        named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
+        yield Note(f"{counted(len(frozen), 'layer')} frozen: {named}")
+    if program.splits_from not in ("", "given"):
+        yield Note(f"stages opened by {', '.join(program.pipeline_splits)} ({program.splits_from})")
+    yield Note(f"run folder {context.folder.path}; compiling")
+    yield _progress(run, 0, "compiling")
+
+
+def _progress(run: TrainingRun, weight_updates: int, figures: str) -> Progress:
+    total = run.context.program.num_weight_updates
+    return Progress(f"epoch {_epoch(run, weight_updates)}", weight_updates, total, figures)
+
+
+def _epoch(run: TrainingRun, weight_updates: int) -> str:
+    program = run.context.program
+    return f"{weight_updates / program.weight_updates_per_epoch:.1f}/{program.num_epochs}"
 
 
 def print_result(run: TrainingRun, as_json: bool) -> None:
@@ -259,7 +254,8 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
 
     # Before the introduction, which then names the layers that the planner chose.
     report = {**run.plan_of_run(), "folds": list(folds)}
-    RunDisplay(run).introduce()
+    for line in introduction(run):
+        note(line)
     for line in report["warnings"][len(run.context.warnings) :]:
         note(f"warning: {line}")
     config = run.context.config

@@ -4,7 +4,7 @@ import sys
 from typing import Any, Dict, List, Tuple, Union
 
 from ipucnn.datasets.verification.findings import ERROR, Finding
-from ipucnn.datasets.verification.samples import Sample
+from ipucnn.datasets.verification.samples import Drawn
 from ipucnn.datasets.verification.survey import SubsetFacts, Verification
 from ipucnn.reports.console import NUMBER, TEXT, Side, console, plain_table, text_table, titled
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
@@ -161,20 +161,19 @@ class LabelSheet:
         self._sheet: Union[ContactSheet, PanelSheet] = ContactSheet()
         if task != "classification":
             self._sheet = PanelSheet(("image", "mask", "overlay"), columns=3)
-        self.wants = self._sheet.wants
         self.save = self._sheet.save
 
-    def expect(self, total: int) -> None:
-        """Sets the number of samples that will follow."""
-        if total:
-            self._sheet.expect(total)
+    def is_drawn(self, position: int, total: int) -> bool:
+        """Whether a sample at a position among a number of them is one of those shown."""
+        self._sheet.expect(total)
+        return self._sheet.wants(position)
 
-    def add(self, position: int, sample: Sample) -> None:
-        """Adds a sample that is shown."""
-        sheet = self._sheet
+    def take(self, item: Drawn) -> None:
+        """Takes a sample that is shown."""
+        sheet, sample = self._sheet, item.sample
         if isinstance(sheet, ContactSheet):
             result = {"image": sample.name, "label": sample.label, "problems": sample.problems}
-            sheet.take(position, result, sample.image)
+            sheet.take(item.position, result, sample.image)
             return
         assert sample.mask is not None
         grey = sample.image[..., 0] if sample.image.shape[-1] == 1 else sample.image

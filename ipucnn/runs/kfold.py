@@ -10,12 +10,13 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.events import Event, Events
 from ipucnn.filesystem import (
     check_makeable,
     entries,
@@ -31,7 +32,6 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, latest_run_dir
-from ipucnn.runs.recorder import RunEvent
 from ipucnn.runs.records import Fold, Folds, Report
 from ipucnn.runs.resume import (
     Finished,
@@ -48,7 +48,7 @@ _NOT_FIGURES = ("samples",)
 
 
 @dataclass(frozen=True)
-class FoldStarted:
+class FoldStarted(Event):
     """A fold's run is prepared; the events of the run follow."""
 
     fold: int
@@ -57,7 +57,7 @@ class FoldStarted:
 
 
 @dataclass(frozen=True)
-class FoldFinished:
+class FoldFinished(Event):
     """A fold is done: its row of ``folds.json``."""
 
     row: Fold
@@ -155,7 +155,7 @@ class CrossValidation:
             with contextlib.suppress(UserError):  # there is nothing to continue
                 yield fold, open_run(fold_path(self.root, fold))
 
-    def events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
+    def events(self) -> Events[None]:
         """Yields FoldStarted, the run's events and FoldFinished for every fold; writes ``folds.json`` after each.
 
         Raises:
@@ -166,7 +166,7 @@ class CrossValidation:
         finally:
             self._folder.unlock()
 
-    def _events(self) -> Iterator[Union[FoldStarted, RunEvent, FoldFinished]]:
+    def _events(self) -> Events[None]:
         for fold in self.folds:
             run = self.first if fold == self.folds[0] else self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)

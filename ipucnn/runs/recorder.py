@@ -19,7 +19,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 import numpy as np
@@ -30,6 +29,7 @@ from ipucnn.config.spec import Effect
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, DataSource
 from ipucnn.errors import EXIT_SIGTERM
+from ipucnn.events import Event, Note
 from ipucnn.interrupts import Interrupted, InterruptGuard
 from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.runs import checkpoints
@@ -52,14 +52,13 @@ from ipucnn.sessions.evaluated import (
 from ipucnn.sessions.session import (
     CheckpointDue,
     CompilationReport,
-    Event,
     ExecutionFinished,
     MakeDataset,
     NotFiniteError,
-    Progress,
     Session,
     Stopped,
     Trainer,
+    UpdatesDone,
     ValidationDue,
     is_checkpoint_due,
 )
@@ -76,7 +75,7 @@ EXPLODED = 10
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Event):
     """The model is built and traced; training begins."""
 
     program: BuiltProgram
@@ -86,7 +85,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Validated:
+class Validated(Event):
     """Metrics over the whole evaluation set after ``weight_updates``."""
 
     weight_updates: int
@@ -95,27 +94,17 @@ class Validated:
 
 
 @dataclass(frozen=True)
-class CheckpointSaved:
+class CheckpointSaved(Event):
     """A checkpoint was written."""
 
     path: Path
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Predicted(Event):
     """Predictions of a segmentation network for some images; drawn before the run counts as finished."""
 
     images: "List[SegmentedImage]"
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Notes and warnings for the user, one line each."""
-
-    lines: List[str]
-
-
-RunEvent = Union[Started, Progress, ExecutionFinished, Validated, CheckpointSaved, Predicted, Notes]
 
 
 class Timer:
@@ -265,18 +254,18 @@ class Recorder:
             for change in changes(self._processes[-2], self._environment)
         ]
 
-    def handle(self, event: Event) -> Iterator[RunEvent]:
+    def handle(self, event: Event) -> Iterator[Event]:
         """Records, validates or saves, as an event of the session requires.
 
         Raises:
             Interrupted: a signal asked the run to end; the run is saved.
             UserError: the loss or the weights are no longer finite, or a file cannot be written.
         """
-        if self._compiled_at is None and isinstance(event, (Progress, ExecutionFinished)):
+        if self._compiled_at is None and isinstance(event, (UpdatesDone, ExecutionFinished)):
             self._compiled_at = time.perf_counter()
             for tracker in self._trackers:
                 tracker.training_begins(self._first_weight_update)
-        if isinstance(event, Progress):
+        if isinstance(event, UpdatesDone):
             yield event
         elif isinstance(event, ExecutionFinished):
             yield from self._execution(event)
@@ -292,7 +281,7 @@ class Recorder:
         if self._session.any_instance(self._guard.is_set):
             self._interrupt()
 
-    def _execution(self, event: ExecutionFinished) -> Iterator[RunEvent]:
+    def _execution(self, event: ExecutionFinished) -> Iterator[Event]:
         self._timer.add(event)
         if not event.is_logged:
             self._trainer.state.events_done += 1
@@ -331,7 +320,7 @@ class Recorder:
         row_key = {key: computed[key] for key in ("event", "weight_updates")}
         self._folder.append(TIMINGS, json.dumps({**row_key, **measured}) + "\n")
 
-    def _validation(self, event: ValidationDue) -> Iterator[RunEvent]:
+    def _validation(self, event: ValidationDue) -> Iterator[Event]:
         state, program = self._state, self._program
         self._prepare_evaluated_weights()
         for tracker in self._trackers:
@@ -377,7 +366,7 @@ class Recorder:
         if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST, is_whole=False))
 
-    def _warn_of_loss(self, loss: float) -> Iterator[Notes]:
+    def _warn_of_loss(self, loss: float) -> Iterator[Note]:
         """Warns, once in a run, that a validation loss is far above the loss of equal probabilities."""
         chance_loss = float(np.log(max(self._context.info.num_classes, 2)))
         if self._has_warned or loss <= EXPLODED * chance_loss:
@@ -386,18 +375,16 @@ class Recorder:
         causes = "training may have diverged (lower the learning rate)"
         if norm_of(self._config.norm_layer) == "batch":
             causes += ", or batch norm's moving statistics lag behind (lower --bn-momentum, train for longer)"
-        yield Notes(
-            [
-                f"warning: validation loss {loss:,.6g}, where equal probabilities have {chance_loss:.2f}: {causes}"
-            ]
+        yield Note(
+            f"warning: validation loss {loss:,.6g}, where equal probabilities have {chance_loss:.2f}: {causes}"
         )
 
-    def validate_each(self, paths: Sequence[Path], model: KerasModel) -> Iterator[RunEvent]:
+    def validate_each(self, paths: Sequence[Path], model: KerasModel) -> Iterator[Event]:
         """Validates checkpoints, in the order given."""
         for path in paths:
             per_epoch = self._program.weight_updates_per_epoch
             updates, _ = checkpoints.load_for_validation(path, self._trainer.state, model, per_epoch)
-            yield Notes([f"checkpoint {path}"])
+            yield Note(f"checkpoint {path}")
             yield from self.handle(ValidationDue(updates))
 
     def _prepare_evaluated_weights(self) -> None:
@@ -479,7 +466,7 @@ class Recorder:
             f"continue it with: {resume_command(self._folder.path, self._context.own_files)}",
         )
 
-    def save_last(self) -> Iterator[RunEvent]:
+    def save_last(self) -> Iterator[Event]:
         """Writes the last checkpoint, and makes the report that :meth:`finish` writes."""
         config = self._config
         if config.training and config.checkpoints and self._saved_at != self._trainer.state.weight_updates:
@@ -499,7 +486,7 @@ class Recorder:
                 self._folder.link_checkpoint(LAST, BEST)
         self.report = self._make_report()
 
-    def finish(self) -> Iterator[RunEvent]:
+    def finish(self) -> Iterator[Event]:
         """Writes the report last, because a run with a report counts as finished."""
         config = self._config
         yield from self._warn_of_collectives()
@@ -515,7 +502,7 @@ class Recorder:
                 None,
             )
 
-    def _warn_of_collectives(self) -> Iterator[Notes]:
+    def _warn_of_collectives(self) -> Iterator[Note]:
         """Warns if adding up gradients over workers took more than LARGEST_SHARE of the time."""
         sharing, train_s = self._trainer.sharing, self._timer.busy_s
         if sharing is None or sharing.collective_s <= LARGEST_SHARE * train_s:
@@ -523,11 +510,9 @@ class Recorder:
         advice = "a larger --gradient-accumulation-count or --fused-micro-batches"
         if sharing.reduction == "ordered":
             advice += ", or --reduction allreduce, which gives other last digits"
-        yield Notes(
-            [
-                f"warning: {sharing.collective_s / train_s:.0%} of the time went into gathering gradients of "
-                f"{sharing.workers} processes, or waiting for them; less does with {advice}"
-            ]
+        yield Note(
+            f"warning: {sharing.collective_s / train_s:.0%} of the time went into gathering gradients of "
+            f"{sharing.workers} processes, or waiting for them; less does with {advice}"
         )
 
     def _make_report(self) -> Report:

@@ -15,6 +15,7 @@ from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import IN_MEMORY
+from ipucnn.events import Events, Note
 from ipucnn.filesystem import expand, free_bytes
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
@@ -27,7 +28,7 @@ from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.context import RunContext, make_context, norms_of, statistics_warnings
 from ipucnn.runs.folder import METRICS
-from ipucnn.runs.recorder import Notes, Predicted, Recorder, RunEvent, Started, Timer
+from ipucnn.runs.recorder import Predicted, Recorder, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
 from ipucnn.runs.resume import Continue, Finished, RunState, restore, resume_command
 from ipucnn.runs.sources import find_starting_weights
@@ -231,7 +232,7 @@ class TrainingRun:
             context, context.program, first_update, samples_per_element, shard=shard
         )
 
-    def events(self) -> Iterator[RunEvent]:
+    def events(self) -> Events[None]:
         """Builds, compiles, trains and writes the run folder.  A finished run yields nothing.
 
         Raises:
@@ -262,7 +263,7 @@ class TrainingRun:
         finally:
             self.context.folder.unlock()
 
-    def _events(self, guard: InterruptGuard) -> Iterator[RunEvent]:
+    def _events(self, guard: InterruptGuard) -> Events[None]:
         from ipucnn.sessions.factory import create_session
 
         config, group = self.context.config, self.context.group
@@ -279,7 +280,7 @@ class TrainingRun:
         if isinstance(group, Mpi):
             require_same_weights(group, {**state.weights, **state.slots})
         if config.compile_only:
-            yield Notes(["compiling; nothing is trained"])
+            yield Note("compiling; nothing is trained")
             with data_errors():
                 self.final_report = _compile_ahead(context, trainer, self)
             return
@@ -309,8 +310,7 @@ class TrainingRun:
         notes += [f"warning: {note}; skipped" for note in skipped]
         notes += [f"note: {note}" for note in remarks]
         notes += _notes_of_room(context, state)
-        if notes:
-            yield Notes(notes)
+        yield from map(Note, notes)
         yield Started(trainer.program, trainer.compilation, context.folder.path, context.info)
         if session.any_instance(guard.is_set):
             guard.end_before_training()

@@ -15,7 +15,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
+from ipucnn.events import Event
 from ipucnn.training.evaluation import Predictions, Sums
 from ipucnn.training.optimizer_settings import LOSS_SCALE, OptimizerSettings
 from ipucnn.training.program import BuiltProgram, Program
@@ -75,7 +75,7 @@ class CompilationReport:
 
 
 @dataclass(frozen=True)
-class ExecutionFinished:
+class ExecutionFinished(Event):
     """One execution has finished.
 
     Metrics are means over the samples since the last logged execution, usually the previous one; ``wall_s`` is the time
@@ -96,8 +96,8 @@ class ExecutionFinished:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Part of an execution has finished (for progress bars); ``loss`` and ``accuracy`` are those of that part."""
+class UpdatesDone(Event):
+    """A part of an execution is done (for progress bars); ``loss`` and ``accuracy`` are those of that part."""
 
     weight_updates: int
     loss: float
@@ -106,7 +106,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Due:
+class _Due(Event):
     weight_updates: int
 
 
@@ -116,9 +116,6 @@ class CheckpointDue(_Due):
 
 class ValidationDue(_Due):
     """The Program requires a validation at this point."""
-
-
-Event = Union[ExecutionFinished, Progress, CheckpointDue, ValidationDue]
 
 
 @dataclass
@@ -484,7 +481,7 @@ def train(trainer: Trainer, make_dataset: MakeDataset) -> Iterator[Event]:
                 images_per_s = timed_samples / busy_s
             _require_finite(trainer, part.losses, first)
             loss, accuracy = float(np.mean(part.losses)), float(np.mean(part.accuracies))
-            yield Progress(state.weight_updates, loss, accuracy, images_per_s)
+            yield UpdatesDone(state.weight_updates, loss, accuracy, images_per_s)
         losses = state.earlier_losses + state.losses
         accuracies = state.earlier_accuracies + state.accuracies
         scale = state.slots.get(LOSS_SCALE)

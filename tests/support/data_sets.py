@@ -12,6 +12,7 @@ from PIL import Image
 from ipucnn.datasets.sources import cifar
 from ipucnn.datasets.verification import verify
 from ipucnn.datasets.verification.findings import ERROR
+from ipucnn.events import View, show
 
 
 def noise(seed, *shape):
@@ -96,9 +97,9 @@ def save_pages(path, pages, **options):
     images[0].save(path, save_all=True, append_images=images[1:], **options)
 
 
-def verified(name, path, **options):
+def verified(name, path, view=View(), **options):
     """Verifies a data set; returns the codes of its errors and of its warnings, and the whole report."""
-    report = verify.verify(verify.choose(str(name), str(path)), **options)
+    report = show(verify.verify(verify.choose(str(name), str(path)), **options), view)
     errors = {finding.code for finding in report.findings if finding.severity == ERROR}
     return errors, {finding.code for finding in report.findings} - errors, report
 

@@ -4,13 +4,13 @@ pooch checks every file against a known SHA-256 before it is unpacked or stored;
 """
 
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Tuple
 
 from ipucnn.errors import DataError, MissingError
+from ipucnn.events import Note, Progress, emit
 
 TIMEOUT_S = 60
 
@@ -68,7 +68,7 @@ REMOTES: Dict[str, Remote] = {
 
 
 def download(name: str, path: Path) -> Path:
-    """Downloads ``name`` to a folder below ``path`` and returns that folder.  Progress goes to stderr.
+    """Downloads ``name`` to a folder below ``path`` and returns that folder.
 
     Raises:
         MissingError: the network or the server fails, or pooch is not installed.
@@ -81,7 +81,7 @@ def download(name: str, path: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{remote.folder}-", dir=path) as scratch:
             files: List[str] = []
             for file_name, sha256 in remote.files:
-                print(f"downloading {remote.base}{file_name}", file=sys.stderr)
+                emit(Note(f"downloading {remote.base}{file_name}"))
                 files += _fetch(remote, file_name, sha256, Path(scratch))
             target.mkdir(exist_ok=True)
             for file in files:
@@ -103,14 +103,14 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
         ) from None
     # pooch's log would report the same a second time.
     pooch.get_logger().setLevel("CRITICAL")
-    url, progress = remote.base + file_name, _Progress() if sys.stderr.isatty() else False
+    url = remote.base + file_name
     try:
         files = pooch.retrieve(
             url,
             known_hash=f"sha256:{sha256}",
             fname=file_name,
             path=folder,
-            downloader=pooch.HTTPDownloader(progressbar=progress, timeout=TIMEOUT_S),
+            downloader=pooch.HTTPDownloader(progressbar=_Download(), timeout=TIMEOUT_S),
             processor=pooch.Untar(members=[remote.folder]) if file_name.endswith(".tar.gz") else None,
         )
     except Exception as error:  # requests and urllib3 raise their own types, and pooch a ValueError
@@ -125,18 +125,17 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
     return [files] if isinstance(files, str) else list(files)
 
 
-class _Progress:
-    """The progress bar of a download, with the methods that pooch calls."""
+class _Download:
+    """Emits the progress of a download, in MiB; it has the methods that pooch calls."""
 
     total = num_bytes = 0
 
     def update(self, num_bytes: int) -> None:
         self.num_bytes = min(self.num_bytes + num_bytes, self.total)
-        text = f"\r{self.num_bytes / 2**20:.0f} of {self.total / 2**20:.0f} MiB"
-        print(text, end="", file=sys.stderr, flush=True)
+        emit(Progress("downloading, MiB", round(self.num_bytes / 2**20), round(self.total / 2**20)))
 
     def reset(self) -> None:
         self.num_bytes = 0
 
     def close(self) -> None:
-        print(file=sys.stderr)
+        pass

@@ -31,6 +31,7 @@ from ipucnn.datasets.sources.records import (
 )
 from ipucnn.datasets.sources.tfrecord import Feature, frame, make_example, read_example, scan_records
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import Events, Progress
 from ipucnn.filesystem import (
     check_makeable,
     file_size,
@@ -97,8 +98,7 @@ def build(
     num_validation_shards: int,
     num_workers: int,
     max_pixels: int = MAX_IMAGE_PIXELS,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Built:
+) -> Events[Built]:
     """Makes the record files that an earlier call has not finished.
 
     Args:
@@ -107,7 +107,6 @@ def build(
         num_shards, num_validation_shards: number of files of each subset.
         num_workers: number of files that are made at the same time.
         max_pixels: the most pixels of an image.
-        progress: function that gets the number of finished images, and of all images.
 
     Raises:
         ConfigurationError: there are more files than images.
@@ -140,7 +139,7 @@ def build(
         raise DataError(f"another process builds records in {shown(out)}", "wait until it is done") from None
     try:
         _begin(out, shards, folder, counts, names)
-        digests, num_kept, num_converted = _make_all(shards, num_workers, max_pixels, progress)
+        digests, num_kept, num_converted = yield from _make_all(shards, num_workers, max_pixels)
         digests[CLASSES_FILE] = file_digest(out / CLASSES_FILE)
         lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
         write_text(out / CHECKSUMS_FILE, "".join(lines))
@@ -200,8 +199,8 @@ def _begin(
 
 
 def _make_all(
-    shards: Sequence[_Shard], num_workers: int, max_pixels: int, progress: Callable[[int, int], None]
-) -> Tuple[Dict[str, str], int, int]:
+    shards: Sequence[_Shard], num_workers: int, max_pixels: int
+) -> Events[Tuple[Dict[str, str], int, int]]:
     """Makes the files; returns the SHA-256 of each by name, the number of kept files, and that of converted images."""
     total, done, stop = sum(len(shard.images) for shard in shards), [0] * len(shards), threading.Event()
 
@@ -225,7 +224,7 @@ def _make_all(
             while waiting:
                 # With a timeout, because a signal just before an endless wait would be handled only at its end.
                 ended, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_EXCEPTION)
-                progress(sum(done), total)
+                yield Progress("building records", sum(done), total)
                 for future in ended:
                     future.result()
         finally:

@@ -10,6 +10,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ipucnn.aliases import Numbers
+from ipucnn.events import Item
 
 DIGEST_BYTES = 16
 
@@ -124,21 +125,15 @@ class Sample(NamedTuple):
     class_colours: Tuple[Tuple[int, int, int], ...] = ()
 
 
-@dataclass
-class Watcher:
-    """Callbacks during the verification, for a progress bar and a contact sheet.
+@dataclass(frozen=True)
+class Drawn(Item):
+    """A sample to draw was decoded."""
 
-    Attributes:
-        on_total: called once with the number of samples to decode.
-        on_progress: called with the number of samples that are done, and of all.
-        wants: returns whether to draw the sample at a position.
-        on_sample: called with the position and the sample to draw.
-    """
+    sample: Sample
 
-    on_total: Callable[[int], None] = lambda total: None
-    on_progress: Callable[[int, int], None] = lambda done, total: None
-    wants: Callable[[int], bool] = lambda position: False
-    on_sample: Callable[[int, Sample], None] = lambda position, sample: None
+
+IsDrawn = Callable[[int, int], bool]
+"""Returns whether to draw the sample at a position (from 0) among a number of samples."""
 
 
 @dataclass

@@ -25,8 +25,9 @@ from ipucnn.datasets.problems import Problem, problem_of
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification import stored
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING, Finding
-from ipucnn.datasets.verification.samples import Decoded, Lot, Sample, SubsetSurvey, Watcher
+from ipucnn.datasets.verification.samples import Decoded, Drawn, IsDrawn, Lot, Sample, SubsetSurvey
 from ipucnn.errors import DataError
+from ipucnn.events import Event, Progress
 from ipucnn.filesystem import file_size, is_file
 from ipucnn.text import printable
 
@@ -156,7 +157,7 @@ class Survey:
     Attributes:
         dataset, task, location: name, task ("classification" or "segmentation") and location of the set.
         known: published facts of the set.
-        watcher: callbacks for progress and drawn samples.
+        is_drawn: chooses the samples to draw.
         limits: values of ``--limit-train`` and ``--limit-eval`` by subset.
         image_size: (height, width) of the network's input, if given.
         validation_fraction: the share of each class that is held out of a folder without train/ and val/.
@@ -171,7 +172,7 @@ class Survey:
     task: str
     location: str
     known: Known
-    watcher: Watcher
+    is_drawn: IsDrawn
     limits: Mapping[str, Optional[str]]
     image_size: Optional[Tuple[int, int]]
     validation_fraction: float
@@ -251,7 +252,6 @@ class Survey:
                 subset.num_stored = lot.size if lot.num_stored is None else lot.num_stored
                 subset.chosen = self.chosen(name, lot.size)
                 self._total += int(subset.chosen.sum())
-        self.watcher.on_total(self._total)
 
     def chosen(self, name: str, size: int) -> np.ndarray:
         """Returns the samples of a subset that a limit keeps: bool [size]."""
@@ -268,11 +268,16 @@ class Survey:
                 numbers = (begin + np.flatnonzero(subset.chosen[begin : begin + subset.lot.at_once])).tolist()
                 end = position + len(numbers)
                 if numbers:
-                    yield name, numbers, any(map(self.watcher.wants, range(position, end)))
+                    yield name, numbers, any(map(self._draws, range(position, end)))
                 position = end
 
-    def take(self, name: str, numbers: Sequence[int], decoded: Union[Decoded, DataError, None]) -> None:
-        """Records samples of one size, and checks each of them by itself.
+    def _draws(self, position: int) -> bool:
+        return self.is_drawn(position, self._total)
+
+    def take(
+        self, name: str, numbers: Sequence[int], decoded: Union[Decoded, DataError, None]
+    ) -> Iterator[Event]:
+        """Records samples of one size, checks each of them by itself, and yields those to draw.
 
         Args:
             name: name of the subset.
@@ -283,7 +288,7 @@ class Survey:
         subset, position = self.subsets[name], self._done
         subset.checked += len(numbers)
         self._done += len(numbers)
-        self.watcher.on_progress(self._done, self._total)
+        yield Progress("verifying", self._done, self._total)
         if isinstance(decoded, DataError):
             lot, number = subset.lot, numbers[0]
             self.report(problem_of(decoded, name, lot.name(number), lot.path(number), lot.place(number)))
@@ -301,14 +306,14 @@ class Survey:
         subset.class_counts += sum(one[:num_classes] for one in counts)
         subset.record(numbers, labels, decoded)
         for k, number in enumerate(numbers):
-            if self.watcher.wants(position + k):
+            if self._draws(position + k):
                 assert decoded.images is not None
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(counts[k])
                 names = (self.class_names, self.class_colours)
                 sample = Sample(subset.lot.name(number), label, [], decoded.images[k], mask, *names)
                 self._drawn[name, number] = sample
-                self.watcher.on_sample(position + k, sample)
+                yield Drawn(position + k, self._total, sample)
         self._check_together(subset, numbers, decoded)
         for k, number in enumerate(numbers):
             if masks is not None:

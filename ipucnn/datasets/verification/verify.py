@@ -27,9 +27,10 @@ from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import embedded, records
 from ipucnn.datasets.verification import lots
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
-from ipucnn.datasets.verification.samples import Decoded, Watcher
+from ipucnn.datasets.verification.samples import Decoded, IsDrawn
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import Events
 from ipucnn.filesystem import expand, shown
 from ipucnn.machine import num_cores, side_by_side
 
@@ -72,10 +73,10 @@ def verify(
     limit_eval: Optional[str] = None,
     image_size: Optional[Tuple[int, int]] = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
-    watcher: Optional[Watcher] = None,
+    is_drawn: IsDrawn = lambda position, total: False,
     validation_fraction: Optional[float] = None,
-) -> Verification:
-    """Checks every sample of a data set.
+) -> Events[Verification]:
+    """Checks every sample of a data set, and yields those to draw.
 
     Args:
         choice: the set, from :func:`choose`.
@@ -84,7 +85,7 @@ def verify(
         limit_train, limit_eval: number or share of samples to check: "500" or "10%".
         image_size: (height, width) of the network's input, to report smaller images; also the size of generated sets.
         max_pixels: the most pixels of an image.
-        watcher: callbacks for progress and drawn samples.
+        is_drawn: chooses the samples to draw.
         validation_fraction: the share of each class that is held out of a folder without train/ and val/.
 
     Raises:
@@ -106,7 +107,7 @@ def verify(
         choice.task,
         shown(location) if location is not None else "",
         known,
-        watcher or Watcher(),
+        is_drawn,
         {TRAIN: limit_train, EVAL: limit_eval},
         image_size if has_files else None,
         validation_fraction or HELD_OUT_SHARE,
@@ -123,7 +124,7 @@ def verify(
     # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
     is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
     for name, numbers, decoded in side_by_side(decode, survey.groups(), 1 if is_in_memory else num_cores()):
-        survey.take(name, numbers, decoded)
+        yield from survey.take(name, numbers, decoded)
     return survey.finish(allow_partial)
 
 
