@@ -162,12 +162,13 @@ def print_help(line: CommandLine) -> None:
 
 
 def print_matches(words: str) -> None:
-    """Prints the commands, and the options of all commands, whose help contains the words.
+    """Prints the commands, and the options of all commands, whose help contains the words, and methods of their name.
 
     Raises:
         ConfigurationError: no command or option matches.
     """
-    from ipucnn.config.help_page import Row, find_options, has_word, option_row, print_page
+    from ipucnn.config.help_page import Row, find_options, has_word, method_rows, option_row, print_page
+    from ipucnn.config.parameters import SYMBOLS, methods_about
 
     root = build_root(with_completion=False)
     ctx = root.make_context("ipucnn", [], resilient_parsing=True)
@@ -180,7 +181,8 @@ def print_matches(words: str) -> None:
         for param in find_options(command.params, words):
             row = option_row(param)
             options.setdefault((row.names, row.help), (row, []))[1].append(known.name)
-    if not commands and not options:
+    methods = methods_about(words, tuple(SYMBOLS))
+    if not commands and not options and not methods:
         raise ConfigurationError(
             f"ipucnn --help {shown_value(words)}: no command and no option is about that",
             "`ipucnn --help` lists the commands, docs/glossary.md explains the words",
@@ -192,7 +194,11 @@ def print_matches(words: str) -> None:
     print_page(
         "ipucnn COMMAND [OPTIONS]",
         "",
-        [(f"Commands about {topic}", commands), (f"Options about {topic}", rows)],
+        [
+            (f"Commands about {topic}", commands),
+            (f"Options about {topic}", rows),
+            *((method.title, method_rows(method)) for method in methods),
+        ],
     )
 
 

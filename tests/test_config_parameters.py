@@ -9,6 +9,7 @@ import pytest
 
 from ipucnn.config.parameters import METHODS, method_of
 from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
 from ipucnn.runs.setup import learning_rates
 from ipucnn.training.optimizer_settings import make_settings, settings_of_run
 from ipucnn.training.program import make_program
@@ -74,3 +75,25 @@ def test_help_describes_a_method(succeeds):
     assert "exponential: keys" not in out
     out, _ = succeeds("train", "--help", "epochs_to_decay")
     assert "exponential: keys" in out and "cosine: keys" not in out
+
+
+@pytest.mark.parametrize(
+    "word, title", [("eeta", "lars: keys"), ("adam", "adam: keys"), ("Cosine", "cosine: keys")]
+)
+def test_help_without_a_command_describes_a_method(succeeds, word, title):
+    out, _ = succeeds("--help", word)
+    assert title in out and "formula" in out
+
+
+@pytest.mark.parametrize(
+    "key, flag",
+    [
+        ("weight_decay", "--weight-decay"),
+        ("learning_rate", "--learning-rate"),
+        ("clipnorm", "--clip-gradient-norm"),
+    ],
+)
+def test_a_parameter_that_is_an_option_is_named(key, flag):
+    with pytest.raises(ConfigurationError, match=key) as error:
+        make_settings("adam", {key: 0.1}, global_batch_size=8)
+    assert f"{flag} 0.1" in error.value.hint

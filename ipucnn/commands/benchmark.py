@@ -4,10 +4,10 @@ import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, Optional
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import read_plan
+from ipucnn.commands.run_arguments import read_plan, refuse_given
 from ipucnn.config import bounds
 from ipucnn.config.command import NetworkOptions, argument, own_options, word
 from ipucnn.config.request import RunRequest
@@ -115,12 +115,12 @@ def benchmark(options: Benchmark) -> None:
     if suite is None and not request.is_wildcard:
         hint = "add --suite NAME, or give a wildcard as MODEL; or drop it"
         refused = {"--resume": options.resume, "--versus": versus}
-        _refuse(refused, "is for suites, and this is one benchmark", hint)
+        refuse_given(refused, " is for suites, and this is one benchmark", hint)
         _benchmark_one(request, measuring, options.verbose, options.json)
         return
     of_one = ("system_profile", "baseline", "max_regression")
     refused = {"--" + name.replace("_", "-"): given[name] for name in of_one}
-    _refuse(refused, "is for one benchmark, not for suites", "drop it, or name one network")
+    refuse_given(refused, " is for one benchmark, not for suites", "drop it, or name one network")
     from ipucnn.command_group import parse_line
 
     benchmark_suite(
@@ -133,21 +133,6 @@ def benchmark(options: Benchmark) -> None:
         verbose=options.verbose,
         json_output=options.json,
     )
-
-
-def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
-    """Refuses flags that were given.
-
-    Args:
-        flags: the flags with their values.
-        why: the text that follows the flag in the error.
-        hint: the hint of the error.
-    """
-    from ipucnn.errors import ConfigurationError
-
-    for flag, value in flags.items():
-        if value:
-            raise ConfigurationError(f"{flag} {why}", hint)
 
 
 def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, json_output: bool) -> None:

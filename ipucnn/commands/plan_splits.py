@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ipucnn.commands.run_arguments import refuse_given
 from ipucnn.config import bounds
 from ipucnn.config.command import NetworkOptions, word, words
 from ipucnn.config.options import BY_NAME
@@ -117,7 +118,7 @@ def plan_splits(options: PlanSplits) -> None:
     if options.calibrate:
         typed = {BY_NAME[name].flag: resolved.is_typed(name) for name in ("ipus", "pipeline_splits")}
         refused = {**planning, "--optimisations": optimisations, "--stages": options.stages, **typed}
-        _refuse(refused, "--calibrate")
+        refuse_given(refused, ": --calibrate makes no plan", "drop one of them")
         _calibrate(options.calibrate, options.system, profile_path, options.json)
         return
     from ipucnn.planning.question import make_question
@@ -131,7 +132,7 @@ def plan_splits(options: PlanSplits) -> None:
 
         profile = read_profile(profile_path)
     if optimisations:
-        _refuse(planning, "--optimisations")
+        refuse_given(planning, ": --optimisations makes no plan", "drop one of them")
     config, classes = resolved.config, options.classes
     assumed = assumption(resolved.record, config.dataset, config.image_size, classes)
     if assumed:
@@ -223,21 +224,6 @@ def _show_plan(
     for path, _ in texts:
         note(f"written: {path}")
     check_not_fitting(plan, question)
-
-
-def _refuse(options: Mapping[str, object], beside: str) -> None:
-    """Refuses options of a plan beside an option that makes no plan.
-
-    Args:
-        options: the options of a plan with their values.
-        beside: the option that makes no plan.
-
-    Raises:
-        ConfigurationError: an option was given; the error names the first.
-    """
-    for flag, given in options.items():
-        if given:
-            raise ConfigurationError(f"{flag}: {beside} makes no plan", "drop one of them")
 
 
 def _calibrate(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Optional
+from typing import TYPE_CHECKING, ClassVar, Mapping, Optional
 
 from ipucnn.config import bounds
 from ipucnn.config.command import RunOptions, argument, word
@@ -58,6 +58,22 @@ class PatchOptions(WeightsOptions):
         within=bounds.TEST_TIME_AUGMENTATION,
         default_text="1",
     )
+
+
+def refuse_given(values: Mapping[str, object], why: str, hint: str) -> None:
+    """Refuses options that were given beside another one.
+
+    Args:
+        values: the value of each option by its flag.
+        why: follows the flag in the error.
+        hint: the hint of the error.
+
+    Raises:
+        ConfigurationError: an option was given; the error names the first.
+    """
+    for flag, value in values.items():
+        if value:
+            raise ConfigurationError(f"{flag}{why}", hint)
 
 
 def read_plan(path: Path) -> "PipelinePlan":

@@ -136,7 +136,7 @@ def print_command_help(
                 f"`{ctx.command_path} --help-all` shows all options",
             )
         pages = [(f"Options about {shown_value(searched)}", rows)]
-        print_page(usage, "", pages + [(method.title, _method_rows(method)) for method in methods])
+        print_page(usage, "", pages + [(method.title, method_rows(method)) for method in methods])
         return
     panels: Dict[str, List[Row]] = {"Arguments": [_argument_row(param) for param in arguments]}
     if common:
@@ -156,7 +156,7 @@ def print_command_help(
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
 
 
-def _method_rows(method: Method) -> List[Row]:
+def method_rows(method: Method) -> List[Row]:
     """Returns the formula of a schedule, warm-up, optimizer or norm, its keys, and an example."""
     keys = [Row(key.name, "", f"{key.help}  [{key.shown_default}]") for key in method.keys]
     words = [Row("where", "", SYMBOLS[method.option])]

@@ -113,6 +113,12 @@ def find_spec(key: str) -> Optional[OptionSpec]:
     return BY_KEY.get(key.strip().lower().replace("_", "-"))
 
 
+def find_meant(word: str) -> Optional[OptionSpec]:
+    """Returns the option of a key, or of a name that it has in other programs; None if there is none."""
+    name = word.strip().lower().replace("_", "-")
+    return find_spec(name) or next((spec for spec in SPECS if name in spec.wishes.split()), None)
+
+
 # -- YAML -----------------------------------------------------------------------------------------------------
 
 

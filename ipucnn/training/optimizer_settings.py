@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Tuple
 
 from ipucnn.aliases import PlainValue
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import RunConfig, find_meant
 from ipucnn.config.parameters import method_of, names_of
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import counted
@@ -84,7 +84,9 @@ def make_settings(
         if key not in method.defaults:
             if key == "momentum" and not value:
                 continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
-            raise ConfigurationError(f"optimizer {name} has no parameter '{key}'", method.hint(key))
+            spec = find_meant(key)
+            hint = method.hint(key) if spec is None else f"it is an option of its own: {spec.flag} {value}"
+            raise ConfigurationError(f"optimizer {name} has no parameter '{key}'", hint)
         if key == "nesterov" and not isinstance(value, bool):
             raise ConfigurationError(f"optimizer parameter nesterov is '{value}'", "give it true or false")
         if key != "nesterov" and (isinstance(value, bool) or not isinstance(value, (int, float))):

@@ -29,12 +29,13 @@ def largest_rate(schedule: Schedule, num_weight_updates: int) -> float:
 
 
 def _check_keys(what: str, params: Mapping[str, PlainValue], method: Method) -> None:
-    missing = [key for key in method.defaults if key not in params]
-    if missing:
-        raise ConfigurationError(f"{what} lacks {', '.join(missing)}", method.known_keys)
+    # An unknown key is often the missing one with a slip of the keyboard.
     for key in params:
         if key not in method.defaults:
             raise ConfigurationError(f"{what} has an unknown key '{key}'", method.hint(key))
+    missing = [key for key in method.defaults if key not in params]
+    if missing:
+        raise ConfigurationError(f"{what} lacks {', '.join(missing)}", method.known_keys)
 
 
 def _number(what: str, key: str, value: object, minimum: Optional[float] = None) -> float:
