@@ -320,3 +320,15 @@ def test_deterministic_turns_shuffling_off_and_refuses_a_typed_shuffle(tmp_path)
     flags, words = {"deterministic": True, "shuffle": True}, "--shuffle contradicts deterministic"
     check_raises(ConfigurationError, words, "", resolve, "train", flags, model="toy_model")
     assert resolve("train", {"shuffle": True}, model="toy_model").config.shuffle
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ({}, 2),
+        ({"ckpts_per_epoch": "1"}, None),  # somebody chose how many are written
+        ({"ckpts_per_epoch": "1", "keep_checkpoints": "5"}, 5),
+    ],
+)
+def test_chosen_checkpoints_are_all_kept(typed, kept):
+    assert resolve("train", typed, model="lenet").config.keep_checkpoints == kept

@@ -51,6 +51,11 @@ from ipucnn.models.registry import NORMS
         ("gradient-accumulation-count", "none", None),
         ("validation", "ON", True),
         ("micro-batch-size", 8.0, 8),
+        ("synthetic-data", "cpu", "host"),
+        ("freeze", "3", "3"),
+        ("freeze", "conv1, block*", "conv1,block*"),
+        ("weight-updates-per-epoch", "1", 1),
+        ("kfold", 1, None),
     ],
 )  # fmt: skip
 def test_value_is_read(key, written, value):
@@ -65,6 +70,9 @@ def test_value_is_read(key, written, value):
         ("micro-batch-size", "0.6", "whole number", "1"),
         ("micro-batch-size", -7.5, "whole number", "1"),
         ("micro-batch-size", True, "whole number", None),
+        ("micro-batch-size", "1e999", "at most 1048576", "1048576"),
+        ("micro-batch-size", "-1e999", "at least 1", "1"),
+        ("learning-rate", -(10**400), "above 0", None),
         ("micro-batch-size", None, "needs a value", None),
         ("available-memory-proportion", 0.6, "percentage", "60"),
         ("available-memory-proportion", [150], "at most 100", "100"),
@@ -209,3 +217,13 @@ def test_a_text_has_a_longest_length():
     assert BY_NAME["run_dir"].convert(longest) == longest
     with pytest.raises(BadValue, match="more than"):
         BY_NAME["run_dir"].convert(longest + "x")
+
+
+def test_a_remedy_is_the_nearest_value_or_else_the_hint():
+    assert BadValue("wrong", nearest=3).advice("--x") == "the nearest legal value is 3: --x 3"
+    assert BadValue("wrong", hint="do").advice("--x") == "do" and BadValue("wrong").advice("--x") is None
+
+
+def test_whole_numbers_are_typed_without_a_point():
+    numbers = (5.0, -3.0, 0.5, 1e18, 1 / 3)
+    assert [values.plain_number(n) for n in numbers] == ["5", "-3", "0.5", "1e+18", "0.3333333333333333"]

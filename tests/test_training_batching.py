@@ -47,6 +47,7 @@ def cifar_program(epochs, logs, **values) -> Program:
     [
         (1.0, {}, 781, 1, None),  # one epoch per execution, one log per epoch
         (2.5, {}, 781, 1, "2.5 logs per epoch are not possible"),
+        (1.5, {}, 781, 1, "1.5 logs per epoch are not possible"),
         (2.0, {}, 781, 1, "logging 1 time"),  # half an epoch would end within a weight update
         (10.0, {}, 71, 1, "logging 11 time"),  # the closest to 1/10 is 1/11
         (0.5, {}, 2 * 781, 1, None),  # two epochs per execution, repeated three times
@@ -305,7 +306,13 @@ def test_executions_end_where_a_naive_loop_stops(updates, epochs, logs, checkpoi
         assert [n * length for n in ends if is_checkpoint_due(program, n)] == sorted({*saved, total})
 
 
+def test_only_samples_count_in_the_scale_of_a_padded_weight_update():
+    scales = [program_of(n, micro_batch_size=8, pad_dataset=True).padding_scale for n in (9, 10, 15, 16)]
+    assert scales == [8 / 1, 8 / 2, 8 / 7, 1]
+
+
 def test_checkpoints_and_validations_fall_on_executions():
+    assert program_of(checkpoints=False).executions_per_checkpoint == 0
     program = cifar_program(6, 11.0, ckpts_per_epoch=2.0, first_ckpt_epoch=3, validation_freq=2)
     assert program.executions_per_checkpoint == 6  # an epoch cannot have 5.5 executions
     assert any("checkpoints per epoch" in w for w in program.warnings)
