@@ -27,10 +27,9 @@ from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.keras_graph import graph_of
 from ipucnn.planning.splits import equal_layers
 from ipucnn.sessions.group import Alone
-from ipucnn.sessions.poplar.building import build_network
 from ipucnn.sessions.poplar.checks import check_program
 from ipucnn.sessions.poplar.device import Exchange, Ipus, load_api
-from ipucnn.sessions.poplar.model import TRAINING
+from ipucnn.sessions.poplar.model import TRAINING, build_network
 from ipucnn.sessions.poplar.options import Layout, make_ipu_config, pipelining_options
 from ipucnn.training.program import make_program
 

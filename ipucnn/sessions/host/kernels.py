@@ -399,19 +399,8 @@ def _work(block):  # type: ignore[no-untyped-def]
     mean, variance = _floats(a[9], (a[0], channels)), _floats(a[10], (a[0], channels))
     if kind == _NORMALISE:
         _forward(
-            x,
-            gamma,
-            beta,
-            epsilon,
-            activation,
-            fold,
-            most,
-            _floats(a[11], shape),
-            mean,
-            variance,
-            state,
-            buffers,
-        )
+            x, gamma, beta, epsilon, activation, fold, most, _floats(a[11], shape), mean, variance, state, buffers,
+        )  # fmt: skip
     else:
         _backward(
             _floats(a[12], shape), x, gamma, beta, epsilon, activation, fold, most, mean, variance,

@@ -27,12 +27,14 @@ from tensorflow import keras
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
-from ipucnn.datasets.pixels import InputRange, Transfer
+from ipucnn.datasets.pixels import InputRange
 from ipucnn.models.blueprint import INPUT_NAME, Node, stages_by_layer
 from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers import micro_batches
 from ipucnn.models.names import named_weights, penalties
-from ipucnn.sessions.poplar.device import Api, compute_type
+from ipucnn.sessions.poplar.device import Api, Ipus, compute_type
+from ipucnn.sessions.poplar.options import accumulation_options, pipelining_options
+from ipucnn.training.program import BuiltProgram
 
 SEEDS_NAME = "micro_batch_seeds"
 TRAINING, PREDICTION, STATISTICS = "training", "prediction", "statistics"
@@ -208,32 +210,6 @@ class MovedByGradient(_FusedBatchNorm):
         return with_statistics(y, *moving)
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """Properties of a network to build for IPUs.
-
-    Attributes:
-        micro_batch_size: the samples of the static batch.
-        purpose: TRAINING, PREDICTION, or STATISTICS (a training forward pass that returns batch norm's
-            statistics).
-        precision: "16.16", "16.32" or "32.32".
-        stateless_dropout: whether dropout is a :class:`SeededDropout`.
-        preprocess: the last step of preprocessing, which a :class:`Preprocess` layer does if it is the IPU's.
-        fused_preprocessing: whether that layer is the SDK's operation.
-        rounds_to_nearest: whether the model rounds to nearest on a system that is configured to round stochastically.
-        splits: the layers that open the stages of a pipeline after the first; none without a pipeline.
-    """
-
-    micro_batch_size: int
-    purpose: str
-    precision: str
-    stateless_dropout: bool
-    preprocess: Transfer
-    fused_preprocessing: bool
-    rounds_to_nearest: bool
-    splits: Sequence[str] = ()
-
-
 @dataclass
 class DeviceModel:
     """A network built for IPUs.
@@ -273,8 +249,9 @@ def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasL
 class _Builder:
     """Builds one model; each kind of replaced layer has a method."""
 
-    def __init__(self, api: Api, spec: ModelSpec) -> None:
-        self.api, self.spec = api, spec
+    def __init__(self, ipus: Ipus, purpose: str, micro_batch_size: int) -> None:
+        self.addons, self.config = ipus.api.addons_layers, ipus.config
+        self.purpose, self.size = purpose, micro_batch_size
         self.seeds: Optional[Tensor] = None
         self.statistics: List[Tensor] = []
         self.norms: List[str] = []
@@ -283,7 +260,7 @@ class _Builder:
 
     def output(self, node: Node, inputs: Union[Tensor, List[Tensor]]) -> Tensor:
         """Returns the output of a node."""
-        common = {"name": node.layer, "dtype": _policy(self.spec.precision)}
+        common = {"name": node.layer, "dtype": _policy(self.config.precision)}
         if not node.config["trainable"]:
             common["trainable"] = False
         if node.layer_class is micro_batches.BatchNormalization:
@@ -297,7 +274,7 @@ class _Builder:
     def _layer(self, node: Node, common: KerasConfig) -> KerasLayer:
         kind: Any = node.layer_class
         if kind is micro_batches.GroupNormalization:
-            return self.api.addons_layers.GroupNormalization(
+            return self.addons.GroupNormalization(
                 groups=node.config["groups"],
                 channels_axis=-1,
                 epsilon=node.config["epsilon"],
@@ -321,12 +298,12 @@ class _Builder:
             return _batch_norm(node.config, common)(inputs)
         settings = {key: node.config[key] for key in ("epsilon", "center", "scale")}
         if node.config["moves_once"]:
-            if self.spec.purpose != TRAINING:
+            if self.purpose != TRAINING:
                 return _batch_norm(node.config, common)(inputs)
             self.moved_once.append(MovedByGradient(node.config["momentum"], **settings, **common))
             return self.moved_once[-1](inputs)
         self.norms.append(node.name)
-        if self.spec.purpose != STATISTICS:
+        if self.purpose != STATISTICS:
             return _batch_norm(node.config, common)(inputs)
         output, mean, variance = BatchStatistics(**settings, **common)(inputs)
         self.statistics += [mean, variance]
@@ -334,42 +311,71 @@ class _Builder:
 
     def _dropped(self, node: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
         rate, noise = node.config["rate"], node.config["noise_shape"]
-        if self.spec.purpose == PREDICTION or rate == 0:
+        if self.purpose == PREDICTION or rate == 0:
             return keras.layers.Activation("linear", **common)(inputs)
-        always = self.spec.purpose == STATISTICS
-        if self.spec.stateless_dropout:
+        always = self.purpose == STATISTICS
+        if self.config.dropout_layer == "stateless":
             if self.seeds is None:
-                self.seeds = keras.Input(
-                    batch_shape=(self.spec.micro_batch_size, 2), name=SEEDS_NAME, dtype="int32"
-                )
-            dropout = SeededDropout(rate, noise, self.spec.micro_batch_size, always, **common)
+                self.seeds = keras.Input(batch_shape=(self.size, 2), name=SEEDS_NAME, dtype="int32")
+            dropout = SeededDropout(rate, noise, self.size, always, **common)
             return dropout([inputs, self.seeds])
         if noise is not None:
             noise = [int(size) if n is None else n for n, size in zip(noise, inputs.shape)]
-        return self.api.addons_layers.Dropout(rate, noise_shape=noise, **common)(
+        return self.addons.Dropout(rate, noise_shape=noise, **common)(
             inputs, training=True if always else None
         )
 
 
-def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) -> DeviceModel:
-    """Builds a network for IPUs, with its weights; call it inside the strategy's scope.
+def build_network(
+    ipus: Ipus,
+    network: KerasModel,
+    purpose: str,
+    micro_batch_size: int,
+    name: str,
+    program: Optional[BuiltProgram] = None,
+) -> DeviceModel:
+    """Returns a network built for a purpose, with its weights.
+
+    It is in its stages and has the SDK's options for it, which models do not save.
 
     Args:
-        api: the SDK's modules.
-        network: the network from ``build_model``.
-        spec: the properties of the model.
+        ipus: the IPUs.
+        network: the network with its weights.
+        purpose: TRAINING, PREDICTION, or STATISTICS (a training forward pass that returns batch norm's statistics).
+        micro_batch_size: the samples of a micro-batch.
         name: the name of the model.
+        program: the Program whose stages and options it has; None: it has no pipeline.
     """
+    with ipus.scope():
+        built = _build(ipus, network, _Builder(ipus, purpose, micro_batch_size), name, program)
+        if program is not None:
+            _set_options(ipus, built.model, program, training=purpose == TRAINING)
+    return built
+
+
+def _set_options(ipus: Ipus, model: KerasModel, program: BuiltProgram, training: bool) -> None:
+    p, config, api = program, ipus.config, ipus.api
+    if p.num_stages > 1:
+        model.set_pipelining_options(**pipelining_options(api.ipu, p, config, training))
+    elif training and p.gradient_accumulation_count > 1:
+        model.set_gradient_accumulation_options(**accumulation_options(p, config))
+    model.set_infeed_queue_options(prefetch_depth=config.prefetch_depth)
+    if training and p.num_replicas > 1 and p.num_stages == 1 and api.reduces_metrics:
+        model.set_replication_options(replicated_metric_reduction_method="MEAN")
+
+
+def _build(
+    ipus: Ipus, network: KerasModel, builder: _Builder, name: str, program: Optional[BuiltProgram]
+) -> DeviceModel:
     blueprint = read_blueprint(network)
-    builder = _Builder(api, spec)
     first = blueprint.nodes[0]
     sizes = tuple(int(n) for n in network.inputs[0].shape[1:])
-    compute = compute_type(spec.precision)
-    transfer, on_device = spec.preprocess.dtype, spec.preprocess.on_device
-    images = keras.Input(batch_shape=(spec.micro_batch_size, *sizes), name=INPUT_NAME, dtype=transfer)
+    compute = compute_type(ipus.config.precision)
+    transfer, on_device = ipus.preprocess.dtype, ipus.preprocess.on_device
+    images = keras.Input(batch_shape=(builder.size, *sizes), name=INPUT_NAME, dtype=transfer)
     x = images
     if on_device is not None:
-        fused = api.ipu.image_ops.normalise_image if spec.fused_preprocessing else None
+        fused = ipus.api.ipu.image_ops.normalise_image if ipus.config.fused_preprocessing else None
         x = Preprocess(on_device, fused, compute, name="preprocess", dtype=compute)(images)
     tensors = {first.name: x}
     for node in blueprint.nodes[1:]:
@@ -379,18 +385,18 @@ def build_for_ipus(api: Api, network: KerasModel, spec: ModelSpec, name: str) ->
     if compute != "float32":
         # Loss and metrics are float32, and Keras casts sample weights to the type of the logits.
         outputs = keras.layers.Activation("linear", dtype="float32", name="float32_logits")(outputs)
-    if spec.purpose == STATISTICS:
+    if builder.purpose == STATISTICS:
         # The network's end is kept, reduced to one value: without it, a pipeline could lack its last stages.
         if len(outputs.shape) == 4:
             outputs = keras.layers.GlobalAveragePooling2D(name="end")(outputs)
         outputs = [*builder.statistics, outputs]
     inputs = images if builder.seeds is None else [images, builder.seeds]
     model = keras.Model(inputs, outputs, name=name)
-    if spec.rounds_to_nearest:
+    if ipus.rounds_stochastically and builder.purpose != TRAINING:
         for layer in model.layers:
-            _round_to_nearest(layer, api)
-    if spec.splits:
-        _assign_stages(model, blueprint.nodes, spec.splits)
+            _round_to_nearest(layer, ipus.api)
+    if program is not None and program.num_stages > 1:
+        _assign_stages(model, blueprint.nodes, program.pipeline_splits)
     weights = _weights(model, network)
     assign_weights(named_weights(network), weights)
     return DeviceModel(

@@ -11,9 +11,8 @@ from ipucnn.aliases import KerasModel, Tensor, TfDataset, TfVariable
 from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.statistics import peeked
 from ipucnn.sessions.poplar.batches import training_batches
-from ipucnn.sessions.poplar.building import build_network
 from ipucnn.sessions.poplar.device import Ipus
-from ipucnn.sessions.poplar.model import PREDICTION, STATISTICS, DeviceModel, assign_weights
+from ipucnn.sessions.poplar.model import PREDICTION, STATISTICS, DeviceModel, assign_weights, build_network
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,

@@ -20,10 +20,9 @@ from ipucnn.sessions.host.division import Division, one_by_one
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.batches import BatchStream
-from ipucnn.sessions.poplar.building import build_network
 from ipucnn.sessions.poplar.checks import check_remote_memory, evaluation_replicas
 from ipucnn.sessions.poplar.device import Api, Exchange, Ipus, compute_type
-from ipucnn.sessions.poplar.model import PREDICTION, TRAINING, assign_weights
+from ipucnn.sessions.poplar.model import PREDICTION, TRAINING, assign_weights, build_network
 from ipucnn.sessions.poplar.prediction import PoplarPredictor, StatisticsNetwork
 from ipucnn.sessions.poplar.surroundings import cached_programs, executable_cache
 from ipucnn.sessions.poplar.training import TrainedNetwork

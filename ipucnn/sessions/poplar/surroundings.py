@@ -36,30 +36,13 @@ OLDEST_SDK, NEWEST_SDK = (3, 0), (3, 4)
 
 # The flags of TF_POPLAR_FLAGS.  Any other flag aborts the process, even save_vertex_graph, which the help text lists.
 FLAGS = (
-    "help",
-    "use_synthetic_data",
-    "synthetic_data_initializer",
-    "use_ipu_model",
-    "log_cycle_count",
-    "while_loop_brute_force_max_trip_count",
-    "max_compilation_threads",
-    "max_infeed_threads",
-    "executable_cache_path",
-    "dump_schedule_as_dot",
-    "tensor_map_file_path",
-    "fallback_scheduler",
-    "allow_nans",
-    "null_data_feed",
-    "show_progress_bar",
-    "use_on_demand",
-    "on_demand_device_poll_time",
-    "on_demand_device_timeout",
-    "ipu_model_tiles",
-    "sync_replica_start",
-    "enable_hlo_verifier",
-    "disable_poplar_version_check",
-    "synthetic_data_categories",
-)
+    "help", "use_synthetic_data", "synthetic_data_initializer", "use_ipu_model", "log_cycle_count",
+    "while_loop_brute_force_max_trip_count", "max_compilation_threads", "max_infeed_threads",
+    "executable_cache_path", "dump_schedule_as_dot", "tensor_map_file_path", "fallback_scheduler", "allow_nans",
+    "null_data_feed", "show_progress_bar", "use_on_demand", "on_demand_device_poll_time",
+    "on_demand_device_timeout", "ipu_model_tiles", "sync_replica_start", "enable_hlo_verifier",
+    "disable_poplar_version_check", "synthetic_data_categories",
+)  # fmt: skip
 _FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 
