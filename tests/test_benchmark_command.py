@@ -21,7 +21,7 @@ from ipucnn.benchmarking.report import first_report
 from ipucnn.benchmarking.rounds import Clocks
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.events import show
 from ipucnn.sessions.host.session import HostPredictor
 from ipucnn.sessions.session import DeviceInfo
@@ -171,7 +171,7 @@ def test_an_error_of_the_device_voids_the_result(monkeypatch, error, text, void,
 
 def test_images_beyond_memory_are_refused_before_they_are_drawn():
     work = resolved("resnet50-keras", image_size="60000", micro_batch_size="100")
-    check_raises(DataError, "of 60000x60000x3 needs", "smaller batches or images", make_job, work, measured())
+    check_raises(InfeasibleError, "of 60000x60000x3 needs", "--image-size", make_job, work, measured())
 
 
 @pytest.mark.parametrize(

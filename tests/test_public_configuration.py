@@ -521,7 +521,7 @@ def test_noise_beyond_memory_is_refused_before_it_is_made(run):
         "train lenet --synthetic-data host --global-batch-size 2000000000 --micro-batch-size 8 --run-dir run"
     )
     error = "noise of 2000000256 images of 28x28x1 needs"
-    check_refused(run, Refusal(command, error, "use smaller batches", 3))
+    check_refused(run, Refusal(command, error, "use smaller batches", 4))
 
 
 def test_one_batch_stays_on_the_device(here):

@@ -415,6 +415,13 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
 
 
 def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
+    option = "--validation-micro-batch-size"
+    with monkeypatch.context() as patched:
+        patched.setattr("ipucnn.datasets.limits.available_bytes", lambda: 2**20)
+        check_refused(
+            run, Refusal(["evaluate", trained, option, 2**20], "1,048,576 images needs", f"lower {option}", 4)
+        )
+
     def too_large(*_, **__):
         raise MemoryError
 

@@ -25,6 +25,8 @@ from ipucnn.benchmarking.records import (
 from ipucnn.benchmarking.rounds import Contender
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource
+from ipucnn.datasets.limits import check_memory
+from ipucnn.errors import InfeasibleError
 
 METHOD = (
     "each stage is measured together with those before it, in turns; its own time per image is the difference to "
@@ -48,7 +50,7 @@ MakePart = Callable[[str], "TfDataset"]
 """name of a part -> infinite tf.data.Dataset up to it."""
 
 
-def random_source(resolved: Resolved, seed: int) -> DataSource:
+def random_source(resolved: Resolved, seed: int, micro_batch_size: int) -> DataSource:
     """Returns a few random images for a network, as many as can be drawn quickly.
 
     Args:
@@ -57,7 +59,7 @@ def random_source(resolved: Resolved, seed: int) -> DataSource:
 
     Raises:
         ConfigurationError: an image size that the network does not accept.
-        DataError: the images do not fit into memory.
+        InfeasibleError: the images, or a micro-batch of them, do not fit into memory.
     """
     from ipucnn.datasets.sources.embedded import open_random
     from ipucnn.models.registry import validate_input_shape
@@ -69,6 +71,9 @@ def random_source(resolved: Resolved, seed: int) -> DataSource:
         validate_input_shape(record, shape)
     num_values = shape[0] * shape[1] * shape[2]
     number = max(_LEAST_IMAGES, min(_MOST_IMAGES, _RANDOM_BYTES // num_values))
+    what = f"a micro-batch of {micro_batch_size} random images of {'x'.join(map(str, shape))}"
+    smaller = "use a smaller --image-size or --micro-batch-size"
+    check_memory(4 * num_values * micro_batch_size, what, smaller, InfeasibleError)
     return open_random(*shape, record.num_classes, record.task, seed, num_train=number, num_eval=1)
 
 

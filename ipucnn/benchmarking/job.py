@@ -331,7 +331,7 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     schedule = run_setup.learning_rates(without_warmup, replace(program, num_epochs=config.num_epochs))
     learning_rate = float(schedule(np.arange(1))[0])
     is_real = data_kind(config) == REAL
-    source = None if is_real else random_source(resolved, seed)
+    source = None if is_real else random_source(resolved, seed, program.micro_batch_size)
     job = Job(
         resolved=resolved,
         settings=settings,

@@ -2,14 +2,14 @@
 
 Every reader checks them before it allocates: :func:`check_pixels` for one image, and :func:`decoding` while it is
 decoded, so that only few threads decode large images at the same time.  :func:`check_memory` is for what would fill the
-memory part by part until the system ends the process: data sets that are held in memory, and large images.
+memory part by part until the system ends the process: data sets that are held in memory, batches, and large images.
 """
 
 import contextlib
 import threading
-from typing import ContextManager, Iterator, Optional
+from typing import ContextManager, Iterator, Optional, Type
 
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, UserError
 from ipucnn.machine import available_bytes
 from ipucnn.text import size_text
 
@@ -27,20 +27,23 @@ UNBALANCED = 5
 """The ratio of the samples of the largest class to those of the smallest from which on classes are unbalanced."""
 
 
-def check_memory(num_bytes: int, what: str, hint: Optional[str] = None) -> None:
+def check_memory(
+    num_bytes: int, what: str, hint: Optional[str] = None, error: Type[UserError] = DataError
+) -> None:
     """Rejects data that would take more than half of the available memory.
 
     Args:
         num_bytes: number of bytes to allocate.
         what: the data's name in the message: the path of a file or folder.
         hint: the error's hint.
+        error: the class of the error; InfeasibleError if options are at fault.
 
     Raises:
-        DataError: the data would take more than half.
+        UserError: the data would take more than half.
     """
     allowed = available_bytes() // 2
     if num_bytes > allowed:
-        raise DataError(
+        raise error(
             f"{what} needs {size_text(num_bytes)} of memory, and half of what is free is {size_text(allowed)}",
             hint or "use a smaller data set, or a machine with more memory",
         )

@@ -14,14 +14,15 @@ from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
+from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.pixels import InputRange, in_8_bits
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
 from ipucnn.sessions.evaluated import StatisticsImages
 from ipucnn.sessions.session import Predictor, Session
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 from ipucnn.training.program import Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -450,6 +451,7 @@ def statistics_batches(setup: Setup) -> StatisticsImages:
 
     num_images = len(setup.source.train)
     size = min(setup.config.precise_batch_norm, num_images)
+    _check_batch(size, setup.input_shape, "--precise-batch-norm")
     count = max(1, min(num_images, STATISTICS_SAMPLES) // size)
     batches = train_batches(
         setup.source,
@@ -477,6 +479,7 @@ def evaluation_batches(setup: Setup, batch_size: int, predictor: Optional[Predic
     """
     from ipucnn.datasets.pipeline import eval_batches, num_evaluation_samples
 
+    _check_batch(batch_size, setup.input_shape, "--validation-micro-batch-size")
     pixels = setup.input_shape[0] * setup.input_shape[1]
     samples = num_evaluation_samples(
         setup.source.eval, setup.output_shape or setup.input_shape, setup.record.size_step
@@ -494,3 +497,10 @@ def evaluation_batches(setup: Setup, batch_size: int, predictor: Optional[Predic
         shard=(1, 0) if predictor is None else predictor.shard,
         part=(1, 0) if predictor is None else predictor.part,
     )
+
+
+def _check_batch(batch_size: int, input_shape: InputShape, option: str) -> None:
+    """Refuses batches that cannot fit, instead of making them smaller: an IPU must run the batch that was chosen."""
+    # One batch in computation and two prefetched ones, in float32.
+    needed = 3 * 4 * batch_size * input_shape[0] * input_shape[1] * input_shape[2]
+    check_memory(needed, f"batches of {counted(batch_size, 'image')}", f"lower {option}", InfeasibleError)

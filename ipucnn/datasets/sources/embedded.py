@@ -7,7 +7,7 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
 from ipucnn.datasets.limits import check_memory
-from ipucnn.errors import MissingError
+from ipucnn.errors import InfeasibleError, MissingError
 
 NUM_HELD_OUT = 360
 LOCATION = "embedded (scikit-learn)"
@@ -66,7 +66,7 @@ def open_random(
     Labels are uniform over ``num_classes``: int32 per image, or uint8 masks for segmentation.
 
     Raises:
-        DataError: the noise takes more than half of the free memory.
+        InfeasibleError: the noise takes more than half of the free memory.
     """
     random = np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32])
     total = num_train + num_eval
@@ -76,6 +76,7 @@ def open_random(
         total * (height * width * channels + labels_bytes),
         f"noise of {total} images of {height}x{width}x{channels}",
         "use smaller batches or images: the noise is for one weight update at least",
+        InfeasibleError,
     )
     images: np.ndarray = np.frombuffer(random.bytes(total * height * width * channels), np.uint8)
     images = images.reshape(total, height, width, channels)
