@@ -503,4 +503,6 @@ def _check_batch(batch_size: int, input_shape: InputShape, option: str) -> None:
     """Refuses batches that cannot fit, instead of making them smaller: an IPU must run the batch that was chosen."""
     # One batch in computation and two prefetched ones, in float32.
     needed = 3 * 4 * batch_size * input_shape[0] * input_shape[1] * input_shape[2]
-    check_memory(needed, f"batches of {counted(batch_size, 'image')}", f"lower {option}", InfeasibleError)
+    check_memory(
+        needed, f"reading batches of {counted(batch_size, 'image')}", f"lower {option}", InfeasibleError
+    )
