@@ -1,7 +1,6 @@
 """The C++ of the custom operations, compiled against a few lines of the Poplar interface and run on the host."""
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,7 +21,7 @@ needs_sdk = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
+def crop_program(tmp_path_factory):
     """Compiles the program that runs an operation on the host."""
     path = tmp_path_factory.mktemp("custom_ops") / "run_crop"
     command = [COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}", f"-I{SOURCES}"]
@@ -30,7 +29,7 @@ def program(tmp_path_factory):
     return path
 
 
-def run(program, operation, attributes, values):
+def run(crop_program, operation, attributes, values):
     """Returns (output, input afterwards, metadata), or the error's text."""
     words = [
         operation,
@@ -38,7 +37,7 @@ def run(program, operation, attributes, values):
         *map(str, values.shape),
         *map(repr, values.ravel().tolist()),
     ]
-    done = subprocess.run([str(program)], input=" ".join(words), stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([str(crop_program)], input=" ".join(words), stdout=subprocess.PIPE, text=True)
     if done.returncode:
         return done.stdout.strip()
     sizes, elements, before, metadata = done.stdout.strip().split("\n")
@@ -53,14 +52,14 @@ def run(program, operation, attributes, values):
 @needs_compiler
 @tries(8, slow=25)
 @given(data=st.data())
-def test_crop_and_pad(program, data):
+def test_crop_and_pad(crop_program, data):
     top, left, bottom, right = (data.draw(st.integers(0, 2)) for _ in range(4))
     batch, height, width, channels = (data.draw(st.integers(1, 3)) for _ in range(4))
     whole_height, whole_width = height + top + bottom, width + left + right
     attributes = f"1 {top} {left} {bottom} {right} {whole_height} {whole_width}"
     whole = np.arange(1, 1 + batch * whole_height * whole_width * channels, dtype="float32")
     whole = whole.reshape(batch, whole_height, whole_width, channels)
-    part, before, metadata = run(program, "CropNHWC", attributes, whole)
+    part, before, metadata = run(crop_program, "CropNHWC", attributes, whole)
     expected = np.array(
         [[[whole[n, y + top, x + left] for x in range(width)] for y in range(height)] for n in range(batch)]
     )
@@ -68,7 +67,7 @@ def test_crop_and_pad(program, data):
     np.testing.assert_array_equal(before, whole)
     # API level 5; nothing allocated, replica-identical or aliased; not elementwise; stateless and hashable.
     assert metadata == [5, 0, 0, 0, 0, 1, 1]
-    padded, before, metadata = run(program, "PadNHWC", attributes, part)
+    padded, before, metadata = run(crop_program, "PadNHWC", attributes, part)
     frame = np.zeros_like(whole)
     frame[:, top : top + height, left : left + width] = part
     np.testing.assert_array_equal(padded, frame)
@@ -89,8 +88,8 @@ def test_crop_and_pad(program, data):
         ("PadNHWC", "1 1 1 1 1 3 3", "another size"),
     ],
 )
-def test_inconsistent_sizes_and_versions_are_refused(program, operation, attributes, message):
-    assert message in run(program, operation, attributes, np.ones((1, 3, 3, 1)))
+def test_inconsistent_sizes_and_versions_are_refused(crop_program, operation, attributes, message):
+    assert message in run(crop_program, operation, attributes, np.ones((1, 3, 3, 1)))
 
 
 @needs_compiler
@@ -114,12 +113,6 @@ def test_the_makefile_builds_a_library(tmp_path):
     assert ctypes.c_int32.in_dll(library, "custom_op_api_level").value == 5
     for name in ("CropNHWC", "CropNHWC_metadata", "PadNHWC", "PadNHWC_metadata"):
         assert hasattr(library, name)
-
-
-def test_both_sides_agree_on_the_version():
-    source = (SOURCES / "crop.cpp").read_text(encoding="utf-8")
-    layer = (ROOT / "ipucnn" / "models" / "layers" / "per_sample.py").read_text(encoding="utf-8")
-    assert re.search(r"kVersion = (\d+);", source).group(1) == re.search(r"_VERSION = (\d+)", layer).group(1)
 
 
 @needs_sdk

@@ -15,7 +15,6 @@ from support.streams import RAW
 from ipucnn.datasets import limits
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
-from ipucnn.datasets.sources import tfds as source
 from ipucnn.datasets.verification import verify
 from ipucnn.errors import DataError, MissingError
 from ipucnn.events import show
@@ -261,6 +260,6 @@ def test_images_are_held_in_memory_once(prepared, monkeypatch):
                 del images
                 held.append(sum(batch() is not None for batch in batches))
 
-    monkeypatch.setattr(source, "_as_dataset", lambda builder, tfds, split, decoders: Batches(split))
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "as_dataset", lambda builder, split, **_: Batches(split))
     train = open_dataset(choose("tfds:mnist", prepared)).train
     assert train.images[:, 0, 0, 0].tolist() == list(range(21)) and max(held) == 0

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sessions import CPU, batches, constant, make_program, make_trainer, with_fused
+from support.sessions import CPU, batches, constant, drawn, make_program, make_trainer, with_fused
 from tensorflow import keras
 
 from ipucnn import cli
@@ -140,11 +140,7 @@ def make_model(dropout=0.0):
     x = keras.layers.Add(name="add")([x, skip])
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     x = Dropout(dropout, name="dropout")(x)
-    model = keras.Model(inputs, keras.layers.Dense(3, name="logits")(x))
-    rng = np.random.default_rng(0)
-    for weight in model.trainable_weights:
-        weight.assign(rng.normal(0.3, 0.4, weight.shape))
-    return model
+    return drawn(keras.Model(inputs, keras.layers.Dense(3, name="logits")(x)), 0)
 
 
 def make_data(samples):

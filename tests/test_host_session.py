@@ -18,6 +18,7 @@ from support.sessions import (
     PLAIN,
     SGD,
     SIZE,
+    chain,
     constant,
     data,
     make_model,
@@ -169,13 +170,14 @@ def test_dropout_does_not_depend_on_the_fused_micro_batches():
     images, labels = data(16, 0)
     results = []
     for fused in (1, 4):
-        keras.backend.clear_session()
-        inputs = keras.Input((SIZE, SIZE, 2))
-        x = keras.layers.Flatten(name="flat")(Dropout(0.3, (None, 1, 1, 1), name="connect")(inputs))
-        x = keras.layers.Dense(CLASSES, name="logits")(Dropout(0.5, name="drop")(x))
-        model = keras.Model(inputs, x)
-        for weight in model.weights:
-            weight.assign(np.random.default_rng(1).normal(size=weight.shape))
+        model = chain(
+            (SIZE, SIZE, 2),
+            Dropout(0.3, (None, 1, 1, 1), name="connect"),
+            keras.layers.Flatten(name="flat"),
+            Dropout(0.5, name="drop"),
+            keras.layers.Dense(CLASSES, name="logits"),
+            seed=1,
+        )
         rate = constant(0.1)
         trained = run(
             HostSession(CPU), model, with_fused(program, fused), PLAIN, images, labels, schedule=rate

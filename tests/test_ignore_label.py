@@ -11,7 +11,7 @@ from sklearn import metrics
 from support.data_sets import verified, write_pairs
 from support.refusals import check_raises
 from support.scores import naive_scores
-from support.sessions import CPU, SGD, SIZE, data, make_program, run, with_fused
+from support.sessions import CPU, SGD, SIZE, chain, data, make_program, run, with_fused
 from support.streams import RAW
 from support.trained_runs import rows
 from tensorflow import keras
@@ -165,13 +165,7 @@ def test_both_sessions_train_as_a_naive_loop(loss):
     """Weights after three updates equal those of a loop over samples and pixels; so do loss and accuracy."""
 
     def network():
-        keras.backend.clear_session()
-        inputs = keras.Input((SIZE, SIZE, 2), name="input")
-        model = keras.Model(inputs, keras.layers.Conv2D(3, 1, name="logits")(inputs))
-        rng = np.random.default_rng(3)
-        for weight in model.weights:
-            weight.assign(rng.normal(0.3, 0.4, weight.shape))
-        return model
+        return chain((SIZE, SIZE, 2), keras.layers.Conv2D(3, 1, name="logits"), seed=3)
 
     program = make_program(2, 2, 2, updates_per_epoch=3)
     images, _ = data(program.num_weight_updates * program.global_batch_size, 5)

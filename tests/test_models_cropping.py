@@ -9,8 +9,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poplar_double import installed
-from support.sessions import CLASSES, SIZE, data, make_program, run
+from support.sessions import CLASSES, SIZE, data, drawn, make_program, run
 from tensorflow import keras
+from test_custom_ops import crop_program, needs_compiler  # noqa: F401
+from test_custom_ops import run as run_compiled
 
 from ipucnn.config.options import RunConfig
 from ipucnn.models import custom_ops
@@ -44,9 +46,8 @@ def naive_pad(part, borders):
 
 
 def numbers(attributes):
-    version, *borders = map(int, attributes.split())
-    assert version == 1
-    return borders
+    """Returns the borders and the size; test_custom_ops.py's program checks the version before them."""
+    return list(map(int, attributes.split()))[1:]
 
 
 def crop_operation(inputs, attributes):
@@ -133,6 +134,16 @@ def test_the_custom_operation_equals_a_naive_crop(sdk, borders):
     assert forward["attributes"] == backward["attributes"]
 
 
+@needs_compiler
+def test_the_compiled_operations_take_the_attributes_of_the_layer(sdk, crop_program):  # noqa: F811
+    images, weights = (np.arange(4 * n * n + 4 * n, dtype="f4").reshape(2, n, n + 1, 2) for n in (5, 2))
+    part, gradient = crop_and_gradient(Cropping2D(((1, 2), (2, 1))), images, weights)
+    forward, backward = sdk.calls("precompiled_user_op")
+    for call, values, expected in ((forward, images, part), (backward, weights, gradient)):
+        output, *_ = run_compiled(crop_program, call["name"], call["attributes"], values)
+        np.testing.assert_array_equal(output, expected)
+
+
 def test_the_backward_operation_takes_only_the_gradient(sdk):
     layer = Cropping2D(((1, 0), (0, 1)))
 
@@ -210,11 +221,7 @@ def skipping_model():
     x = keras.layers.Conv2D(3, 3, name="valid")(skip)
     x = keras.layers.Concatenate(name="join")([Cropping2D(((1, 1), (1, 1)), name="crop")(skip), x])
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
-    rng = np.random.default_rng(0)
-    for weight in model.weights:
-        weight.assign(rng.normal(0.1, 0.3, weight.shape))
-    return model
+    return drawn(keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x)), 0)
 
 
 @pytest.mark.slow_cases("1")

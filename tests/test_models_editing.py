@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.sessions import chain
 from tensorflow import keras
 
 from ipucnn.models.blueprint import assemble, remove_softmax
@@ -47,23 +48,16 @@ def test_bypass_rename_and_logits():
 
 
 def test_a_softmax_layer_at_the_end_is_removed():
-    inputs = keras.Input((3,))
-    model = keras.Model(
-        inputs, keras.layers.Activation("softmax", name="p")(keras.layers.Dense(2, name="d")(inputs))
-    )
-    blueprint = read_blueprint(model)
+    layers = keras.layers.Dense(2, name="d"), keras.layers.Activation("softmax", name="p")
+    blueprint = read_blueprint(chain((3,), *layers))
     remove_softmax(blueprint)
     assert blueprint.output == "d" and len(blueprint.nodes) == 2
 
 
 def test_counted_names_start_from_zero():
     def names():
-        inputs = keras.Input((8, 8, 1))
-        x = keras.layers.Conv2D(1, 1)(inputs)
-        x = keras.layers.MaxPooling2D()(x)
-        x = keras.layers.Conv2D(1, 1)(x)
-        x = keras.layers.ReLU(name="re_lu_7")(x)
-        blueprint = read_blueprint(keras.Model(inputs, x))
+        layers = keras.layers.Conv2D(1, 1), keras.layers.MaxPooling2D(), keras.layers.Conv2D(1, 1)
+        blueprint = read_blueprint(chain((8, 8, 1), *layers, keras.layers.ReLU(name="re_lu_7")))
         number_from_zero(blueprint, keep=("re_lu_7",))
         return [s.name for s in blueprint.nodes[1:]]
 

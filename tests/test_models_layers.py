@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sessions import chain
 from tensorflow import keras
 
 from ipucnn.models.counts import count_macs, count_parameters, layer_macs, layer_parameters
@@ -73,8 +74,7 @@ def test_shortcut_takes_every_second_pixel_and_appends_zeros():
 
 
 def layer_in_model(layer, shape):
-    inputs = keras.Input(shape)
-    keras.Model(inputs, layer(inputs))
+    chain(shape, layer)
     return layer
 
 
@@ -106,8 +106,7 @@ def test_macs_of_the_other_layers():
 
 
 def test_counts_of_a_model_leave_out_moving_statistics():
-    inputs = keras.Input((4, 4, 2))
-    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(3, 1, use_bias=False)(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(5)(keras.layers.Flatten()(x)))
+    first = keras.layers.Conv2D(3, 1, use_bias=False), keras.layers.BatchNormalization()
+    model = chain((4, 4, 2), *first, keras.layers.Flatten(), keras.layers.Dense(5))
     assert count_parameters(model) == 6 + 6 + 48 * 5 + 5
     assert count_macs(model) == 16 * 6 + 48 * 5

@@ -13,6 +13,7 @@ from poplar_double.exchange import Alone, Exchange
 from poplar_double.replicas import Reductions, Replicas, combine
 from poplar_mutations.setting import plain
 from support.poprun import poprun
+from support.sessions import chain
 from tensorflow import keras
 
 PROCESSES = "experimental.multi_replica_distribution.process_count"
@@ -240,9 +241,6 @@ def test_programs_compiled_without_a_device_never_run():
 
 
 def unused_weight(**shape):
-    inputs = keras.Input(batch_shape=(2, 4, 4, 1))
-    x = keras.layers.Flatten()(inputs)
-
     class Unused(keras.layers.Layer):
         def build(self, input_shape):
             self.unused = self.add_weight(name="unused", shape=(1,), initializer="ones")
@@ -251,7 +249,7 @@ def unused_weight(**shape):
         def call(self, x):
             return x
 
-    return keras.Model(inputs, keras.layers.Dense(3)(Unused()(x)))
+    return chain((4, 4, 1), keras.layers.Flatten(), Unused(), keras.layers.Dense(3), batch_size=2)
 
 
 def test_weight_without_a_gradient_is_refused():
@@ -292,8 +290,7 @@ def test_variables_that_a_program_writes_must_be_on_the_ipus(where):
     def network():
         if where == "inside":
             held.append(tf.Variable(0.0, trainable=False))
-        inputs = keras.Input(batch_shape=(2, 4, 4, 1))
-        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(Counting()(inputs))))
+        return chain((4, 4, 1), Counting(), keras.layers.Flatten(), keras.layers.Dense(3), batch_size=2)
 
     with installed():
         from tensorflow.python import ipu
@@ -309,10 +306,9 @@ def test_variables_that_a_program_writes_must_be_on_the_ipus(where):
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_batch_norm_of_16_bits_keeps_all_variables_in_16_bits(policy):
     def network():
-        inputs = keras.Input(batch_shape=(2, 4, 4, 1), dtype="float16")
-        made_policy = keras.mixed_precision.Policy(policy)
-        x = keras.layers.BatchNormalization(dtype=made_policy, name="norm")(inputs)
-        return keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(keras.layers.Flatten()(x)))
+        norm = keras.layers.BatchNormalization(dtype=keras.mixed_precision.Policy(policy), name="norm")
+        end = keras.layers.Flatten(), keras.layers.Dense(3, dtype="float32")
+        return chain((4, 4, 1), norm, *end, batch_size=2, dtype="float16")
 
     images = np.random.default_rng(0).normal(1, 2, (64, 4, 4, 1)).astype(np.float16)
     arrays = images, np.zeros(64, np.int32)

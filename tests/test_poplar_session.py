@@ -14,6 +14,7 @@ from support.sessions import (
     CPU,
     SGD,
     SIZE,
+    chain,
     data,
     frozen,
     make_model,
@@ -96,15 +97,9 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
     """Each pixel has a label: weights equal the host's, and so do the predicted logits."""
 
     def network():
-        keras.backend.clear_session()
-        inputs = keras.Input((SIZE, SIZE, 2), name="input")
-        x = keras.layers.Conv2D(4, 3, padding="same", name="conv0")(inputs)
-        x = keras.layers.ReLU(name=SPLIT)(x)
-        model = keras.Model(inputs, keras.layers.Conv2D(3, 1, name="logits")(x))
-        rng = np.random.default_rng(3)
-        for weight in model.weights:
-            weight.assign(rng.normal(0.3, 0.4, weight.shape))
-        return model
+        first = keras.layers.Conv2D(4, 3, padding="same", name="conv0")
+        layers = keras.layers.ReLU(name=SPLIT), keras.layers.Conv2D(3, 1, name="logits")
+        return chain((SIZE, SIZE, 2), first, *layers, seed=3)
 
     program = make_program(2, 4, 2, **(GROUPED if stages > 1 else {}))
     images, _ = data(program.num_weight_updates * program.global_batch_size, 5)

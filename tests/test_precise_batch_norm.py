@@ -11,6 +11,7 @@ from support.sessions import (
     CPU,
     PLAIN,
     SIZE,
+    chain,
     constant,
     data,
     make_model,
@@ -103,8 +104,7 @@ def test_evaluation_uses_the_measured_statistics():
 
 
 def test_network_without_batch_norm_measures_nothing():
-    inputs = keras.Input((SIZE, SIZE, 2))
-    model = keras.Model(inputs, keras.layers.Flatten()(inputs))
+    model = chain((SIZE, SIZE, 2), keras.layers.Flatten())
     trainer = make_trainer(HostSession(CPU), model, make_program(2))
     assert measured(trainer, data(4, 1)[0], 4) == AS_TRAINED
 

@@ -5,6 +5,7 @@ from typing import Any, Callable, Tuple, Union
 import numpy as np
 import tensorflow as tf
 from poplar_double import ProcessAborted
+from support.sessions import chain
 from tensorflow import keras
 
 from .cases import Group
@@ -216,10 +217,9 @@ def _fails(images: Any, labels: Any) -> Any:
 
 
 def _calls_a_layer_twice() -> Any:
-    inputs = keras.Input(batch_shape=(2, 4, 4, 1), name="input")
-    second = keras.layers.Conv2D(1, 3, padding="same", name="again")
-    x = keras.layers.Flatten(name="flat")(second(second(inputs)))
-    return keras.Model(inputs, keras.layers.Dense(3, name="last")(x), name="twice")
+    twice = [keras.layers.Conv2D(1, 3, padding="same", name="again")] * 2
+    end = keras.layers.Flatten(name="flat"), keras.layers.Dense(3, name="last")
+    return chain((4, 4, 1), *twice, *end, batch_size=2)
 
 
 def _with(assignment: Any, index: int, stage: Any) -> Any:

@@ -6,14 +6,13 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 import tensorflow as tf
+from support.sessions import chain
 from tensorflow import keras
 
 
 def small_model(**options: Any) -> Any:
-    inputs = keras.Input(batch_shape=(2, 4, 4, 1), name="input")
-    x = keras.layers.Conv2D(2, 3, name="first")(inputs)
-    x = keras.layers.Flatten(name="flat")(x)
-    return keras.Model(inputs, keras.layers.Dense(3, name="last")(x), name="small")
+    end = keras.layers.Flatten(name="flat"), keras.layers.Dense(3, name="last")
+    return chain((4, 4, 1), keras.layers.Conv2D(2, 3, name="first"), *end, batch_size=2)
 
 
 def make_data(

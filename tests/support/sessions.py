@@ -59,6 +59,30 @@ def with_fused(program: BuiltProgram, number: int) -> BuiltProgram:
     return replace(program, fused_micro_batches=number)
 
 
+def drawn(model: Any, seed: int) -> Any:
+    """Returns the model with drawn weights; moving statistics stay."""
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        if not weight.name.split("/")[-1].startswith("moving"):
+            weight.assign(rng.normal(0.3, 0.4, weight.shape))
+    return model
+
+
+def chain(shape: Any, *layers: Any, seed: Any = None, **options: Any) -> Any:
+    """Returns a network of layers, one after the other.
+
+    Args:
+        shape: of an image.
+        seed: for the weights; None: as Keras draws them.
+        options: of the input, such as ``batch_size``.
+    """
+    x = inputs = keras.Input(shape, name="input", **options)
+    for layer in layers:
+        x = layer(x)
+    model = keras.Model(inputs, x)
+    return model if seed is None else drawn(model, seed)
+
+
 def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
     """Returns two convolutions, each with a norm, dropout and drop connect; no two layers are alike.
 
@@ -79,12 +103,7 @@ def make_model(norm: str, seed: int = 3, dropout: float = 0.0) -> Any:
         if dropout:
             x = Dropout(dropout, (None, 1, 1, 1) if i == 0 else None, name=f"dropout{i}")(x)
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x))
-    rng = np.random.default_rng(seed)
-    for weight in model.weights:
-        if not weight.name.split("/")[-1].startswith("moving"):
-            weight.assign(rng.normal(0.3, 0.4, weight.shape))
-    return model
+    return drawn(keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x)), seed)
 
 
 def frozen(model: Any, layers: Any) -> Any:
