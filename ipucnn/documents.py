@@ -303,11 +303,16 @@ def read_record_if_present(path: Path, without: str, kind: Type[Record]) -> Opti
         return None
     name = shown(path)
     hint = f"restore it, or move it away: mv {shlex.quote(name)} {shlex.quote(name)}.damaged; {without}"
+    return read_struct(path, kind, hint)
+
+
+def read_struct(path: Path, kind: Type[Record], hint: str) -> Record:
+    """Reads a JSON file that ipucnn wrote, and converts it to a type; raises as :func:`read_record_if_present`."""
     value = read_record(path, hint)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise DataError(f"{name} is damaged: {shown_value(str(error))}", hint) from None
+        raise DataError(f"{shown(path)} is damaged: {shown_value(str(error))}", hint) from None
 
 
 def read_record(path: Path, hint: str) -> Any:

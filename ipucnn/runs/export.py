@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from ipucnn.aliases import KerasModel, OnnxGraph, OnnxNode, PlainDict, PlainValue, Tensor, TfFunction
-from ipucnn.documents import misfit, read_record
+from ipucnn.documents import read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.events import LOADING, Began, Events, Note, emit
 from ipucnn.filesystem import (
@@ -264,11 +264,8 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
             f"{output} has an export already", "replace it with --overwrite, or choose another --output"
         )
     hint = "choose another folder: --output DIR"
-    record = read_record(output / RECORD, hint)
-    problem = misfit(record, _Written)
-    if problem:
-        raise DataError(f"{output / RECORD} is damaged: {problem}", hint)
-    written = {LABELS, INPUT, SCRIPT, CARD, RECORD, *record["files"]}
+    record = read_struct(output / RECORD, _Written, hint)
+    written = {LABELS, INPUT, SCRIPT, CARD, RECORD, *record.files}
     others = [
         name
         for name in (path.relative_to(output) for path in _files_below(output))

@@ -1,7 +1,7 @@
 """Exported ONNX and TFLite files in place of a run: reads an export's folder, and runs its file in a session.
 
 Only unchanged files that :mod:`ipucnn.runs.export` wrote and verified are accepted, because ``export.json`` beside them
-describes their input and outputs.  A file runs in its own process (:class:`RuntimeProcess`), which has limited memory
+describes their input and outputs.  A file runs in its own process (:class:`RuntimeProcess`)
 and ends with this one: whoever can write the file can write its ``export.json`` too, and its computation may take any
 time and memory.
 """
@@ -24,7 +24,7 @@ from ipucnn.aliases import Annotated, KerasModel, MemoryAdvice, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
-from ipucnn.documents import Above0, Finite, Natural, Positive, misfit, read_record
+from ipucnn.documents import Above0, Finite, Natural, Positive, read_record, read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
@@ -207,11 +207,7 @@ def _read_record(path: Path) -> Tuple[ExportRecord, RunConfig]:
     Raises:
         DataError: the file is damaged or describes no run; the message names the problem.
     """
-    data = read_record(path, _HINT)
-    problem = misfit(data, ExportRecord)
-    if problem:
-        raise DataError(f"{path} is damaged: {problem}", _HINT)
-    record = msgspec.convert(data, ExportRecord)
+    record = read_struct(path, ExportRecord, _HINT)
     try:
         get_model(record.model)
         return record, RunConfig.from_yaml(record.setup.config_text, RECORD)
