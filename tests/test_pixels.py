@@ -256,7 +256,7 @@ def test_the_script_of_an_export_feeds_its_network(photographs, in_this_process,
     folder = tmp_path / form
     assert cli.run(["export", str(photographs / "run"), "--format", form, "--output", str(folder)]) == 0
     record = json.loads((folder / "export.json").read_text())
-    network = runtimes.load(form, folder / record["file"])
+    network = runtimes.load({**record, "file": str(folder / record["file"])})
     paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
     opened = open_trained(Named("infer", str(photographs / "run"), {}))
     inputs = np.stack([network_input(path, form=record["input"]) for path in paths])

@@ -1,13 +1,13 @@
 """Exported ONNX and TFLite files in place of a run: reads an export's folder, and runs its file in a session.
 
 Only unchanged files that :mod:`ipucnn.runs.export` wrote and verified are accepted, because ``export.json`` beside them
-describes their input and outputs.  A file runs in its own process (:class:`RuntimeProcess`)
-and ends with this one: whoever can write the file can write its ``export.json`` too, and its computation may take any
-time and memory.
+describes their input and outputs.  A file runs in a process of its own
+(:class:`RuntimeProcess`), because its runtime may crash.
 """
 
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optio
 import msgspec
 import numpy as np
 
-from ipucnn.aliases import Annotated, KerasModel, MemoryAdvice, Tensor
+from ipucnn.aliases import Annotated, KerasModel, MemoryAdvice, PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
@@ -59,6 +59,7 @@ class _Setup(SetupFacts, kw_only=True):
 class _Input(msgspec.Struct):
     """The exported network's input; ``shape`` includes the batch."""
 
+    name: str
     shape: Tuple[Optional[Positive], Positive, Positive, Literal[1, 3]]
     dtype: Literal["uint8", "float32"]
     name_of_range: str = msgspec.field(name="range")
@@ -261,22 +262,20 @@ class RuntimeProcess:
     """Runs an exported network in its own runtime, in a process that cannot import ipucnn and ends with this object.
 
     Args:
-        form: one of ``runtimes.FORMATS``.
-        path: the file or SavedModel.
+        record: see ``runtimes.load``.
         threads: threads of the runtime; 0 for its own choice.
 
     Attributes:
         runtime: its name and version.
-        inputs, outputs: the file's own description of its inputs and outputs.
 
     Raises:
         RuntimeFailed: the file cannot be loaded.
     """
 
-    def __init__(self, form: str, path: Path, threads: int = 0) -> None:
+    def __init__(self, record: PlainDict, threads: int = 0) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, runtimes.__file__, form, str(absolute(path)), str(threads)],
+            [sys.executable, runtimes.__file__, json.dumps(record), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -284,8 +283,7 @@ class RuntimeProcess:
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         )
         self.close = weakref.finalize(self, _end, self._process)
-        answer = self._answer()
-        self.runtime, self.inputs, self.outputs = answer["runtime"], answer["inputs"], answer["outputs"]
+        self.runtime: str = self._answer()["runtime"]
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Returns the outputs of a batch.
@@ -351,7 +349,8 @@ class RuntimePredictor(Predictor):
     def __init__(self, network: ExportedNetwork, device: DeviceInfo) -> None:
         self.device, self._network = device, network
         with self._errors("loaded"):
-            self._process = RuntimeProcess(network.record.format, network.path, num_cores())
+            record = {**msgspec.to_builtins(network.record), "file": str(absolute(network.path))}
+            self._process = RuntimeProcess(record, num_cores())
 
     @contextlib.contextmanager
     def _errors(self, done: str) -> Iterator[None]:

@@ -184,13 +184,19 @@ def network_input(
     return np.asarray(pixels, form["dtype"])
 
 
-def network(record: Dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """Loads the network of ``export.json``; returns the function from images [batch, ...] to its outputs."""
+def network(record: Dict[str, Any], threads: int = 0) -> Callable[[np.ndarray], np.ndarray]:
+    """Loads the network of ``export.json``; returns the function from images [batch, ...] to its outputs.
+
+    Args:
+        threads: threads of onnxruntime and TensorFlow Lite; 0 for their own choice.
+    """
     file, name, output = str(FOLDER / record["file"]), record["input"]["name"], record["output"]["name"]
     if record["format"] == "onnx":
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         return _in_batches(record, lambda images: session.run([output], {name: images})[0])
     if record["format"] == "keras":
         from tensorflow import keras
@@ -213,7 +219,7 @@ def network(record: Dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
         from tensorflow import lite
 
         Interpreter = lite.Interpreter
-    runner = Interpreter(file).get_signature_runner("serving_default")
+    runner = Interpreter(file, num_threads=threads or None).get_signature_runner("serving_default")
     return _in_batches(record, lambda images: runner(**{name: images})[output])
 
 

@@ -1,18 +1,19 @@
 """Runs exported networks in their target runtimes: onnxruntime, TensorFlow Lite, stock TensorFlow and Keras.
 
-This file is also a script, run as a process that cannot import ipucnn and ends with its stdin.  It loads one file,
-writes its inputs and outputs as a line of JSON, and then answers each batch of images on stdin with the outputs
-(:func:`send`, :func:`receive`).  It imports nothing from this package.
+This file is also a script, run as a process that cannot import ipucnn and ends with its stdin.  It loads a file as
+``predict.py`` does, writes the name of its runtime as a line of JSON, and then answers each batch of images on stdin
+with the outputs (:func:`send`, :func:`receive`).  It imports nothing else from this package.
 
-    python runtimes.py FORMAT PATH THREADS
+    python runtimes.py RECORD THREADS
 """
 
 import json
 import os
 import sys
-from importlib.util import find_spec
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -21,11 +22,6 @@ FORMATS = (SAVED_MODEL, KERAS, ONNX, TFLITE)
 SIGNATURE = "serving_default"
 ENDINGS = {".onnx": ONNX, ".tflite": TFLITE}
 """Endings of files that contain only numbers and operations, and cannot execute other code."""
-Port = List[Any]
-"""Name, NumPy type and shape of an input or output, as JSON stores them.
-
-The shape begins with the batch; None stands for any size.
-"""
 
 
 class Loaded(NamedTuple):
@@ -33,13 +29,10 @@ class Loaded(NamedTuple):
 
     Attributes:
         runtime: name and version of the runtime.
-        inputs, outputs: the file's own description of its inputs and outputs.
-        run: function from the images of a batch to the first output.
+        run: function from the images of a batch to the outputs.
     """
 
     runtime: str
-    inputs: List[Port]
-    outputs: List[Port]
     run: Callable[[np.ndarray], np.ndarray]
 
 
@@ -60,119 +53,31 @@ def _tensorflow_has_lite() -> bool:
     return any((Path(place) / "lite" / "python" / "interpreter.py").exists() for place in places)
 
 
-def load(form: str, path: Path, threads: int = 0) -> Loaded:
-    """Loads an exported network into its runtime.
+def load(record: Dict[str, Any], threads: int = 0) -> Loaded:
+    """Loads an exported network into its runtime, as the script of an export does.
 
     Args:
-        form: one of FORMATS.
-        path: the file, or a SavedModel's folder.
+        record: ``export.json``, with the absolute path of the file or the SavedModel's folder.
         threads: threads of the runtime; 0 for its own choice.
     """
-    loaders = {SAVED_MODEL: _saved_model, KERAS: _keras, ONNX: _onnx, TFLITE: _tflite}
-    return loaders[form](path, threads)
+    spec = spec_from_file_location("predict", Path(__file__).with_name("predict.py"))
+    assert spec is not None and spec.loader is not None
+    predict = module_from_spec(spec)
+    spec.loader.exec_module(predict)
+    run = predict.network(record, threads)
+    return Loaded(_runtime(record["format"]), run)
 
 
-def _onnx(path: Path, threads: int) -> Loaded:
-    import onnxruntime
-
-    onnxruntime.set_default_logger_severity(3)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    types = {"tensor(float)": "float32", "tensor(uint8)": "uint8"}
-
-    def ports(arguments: Any) -> List[Port]:
-        return [
-            [
-                port.name,
-                types.get(port.type, port.type),
-                [n if isinstance(n, int) else None for n in port.shape],
-            ]
-            for port in arguments
-        ]
-
-    inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
-
-    def run(images: np.ndarray) -> np.ndarray:
-        return np.asarray(session.run([outputs[0][0]], {inputs[0][0]: images})[0])
-
-    return Loaded(f"onnxruntime {onnxruntime.__version__}", inputs, outputs, run)
-
-
-def _tflite_interpreter() -> Tuple[Any, str]:
-    """Returns the interpreter's class, and the name and version of its package."""
-    if find_spec("ai_edge_litert") is not None:
-        from importlib.metadata import version
-
-        from ai_edge_litert.interpreter import Interpreter
-
-        return Interpreter, f"ai-edge-litert {version('ai-edge-litert')}"
+def _runtime(form: str) -> str:
+    """Returns the name and version of the runtime that was loaded for a format."""
+    if form == ONNX:
+        return f"onnxruntime {sys.modules['onnxruntime'].__version__}"
+    if form == TFLITE and "ai_edge_litert" in sys.modules:
+        return f"ai-edge-litert {version('ai-edge-litert')}"
     import tensorflow as tf
 
-    return tf.lite.Interpreter, f"TensorFlow Lite of TensorFlow {tf.__version__}"
-
-
-def _tflite(path: Path, threads: int) -> Loaded:
-    interpreter, runtime = _tflite_interpreter()
-    network = interpreter(str(path), num_threads=threads or None)
-    signature = network.get_signature_list().get(SIGNATURE, {"inputs": [], "outputs": []})
-
-    def port(name: str, detail: Any) -> Port:
-        shape = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
-        return [name, np.dtype(detail["dtype"]).name, [None if n < 0 else int(n) for n in shape]]
-
-    inputs = list(map(port, signature["inputs"], network.get_input_details()))
-    outputs = list(map(port, signature["outputs"], network.get_output_details()))
-    runner = network.get_signature_runner(SIGNATURE)
-
-    def run(images: np.ndarray) -> np.ndarray:
-        return np.asarray(runner(**{inputs[0][0]: images})[outputs[0][0]])
-
-    return Loaded(runtime, inputs, outputs, run)
-
-
-def _saved_model(path: Path, threads: int) -> Loaded:
-    import tensorflow as tf
-
-    network = tf.saved_model.load(str(path))
-    function = network.signatures[SIGNATURE]
-
-    def port(named: Tuple[str, Any]) -> Port:
-        name, spec = named
-        return [name, spec.dtype.name, spec.shape.as_list()]
-
-    inputs = list(map(port, function.structured_input_signature[1].items()))
-    outputs = list(map(port, function.structured_outputs.items()))
-
-    def run(images: np.ndarray) -> np.ndarray:
-        # Keeps the network alive as long as its function.
-        assert network is not None
-        return function(**{inputs[0][0]: tf.constant(images)})[outputs[0][0]].numpy()
-
-    return Loaded(f"TensorFlow {tf.__version__}", inputs, outputs, run)
-
-
-def _keras(path: Path, threads: int) -> Loaded:
-    from tensorflow import keras
-
-    model = keras.models.load_model(str(path), compile=False)
-    for layer in model.layers:
-        if type(layer).__module__.partition(".")[0] not in ("keras", "tensorflow"):
-            raise ValueError(f"layer {layer.name} is no layer of Keras: {type(layer).__module__}")
-
-    def port(tensor: Any) -> Port:
-        name = next(layer.name for layer in model.layers if layer.output is tensor)
-        dtype = getattr(tensor.dtype, "name", tensor.dtype)
-        return [name, str(dtype), [None if n is None else int(n) for n in tensor.shape]]
-
-    inputs, outputs = list(map(port, model.inputs)), list(map(port, model.outputs))
-    return Loaded(
-        f"Keras {keras.__version__}",
-        inputs,
-        outputs,
-        lambda images: np.asarray(model(images, training=False)),
-    )
+    names = {TFLITE: "TensorFlow Lite of TensorFlow", KERAS: "Keras"}
+    return f"{names.get(form, 'TensorFlow')} {(tf.keras if form == KERAS else tf).__version__}"
 
 
 def batches(images: np.ndarray, batch: Optional[int]) -> List[np.ndarray]:
@@ -217,7 +122,7 @@ def receive(stream: Any) -> Any:
     return np.frombuffer(data, dtype).reshape(shape) if len(data) == size else None
 
 
-def main(form: str, path: str, threads: str) -> int:
+def main(record: str, threads: str) -> int:
     """Runs the batches from stdin through a file and writes their outputs to stdout, until stdin ends."""
     sys.meta_path.insert(0, _Without("ipucnn"))  # type: ignore[arg-type]
     # Libraries print to stdout, which is redirected to stderr.
@@ -229,8 +134,8 @@ def main(form: str, path: str, threads: str) -> int:
         answers.flush()
 
     try:
-        network = load(form, Path(path), int(threads))
-        say({"runtime": network.runtime, "inputs": network.inputs, "outputs": network.outputs})
+        network = load(json.loads(record), int(threads))
+        say({"runtime": network.runtime})
         while True:
             images = receive(sys.stdin.buffer)
             if images is None:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 from scipy import special
@@ -22,7 +22,7 @@ from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.errors import DataError, ThresholdError, UserError
 from ipucnn.events import Events, Note
-from ipucnn.filesystem import write_text
+from ipucnn.filesystem import absolute, write_text
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
@@ -208,10 +208,8 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
     try:
         runtime = "the Poplar SDK's runtime"
         if run is None:
-            process = RuntimeProcess(record["format"], path)
+            process = RuntimeProcess({**record, "file": str(absolute(path))})
             runtime, run = process.runtime, process.run
-            _check_ports("input", process.inputs, record["input"])
-            _check_ports("output", process.outputs, record["output"])
             with _failures_of_script():
                 files = check_script(record["input"], samples)
         outputs = outputs_of(run, samples.images, batch, samples.expected.shape[1:])
@@ -244,20 +242,6 @@ def _failures_of_script() -> Iterator[None]:
         raise
     except Exception as error:
         raise RuntimeFailed(f"its predict.py raises {type(error).__name__}: {error}") from error
-
-
-def _check_ports(kind: str, ports: Sequence[runtimes.Port], declared: PlainDict) -> None:
-    expected = [declared[key] for key in ("name", "dtype", "shape")]
-    if list(ports) != [expected]:
-        raise RuntimeFailed(f"its {kind}s are {_described(ports)}, and not {_described([expected])}")
-
-
-def _described(ports: Sequence[runtimes.Port]) -> str:
-    texts = [
-        f"{name} ({dtype} {'x'.join('any' if n is None else str(n) for n in shape)})"
-        for name, dtype, shape in ports
-    ]
-    return ", ".join(texts) or "none"
 
 
 def check_script(described: PlainDict, samples: Samples) -> Dict[str, int]:
