@@ -302,16 +302,6 @@ def test_key_figures_and_the_command_are_there(plan):
     assert ("optimal: true" in text) == plan.optimal
 
 
-def test_the_command_is_one_that_train_takes():
-    plan = make_plan(3, num_micro_batches=12, recomputation=True)
-    assert command_line(plan) == (
-        f"ipucnn train chain --micro-batch-size 4 --gradient-accumulation-count 12 --num-replicas 1 "
-        f"--pipeline-splits {plan.splits[0]} {plan.splits[1]} --pipeline-schedule Grouped "
-        f"--precision 16.16 --recomputation --available-memory-proportion 60 --no-optimizer-state-offloading "
-        f"--dbn-replica-group-size 1 --half-partials --no-eight-bit-transfer"
-    )
-
-
 def test_reason_that_nothing_fits_is_shown():
     text = page_text(parsed(render(judged_plan())))
     for part in (

@@ -868,18 +868,6 @@ def test_arbitrary_bytes_give_a_report(targets, kind, which, changes, keep):
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_prints_tables_and_fails_on_errors(run, made):
-    name, folder = made("cifar")
-    code, out, err = run("verify-dataset", name, "--dataset-path", folder)
-    assert (code, err) == (0, "") and "no problems found" in out and "airplane" in out
-    CIFAR["a file missing"][1](folder)
-    code, out, err = run("verify-dataset", "--dataset", name, "--dataset_path", folder)
-    assert code == 3 and "missing-file" in out and "data_batch_4.bin" in out
-    assert err.startswith("error: cifar10: 2 errors in the data\nhint: ")
-    code, out, err = run("verify-dataset", name, "--dataset-path", folder, "--allow-partial")
-    assert (code, err) == (0, "") and "warning" in out
-
-
 def test_a_long_example_is_folded_below_its_beginning(run, made):
     _, folder = made("folders")
     (folder / "val" / "bee" / ("x" * 70 + ".png")).write_bytes(b"hello")
@@ -894,7 +882,8 @@ def test_a_long_example_is_folded_below_its_beginning(run, made):
 def test_subset_without_samples_is_not_checked(run, made):
     _, folder = made("folders")
     FOLDERS["no val"][1](folder)
-    _, out, _ = run("verify-dataset", folder, "--allow-partial")
+    code, out, _ = run("verify-dataset", folder, "--allow-partial")
+    assert code == 0
     (line,) = [line for line in out.splitlines() if "looked at" in line]
     assert line.split() == ["looked", "at", "all"]
 
@@ -915,19 +904,6 @@ def test_the_json_has_the_documented_keys(run, made):
     documented = keys({k: v for k, v in report.items() if k != "checksums"}) - {"mnist"}
     assert {key for key in documented if f"`{key}`" not in page} == set()
     assert {code for code in CODES if f"`{code}`" not in page} == set()
-    leak = next(f for f in report["findings"] if f["code"] == "leakage")
-    assert (leak["severity"], leak["subset"], leak["count"]) == ("error", "eval", 1)
-    assert leak["examples"] == [
-        "eval t10k-images-idx3-ubyte, sample 0 = train train-images-idx3-ubyte, sample 0"
-    ]
-
-
-def test_a_contact_sheet(succeeds, made):
-    name, folder = made("idx")
-    _, err = succeeds("verify-dataset", name, "--dataset-path", folder, "--contact-sheet", "sheet.png")
-    assert "contact sheet of" in err
-    with Image.open("sheet.png") as sheet:
-        assert sheet.format == "PNG" and sheet.width > 100
 
 
 @pytest.mark.parametrize(
