@@ -332,3 +332,12 @@ def test_deterministic_turns_shuffling_off_and_refuses_a_typed_shuffle(tmp_path)
 )
 def test_chosen_checkpoints_are_all_kept(typed, kept):
     assert resolve("train", typed, model="lenet").config.keep_checkpoints == kept
+
+
+@pytest.mark.parametrize(
+    ("ipus", "splits", "mapping"), [("1", (), None), ("2", ("max_pooling2d_1",), (0, 1)), ("4", (), None)]
+)
+def test_splits_of_a_preset_go_with_another_number_of_stages(ipus, splits, mapping):
+    typed = {"ipus_per_replica": ipus, "gradient_accumulation_count": "24"}
+    config = resolve("train", typed, config_name="keras_mnist_pipeline", reads_data=False).config
+    assert (config.pipeline_splits, config.device_mapping) == (splits, mapping)

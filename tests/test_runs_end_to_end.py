@@ -49,7 +49,9 @@ def test_the_run_folder_holds_everything(trained):
     assert executions[1]["loss"] < executions[0]["loss"]
     assert report["validation"] == {k: v for k, v in last.items() if k in report["validation"]}
     first = stderr.splitlines()[0]
-    assert all(word in first for word in ("digits", "mnist", "--dataset-path"))  # which data, why, and what to do
+    assert all(
+        word in first for word in ("digits", "mnist", "--dataset-path")
+    )  # which data, why, and what to do
 
 
 def test_the_saved_configuration_gives_the_same_run(trained, succeeds):
