@@ -337,7 +337,9 @@ def test_chosen_checkpoints_are_all_kept(typed, kept):
 @pytest.mark.parametrize(
     ("ipus", "splits", "mapping"), [("1", (), None), ("2", ("max_pooling2d_1",), (0, 1)), ("4", (), None)]
 )
-def test_splits_of_a_preset_go_with_another_number_of_stages(ipus, splits, mapping):
-    typed = {"ipus_per_replica": ipus, "gradient_accumulation_count": "24"}
-    config = resolve("train", typed, config_name="keras_mnist_pipeline", reads_data=False).config
+def test_splits_of_a_preset_go_with_another_number_of_stages(ipus, splits, mapping, tmp_path):
+    text = "model-name: mnist_cnn\npipeline-splits: [max_pooling2d_1]\ndevice-mapping: [0, 1]\n"
+    (tmp_path / "mine.yml").write_text(text + "gradient-accumulation-count: 24\n")
+    path = str(tmp_path / "mine.yml")
+    config = resolve("train", {"ipus_per_replica": ipus}, config_path=path, reads_data=False).config
     assert (config.pipeline_splits, config.device_mapping) == (splits, mapping)
