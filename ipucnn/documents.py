@@ -124,6 +124,19 @@ def line_of(node: YamlNode) -> int:
     return int(node.start_mark.line) + 1
 
 
+def check_key(key: YamlNode) -> None:
+    """Refuses a key that is no text.
+
+    Raises:
+        BadDocument: the key is a list, a mapping or empty.
+    """
+    if key.id != SCALAR or _kind(key) == "null":
+        what = {SEQUENCE: "a list", MAPPING: "a mapping"}.get(key.id, "empty")
+        raise BadDocument(
+            f"a key is {what}, and keys are text", "write `name: value`, the name in quotes", line_of(key)
+        )
+
+
 def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
     """The keys and values of a mapping; merged (``<<``) ones come first, so that later ones win.
 
@@ -147,11 +160,7 @@ def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
                     )
                 merged.extend(pairs(part))
             continue
-        if key.id != SCALAR or _kind(key) == "null":
-            what = {SEQUENCE: "a list", MAPPING: "a mapping"}.get(key.id, "empty")
-            raise BadDocument(
-                f"a key is {what}, and keys are text", "write `name: value`, the name in quotes", line_of(key)
-            )
+        check_key(key)
         if key.value in first_line:
             raise BadDocument(
                 f"'{shown_value(key.value)}' is given twice, first on line {first_line[key.value]}",

@@ -7,12 +7,10 @@ import types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.refusals import check_raises
 
 from ipucnn import cli
-from ipucnn.command_group import build_root, rewrite
+from ipucnn.command_group import rewrite
 from ipucnn.config.options import BY_NAME
-from ipucnn.errors import ConfigurationError
 
 
 def _param(*opts, off=(), multiple=False, is_flag=False):
@@ -104,20 +102,6 @@ def test_a_command_gets_its_own_values_and_the_texts_of_runs(monkeypatch, typed,
     assert cli.run([name, *args]) == 0
     (options,) = received
     assert {key: getattr(options, key) for key in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("typed", "error", "hint"),
-    [
-        ("evaluate", "evaluate: missing argument 'RUN'", "usage: evaluate [OPTIONS] RUN"),
-        ("plot", "plot: missing argument 'RUN...'", "usage: plot [OPTIONS] RUN..."),
-        ("train a b c", "train: got unexpected extra arguments (b c)", "`train --help` lists the options"),
-    ],
-)
-def test_missing_and_extra_arguments_are_refused(typed, error, hint):
-    name, *args = typed.split()
-    make_context = build_root().get_command(None, name).make_context
-    assert check_raises(ConfigurationError, error, hint, make_context, name, args).message == error
 
 
 def test_help_and_a_plan_of_a_known_graph_import_neither_converters_nor_tensorflow():

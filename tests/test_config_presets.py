@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.refusals import check_raises
 from support.scripts import load_script
 
 from ipucnn.config import presets
 from ipucnn.config.options import BY_KEY, find_spec
 from ipucnn.config.presets import PresetFile, built_in_files, built_in_names, keys_in_presets
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.extract import layer_graph
@@ -68,53 +66,9 @@ def test_presets_do_not_affect_each_other():
     assert file.get("thumbnails").values == {"dataset": "cifar10", "dataset_path": "/somewhere/else"}
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        (
-            "a:\n  micro-bach-size: 8\n",
-            "mine.yml, preset a, line 2: unknown key 'micro-bach-size'",
-            "micro-batch-size",
-        ),
-        ("a:\n  num-epochs: 0\n", "line 2: num-epochs: 0: must be at least 1", "num-epochs: 1"),
-        ("a:\n  seed: 1\n  seed: 2\n", "line 3: 'seed' is given twice, first on line 2", "keep one"),
-        ("a:\n  overwrite: True\n", "'overwrite' is a flag", "--overwrite"),
-        ("a:\n  seed: [1\n", "not readable as YAML", "indentation"),
-        ("a: 1\na:\n  seed: 1\n", "line 2: preset 'a' is there twice", "rename"),
-        ("- a\n", "top level is not a mapping", "key: value"),
-        ("a:\n  seed: !!python/object:os.system {}\n", "line 2", "remove the tag"),
-        ("a:\n  <<: 3\n", "line 2: '<<' must merge", "anchor"),
-        (
-            "a: &a\n  <<: *a\n",
-            "more than 50 lists and mappings inside of each other",
-            "write it flatter",
-        ),
-    ],
-)
-def test_invalid_files_are_refused_with_the_line(text, message, hint):
-    error = check_raises(ConfigurationError, message, hint, lambda: PresetFile(text, "mine.yml").get("a"))
-    assert "mine.yml" in error.message
-
-
 def test_only_the_chosen_preset_is_checked():
     file = PresetFile("good:\n  seed: 1\nbad:\n  sede: 1\n", "mine.yml")
     assert file.get("good").values == {"seed": 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "error", "message", "hint"),
-    [
-        ("resnet_fats", "mine.yml", ConfigurationError, "no such preset", "did you mean 'resnet_fast'?"),
-        (None, "mine.yml", ConfigurationError, "no preset named", "resnet_fast"),
-        ("a", "absent.yml", DataError, "no such file", "YAML file"),
-        ("a", "bytes.yml", DataError, "line 2: byte 0xff is not UTF-8 text", "YAML file"),
-        ("cifar_resnet9", None, ConfigurationError, "no built-in preset", "did you mean 'cifar_resnet"),
-    ],
-)
-def test_a_preset_that_is_not_there_is_refused(tmp_path, name, file, error, message, hint):
-    (tmp_path / "mine.yml").write_text("resnet_fast:\n  seed: 1\n")
-    (tmp_path / "bytes.yml").write_bytes(b"\n\xff\xfe\x00a")
-    check_raises(error, message, hint, presets.load_preset, name, file and str(tmp_path / file))
 
 
 def test_a_saved_config_is_a_preset(tmp_path):

@@ -176,7 +176,7 @@ def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
         if not spec.in_yaml:
             raise ConfigurationError(
                 f"{source}, line {entry.line}: '{entry.key}' is a flag, not a key",
-                f"give {spec.flag} on the command line",
+                f"take it out of the file, and type {spec.flag}",
             )
         settings[spec.name] = convert_value(spec, entry.value, entry.key, f"{source}, line {entry.line}: ")
     return settings

@@ -203,7 +203,7 @@ class DataOptions:
         "Use noise instead of the data set's images, with the same size and classes where these are known. host: make "
         "it on the host and send it to the device; ipu: keep one batch on the device and send nothing.",
         choices=("host", "ipu"),
-        kind=ValueKind(values.parse_noise, "host|ipu"),
+        kind=ValueKind(values.parse_noise, "host|ipu", "host"),
         commands=(*RUN, "evaluate"),
         default_text="the data set's images",
     )
@@ -265,7 +265,7 @@ class ModelOptions:
         "Layers that keep the weights they start with: the first N layers that have weights, or those whose names "
         "match patterns such as conv1,block1*, or backbone, which is every layer but the last one. See "
         "docs/fine-tuning.md.",
-        kind=ValueKind(values.parse_freeze, "N|PATTERN|backbone"),
+        kind=ValueKind(values.parse_freeze, "N|PATTERN|backbone", "backbone"),
         commands=(*TRAIN, "plan-splits"),
         default_text="none, all layers are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
@@ -274,7 +274,7 @@ class ModelOptions:
         {"name": "batch_norm"},
         "Normalisation: batch_norm, custom_batch_norm, group_norm or none; or a dictionary with any of the keys name, "
         "momentum, epsilon, num_groups and channels_per_group. `--help group_norm` describes those of group_norm.",
-        kind=ValueKind(values.parse_norm_layer, "NAME|DICT"),
+        kind=ValueKind(values.parse_norm_layer, "NAME|DICT", "batch_norm"),
         commands=NETWORK,
         wishes="batchnorm bn norm group-norm normalization sync-bn",
     )
@@ -613,7 +613,7 @@ class TrainingOptions:
         "OFF",
         "Stochastic rounding of 16-bit values: ON, OFF, or RI, which rounds so only where all replicas compute the "
         "same.",
-        kind=ValueKind(values.parse_rounding, "ON|OFF|RI"),
+        kind=ValueKind(values.parse_rounding, "ON|OFF|RI", "ON"),
     )
     fp_exceptions: bool = option(
         False,

@@ -43,6 +43,8 @@ class PresetFile:
         self._node = compose(text, source)
         self._nodes: Dict[str, YamlNode] = {}
         for key, node in self._node.value if self._node is not None else []:
+            with documents.naming(source):
+                documents.check_key(key)
             if key.value in self._nodes:
                 raise ConfigurationError(
                     f"{source}, line {documents.line_of(key)}: preset '{shown_value(key.value)}' is there twice",

@@ -7,6 +7,7 @@ reference are all derived from the :class:`OptionSpec` in the field's metadata.
 import dataclasses
 import enum
 import json
+import re
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
 
@@ -43,6 +44,7 @@ class ValueKind(NamedTuple):
     Attributes:
         parse: function from a text or YAML value to the Python value; raises ``values.BadValue``.
         metavar: name of the value in ``--help``.
+        example: a value that every option of this kind takes; "" if there is none.
         is_list: whether a value is a tuple; ``parse`` then makes one element of it.
         is_number: whether a value, or each element of it, has bounds.
         is_path: whether a value is a path, in which ``~`` is a home folder.
@@ -52,6 +54,7 @@ class ValueKind(NamedTuple):
 
     parse: Callable[[Any], Any]
     metavar: str = ""
+    example: str = ""
     is_list: bool = False
     is_number: bool = False
     is_path: bool = False
@@ -74,7 +77,7 @@ KINDS: Dict[Any, ValueKind] = {
     int: ValueKind(values.parse_int, "INT", is_number=True),
     float: ValueKind(values.parse_float, "FLOAT", is_number=True),
     str: ValueKind(values.parse_str, "TEXT"),
-    Tuple[int, int]: ValueKind(values.parse_image_size, "SIZE", to_yaml=values.image_size_to_yaml),
+    Tuple[int, int]: ValueKind(values.parse_image_size, "SIZE", "224", to_yaml=values.image_size_to_yaml),
     Tuple[int, ...]: ValueKind(values.parse_int, "INT...", is_list=True, is_number=True),
     Tuple[float, ...]: ValueKind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
     Tuple[str, ...]: ValueKind(values.parse_str, "TEXT...", is_list=True),
@@ -84,9 +87,9 @@ KINDS: Dict[Any, ValueKind] = {
 DIRECTORY = ValueKind(values.parse_str, "DIR", is_path=True)
 FILE = ValueKind(values.parse_str, "FILE", is_path=True)
 WEIGHTS = ValueKind(values.parse_weights, "PATH|imagenet", is_path=True)
-FRACTION = ValueKind(values.parse_fraction, "N|A/B", is_number=True)
-LIMIT = ValueKind(values.parse_limit, "N|P%")
-POPLAR_OPTIONS = ValueKind(values.parse_poplar_options, "DICT")
+FRACTION = ValueKind(values.parse_fraction, "N|A/B", "1/4", is_number=True)
+LIMIT = ValueKind(values.parse_limit, "N|P%", "500")
+POPLAR_OPTIONS = ValueKind(values.parse_poplar_options, "DICT", '{"partialsType": "half"}')
 WORD = ValueKind(str, "TEXT")
 """A text of a command's own option, whatever it holds."""
 WORDS = ValueKind(str, "TEXT...", is_list=True, is_split=False)
@@ -243,19 +246,27 @@ def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = 
         given = shown_value(" ".join(map(shown_value, value)) if listed else value)
         raise ConfigurationError(
             f"{where}{written} {given}: {bad.reason}",
-            bad.advice(written) or _example(spec, written) or f"{spec.flag} {spec.metavar}: {spec.help}",
+            bad.advice(written) or _example(spec, written),
         ) from None
 
 
-def _example(spec: OptionSpec, written: str) -> Optional[str]:
-    """Returns a hint with a number to type for a text that is none; None for other options."""
+def _example(spec: OptionSpec, written: str) -> str:
+    """Returns a hint with a value to type, or with the option's help if its value may be any text."""
+    if spec.choices or spec.kind.example:
+        return f"for example {written} {spec.choices[0] if spec.choices else spec.kind.example}"
+    if not spec.kind.is_number:
+        of_help = re.search(r"e\.g\. ('.+?')", spec.help)
+        return (
+            f"for example {written} {of_help[1]}" if of_help else f"{spec.flag} {spec.metavar}: {spec.help}"
+        )
     least, most = spec.within.minimum, spec.within.maximum
-    whats = {KINDS[int]: "a whole number", KINDS[float]: "a number"}
-    if spec.kind not in whats or least is None or most is None:
-        return None
+    if least is None or most is None:
+        return f"for example {written} 0.1"
     limits = " to ".join(map(values.plain_number, (least, most)))
-    example = values.plain_number(min(max(10, least), most))
-    return f"give {whats[spec.kind]} from {limits}, for example {written} {example}"
+    what = "a whole number" if spec.kind.metavar.startswith("INT") else "a number"
+    return (
+        f"give {what} from {limits}, for example {written} {values.plain_number(min(max(10, least), most))}"
+    )
 
 
 def option(default: object, help: str, **details: Any) -> Any:
