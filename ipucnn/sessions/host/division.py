@@ -2,10 +2,12 @@
 
 Micro-batches are fused into groups, each of which is computed as one batch.  The session adds the groups' results in
 the order of the groups.  Processes and devices share the groups evenly, and a device computes as many at the same time
-as it has lanes.  A group has so many micro-batches, by the first of these rules that says so:
+as it has lanes.
+
+IPUs fuse no micro-batches (:func:`one_by_one`).  On a host, a group has so many, by the first rule that applies:
 
 1. ``--fused-micro-batches``, else the number of the checkpoint from which a run continues (:func:`fixed_fused`);
-2. one on IPUs (:func:`one_by_one`), and on a host for a network that may mix the samples of a batch (:func:`divide`);
+2. one, for a network that may mix the samples of a batch (:func:`divide`);
 3. as many as make fast operations, fit into memory, and let all workers share the groups (:func:`choose_fused`);
    in inference, where nobody shares them, :func:`fused_in_inference`.
 
