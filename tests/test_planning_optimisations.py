@@ -10,7 +10,7 @@ from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import get_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model
-from ipucnn.planning.cost.memory import program_memory
+from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.program import PlannedProgram, uniform
@@ -63,6 +63,18 @@ def test_rows_are_predictions_with_one_setting_changed(graph):
         assert (outcome.predicted_fill, outcome.predicted_images_per_s) == pytest.approx(expected), name
     assert rows["loss scaling"].outcome == base and rows["loss scaling"].here == "128"
     assert rows["internal exchange"].outcome is None
+    # The largest proportion with which a stage surely fits, else the smallest.
+    fits = {
+        share: [
+            memory.fill < FITS_BELOW
+            for memory in program_memory(
+                graph, EARLY, replace(SETTINGS, available_memory_proportion=uniform(share)), SYSTEM.ipu
+            )
+        ]
+        for share in (0.6, 0.3, 0.15)
+    }
+    shares = [next((s for s in fits if fits[s][stage]), 0.15) for stage in range(4)]
+    assert rows["options of each stage"].instead == " ".join(f"{100 * share:g}" for share in shares) + "%"
     alone = replace(
         SETTINGS, num_stages=1, num_replicas=4, gradient_accumulation_count=6, recomputation=False
     )
