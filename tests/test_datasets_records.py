@@ -21,11 +21,12 @@ from support.trained_runs import report_of
 
 from ipucnn.datasets import images, pipeline
 from ipucnn.datasets.base import RecordExamples, fingerprint, limit_source
+from ipucnn.datasets.forms import jpeg_orientation
 from ipucnn.datasets.hashing import AUGMENT, draw, uniform
 from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.images import decode_for_training, distorted_box
 from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, train_batches
-from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.masks import read_table
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example
@@ -577,19 +578,19 @@ def test_plain_jpegs_are_read_without_pillow():
     described = Image.Exif()
     described[0x010E] = "a description"
     data = packed()
-    for plain in (data, packed(progressive=True), packed(subsampling=0, comment=b"\xff\xc0 and more")):
-        assert plain_jpeg_size(plain) == (30, 40)
     xmp = data[:2] + b"\xff\xe1\x00\x23http://ns.adobe.com/xap/1.0/\0<x/>" + data[2:]
+    with_metadata = (packed(exif=described), xmp)
+    for plain in (
+        data,
+        packed(progressive=True),
+        packed(subsampling=0, comment=b"\xff\xc0 and more"),
+        *with_metadata,
+    ):
+        assert plain_jpeg_size(plain) == (30, 40) and jpeg_orientation(plain) == 1
+    described[0x0112] = 8
+    assert jpeg_orientation(packed(exif=described)) == 8
     frame_at = data.index(b"\xff\xc0")
-    more = [
-        packed("PNG"),
-        packed(mode="L"),
-        packed(mode="CMYK"),
-        packed(exif=described),
-        xmp,
-        b"",
-        data[:100],
-    ]
+    more = [packed("PNG"), packed(mode="L"), packed(mode="CMYK"), b"", data[:100]]
     more.append(data[: frame_at + 5] + bytes(4) + data[frame_at + 9 :])
     more.append(data[:frame_at] + data[frame_at : frame_at + 19] * 2)
     assert [plain_jpeg_size(other) for other in more] == [None] * len(more)
@@ -611,6 +612,21 @@ def test_an_unreadable_image_is_reported_with_its_place(folder):
         next(iter(batches))
     assert f"train-00001-of-00003, record 2 at byte {at} cannot be decoded" in caught.value.message
     assert caught.value.hint
+
+
+def test_damaged_records_are_left_out_on_request(folder):
+    first, second = (folder / f"train-0000{k}-of-00003" for k in (0, 1))
+    count = len(open_folder(folder).train)
+    with open(first, "ab") as file:
+        file.write(frame(make_example({"image/encoded": jpeg(5)[:200], "image/class/label": 1})))
+        file.write(frame(b"no message"))
+    second.write_bytes(second.read_bytes()[:-3])
+    found = choose_dataset("imagenet", folder, home="", task="classification")
+    source = open_dataset(found, Opening(skip_damaged=True))
+    assert len(source.train) == count - 1 and len(source.info.left_out) == 3
+    for words in ("truncated", "no labelled image", "cannot be decoded"):
+        assert words in " ".join(source.info.warnings)
+    check_raises(DataError, "no labelled image", "", open_folder, folder)
 
 
 def test_a_run_trains_and_evaluates_on_records(tmp_path, succeeds, report):

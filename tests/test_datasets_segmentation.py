@@ -128,6 +128,38 @@ def test_pairs_are_matched_by_name(tmp_path):
     assert "1.tif" in source.info.warnings[0]
 
 
+def test_damaged_files_of_pairs_are_left_out_on_request(tmp_path, run):
+    folder = tmp_path / "set"
+    make_pairs(folder, num=8)
+    found = choose_dataset(str(folder), Path("."), home="", task="segmentation")
+    whole = open_dataset(found)
+    for side, name in (("images", "1"), ("masks", "4"), ("images", "2")):
+        path = folder / side / f"{name}.png"
+        path.write_bytes(path.read_bytes()[:60])
+    check_raises(DataError, "4.png cannot be decoded", "", open_dataset, found)
+    source = open_dataset(found, Opening(skip_damaged=True))
+    kept = [0, 3, 5, 6]
+    for images, expected in (
+        (source.train.images, [whole.train.images[k] for k in kept]),
+        (source.eval.images, whole.eval.images),
+    ):
+        assert [image.tolist() for image in images] == [image.tolist() for image in expected]
+    assert source.train.names == tuple(f"images/{k}.png" for k in kept) and source.info.num_eval == 1
+    (line,) = source.info.warnings
+    assert line.startswith("3 damaged images left out") and all(f"/{k}.png" in line for k in (1, 2, 4))
+    assert [Path(path).name for path in source.info.left_out] == ["4.png", "1.png", "2.png"]
+    (folder / "images" / "7.png").write_bytes(b"")
+    check_refused(
+        run,
+        Refusal(
+            ["train", "unet", "--dataset", folder, "--skip-damaged"],
+            "no image for evaluation can be read",
+            "give other",
+            3,
+        ),
+    )
+
+
 def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
     folder = tmp_path / "set"
     make_pairs(folder)

@@ -163,9 +163,9 @@ def test_a_set_too_large_for_memory_is_refused_before_it_is_read(tmp_path, monke
     of_sizes(tmp_path)
     decoded, read = [], imagemasks.pages
 
-    def pages(path, *rest):
-        decoded.append(path.name)
-        return read(path, *rest)
+    def pages(files, *rest):
+        decoded.append(files)
+        return read(files, *rest)
 
     monkeypatch.setattr(imagemasks, "pages", pages)
     # All masks take less than that, and images and masks together more.

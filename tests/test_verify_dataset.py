@@ -500,9 +500,9 @@ def test_each_mask_is_decoded_once(made, monkeypatch, table, training):
         (folder / "classes.txt").write_text("0 sky\n255 ground\n")
     decoded, read = [], imagemasks.pages
 
-    def pages(path, kind, *rest):
-        decoded.extend([path.name] * (kind == "mask"))
-        return read(path, kind, *rest)
+    def pages(files, kind, *rest):
+        decoded.extend([files.mask.name] * (kind == "mask"))
+        return read(files, kind, *rest)
 
     monkeypatch.setattr(imagemasks, "pages", pages)
     if training:
@@ -725,8 +725,9 @@ def survey_of(arrays, class_names):
     survey.class_names = class_names
     pairs = {subset: ("", images, np.array(labels, int)) for subset, (images, labels) in arrays.items()}
     survey.expect({subset: lots.array_lot([pair]) for subset, pair in pairs.items()})
-    for subset, numbers, is_drawn in survey.groups():
-        list(survey.take(subset, numbers, survey.subsets[subset].lot.decode(numbers, is_drawn)))
+    for subset, numbers, drawn in survey.groups():
+        for result in survey.subsets[subset].lot.decode(numbers, drawn):
+            list(survey.take(subset, *result))
     return survey
 
 

@@ -230,8 +230,8 @@ class DataOptions:
     )
     skip_damaged: bool = option(
         False,
-        "Leave out the images of a folder that cannot be decoded; they are counted and named. All images are decoded "
-        "once before the run begins.",
+        "Leave out images of files and records, and pairs of images and masks, that cannot be decoded; they are "
+        "counted and named. All images are decoded once before the run begins.",
         commands=(*RUN, "evaluate", "export"),
         wishes="corrupt broken unreadable truncated images ignore",
     )

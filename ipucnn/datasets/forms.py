@@ -362,18 +362,28 @@ _XMP_ORIENTATION = re.compile(rb"tiff:Orientation(?:=\"|>)([1-8])")
 
 def _orientation(image: PillowImage, data: bytes) -> int:
     """Returns the orientation, 1 to 8, that EXIF or else XMP gives an image; 1 if neither does or they are damaged."""
-    exif, xmp = bytes(image.info.get("exif") or b""), b""
     if is_jpeg(data):
-        parts = [part for marker, part in jpeg_segments(data) if marker == APP1]
-        exif = b"".join(part[6:] for part in parts if part[:6] == b"Exif\0\0")
-        xmp = b"".join(part for part in parts if part[:20] == b"http://ns.adobe.com/")
-    elif is_png(data) or is_webp(data):
+        return jpeg_orientation(data)
+    exif, xmp = bytes(image.info.get("exif") or b""), b""
+    if is_png(data) or is_webp(data):
         parts_by_name = {name: content for name, content, _ in chunks(data)}
         exif = parts_by_name.get(b"eXIf", exif)
         xmp = parts_by_name.get(b"iTXt", b"") + parts_by_name.get(b"XMP ", b"")
     with contextlib.suppress(Exception):  # a damaged block is ignored; the pixels are fine
         if not exif and "Raw profile type exif" in image.info:  # hexadecimal text of PNG, below three lines
             exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
+    return _orientation_in(exif, xmp)
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """Returns the orientation, 1 to 8, that EXIF or else XMP gives a JPEG."""
+    parts = [part for marker, part in jpeg_segments(data) if marker == APP1]
+    exif = b"".join(part[6:] for part in parts if part[:6] == b"Exif\0\0")
+    return _orientation_in(exif, b"".join(part for part in parts if part[:20] == b"http://ns.adobe.com/"))
+
+
+def _orientation_in(exif: bytes, xmp: bytes) -> int:
+    with contextlib.suppress(Exception):
         if exif:
             table = pillow().Exif()
             table.load(exif)

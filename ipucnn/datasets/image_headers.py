@@ -33,13 +33,13 @@ APP1 = 0xE1
 
 
 def plain_jpeg_size(data: bytes) -> Optional[Tuple[int, int]]:
-    """Returns (width, height) of a JPEG with three 8-bit colours that is displayed as it is stored.
+    """Returns (width, height), as stored, of a JPEG with three 8-bit colours.
 
-    Returns None for every other file, such as one that may have to be turned (EXIF, XMP) or that holds several images.
+    Returns None for every other file, such as one that holds several images.
     """
     size = None
     for marker, part in jpeg_segments(data) if data[:2] == b"\xff\xd8" else ():
-        if marker == APP1 or part[:4] == b"MPF\0":
+        if part[:4] == b"MPF\0":
             return None
         if marker in _FRAMES:
             if size is not None or len(part) < 6 or (part[0], part[5]) != (8, 3):

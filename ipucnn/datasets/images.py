@@ -13,9 +13,9 @@ import numpy as np
 from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.forms import FEW, FILLER, RGB, of_pillow, open_image, opened, pillow
+from ipucnn.datasets.forms import FEW, FILLER, jpeg_orientation, of_pillow, open_image, pillow
 from ipucnn.datasets.hashing import uniform
-from ipucnn.datasets.image_headers import is_jpeg, plain_jpeg_size
+from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 
 EVAL_MARGIN = 1.14
@@ -186,17 +186,10 @@ def decode_for_training(
     mirrored = uniform(state, boxes.flips) < 0.5
     size, channels = out.shape[:2], out.shape[2]
     plain = plain_jpeg_size(data) if channels == 3 else None
-    if plain is not None:
+    if plain is not None and jpeg_orientation(data) == 1:
         check_pixels(*plain, max_pixels, origin)
         with decoding(*plain, origin):
             if _jpeg_crop(data, plain, boxes.box(*plain, size, state), mirrored, out):
-                return
-    if is_jpeg(data) and channels == 3:
-        with opened(data, origin, max_pixels) as file:
-            form, (height, width) = file.form, file.form.size
-            is_plain = form.format == "JPEG" and form.colour == RGB and form.orientation == 1
-            box = boxes.box(width, height, size, state)
-            if is_plain and _jpeg_crop(data, (width, height), box, mirrored, out):
                 return
     image = open_image(data, origin, channels, max_pixels, strict=True)
     array = _resample(image, size, boxes.box(image.width, image.height, size, state))

@@ -7,7 +7,6 @@ number of threads.  So a run sees the same samples after an interruption, or wit
 
 import itertools
 import re
-import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple, Union
@@ -22,10 +21,10 @@ from ipucnn.datasets.base import (
     DatasetInfo,
     DataSource,
     Examples,
-    FileExamples,
     ImageFiles,
     MaskedExamples,
 )
+from ipucnn.datasets.damaged import hint_where_run_ends
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.pixels import InputRange, pixel_mean
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
@@ -454,7 +453,7 @@ def _decode_in_python(
                             data, origin, image, state, info.max_image_pixels, info.crops
                         )
         except DataError as error:
-            hint = _hint_of_file(error, info, isinstance(examples, FileExamples))
+            hint = hint_where_run_ends(error, info)
             raise _crossing(DataError(printable(error.message), hint, error.code)) from error
         return images
 
@@ -462,17 +461,6 @@ def _decode_in_python(
     images = tf.numpy_function(decode, [indices, epochs, turns], tf.uint8)
     images.set_shape((indices.shape[0], size[0], size[1], channels))
     return images
-
-
-def _hint_of_file(error: DataError, info: DatasetInfo, can_skip: bool) -> str:
-    """Returns a hint for a file that cannot be read, with the command that lists all such files; training ends at the
-    first one."""
-    hints = [error.hint] if error.hint else []
-    if info.location:
-        folder = shlex.quote(printable(info.location))
-        skipping = ", --skip-damaged leaves them out" if can_skip else ""
-        hints.append(f"ipucnn verify-dataset --dataset-path {folder} names every damaged file{skipping}")
-    return "; ".join(hints)
 
 
 def _read_ahead(
@@ -641,7 +629,7 @@ def evaluation_patches(
         )
         rows = wide(row) - top + tf.range(size[0], dtype=tf.int64)[:, tf.newaxis]
         columns = wide(column) - left + tf.range(size[1], dtype=tf.int64)
-        places = stored.places(which, rows, columns)
+        places = stored.rows(which, rows) + stored.columns(which, columns)
         images = tf.cast(tf.gather(stored.pixels, places), tf.float32) * tf.cast(
             is_real[..., tf.newaxis], tf.float32
         )

@@ -1,13 +1,21 @@
-"""Problems in the files of a data set.
+"""What happens at a damaged file, in every command: the readers of all data sets yield items and problems.
 
-Readers yield items (samples, or the files of a class) and problems, in the order of the files.  :func:`readable` passes
-the items on and gives each problem to a function: training's :class:`Passed` raises the first error, and
-``verify-dataset`` collects all problems (``verification/survey.py``).  A reader does not know which of the two reads.
+A reader turns each error about a file, page or record into a :class:`Problem` (:func:`item_or_problem`,
+:func:`guarded`) and continues with the next one.  It does not know who reads.  :func:`readable` passes the items on,
+and gives each problem to a function that decides:
+
+- ``train``, ``evaluate``, ``export``, ``infer --subset``: :class:`Passed` raises the first error.
+- With ``--skip-damaged``, :class:`Passed` leaves out what is damaged (``DAMAGED``), and counts and names it.
+- ``verify-dataset`` collects all problems (``verification/survey.py``).
+
+Files and records of classes are decoded when they are needed.  For them, ``damaged.py`` asks the same question before a
+run begins, and gives the hint of a run that ends at an image.  ``infer IMAGE...`` reports each unreadable image, and
+continues (``runs/images/inputs.py``).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
@@ -15,6 +23,10 @@ from ipucnn.text import counted, printable
 
 Item = TypeVar("Item")
 MOST_NAMED = 3
+MOST_DAMAGED = 50
+"""The most damaged files that a message names."""
+DAMAGED = ("empty-file", "truncated", "checksum", "unreadable")
+"""Codes of files, pages and records that cannot be decoded, which ``--skip-damaged`` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,16 @@ def problem_of(
     return Problem(error.code, subset, name, reason.strip(" :,"), error, path=path)
 
 
+def item_or_problem(
+    read: Callable[[], Item], subset: Optional[str], name: str, path: Optional[Path] = None, place: str = ""
+) -> Union[Item, Problem]:
+    """Returns what ``read`` returns, or the problem of the file or sample that it rejects; see :func:`problem_of`."""
+    try:
+        return read()
+    except DataError as error:
+        return problem_of(error, subset, name, path, place)
+
+
 def guarded(
     items: Iterable[Union[Item, Problem]], subset: Optional[str], name: str, path: Path
 ) -> Iterator[Union[Item, Problem]]:
@@ -83,15 +105,27 @@ class Unused:
 
 
 class Passed:
-    """Raises the first error among problems, and keeps those without an error."""
+    """Raises the first error among problems, and keeps those without an error.
 
-    def __init__(self) -> None:
+    Args:
+        skip_damaged: whether to keep the errors of damaged files, too.
+
+    Attributes:
+        damaged: the message about each of them, by its path or name.
+    """
+
+    def __init__(self, skip_damaged: bool = False) -> None:
         self._examples: Dict[str, List[str]] = {}
         self._counts: Dict[str, int] = {}
+        self._skips = skip_damaged
+        self.damaged: Dict[str, str] = {}
 
     def __call__(self, problem: Problem) -> None:
         if problem.error is not None:
-            raise problem.error
+            if not self._skips or problem.code not in DAMAGED:
+                raise problem.error
+            self.damaged[str(problem.path or problem.name)] = problem.error.message
+            return
         self._counts[problem.reason] = self._counts.get(problem.reason, 0) + problem.count
         names = self._examples.setdefault(problem.reason, [])
         if len(names) < MOST_NAMED:
@@ -114,3 +148,30 @@ def unused_line(location: str, unused: Iterable[Unused]) -> Tuple[str, ...]:
         for one in unused
     ]
     return (f"{location}: left out {', '.join(parts)}",) if parts else ()
+
+
+def named_damage(damaged: Mapping[str, str]) -> str:
+    """Returns up to ``MOST_DAMAGED`` messages about damaged files, and the number of others."""
+    more = len(damaged) - MOST_DAMAGED
+    reasons = [printable(reason) for reason in list(damaged.values())[:MOST_DAMAGED]]
+    return "; ".join(reasons) + (f"; and {more:,} more" if more > 0 else "")
+
+
+def left_out_line(damaged: Mapping[str, str], what: str = "damaged image") -> Tuple[str, ...]:
+    """Returns one line about what ``--skip-damaged`` leaves out; none if that is nothing."""
+    if not damaged:
+        return ()
+    return (f"{counted(len(damaged), what)} left out (--skip-damaged): {named_damage(damaged)}",)
+
+
+def check_any_left(num_train: int, num_eval: int, damaged: Mapping[str, str]) -> None:
+    """Rejects a set of which ``--skip-damaged`` leaves nothing.
+
+    Raises:
+        DataError: no image for training, or none for evaluation, is left.
+    """
+    for count, purpose in ((num_train, "training"), (num_eval, "evaluation")):
+        if not count and damaged:
+            raise DataError(
+                f"no image for {purpose} can be read: {named_damage(damaged)}", "give other images"
+            )

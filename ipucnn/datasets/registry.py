@@ -81,6 +81,8 @@ class Opening(NamedTuple):
         least_train: the fewest training images of noise.
         validation_fraction: the share of each class that is held out of a folder without train/ and val/.
         allow_partial: whether to leave out images without a mask, and masks without an image.
+        skip_damaged: whether to leave out images that cannot be decoded.
+        has_class_weights: whether the loss weighs the classes; without it, a warning about unbalanced ones names it.
         name, location, task: the chosen set, its folder and its task; :func:`open_dataset` sets them.
     """
 
@@ -91,6 +93,8 @@ class Opening(NamedTuple):
     least_train: int = 0
     validation_fraction: float = HELD_OUT_SHARE
     allow_partial: bool = False
+    skip_damaged: bool = False
+    has_class_weights: bool = False
     name: str = ""
     location: Path = Path()
     task: str = "classification"
@@ -137,8 +141,24 @@ def _open_random(opening: Opening) -> "DataSource":
 
 def _open_imagenet(opening: Opening) -> "DataSource":
     if has_shards(opening.location):
-        return records.open_records(opening.location)
-    return imagefolder.open_imagefolder(opening.location, opening.name)
+        return records.open_records(opening.location, opening.skip_damaged)
+    return _open_imagefolder(opening)
+
+
+def _open_imagefolder(opening: Opening) -> "DataSource":
+    return imagefolder.open_imagefolder(
+        opening.location, opening.name, opening.validation_fraction, opening.has_class_weights
+    )
+
+
+def _open_pairs(opening: Opening) -> "DataSource":
+    return imagemasks.open_pairs(
+        opening.name,
+        opening.location,
+        opening.max_image_pixels,
+        opening.allow_partial,
+        opening.skip_damaged,
+    )
 
 
 def _open_tfds(opening: Opening) -> "DataSource":
@@ -185,7 +205,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "isbi2012": DatasetRecord(
         "segmentation",
         "30 slices of fly brain, 512x512, with membrane masks",
-        lambda opening: imagemasks.open_pairs("isbi2012", opening.location, opening.max_image_pixels),
+        _open_pairs,
         "train-volume.tif and train-labels.tif",
     ),
     "mnist": _idx_record("28x28 handwritten digits"),
@@ -203,17 +223,13 @@ DATASETS: Dict[str, DatasetRecord] = {
     "imagefolder": DatasetRecord(
         "classification",
         "an image folder",
-        lambda opening: imagefolder.open_imagefolder(
-            opening.location, opening.name, opening.validation_fraction
-        ),
+        _open_imagefolder,
         "{train,val}/CLASS/*.jpg",
     ),
     "imagemasks": DatasetRecord(
         "segmentation",
         "a folder of image and mask pairs",
-        lambda opening: imagemasks.open_pairs(
-            "imagemasks", opening.location, opening.max_image_pixels, opening.allow_partial
-        ),
+        _open_pairs,
         "[train|val/]{images,masks}/NAME.png, NAME.png with NAME_mask.png, or imagesTr/ and labelsTr/",
     ),
     "random": DatasetRecord("any", "noise made on the host, for throughput", _open_random),
@@ -423,7 +439,6 @@ def open_dataset(
     download: bool = False,
     limit_train: Optional[str] = None,
     limit_eval: Optional[str] = None,
-    skip_damaged: bool = False,
 ) -> "DataSource":
     """Reads the set that :func:`choose_dataset` chose.
 
@@ -432,7 +447,6 @@ def open_dataset(
         options: options of its reader.
         download: whether it may be downloaded.
         limit_train, limit_eval: number or share of images to keep: "500" or "10%".
-        skip_damaged: whether to leave out images of a folder that cannot be decoded.
 
     Raises:
         DataError: files are absent or damaged, or the set takes more than half of the memory.
@@ -449,7 +463,7 @@ def open_dataset(
         read = _open_tfds if is_tfds(choice.name, location) else DATASETS[choice.name].open
         source = read(options._replace(name=choice.name, location=location, task=choice.task))
     source = replace(source, info=replace(source.info, max_image_pixels=options.max_image_pixels))
-    if skip_damaged and isinstance(source.train, base.FileExamples):
+    if options.skip_damaged and not isinstance(source.train, base.IN_MEMORY):
         source = damaged.without_damaged(source)
     if choice.make is not None or needs_files(choice.name):
         source = classes.with_absent_named(source, source.info.location)

@@ -8,6 +8,7 @@ import numpy as np
 from ipucnn.config.values import image_size_to_yaml
 from ipucnn.datasets.base import EncodedExamples, Examples, FileExamples
 from ipucnn.datasets.forms import opened
+from ipucnn.datasets.images import crops_of
 from ipucnn.errors import DataError
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.sources import Weights
@@ -40,12 +41,14 @@ def size_warnings(setup: Setup, weights: Optional[Weights]) -> List[str]:
             f"{_text(input_size)}: --image-size {image_size_to_yaml(trained)} keeps its size"
         ]
     is_open = setup.record.own is not None and None in setup.record.own.input_shape[:2]
+    margin = crops_of(setup.source.info.crops).margin
     if trained is None and is_open and setup.config.image_size is None:
         largest = _largest_picture(setup.source.train, setup.config.max_image_pixels)
         if largest is not None and _MUCH * max(largest) <= min(input_size):
             return [
                 f"the pictures, of {_text(largest)}, are enlarged to {_text(input_size)}, which takes time and memory: "
-                f"--image-size {max(largest)} keeps their size"
+                f"with --image-size {max(largest)}, a crop for evaluation enlarges them by {margin:.3g}, and one for "
+                "training by more"
             ]
     return []
 

@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
+from ipucnn.datasets.base import IN_MEMORY, ArrayExamples, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
@@ -223,13 +223,14 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
             least_train=make_layout(config).global_batch_size if config.synthetic_data else 0,
             validation_fraction=config.validation_fraction,
             allow_partial=config.allow_partial,
+            skip_damaged=config.skip_damaged,
+            has_class_weights=config.class_weights is not None,
         ),
         download=config.download,
         limit_train=None if folded else config.limit_train,
         limit_eval=None if folded else config.limit_eval,
-        skip_damaged=config.skip_damaged,
     )
-    if resolved.is_typed("skip_damaged") and not isinstance(source.train, FileExamples):
+    if resolved.is_typed("skip_damaged") and isinstance(source.train, ArrayExamples):
         raise ConfigurationError(
             f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
         )

@@ -6,10 +6,24 @@ Of a set without parts, the last fifth of the pairs, in the order of their names
 
 import re
 from collections import Counter
-from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Callable,
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -38,7 +52,17 @@ from ipucnn.datasets.forms import (
     plain_pixels,
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
-from ipucnn.datasets.problems import Passed, Problem, guarded, problem_of, readable, unused_line
+from ipucnn.datasets.problems import (
+    Passed,
+    Problem,
+    check_any_left,
+    guarded,
+    item_or_problem,
+    left_out_line,
+    problem_of,
+    readable,
+    unused_line,
+)
 from ipucnn.datasets.segmentation.masks import (
     EVERY_OTHER,
     IGNORE,
@@ -68,7 +92,15 @@ _NOT_COMPARED = re.compile(r"masks?|labels?|image|img|seg(mentation)?|[\W_]+")
 _CHANNEL = re.compile(r"(.*)_(\d{4})")
 """The name of an image of nnU-Net, and the number of its channel."""
 _STACKS = (".tif", ".tiff")
-"""Endings of files that may have several pages."""
+"""Endings of TIFF files that may have several pages."""
+
+
+class PairFiles(NamedTuple):
+    """An image file and its mask file in one part, "train" or "eval": a pair, or as many pairs as they have pages."""
+
+    subset: str
+    image: Path
+    mask: Path
 
 
 class Pair(NamedTuple):
@@ -80,6 +112,11 @@ class Pair(NamedTuple):
     page: int
     num_pages: int
 
+    @property
+    def files(self) -> PairFiles:
+        """The two files."""
+        return PairFiles(self.subset, self.image, self.mask)
+
     def shown(self, path: Path, folder: Optional[Path] = None) -> str:
         """Returns the name of one of the two files and its page, from 1: below a folder, or the whole path."""
         page = "" if self.num_pages == 1 else f", page {self.page + 1}"
@@ -88,33 +125,60 @@ class Pair(NamedTuple):
         return printable(str(path)) + (f"{page} of {self.num_pages}" if page else "")
 
 
+class PairPage(NamedTuple):
+    """A decoded page of one of the two files of a pair.
+
+    Attributes:
+        pair: the pair.
+        page: the page.
+        origin: its name in messages.
+    """
+
+    pair: Pair
+    page: Page
+    origin: str
+
+
 def pages(
-    path: Path, kind: str, max_pixels: int, num_pages: int
-) -> Iterator[Union[Tuple[Page, str], DataError]]:
-    """Yields each page of a file with its name in messages, or the reason why it cannot be decoded.
+    files: PairFiles,
+    kind: str,
+    folder: Path,
+    max_pixels: int,
+    num_pages: Optional[int] = None,
+    chosen: Optional[Collection[int]] = None,
+) -> Iterator[Union[PairPage, Problem]]:
+    """Yields the pages of a file one after another; a page or file that cannot be decoded is a problem.
 
     Args:
-        path: the file.
-        kind: "image" or "mask".
+        files: the two files.
+        kind: "image" or "mask", the file to read.
+        folder: the folder of the set; names in problems are below it.
         max_pixels: the most pixels of a page.
-        num_pages: the pages that the file must have.
+        num_pages: for an image, the number of pages of its mask.
+        chosen: the pages to decode, from 0; None: all.
     """
+    path = files.image if kind == "image" else files.mask
     origin, hint = f"{kind} {printable(str(path))}", IMAGE_HINT if kind == "image" else MASK_HINT
+    name = printable(str(path.relative_to(folder)))
     try:
         with opened(read_file(str(path)), origin, max_pixels, hint, strict=True) as file:
-            if file.num_pages != num_pages:
-                text = f"{origin} has {file.num_pages} pages"
+            count = file.num_pages
+            if count > 1 and (file.form.format != "TIFF" or path.suffix.lower() not in _STACKS):
+                text = f"{origin} has {count} pages"
                 raise DataError(text, "save each page as a file of its own", "several-pages")
-            for number in range(num_pages):
-                name = origin if num_pages == 1 else f"{origin}, page {number + 1} of {num_pages}"
-                try:
-                    page = file.page() if num_pages == 1 else page_of(file, number, name)
-                except DataError as error:
-                    yield error
-                else:
-                    yield page, name
+            if num_pages not in (None, count):
+                text = f"{path} has {counted(count, 'page')}, and its mask {files.mask} has {num_pages}"
+                hint = "each page of an image has its mask on the same page: save as many pages in both files"
+                raise DataError(text, hint, "count-mismatch")
+            for number in range(count) if chosen is None else sorted(chosen):
+                pair = Pair(*files, number, count)
+                where = f"{kind} {pair.shown(path)}"
+                place = pair.shown(path)
+                read = file.page if count == 1 else partial(page_of, file, number, where)
+                page = item_or_problem(read, files.subset, pair.shown(path, folder), path, place)
+                yield page if isinstance(page, Problem) else PairPage(pair, page, where)
     except DataError as error:
-        yield from [error] * num_pages
+        yield problem_of(error, files.subset, name, path)
 
 
 def image_pixels(page: Page, origin: str, mask: Mask) -> np.ndarray:
@@ -147,7 +211,7 @@ def table_of(found: Found) -> Optional[MaskClasses]:
     return read_description(found.location) if table is None and found.has_channel_numbers else table
 
 
-def classes_of_masks(found: Found, masks: Iterable[Tuple[Pair, Mask]]) -> MaskClasses:
+def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
     """Returns the classes of a set without a table, from the values of all its masks.
 
     Raises:
@@ -155,7 +219,7 @@ def classes_of_masks(found: Found, masks: Iterable[Tuple[Pair, Mask]]) -> MaskCl
     """
     values: Set[int] = set()
     of_each = []
-    for pair, mask in masks:
+    for pair, mask in masks.items():
         present = mask_values(codes(mask.numbers, False, f"mask {pair.shown(pair.mask)}"))
         of_each.append(present)
         values.update(present)
@@ -246,11 +310,10 @@ def _several_channels(extra: Sequence[Path], folder: Path, subset: str) -> Probl
     return Problem("wrong-mode", subset, name, "a second channel", error, len(extra))
 
 
-def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair, Problem]]:
-    """Yields the pairs of a set in the order of names, training first, and a problem for each other image.
+def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[PairFiles, Problem]]:
+    """Yields the files of pairs in the order of names, training first, and a problem for each other image.
 
-    Files whose names are equal but for an ending of the mask, or in Unicode form, are a pair.  Of a set without parts,
-    the last fifth of the pairs is for evaluation.
+    Files whose names are equal but for an ending of the mask, or in Unicode form, are a pair.
 
     Args:
         found: the folders of the pairs.
@@ -275,19 +338,7 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         files, alone = _matched(*sides)
         if is_whole:
             yield from _without_partner(subset, folders, alone, bool(files), allow_partial)
-        pairs: List[Pair] = []
-        for image, mask in files:
-            # The pages of a damaged file are not known; those of its partner stand for them until it is read.
-            counts = [count for count in map(_num_pages, (image, mask)) if count is not None] or [1]
-            if counts[0] == counts[-1]:
-                pairs += [Pair(subset, image, mask, number, counts[0]) for number in range(counts[0])]
-                continue
-            text = f"{image} has {counted(counts[0], 'page')}, and its mask {mask} has {counts[1]}"
-            hint = "each page of an image has its mask on the same page: save as many pages in both files"
-            error = DataError(text, hint, "count-mismatch")
-            yield problem_of(error, subset, _shown(image, image.parent), image)
-        edge = len(pairs) - (num_held_out(len(pairs)) if found.is_undivided and len(pairs) > 1 else 0)
-        yield from (pair if k < edge else pair._replace(subset="eval") for k, pair in enumerate(pairs))
+        yield from (PairFiles(subset, image, mask) for image, mask in files)
         beside = folders[0] if folders[0] == folders[1] else folders[0].parent
         known = read | {path for side in sides for path in side.values()}
         yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
@@ -299,15 +350,6 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
 def num_held_out(count: int) -> int:
     """Returns how many of ``count`` pairs, the last ones, are for evaluation."""
     return max(1, count // SHARE_HELD_OUT)
-
-
-def _num_pages(path: Path) -> Optional[int]:
-    """Returns the number of pages of a TIFF file, and 1 for other files; None for damaged ones."""
-    if path.suffix.lower() not in _STACKS:
-        return 1
-    with suppress(DataError), opened(read_file(str(path)), "image") as file:
-        return file.num_pages
-    return None
 
 
 def _matched(images: _Files, masks: _Files) -> Tuple[List[Tuple[Path, Path]], Tuple[_Files, _Files]]:
@@ -369,69 +411,108 @@ def _some(names: Sequence[str]) -> str:
 
 
 def read_masks(
-    found: Found, pairs: Sequence[Pair], max_pixels: int, table: Optional[MaskClasses]
-) -> Iterator[Tuple[Pair, Union[Mask, DataError]]]:
-    """Yields the mask of each pair, or the reason why it is refused.
+    found: Found, files: Sequence[PairFiles], max_pixels: int, table: Optional[MaskClasses]
+) -> List[Union[Tuple[Pair, Mask], Problem]]:
+    """Returns the mask of each pair, or the problem with it.
+
+    Of a set without parts, the last fifth of them is for evaluation.
 
     Raises:
         DataError: all masks would take more than half of the memory, if those that follow are as large on average.
     """
     agreeing = MaskSet(table)
-    num_masks = taken = checked = 0
-    for path, group in groupby(pairs, key=lambda pair: pair.mask):
-        same = list(group)
-        for pair, page in zip(same, pages(path, "mask", max_pixels, len(same))):
-            try:
-                if isinstance(page, DataError):
-                    raise page
-                mask = mask_numbers(*page, table is not None and table.colours)
-                agreeing.check(mask, page[1])
-            except DataError as error:
-                yield pair, error
+    masks: List[Union[Tuple[Pair, Mask], Problem]] = []
+    taken = checked = 0
+
+    def checked_mask(page: PairPage) -> Mask:
+        mask = mask_numbers(page.page, page.origin, table is not None and table.colours)
+        agreeing.check(mask, page.origin)
+        return mask
+
+    for number, of_file in enumerate(files):
+        for page in pages(of_file, "mask", found.location, max_pixels):
+            if isinstance(page, Problem):
+                masks.append(page)
                 continue
-            num_masks, taken = num_masks + 1, taken + mask.numbers.nbytes
+            path, pair = of_file.mask, page.pair
+            names = pair.shown(path, found.location), path, pair.shown(path)
+            mask = item_or_problem(partial(checked_mask, page), pair.subset, *names)
+            masks.append(mask if isinstance(mask, Problem) else (pair, mask))
+            if isinstance(mask, Problem):
+                continue
+            taken += mask.numbers.nbytes
             if taken > checked:  # at the first one and at each doubling, because a check takes time
-                _check_memory(found, pairs, taken * len(pairs) // num_masks, mask)
+                # The other pages of a file are as many as those of the first one.
+                num_pairs = max(pair.num_pages * len(files), len(masks))
+                num_read = number * pair.num_pages + pair.page + 1
+                _check_memory(found, num_pairs, taken * num_pairs // num_read, mask)
                 checked = 2 * taken
-            yield pair, mask
+    if found.is_undivided and len(masks) > 1:
+        for k in range(len(masks) - num_held_out(len(masks)), len(masks)):
+            one = masks[k]
+            masks[k] = (
+                replace(one, subset="eval")
+                if isinstance(one, Problem)
+                else (one[0]._replace(subset="eval"), one[1])
+            )
+    return masks
 
 
-def _check_memory(found: Found, pairs: Sequence[Pair], num_bytes: int, largest: Mask) -> None:
+def _check_memory(found: Found, num_pairs: int, num_bytes: int, largest: Mask) -> None:
     size = "x".join(map(str, largest.numbers.shape[:2]))
-    what = f"{printable(str(found.location))} with {len(pairs)} images and masks of up to {size} pixels"
+    what = f"{printable(str(found.location))} with {num_pairs} images and masks of up to {size} pixels"
     check_memory(num_bytes, what)
 
 
-def _read_images(found: Found, masks: Mapping[Pair, Mask], max_pixels: int) -> np.ndarray:
-    """Reads the images of a set, each as large as its mask: uint8 [pixels of all images, 1 or 3]."""
-    pixels: np.ndarray = np.zeros((0, 1), np.uint8)
-    pairs, at = list(masks), 0
-    for path, group in groupby(pairs, key=lambda pair: pair.image):
+def by_image(pairs: Collection[Pair]) -> Iterator[Tuple[PairFiles, List[Pair]]]:
+    """Yields the files of pairs, with the pairs of their pages; pairs of one file follow each other."""
+    for (image, mask), group in groupby(pairs, key=lambda pair: (pair.image, pair.mask)):
         same = list(group)
-        for pair, page in zip(same, pages(path, "image", max_pixels, len(same))):
-            if isinstance(page, DataError):
-                raise page
-            image = image_pixels(*page, masks[pair])
+        yield PairFiles(same[0].subset, image, mask), same
+
+
+def _read_images(
+    found: Found, masks: Mapping[Pair, Mask], max_pixels: int, report: Callable[[Problem], None]
+) -> Tuple[np.ndarray, List[Pair]]:
+    """Reads the images of a set, each as large as its mask: uint8 [pixels of all images, 1 or 3], and their pairs.
+
+    ``report`` gets the problems of those that cannot be read.
+    """
+    pixels: np.ndarray = np.zeros((0, 1), np.uint8)
+    pairs: List[Pair] = []
+    at = 0
+    for files, same in by_image(masks):
+        own = {pair.page: pair for pair in same}
+        read = pages(files, "image", found.location, max_pixels, same[0].num_pages, own)
+        for page in readable(read, report):
+            pair = own[page.pair.page]
+            image = image_pixels(page.page, page.origin, masks[pair])
             if not at:
                 largest = max(masks.values(), key=lambda mask: mask.numbers.size)
                 shape = sum(mask.numbers.size for mask in masks.values()), image.shape[2]
                 # The images, and the classes of masks beside their numbers.
-                _check_memory(found, pairs, shape[0] * (shape[1] + 2 * largest.numbers.itemsize), largest)
+                num_bytes = shape[0] * (shape[1] + 2 * largest.numbers.itemsize)
+                _check_memory(found, len(masks), num_bytes, largest)
                 pixels = np.empty(shape, np.uint8)
             elif image.shape[2] != pixels.shape[1]:
                 kinds = ["grey" if count == 1 else "colour" for count in (image.shape[2], pixels.shape[1])]
                 raise DataError(
-                    f"{pair.shown(path)} is {kinds[0]}, but {pairs[0].shown(pairs[0].image)} is {kinds[1]}",
+                    f"{pair.shown(pair.image)} is {kinds[0]}, but {pairs[0].shown(pairs[0].image)} is {kinds[1]}",
                     "all images of a set are grey, or all are colour",
                 )
             flat = image.reshape(-1, image.shape[2])
             pixels[at : at + len(flat)] = flat
             at += len(flat)
-    return pixels
+            pairs.append(pair)
+    return pixels[:at], pairs
 
 
 def open_pairs(
-    name: str, folder: Path, max_pixels: int = MAX_IMAGE_PIXELS, allow_partial: bool = False
+    name: str,
+    folder: Path,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+    allow_partial: bool = False,
+    skip_damaged: bool = False,
 ) -> DataSource:
     """Reads all pairs of a folder.  Images are grey or colour; ``masks`` describes the masks.
 
@@ -440,6 +521,7 @@ def open_pairs(
         folder: the folder of the set.
         max_pixels: the most pixels of an image.
         allow_partial: whether to leave out images without a mask, and masks without an image.
+        skip_damaged: whether to leave out pairs of which a file cannot be decoded.
 
     Raises:
         DataError: there are no pairs, a file has no partner, sizes or numbers of pages differ, a file is damaged or has
@@ -448,23 +530,20 @@ def open_pairs(
     found = find_layout(name, folder)
     if found is None:
         raise DataError(f"{folder} has no pairs of images and masks", PAIR_LAYOUT)
-    passed = Passed()
-    pairs = list(readable(read_pairs(found, allow_partial), passed))
-    num_train = sum(pair.subset == "train" for pair in pairs)
+    passed = Passed(skip_damaged)
+    files = list(readable(read_pairs(found, allow_partial), passed))
     for subset, folders in found.parts.items():
-        if not any(pair.subset == subset for pair in pairs):
+        if not any(one.subset == subset for one in files):
             raise DataError(f"{folders[0].parent} has no pairs of images and masks", PAIR_LAYOUT)
-    if len(pairs) < 2:
-        raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
     table = table_of(found)
-    stored: Dict[Pair, Mask] = {}
-    for pair, mask in read_masks(found, pairs, max_pixels, table):
-        if isinstance(mask, DataError):
-            raise mask
-        stored[pair] = mask
-    classes = table or classes_of_masks(found, stored.items())
-    masks = [classes.of(mask.numbers, f"mask {pair.shown(pair.mask)}") for pair, mask in stored.items()]
-    pixels = _read_images(found, stored, max_pixels)
+    stored = dict(readable(read_masks(found, files, max_pixels, table), passed))
+    if len(stored) + len(passed.damaged) < 2:
+        raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
+    classes = table or classes_of_masks(found, stored)
+    pixels, pairs = _read_images(found, stored, max_pixels, passed)
+    num_train = sum(pair.subset == "train" for pair in pairs)
+    check_any_left(num_train, len(pairs) - num_train, passed.damaged)
+    masks = [classes.of(stored[pair].numbers, f"mask {pair.shown(pair.mask)}") for pair in pairs]
     sizes: np.ndarray = np.array([mask.shape for mask in masks], np.int64)
     labels = np.concatenate([mask.reshape(-1) for mask in masks])
     counted_labels = labels if classes.ignored is None else labels[labels != IGNORED]
@@ -476,7 +555,7 @@ def open_pairs(
     values = classes.values
     if classes.any_other:
         values = (0, max(int(mask.numbers.max()) for mask in stored.values()))
-    warnings = [*unused_line(printable(str(folder)), passed.unused)]
+    warnings = [*unused_line(printable(str(folder)), passed.unused), *left_out_line(passed.damaged)]
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(
@@ -500,6 +579,7 @@ def open_pairs(
         warnings=tuple(warnings),
         training_warnings=(different,) if len(np.unique(sizes, axis=0)) > 1 else (),
         unused=passed.unused,
+        left_out=tuple(passed.damaged),
         patchwise=True,
         own_split=found.is_undivided,
         class_colours=class_colours(classes, stored[pairs[0]]),

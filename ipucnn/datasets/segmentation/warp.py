@@ -79,7 +79,9 @@ class StoredImages:
 
     def __init__(self, examples: MaskedExamples) -> None:
         self.pixels, self.labels = tf.constant(examples.pixels), tf.constant(examples.labels)
-        self._starts = tf.constant(examples.starts[:-1])
+        # 32 bits if they suffice, because gathers and additions take half the time.
+        self._type = tf.int32 if len(examples.pixels) < 2**31 else tf.int64
+        self._starts = tf.constant(examples.starts[:-1], self._type)
         self._sizes = tf.constant(examples.sizes)
 
     def sizes(self, which: Tensor) -> Tuple[Tensor, Tensor]:
@@ -87,12 +89,18 @@ class StoredImages:
         sizes = tf.gather(self._sizes, which)
         return sizes[:, 0], sizes[:, 1]
 
-    def places(self, which: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Returns int64 [b, y, x], the numbers of pixels of the images ``which``; rows and columns beyond an image's
-        border, integers [b, y, x], are mirrored."""
-        heights, widths = (tf.cast(wide(side), rows.dtype) for side in self.sizes(which))
-        pixel = tf.cast(_mirror(rows, heights) * widths + _mirror(columns, widths), tf.int64)
-        return pixel + wide(tf.gather(self._starts, which))
+    def rows(self, which: Tensor, rows: Tensor) -> Tensor:
+        """Returns the number of the first pixel of rows of the images ``which``; rows and result are integers
+        [b, y, x], and rows beyond an image's border are mirrored."""
+        heights, widths = (tf.cast(wide(side), self._type) for side in self.sizes(which))
+        return _mirror(tf.cast(rows, self._type), heights) * widths + wide(tf.gather(self._starts, which))
+
+    def columns(self, which: Tensor, columns: Tensor) -> Tensor:
+        """Returns the columns, integers [b, y, x], mirrored where they are beyond the border of the images ``which``.
+
+        A pixel's number is the sum of :meth:`rows` and this.
+        """
+        return _mirror(tf.cast(columns, self._type), tf.cast(wide(self.sizes(which)[1]), self._type))
 
 
 def wide(values: Tensor) -> Tensor:
@@ -113,12 +121,10 @@ def _sample(stored: StoredImages, which: Tensor, rows: Tensor, columns: Tensor) 
     top, left = tf.floor(rows), tf.floor(columns)
     down, right = (rows - top)[..., tf.newaxis], (columns - left)[..., tf.newaxis]
     top, left = tf.cast(top, tf.int32), tf.cast(left, tf.int32)
-
-    def pixels(i: int, j: int) -> Tensor:
-        return tf.cast(tf.gather(stored.pixels, stored.places(which, top + i, left + j)), tf.float32)
-
-    upper = pixels(0, 0) * (1 - right) + pixels(0, 1) * right
-    lower = pixels(1, 0) * (1 - right) + pixels(1, 1) * right
+    lines = [stored.rows(which, top + i) for i in (0, 1)]
+    sides = [stored.columns(which, left + j) for j in (0, 1)]
+    pixels = [[tf.cast(tf.gather(stored.pixels, y + x), tf.float32) for x in sides] for y in lines]
+    upper, lower = (one * (1 - right) + other * right for one, other in pixels)
     return upper * (1 - down) + lower * down
 
 
@@ -158,14 +164,15 @@ def training_patches(
     if not elastic:
         rows = tf.cast(starts[0], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[0])[:, tf.newaxis]
         columns = tf.cast(starts[1], tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(size[1])
-        places = stored.places(which, rows, columns)
+        places = stored.rows(which, rows) + stored.columns(which, columns)
         patches = tf.cast(tf.gather(stored.pixels, places), tf.float32)
         classes = tf.gather(stored.labels, places[window])
         return _shaped(patches, classes, size, output)
     rows, columns = _bent_places(random[:, TILE_DRAWS:], starts, size)
     patches = _sample(stored, which, rows, columns)
     near_rows, near_columns = (tf.cast(tf.floor(p[window] + 0.5), tf.int32) for p in (rows, columns))
-    classes = tf.gather(stored.labels, stored.places(which, near_rows, near_columns))
+    near = stored.rows(which, near_rows) + stored.columns(which, near_columns)
+    classes = tf.gather(stored.labels, near)
     light = _signed(random[:, TILE_DRAWS + 3 : TILE_DRAWS + 5])[:, :, tf.newaxis, tf.newaxis, tf.newaxis]
     contrast, brightness = 1.0 + MAX_CONTRAST * light[:, 0], (255.0 * MAX_BRIGHTNESS) * light[:, 1]
     patches = (patches - 127.5) * contrast + (127.5 + brightness)

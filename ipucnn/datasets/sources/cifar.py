@@ -5,6 +5,7 @@ The formats are described at https://www.cs.toronto.edu/~kriz/cifar.html (Krizhe
 
 import io
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Tuple, Union
 
@@ -13,7 +14,7 @@ import numpy as np
 from ipucnn.aliases import PlainValue
 from ipucnn.datasets.base import ArrayExamples, ArrayFile, DataSource, data_source, read_file
 from ipucnn.datasets.formats import CifarFiles, find_cifar_files
-from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
+from ipucnn.datasets.problems import Passed, Problem, item_or_problem, readable
 from ipucnn.errors import DataError
 from ipucnn.filesystem import is_file
 
@@ -177,14 +178,16 @@ def read_files(name: str, folder: Path, layout: CifarFiles) -> Iterator[Union[Ar
             if path not in present:
                 yield Problem("missing-file", part, path.name)
                 continue
-            try:
-                if layout.binary:
-                    images, labels = read_binary(path, 1 if name == "cifar10" else 2)
-                else:
-                    images, labels = read_pickle(path, layout.label_key)
-            except DataError as error:
-                yield problem_of(error, part, path.name, path)
+            read = (
+                partial(read_binary, path, 1 if name == "cifar10" else 2)
+                if layout.binary
+                else partial(read_pickle, path, layout.label_key)
+            )
+            arrays = item_or_problem(read, part, path.name, path)
+            if isinstance(arrays, Problem):
+                yield arrays
                 continue
+            images, labels = arrays
             yield ArrayFile(part, path, images, path, labels)
             if len(images) < layout.per_train_file and len(file_names) > 1:
                 reason = f"{len(images):,} of {layout.per_train_file:,}"

@@ -8,6 +8,7 @@ import gzip
 import math
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Dict, Iterator, Tuple, Union
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ipucnn.datasets.base import ArrayFile, DataSource, data_source
 from ipucnn.datasets.formats import IDX_FILES, find_idx_file
-from ipucnn.datasets.problems import Passed, Problem, problem_of, readable
+from ipucnn.datasets.problems import Passed, Problem, item_or_problem, readable
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size, open_regular
 from ipucnn.text import printable
@@ -119,10 +120,11 @@ def read_part(folder: Path, part: str, name: str) -> Iterator[Union[ArrayFile, P
             absent = DataError(f"{name} in {folder} lacks {missing}", hint, "missing-file")
             yield Problem("missing-file", part, missing, error=absent)
             continue
-        try:
-            arrays[kind] = path, read_idx(path, num_dimensions)
-        except DataError as error:
-            yield problem_of(error, part, path.name, path)
+        array = item_or_problem(partial(read_idx, path, num_dimensions), part, path.name, path)
+        if isinstance(array, Problem):
+            yield array
+        else:
+            arrays[kind] = path, array
     if "images" not in arrays:
         return
     image_path, images = arrays["images"]

@@ -191,8 +191,11 @@ def division(folder: Path, num_train: int, num_eval: int) -> str:
     )
 
 
-def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
-    """Returns warnings about classes with few training images, and about unbalanced classes."""
+def _few(names: Sequence[str], counts: np.ndarray, has_weights: bool) -> Tuple[str, ...]:
+    """Returns warnings about classes with few training images, and about unbalanced classes.
+
+    ``has_weights`` says that the loss already weighs the classes.
+    """
     present = [(int(count), printable(name)) for name, count in zip(names, counts) if count]
     (least, rarest), (most, commonest) = min(present), max(present)
     messages = []
@@ -204,18 +207,29 @@ def _few(names: Sequence[str], counts: np.ndarray) -> Tuple[str, ...]:
     if most >= UNBALANCED * least:
         messages.append(
             f"unbalanced classes: {commonest} has {most} training images, and {rarest} has {least}. The accuracy over "
-            f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class, and "
-            "--class-weights balanced makes rare classes count as much as common ones"
+            f"all classes says little about {rarest}: `ipucnn evaluate` shows the accuracy of each class"
+            + (
+                ""
+                if has_weights
+                else ", and --class-weights balanced makes rare classes count as much as common ones"
+            )
         )
     return tuple(messages)
 
 
 def open_imagefolder(
-    folder: Path, name: str = "imagefolder", validation_fraction: float = HELD_OUT_SHARE
+    folder: Path,
+    name: str = "imagefolder",
+    validation_fraction: float = HELD_OUT_SHARE,
+    has_class_weights: bool = False,
 ) -> DataSource:
     """Lists the images of a folder without decoding them.  Classes are numbered in the order of their names.
 
-    If the folder has class folders and no parts, ``validation_fraction`` of each class is for evaluation.
+    Args:
+        folder: the folder of the set.
+        name: the set's name, "imagefolder" or "imagenet".
+        validation_fraction: the share of each class that is for evaluation, if class folders have no parts.
+        has_class_weights: whether the loss weighs the classes.
 
     Raises:
         DataError: a part is absent or has no images, or the evaluation part has a class that training lacks.
@@ -241,7 +255,7 @@ def open_imagefolder(
         class_names=names,
         location=str(folder),
         warnings=tuple(warnings),
-        training_warnings=_few(names, np.bincount(train.labels, minlength=len(names))),
+        training_warnings=_few(names, np.bincount(train.labels, minlength=len(names)), has_class_weights),
         crops=name,
         unused=passed.unused,
     )

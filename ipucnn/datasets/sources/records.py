@@ -10,14 +10,16 @@ import io
 import json
 import os
 import zipfile
+from functools import partial
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
 from ipucnn.aliases import Numbers
 from ipucnn.datasets.base import CLASSES_FILE, DataSource, RecordExamples, class_lines, data_source
 from ipucnn.datasets.formats import SHARD
+from ipucnn.datasets.problems import Passed, Problem, guarded, item_or_problem, left_out_line, readable
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError
 from ipucnn.events import Progress, emit
@@ -113,28 +115,47 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
         raise DataError(
             f"{place} has the label {label}, and labels are 1 to {num_classes}",
             f"build the records again, or put a {CLASSES_FILE} with a line for each class beside them",
+            "label-range",
         )
     return label - 1
 
 
-def _index_shard(path: Path, num_classes: int) -> np.ndarray:
-    """Returns number, place and class of each record of a file: int64 [3, n]."""
-    rows = [
-        (number, at, label_of(read, length, place_of(path, number, at), num_classes))
-        for number, at, length, read in scan_records(path)
-    ]
-    return np.array(rows, np.int64).reshape(-1, 3).T
+_Row = Tuple[int, int, int]
 
 
-def _index(shards: List[Path], num_classes: int, done: int, total: int) -> _Columns:
+def _index_shard(path: Path, subset: str, num_classes: int) -> List[Union[_Row, Problem]]:
+    """Returns number, place and class of each record of a file, or the problem with it."""
+    rows: List[Union[_Row, Problem]] = []
+    for record in guarded(scan_records(path), subset, printable(path.name), path):
+        if isinstance(record, Problem):
+            rows.append(record)
+            continue
+        number, at, length, read = record
+        place = place_of(path, number, at)
+        label = item_or_problem(partial(label_of, read, length, place, num_classes), subset, place)
+        rows.append(label if isinstance(label, Problem) else (number, at, label))
+    return rows
+
+
+def _index(
+    shards: List[Path],
+    subset: str,
+    num_classes: int,
+    done: int,
+    total: int,
+    report: Callable[[Problem], None],
+) -> _Columns:
     """Returns the columns of :class:`RecordExamples` of one subset; several files are read at the same time.
 
     Args:
+        shards, subset: the files, and their subset.
+        num_classes: number of classes.
         done, total: how many files were read before, and how many there are in all subsets.
+        report: function that gets each problem.
     """
     parts = []
-    for part in side_by_side(_index_shard, ((path, num_classes) for path in shards), num_cores()):
-        parts.append(part)
+    for rows in side_by_side(_index_shard, ((path, subset, num_classes) for path in shards), num_cores()):
+        parts.append(np.array(list(readable(rows, report)), np.int64).reshape(-1, 3).T)
         emit(Progress("indexing records", done + len(parts), total))
     numbers, places, labels = np.concatenate(parts, axis=1)
     owners: np.ndarray = np.repeat(np.arange(len(shards)), [part.shape[1] for part in parts])
@@ -193,8 +214,12 @@ def _write_index(path: Optional[Path], subsets: Dict[str, _Columns]) -> None:
     write_cached(path, packed.getvalue())
 
 
-def open_records(folder: Path) -> DataSource:
+def open_records(folder: Path, skip_damaged: bool = False) -> DataSource:
     """Indexes the record files of a folder, or reads the cached index; images are read later.
+
+    Args:
+        folder: the folder.
+        skip_damaged: whether to leave out damaged records, and the rest of a file that ends early.
 
     Raises:
         DataError: a file is missing, a record is truncated or damaged, or a label is beyond the classes; the message
@@ -213,15 +238,17 @@ def open_records(folder: Path) -> DataSource:
     names = class_names(folder)
     cached = _cache_path(folder, shards, len(names))
     subsets = None if cached is None else _read_cached(cached, shards, len(names))
+    passed = Passed(skip_damaged)
     if subsets is None:
         subsets, done, total = {}, 0, sum(map(len, shards.values()))
         for subset, paths in shards.items():
-            subsets[subset] = _index(paths, len(names), done, total)
+            subsets[subset] = _index(paths, subset, len(names), done, total, passed)
             done += len(paths)
         for subset, columns in subsets.items():
             if not len(columns["labels"]):
                 raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)
-        _write_index(cached, subsets)
+        if not passed.damaged:
+            _write_index(cached, subsets)
     train, evaluation = (
         RecordExamples(tuple(map(str, shards[subset])), **subsets[subset]) for subset in (TRAIN, VALIDATION)
     )
@@ -232,6 +259,10 @@ def open_records(folder: Path) -> DataSource:
         name="imagenet",
         class_names=names,
         location=str(folder),
-        warnings=(note,) if cached is None else (),
+        warnings=(
+            *((note,) if cached is None else ()),
+            *left_out_line(passed.damaged, "damaged record, or rest of a file"),
+        ),
+        left_out=tuple(passed.damaged),
         crops="imagenet",
     )

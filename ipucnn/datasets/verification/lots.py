@@ -9,10 +9,9 @@ import itertools
 import os
 import threading
 from bisect import bisect_right
-from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -27,10 +26,10 @@ from ipucnn.datasets.formats import (
     find_layout,
     has_shards,
 )
-from ipucnn.datasets.forms import Mask, Page, displayed, opened
-from ipucnn.datasets.problems import problem_of, readable
+from ipucnn.datasets.forms import Mask, displayed, opened
+from ipucnn.datasets.problems import Problem, guarded, item_or_problem, problem_of, readable
 from ipucnn.datasets.segmentation import imagemasks
-from ipucnn.datasets.segmentation.imagemasks import Pair
+from ipucnn.datasets.segmentation.imagemasks import Pair, PairPage
 from ipucnn.datasets.segmentation.masks import (
     BINARY,
     TABLE,
@@ -44,7 +43,7 @@ from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, check_checksums
 from ipucnn.datasets.sources.tfrecord import place_of, read_example, scan_records
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
-from ipucnn.datasets.verification.samples import Decoded, Lot, measure
+from ipucnn.datasets.verification.samples import Decoded, Lot, Result, measure
 from ipucnn.datasets.verification.stored import stored_as
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
@@ -95,33 +94,39 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> Lot:
         at = bisect_right(starts, number) - 1
         return f"{files[at][0]}{', ' if files[at][0] else ''}sample {number - starts[at]}"
 
-    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
+    def decode(numbers: List[int], drawn: Sequence[int]) -> Iterator[Result]:
         is_run = numbers[-1] + 1 - numbers[0] == len(numbers)
         rows = slice(numbers[0], numbers[-1] + 1) if is_run else numbers  # a slice needs no copy
         part = images[rows]
-        return Decoded(measure(part), labels[rows], part)
+        yield numbers, Decoded(measure(part), labels[rows], part)
 
+    at_once = BATCH if labels.ndim == 1 else 1
+    groups = [range(begin, min(begin + at_once, starts[-1])) for begin in range(0, starts[-1], at_once)]
     stored = sum(len(images) for _, images, _ in files)
-    return Lot(starts[-1], name, decode, num_stored=stored, at_once=BATCH if labels.ndim == 1 else 1)
+    return Lot(starts[-1], name, decode, num_stored=stored, groups=lambda: groups, is_in_memory=at_once > 1)
 
 
-def file_lot(survey: Survey, examples: ImageFiles, name: Callable[[int], str], channels: int = 3) -> Lot:
+def file_lot(
+    survey: Survey, subset: str, examples: ImageFiles, name: Callable[[int], str], channels: int = 3
+) -> Lot:
     """Returns samples that are encoded images, decoded one by one."""
 
     def path(number: int) -> Optional[Path]:
         return Path(examples.paths[number]) if isinstance(examples, FileExamples) else None
 
-    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
+    def decode(numbers: List[int], drawn: Sequence[int]) -> Iterator[Result]:
         (number,) = numbers
-        file = path(number)
+        file, origin = path(number), examples.describe(number)
         is_large = file is not None and file_size(file) > LARGE_BYTES
-        with _large_files if is_large else contextlib.nullcontext():
-            data, label = examples.encoded(number), int(examples.labels[number])
-            return decode_image(data, examples.describe(number), label, is_drawn, survey.max_pixels, channels)
 
-    return Lot(
-        len(examples), name, decode, path, lambda number: "" if path(number) else examples.describe(number)
-    )
+        def read() -> Decoded:
+            with _large_files if is_large else contextlib.nullcontext():
+                data, label = examples.encoded(number), int(examples.labels[number])
+                return decode_image(data, origin, label, bool(drawn), survey.max_pixels, channels)
+
+        yield numbers, item_or_problem(read, subset, name(number), file, "" if file else origin)
+
+    return Lot(len(examples), name, decode, path)
 
 
 def source_lots(survey: Survey, source: DataSource) -> Lots:
@@ -130,7 +135,7 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
     return {
         subset: array_lot([("", np.asarray(examples.images), np.asarray(examples.masks))])
         if isinstance(examples, IN_MEMORY)
-        else file_lot(survey, examples, examples.describe, source.info.image_shape[2])
+        else file_lot(survey, subset, examples, examples.describe, source.info.image_shape[2])
         for subset, examples in ((TRAIN, source.train), (EVAL, source.eval))
     }
 
@@ -208,7 +213,7 @@ def imagefolder_lots(survey: Survey, folder: Path) -> Lots:
     survey.class_names = tuple(map(printable, names))
     begin = len(str(folder if not found.is_undivided else folder.parent)) + 1
     return {
-        subset: file_lot(survey, files, partial(_name_of_file, files.paths, begin))
+        subset: file_lot(survey, subset, files, partial(_name_of_file, files.paths, begin))
         for subset, files in parts.items()
     }
 
@@ -224,92 +229,92 @@ def pairs_lots(survey: Survey, folder: Path) -> Lots:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
     found = find_layout(survey.dataset, folder)
     assert found is not None  # otherwise the set would not have been chosen
-    pairs = list(readable(imagemasks.read_pairs(found), survey.report))
-    classes: Optional[MaskClasses] = BINARY
-    table = None
-    try:
-        classes = table = imagemasks.table_of(found)
-    except DataError as error:
-        survey.report(problem_of(error, None, TABLE, folder / TABLE))
-    stored = _stored_masks(survey, found, pairs, table)
-    if classes is None:
-        classes = BINARY
-        try:
-            classes = imagemasks.classes_of_masks(found, stored.items())
-        except DataError as error:
-            survey.report(problem_of(error, None, "masks", folder))
+    files = list(readable(imagemasks.read_pairs(found), survey.report))
+    table = item_or_problem(partial(imagemasks.table_of, found), None, TABLE, folder / TABLE)
+    if isinstance(table, Problem):
+        survey.report(table)
+    known = None if isinstance(table, Problem) else table
+    masks = imagemasks.read_masks(found, files, survey.max_pixels, known)
+    stored = dict(readable(masks, lambda problem: None))  # decoding reports those that are chosen
+    classes = known or BINARY
+    if table is None:
+        of_masks = partial(imagemasks.classes_of_masks, found, stored)
+        named = readable([item_or_problem(of_masks, None, "masks", folder)], survey.report)
+        classes = next(named, BINARY)
     survey.class_names = tuple(map(printable, classes.names))
     for mask in list(stored.values())[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask)
-    decode = partial(_decoded_pair, survey, folder, stored, _pages_of_stacks(survey, pairs), classes)
-    parts = {subset: [pair for pair in pairs if pair.subset == subset] for subset in (TRAIN, EVAL)}
-    return {subset: _pairs_lot(folder, of_part, decode) for subset, of_part in parts.items() if of_part}
+    return {
+        subset: _pairs_lot(survey, found, classes, of_part)
+        for subset in (TRAIN, EVAL)
+        for of_part in [[one for one in masks if _subset_of(one) == subset]]
+        if of_part
+    }
 
 
-def _pairs_lot(folder: Path, pairs: Sequence[Pair], decode: Callable[[Pair], Optional[Decoded]]) -> Lot:
-    return Lot(
-        len(pairs),
-        lambda number: pairs[number].shown(pairs[number].image, folder),
-        lambda numbers, is_drawn: decode(pairs[numbers[0]]),
-        lambda number: pairs[number].image,
-        lambda number: pairs[number].shown(pairs[number].image),
-    )
+def _subset_of(mask: Union[Tuple[Pair, Mask], Problem]) -> Optional[str]:
+    return mask.subset if isinstance(mask, Problem) else mask[0].subset
 
 
-_Pages = List[Union[Tuple[Page, str], DataError]]
+def _pairs_lot(
+    survey: Survey, found: Found, classes: MaskClasses, masks: Sequence[Union[Tuple[Pair, Mask], Problem]]
+) -> Lot:
+    """Returns pairs of one subset.  The pages of an image file are one group, because it is opened once."""
+    folder = found.location
+
+    files = [n if isinstance(one, Problem) else one[0].files for n, one in enumerate(masks)]
+    groups: List[range] = []
+    for _, numbers in itertools.groupby(range(len(masks)), key=files.__getitem__):
+        first, *others = numbers
+        groups.append(range(first, first + 1 + len(others)))
+
+    def decode(numbers: List[int], drawn: Sequence[int]) -> Iterator[Result]:
+        first = masks[numbers[0]]
+        if isinstance(first, Problem):
+            yield numbers, first
+            return
+        chosen = {one[0].page: one[1] for one in (masks[n] for n in numbers) if not isinstance(one, Problem)}
+        waiting = list(numbers)
+        for page in imagemasks.pages(
+            first[0].files, "image", folder, survey.max_pixels, first[0].num_pages, chosen
+        ):
+            number = waiting.pop(0)
+            yield (
+                [number],
+                page
+                if isinstance(page, Problem)
+                else item_or_problem(
+                    partial(_measured_pair, page, chosen[page.pair.page], classes, folder, number in drawn),
+                    first[0].subset,
+                    page.pair.shown(page.pair.image, folder),
+                    page.pair.image,
+                    page.pair.shown(page.pair.image),
+                ),
+            )
+        if waiting:  # the first problem is that of the whole file
+            yield waiting, None
+
+    names = [one.name if isinstance(one, Problem) else one[0].shown(one[0].image, folder) for one in masks]
+    paths = [one.path if isinstance(one, Problem) else one[0].image for one in masks]
+    return Lot(len(masks), names.__getitem__, decode, paths.__getitem__, groups=lambda: groups)
 
 
-def _pages_of_stacks(survey: Survey, pairs: Sequence[Pair]) -> Dict[Path, _Pages]:
-    """Returns the pages of files with several pages, which are decoded one after another."""
-    counts = {pair.image: pair.num_pages for pair in pairs if pair.num_pages > 1}
-    return {path: list(imagemasks.pages(path, "image", survey.max_pixels, n)) for path, n in counts.items()}
-
-
-def _decoded_pair(
-    survey: Survey,
-    folder: Path,
-    stored: Mapping[Pair, Mask],
-    stacks: Mapping[Path, _Pages],
-    classes: MaskClasses,
-    pair: Pair,
-) -> Optional[Decoded]:
-    """Decodes and measures a pair; returns None if its mask could not be read."""
-    if pair not in stored:
-        return None
-    values, form = stored[pair]
-    page = (stacks.get(pair.image) or list(imagemasks.pages(pair.image, "image", survey.max_pixels, 1)))[
-        pair.page
-    ]
-    if isinstance(page, DataError):
-        raise page
-    image = imagemasks.image_pixels(*page, stored[pair])[np.newaxis]
-    origin = f"mask {pair.shown(pair.mask, folder)}"
+def _measured_pair(
+    page: PairPage, stored: Mask, classes: MaskClasses, folder: Path, is_drawn: bool
+) -> Decoded:
+    """Decodes and measures a pair, from the page of its image and its mask.  Raises DataError."""
+    values, form = stored
+    image = imagemasks.image_pixels(page.page, page.origin, stored)[np.newaxis]
+    origin = f"mask {page.pair.shown(page.pair.mask, folder)}"
     mask = classes.of(values, origin)[np.newaxis]
     # Without a table, the foreground has the same value in all masks.
     judged = [str(n) for n in mask_values(codes(values, False, origin)) if n] if classes.any_other else []
     alike = {
-        **stored_as(page[0].form, form),
+        **stored_as(page.page.form, form),
         "pixels": "grey" if image.shape[3] == 1 else "colour",
         "values": "mask of " + ", ".join(judged[:5]) + ", ..." * (len(judged) > 5) if judged else "",
     }
-    return Decoded(measure(image), mask, image, alike)
-
-
-def _stored_masks(
-    survey: Survey, found: Found, pairs: Sequence[Pair], table: Optional[MaskClasses]
-) -> Dict[Pair, Mask]:
-    """Reads each mask once; returns those that can be read."""
-    counts = Counter(pair.subset for pair in pairs)
-    chosen = {subset: iter(survey.chosen(subset, count).tolist()) for subset, count in counts.items()}
-    stored: Dict[Pair, Mask] = {}
-    for pair, mask in imagemasks.read_masks(found, pairs, survey.max_pixels, table):
-        is_chosen = next(chosen[pair.subset])
-        if not isinstance(mask, DataError):
-            stored[pair] = mask
-        elif is_chosen:
-            name = pair.shown(pair.mask, found.location)
-            survey.report(problem_of(mask, pair.subset, name, pair.mask, pair.shown(pair.mask)))
-    return stored
+    return Decoded(measure(image), mask, image if is_drawn else None, alike)
 
 
 # -- TFRecord files -------------------------------------------------------------------------------------------------
@@ -392,6 +397,12 @@ def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], 
     places: List[np.ndarray] = [np.zeros((0, 3), np.int64)]
     differences: List[Tuple[str, int]] = []
     num_stored = 0
+
+    def report(problem: Problem) -> None:
+        if problem.code == "checksum":
+            survey.check(_RECORDS, False)
+        survey.report(problem)
+
     for shard, (path, length) in enumerate(files):
         name = printable(path.name)
         if not is_file(path):
@@ -401,14 +412,8 @@ def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], 
             survey.find("not-checked", subset, f"{name}: no TFRecord file")
             num_stored += length
             continue
-        records: List[Tuple[int, int, int]] = []
-        try:
-            for number, at, _, _ in scan_records(path):
-                records.append((shard, number, at))
-        except DataError as error:
-            if error.code == "checksum":
-                survey.check(_RECORDS, False)
-            survey.report(problem_of(error, subset, name, path))
+        found = readable(guarded(scan_records(path), subset, name, path), report)
+        records = [(shard, number, at) for number, at, _, _ in found]
         places.append(np.array(records, np.int64).reshape(-1, 3))
         num_stored += len(records)
         if length not in (-1, len(records)):
@@ -428,12 +433,12 @@ def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], 
         path, record, _ = place(number)
         return f"{printable(os.path.basename(path))}, record {record}"
 
-    def decode(numbers: Sequence[int], is_drawn: bool) -> Decoded:
-        return _read_record(survey, form, place(numbers[0]), is_drawn)
+    def decode(numbers: List[int], drawn: Sequence[int]) -> Iterator[Result]:
+        at = place(numbers[0])
+        read = partial(_read_record, survey, form, at, bool(drawn))
+        yield numbers, item_or_problem(read, subset, name_of(numbers[0]), place=place_of(*at))
 
-    return Lot(
-        len(rows), name_of, decode, place=lambda number: place_of(*place(number)), num_stored=num_stored
-    )
+    return Lot(len(rows), name_of, decode, num_stored=num_stored)
 
 
 def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int], is_drawn: bool) -> Decoded:

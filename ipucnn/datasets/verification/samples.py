@@ -5,11 +5,12 @@ import math
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ipucnn.aliases import Numbers
+from ipucnn.datasets.problems import Problem
 from ipucnn.events import Item
 
 DIGEST_BYTES = 16
@@ -76,30 +77,34 @@ class Decoded(NamedTuple):
     frames: int = 1
 
 
+Result = Tuple[List[int], Union[Decoded, Problem, None]]
+"""The numbers of samples, and the decoded samples, or what a reader found wrong with them; see :class:`Lot`."""
+
+
 class Lot(NamedTuple):
     """The samples of a subset that the readers found.
 
     Attributes:
         size: number of samples to decode.
         name: function that returns the file, or file and number, of a sample by its number.
-        decode: function that decodes and measures samples by their numbers, and keeps their pixels if they are drawn.
-            It raises DataError, or returns None if a reader has already reported a part of the sample.
+        decode: function that decodes and measures the samples of a group; it gets their numbers, and those whose pixels
+            are kept to be drawn.
         path: function that returns the file that is one sample, by its number; None for other samples.
-        place: function that returns the name of a sample in readers' messages, if that is not its path.
         num_stored: number of stored samples, if some cannot be decoded at all.
-        at_once: number of samples of one size to decode per call.
+        groups: function that returns runs of samples, in order, each of which is decoded in one call.
+        is_in_memory: whether the pixels are in memory.
     """
 
     size: int
     name: Callable[[int], str]
-    decode: Callable[[Sequence[int], bool], Optional[Decoded]]
+    decode: Callable[[List[int], Sequence[int]], Iterable[Result]]
     path: Callable[[int], Optional[Path]] = lambda number: None
-    place: Callable[[int], str] = lambda number: ""
     num_stored: Optional[int] = None
-    at_once: int = 1
+    groups: Optional[Callable[[], Iterable[range]]] = None
+    is_in_memory: bool = False
 
 
-_NO_SAMPLES = Lot(0, str, lambda numbers, is_drawn: None)
+_NO_SAMPLES = Lot(0, str, lambda numbers, drawn: ())
 
 
 class Sample(NamedTuple):

@@ -21,7 +21,7 @@ from ipucnn.aliases import Numbers, PlainDict
 from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import UNBALANCED
-from ipucnn.datasets.problems import Problem, problem_of
+from ipucnn.datasets.problems import Problem
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification import stored
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING, Finding
@@ -260,38 +260,35 @@ class Survey:
         chosen[permutation(size, 0, LIMIT, 0 if name == TRAIN else 1)[:kept]] = True
         return chosen
 
-    def groups(self) -> Iterator[Tuple[str, List[int], bool]]:
-        """Yields the subset and the numbers of samples to decode in one call, and whether one of them is drawn."""
+    def groups(self) -> Iterator[Tuple[str, List[int], List[int]]]:
+        """Yields the subset and the numbers of samples to decode in one call, and those of them that are drawn."""
         position = 0
         for name, subset in self.subsets.items():
-            for begin in range(0, subset.lot.size, subset.lot.at_once):
-                numbers = (begin + np.flatnonzero(subset.chosen[begin : begin + subset.lot.at_once])).tolist()
-                end = position + len(numbers)
+            single = (range(number, number + 1) for number in range(subset.lot.size))
+            for group in single if subset.lot.groups is None else subset.lot.groups():
+                numbers = (group.start + np.flatnonzero(subset.chosen[group.start : group.stop])).tolist()
                 if numbers:
-                    yield name, numbers, any(map(self._draws, range(position, end)))
-                position = end
-
-    def _draws(self, position: int) -> bool:
-        return self.is_drawn(position, self._total)
+                    drawn = [n for k, n in enumerate(numbers) if self.is_drawn(position + k, self._total)]
+                    yield name, numbers, drawn
+                position += len(numbers)
 
     def take(
-        self, name: str, numbers: Sequence[int], decoded: Union[Decoded, DataError, None]
+        self, name: str, numbers: Sequence[int], decoded: Union[Decoded, Problem, None]
     ) -> Iterator[Event]:
         """Records samples of one size, checks each of them by itself, and yields those to draw.
 
         Args:
             name: name of the subset.
             numbers: numbers of the samples.
-            decoded: the decoded samples in order; the error if they cannot be decoded, or None if it is already a
+            decoded: the decoded samples in order; the problem if they cannot be decoded, or None if it is already a
                 finding.
         """
         subset, position = self.subsets[name], self._done
         subset.checked += len(numbers)
         self._done += len(numbers)
         yield Progress("verifying", self._done, self._total)
-        if isinstance(decoded, DataError):
-            lot, number = subset.lot, numbers[0]
-            self.report(problem_of(decoded, name, lot.name(number), lot.path(number), lot.place(number)))
+        if isinstance(decoded, Problem):
+            self.report(decoded)
         if not isinstance(decoded, Decoded):
             return
         num_classes = len(self.class_names)
@@ -306,7 +303,7 @@ class Survey:
         subset.class_counts += sum(one[:num_classes] for one in counts)
         subset.record(numbers, labels, decoded)
         for k, number in enumerate(numbers):
-            if self._draws(position + k):
+            if self.is_drawn(position + k, self._total):
                 assert decoded.images is not None
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(counts[k])

@@ -6,7 +6,7 @@ recorded and reading continues with the next one.  Nothing in a data set is exec
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple
 
 from ipucnn.datasets.base import IMAGENET_MEAN
 from ipucnn.datasets.formats import base_name, find_sets, has_shards, is_tfds
@@ -27,9 +27,9 @@ from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import embedded, records
 from ipucnn.datasets.verification import lots
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
-from ipucnn.datasets.verification.samples import Decoded, IsDrawn
+from ipucnn.datasets.verification.samples import IsDrawn, Result
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError
 from ipucnn.events import Events
 from ipucnn.filesystem import expand, shown
 from ipucnn.machine import num_cores, side_by_side
@@ -58,10 +58,6 @@ KNOWN: Dict[str, Known] = {
     # larger difference is only a warning.
     "imagenet": replace(_published("imagenet", IMAGENET_MEAN), tolerance=10.0, severity=WARNING),
 }
-
-
-_Result = Tuple[str, List[int], Union[Decoded, DataError, None]]
-"""The subset and the numbers of samples, and what their decoding returned or raised."""
 
 
 def verify(
@@ -115,16 +111,14 @@ def verify(
     )
     survey.expect(_lots(survey, choice, location, image_size))
 
-    def decode(name: str, numbers: List[int], is_drawn: bool) -> _Result:
-        try:
-            return name, numbers, survey.subsets[name].lot.decode(numbers, is_drawn)
-        except DataError as error:
-            return name, numbers, error
+    def decode(name: str, numbers: List[int], drawn: List[int]) -> Tuple[str, List[Result]]:
+        return name, list(survey.subsets[name].lot.decode(numbers, drawn))
 
     # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
-    is_in_memory = any(subset.lot.at_once > 1 for subset in survey.subsets.values())
-    for name, numbers, decoded in side_by_side(decode, survey.groups(), 1 if is_in_memory else num_cores()):
-        yield from survey.take(name, numbers, decoded)
+    is_in_memory = any(subset.lot.is_in_memory for subset in survey.subsets.values())
+    for name, results in side_by_side(decode, survey.groups(), 1 if is_in_memory else num_cores()):
+        for numbers, decoded in results:
+            yield from survey.take(name, numbers, decoded)
     return survey.finish(allow_partial)
 
 
