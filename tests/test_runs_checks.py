@@ -115,6 +115,7 @@ CLASHES = [
     ("pad_dataset", "true", {"loss": "bce_dice"}, "with the bce_dice loss", True),
     ("mixup", "0.2", {}, "predicts one for each pixel", True),
     ("random_erasing", "0.2", {}, "predicts one for each pixel", True),
+    ("freeze", "1", {}, "these layers would keep random numbers", True),
     ("ipus", "4", {"num_replicas": "1"}, "and --num-replicas 1 contradict each other", False),
 ]
 
@@ -190,3 +191,33 @@ def test_options_may_be_typed_as_off():
         **GROUP_NORM,
     }
     check({**off, "device": "ipu"})
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ({"optimizer": "lars", "weight_decay": "0.1"}, "is not LARS's"),
+        ({"optimizer": "lars"}, None),
+        ({"optimizer": "adam", "weight_decay": "0.1"}, None),
+        ({"decay_biases_and_norms": False}, "nothing to leave out"),
+        ({"decay_biases_and_norms": False, "weight_decay": "0.1"}, None),
+        ({"decay_biases_and_norms": False, "l2_regularization": "0.1"}, None),
+        ({"fold": "1"}, "without --kfold"),
+        ({"fold": "3", "kfold": "2"}, "--fold 3 of --kfold 2"),
+        ({"fold": "2", "kfold": "2"}, None),
+        ({"kfold": "2"}, None),
+        ({"synthetic_data": "host", "host_generated_data": True}, "two sources of the same data"),
+        ({"synthetic_data": "host"}, None),
+        ({"eight_bit_transfer": True, "accelerator_side_preprocess": False}, "eight-bit-transfer"),
+        ({"eight_bit_transfer": True}, None),
+        ({"pipeline_splits": ["auto", "conv3"]}, "stands for all of them"),
+        ({"training": False, "resume": True}, "nothing to continue"),
+        ({"training": False, "validation": False}, "nothing to do"),
+        ({"training": False}, None),
+    ],
+)
+def test_only_contradicting_options_are_refused(typed, error):
+    if error is None:
+        resolve("train", typed, model="lenet")
+    else:
+        check_raises(ConfigurationError, error, "", resolve, "train", typed, model="lenet")
