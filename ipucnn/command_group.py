@@ -13,13 +13,13 @@ from ipucnn.aliases import ClickCommand, ClickContext, ClickError, ClickParamete
 from ipucnn.command_line import HELP, VERBOSE, VERSION, CommandLine, items
 from ipucnn.command_table import ABOUT, COMMANDS, Command
 from ipucnn.config.command import (
-    CommandOptions,
     completer,
     help_of,
     own_options,
     read_options,
     run_options,
 )
+from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
 from ipucnn.errors import ConfigurationError, UserError

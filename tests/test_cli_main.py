@@ -13,6 +13,7 @@ from support.refusals import Refusal, check_refused
 
 from ipucnn import __version__, cli, errors
 from ipucnn.command_table import COMMANDS
+from ipucnn.config.command import request_of
 from ipucnn.config.options import SPECS, find_spec, specs_for
 from ipucnn.filesystem import reason_of
 from ipucnn.interrupts import Interruption
@@ -274,7 +275,7 @@ def test_a_command_gets_the_resolved_configuration(run, calls):
     assert run(*line.split()) == (0, "", "")
     (call,) = calls
     assert (call.verbose, call.json, call.print_config) == (True, True, False)
-    resolved = call.request("train").resolve()
+    resolved = request_of(call, "train").resolve()
     assert (resolved.command, resolved.record.name, str(resolved.origins["num_replicas"])) == (
         "train",
         "lenet",
@@ -295,12 +296,12 @@ def test_a_command_gets_the_resolved_configuration(run, calls):
 def test_verbose_is_off_by_default(succeeds, calls):
     succeeds("train")
     assert (calls[0].verbose, calls[0].json, calls[0].config) == (False, False, None)
-    assert calls[0].request("train").resolve().record.name == "toy_model"
+    assert request_of(calls[0], "train").resolve().record.name == "toy_model"
 
 
 def test_none_resets_a_value_of_a_preset(succeeds, calls):
     succeeds("train", "cifar_resnet8", "--lr-warmup-params", "none", "--pipeline-splits")
-    config = calls[0].request("train").resolve().config
+    config = request_of(calls[0], "train").resolve().config
     assert (config.lr_warmup_params, config.pipeline_splits) == (None, ())
 
 

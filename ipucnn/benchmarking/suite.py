@@ -29,10 +29,10 @@ from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.benchmarking.job import TRAINING, make_settings
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
-from ipucnn.config.command import CommandOptions
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
+from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.values import plain_number
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import exists, expand, read_text, shown

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Dict, Optional
 from ipucnn.aliases import PlainDict
 from ipucnn.commands.run_arguments import read_plan, refuse_given
 from ipucnn.config import bounds
-from ipucnn.config.command import NetworkOptions, argument, own_options, word
+from ipucnn.config.command import own_options, request_of
 from ipucnn.config.request import RunRequest
-from ipucnn.config.spec import option
+from ipucnn.config.shared_options import NetworkOptions
+from ipucnn.config.spec import argument, option, word
 from ipucnn.text import counted
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def benchmark(options: Benchmark) -> None:
     names = (spec.name for spec in specs if spec.panel == MEASURING and not spec.argument)
     given = {name: getattr(options, name) for name in names}
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
-    request = options.request("benchmark", read_plan).with_named_model()
+    request = request_of(options, "benchmark", read_plan).with_named_model()
     suite, versus = options.suite, options.versus
     if suite is None and not request.is_wildcard:
         hint = "add --suite NAME, or give a wildcard as MODEL; or drop it"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ipucnn.config import bounds
-from ipucnn.config.command import CommandOptions, argument
-from ipucnn.config.spec import option
+from ipucnn.config.shared_options import CommandOptions
+from ipucnn.config.spec import argument, option
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import counted
 

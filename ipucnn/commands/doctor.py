@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from ipucnn.config.command import RunOptions
+from ipucnn.config.shared_options import RunOptions
 from ipucnn.config.spec import option
 
 

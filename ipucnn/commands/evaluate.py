@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from ipucnn.commands.run_arguments import PatchOptions
-from ipucnn.config.command import word
-from ipucnn.config.spec import option
+from ipucnn.config.shared_options import PatchOptions
+from ipucnn.config.spec import option, word
 from ipucnn.errors import ConfigurationError
 
 

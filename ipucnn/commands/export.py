@@ -4,10 +4,9 @@ import json
 from dataclasses import dataclass
 from typing import Optional
 
-from ipucnn.commands.run_arguments import WeightsOptions
 from ipucnn.config import bounds
-from ipucnn.config.command import word
-from ipucnn.config.spec import int_or, option
+from ipucnn.config.shared_options import WeightsOptions
+from ipucnn.config.spec import int_or, option, word
 from ipucnn.errors import ConfigurationError
 
 

@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
-from ipucnn.commands.run_arguments import PatchOptions
 from ipucnn.config import bounds
-from ipucnn.config.command import argument, word
-from ipucnn.config.spec import option
+from ipucnn.config.shared_options import PatchOptions
+from ipucnn.config.spec import argument, option, word
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted, shown_value
 

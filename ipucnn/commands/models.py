@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasModel, PlainDict
-from ipucnn.config.command import CommandOptions, argument, word
 from ipucnn.config.request import is_wildcard
-from ipucnn.config.spec import option
+from ipucnn.config.shared_options import CommandOptions
+from ipucnn.config.spec import argument, option, word
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import LOADING, during, show
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts

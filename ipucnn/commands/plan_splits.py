@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Optional, 
 
 from ipucnn.commands.run_arguments import refuse_given
 from ipucnn.config import bounds
-from ipucnn.config.command import NetworkOptions, word, words
+from ipucnn.config.command import request_of
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import Resolved
-from ipucnn.config.spec import option
+from ipucnn.config.shared_options import NetworkOptions
+from ipucnn.config.spec import option, word, words
 from ipucnn.errors import ConfigurationError
 from ipucnn.events import Events, Note, show
 from ipucnn.filesystem import (
@@ -105,7 +106,7 @@ def plan_splits(options: PlanSplits) -> None:
     It finds splits that fit into the predicted memory, and proves that no others are faster. --splits judges splits of
     your own instead. Nothing is measured, and no IPU is needed.
     """
-    resolved = options.request("plan-splits").resolve()
+    resolved = request_of(options, "plan-splits").resolve()
     if options.print_config:
         from ipucnn.reports.configuration import print_config
 

@@ -5,8 +5,8 @@ import shlex
 from dataclasses import dataclass
 from typing import List, Tuple
 
-from ipucnn.config.command import CommandOptions, argument
-from ipucnn.config.spec import WORD, option
+from ipucnn.config.shared_options import CommandOptions
+from ipucnn.config.spec import WORD, argument, option
 from ipucnn.errors import ConfigurationError, DataError, ThresholdError, UserError
 from ipucnn.text import counted, shown_value
 

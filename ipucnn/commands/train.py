@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from ipucnn.commands.run_arguments import read_training_plan
-from ipucnn.config.command import NetworkOptions
+from ipucnn.config.command import request_of
+from ipucnn.config.shared_options import NetworkOptions
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ def train(options: Train) -> None:
     Options not given come from the preset of the model and data set. The run folder holds the resolved
     configuration, metrics, checkpoints and report.
     """
-    resolved = options.request("train", read_training_plan).resolve()
+    resolved = request_of(options, "train", read_training_plan).resolve()
     if options.print_config:
         from ipucnn.reports.configuration import print_config
         from ipucnn.runs.resume import continued

@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Optional
 
-from ipucnn.config.command import RunOptions, argument, word
+from ipucnn.config.shared_options import RunOptions
+from ipucnn.config.spec import argument, word
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted
 

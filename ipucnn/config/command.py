@@ -1,102 +1,33 @@
-"""How a command declares its options: a frozen dataclass, from which the command line and the Python interface follow.
+"""How a command's options are read, and how its help describes them: from its class, a frozen dataclass.
 
 A command takes its own options, which are fields of its class, and those options of runs (``options.py``) that name it.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.options import specs_for
 from ipucnn.config.presets import keys_in_presets
 from ipucnn.config.request import RunRequest
 from ipucnn.config.resolve import ReadPlan
-from ipucnn.config.spec import WORD, WORDS, OptionSpec, convert_value, option, specs_of
+from ipucnn.config.shared_options import GENERAL, CommandOptions, NetworkOptions, RunOptions
+from ipucnn.config.spec import OptionSpec, convert_value, specs_of
 
-GENERAL = "General"
 RUN_DEFAULT = "the run's"
 _Options = TypeVar("_Options", bound="CommandOptions")
 
 
-def argument(metavar: str, help: str, default: PlainValue = "", required: bool = False) -> Any:
-    """Declares an argument of a command, as a field of its class.
-
-    Args:
-        metavar: its name in the usage; ``NAME...`` takes several words.
-        help: its help.
-        default: the value if it is not typed.
-        required: whether it must be typed.
-    """
-    kind = WORDS if metavar.rstrip("]").endswith("...") else WORD
-    return option(default, help, metavar=metavar, kind=kind, argument=True, is_required=required)
-
-
-def word(metavar: str, help: str, **details: PlainValue) -> Any:
-    """Declares an option of a command that takes any text; it is None if it was not typed."""
-    return option(None, help, metavar=metavar, kind=WORD, **details)
-
-
-def words(metavar: str, help: str, **details: PlainValue) -> Any:
-    """Declares an option of a command that takes several texts."""
-    return option((), help, metavar=metavar, kind=WORDS, **details)
-
-
-@dataclass(frozen=True)
-class CommandOptions:
-    """The options of every command."""
-
-    PANEL: ClassVar[str] = ""
-    EACH: ClassVar[Dict[str, Any]] = {"optional": False, "off": (), "commands": (), "in_yaml": False}
-
-    json: bool = option(False, "Print the result as JSON.", panel=GENERAL)
-    verbose: bool = option(False, "Say more on stderr.", panel=GENERAL)
-
-    def values(self) -> Dict[str, Any]:
-        """Returns the value of each option, and the text of each option of runs that was given."""
-        own = dict(vars(self))
-        flags = own.pop("flags", {})
-        return {**own, **flags}
-
-
-@dataclass(frozen=True)
-class RunOptions(CommandOptions):
-    """The options of a command that takes options of runs.
-
-    Attributes:
-        flags: field name -> text of the options of runs that were given.
-    """
-
-    FROM_RUN: ClassVar[bool] = False
-    """Whether the defaults of the options of runs are those of a saved run."""
-
-    flags: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NetworkOptions(RunOptions):
-    """The options of a command that takes MODEL and presets."""
-
-    model: Optional[str] = argument(
-        "MODEL", "Network, see `ipucnn models`.  [default: the preset's, else toy_model]", default=None
+def request_of(options: NetworkOptions, command: str, read_plan: Optional[ReadPlan] = None) -> RunRequest:
+    """Returns the run that the options of a command request."""
+    return RunRequest(
+        command,
+        options.flags,
+        options.model,
+        options.config,
+        options.config_path,
+        options.print_config,
+        read_plan,
     )
-    config: Optional[str] = word(
-        "NAME",
-        "Preset to start from; flags override it.",
-        default_text="the model's own",
-        panel=GENERAL,
-    )
-    config_path: Optional[str] = word(
-        "FILE", "YAML file to take the preset from.", default_text="the built-in ones", panel=GENERAL
-    )
-    print_config: bool = option(
-        False, "Print every option's value and where it came from, and stop.", panel=GENERAL
-    )
-
-    def request(self, command: str, read_plan: Optional[ReadPlan] = None) -> RunRequest:
-        """Returns the run that is requested from a command."""
-        return RunRequest(
-            command, self.flags, self.model, self.config, self.config_path, self.print_config, read_plan
-        )
 
 
 def own_options(of: Type[CommandOptions]) -> List[OptionSpec]:

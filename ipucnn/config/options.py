@@ -11,14 +11,17 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 from ipucnn import documents
 from ipucnn.aliases import YamlNode
-from ipucnn.config.panels_ipu import HostOptions, IpuOptions, PipelineOptions, WorkerOptions
-from ipucnn.config.panels_run import (
+from ipucnn.config.shared_options import (
     BatchingOptions,
     DataOptions,
     EvaluationOptions,
     GeneralOptions,
+    HostOptions,
+    IpuOptions,
     ModelOptions,
+    PipelineOptions,
     TrainingOptions,
+    WorkerOptions,
 )
 from ipucnn.config.spec import OptionSpec, convert_value, specs_of
 from ipucnn.errors import ConfigurationError, did_you_mean

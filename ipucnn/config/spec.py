@@ -277,6 +277,29 @@ def option(default: object, help: str, **details: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def argument(metavar: str, help: str, default: PlainValue = "", required: bool = False) -> Any:
+    """Declares an argument of a command, as a field of its class.
+
+    Args:
+        metavar: its name in the usage; ``NAME...`` takes several words.
+        help: its help.
+        default: the value if it is not typed.
+        required: whether it must be typed.
+    """
+    kind = WORDS if metavar.rstrip("]").endswith("...") else WORD
+    return option(default, help, metavar=metavar, kind=kind, argument=True, is_required=required)
+
+
+def word(metavar: str, help: str, **details: PlainValue) -> Any:
+    """Declares an option of a command that takes any text; it is None if it was not typed."""
+    return option(None, help, metavar=metavar, kind=WORD, **details)
+
+
+def words(metavar: str, help: str, **details: PlainValue) -> Any:
+    """Declares an option of a command that takes several texts."""
+    return option((), help, metavar=metavar, kind=WORDS, **details)
+
+
 def specs_of(panel: Type[Any]) -> List[OptionSpec]:
     """Returns the specifications of a panel, in order; fields that :func:`option` did not make are left out.
 
