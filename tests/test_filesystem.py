@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import Refusal, check_raises, check_refused
 
-from ipucnn import cli, filesystem
+from ipucnn import filesystem
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import Kind
+from ipucnn.runs import compare
 from ipucnn.text import printable
 
 IS_ROOT = os.geteuid() == 0
@@ -143,10 +144,10 @@ def test_an_unsearchable_folder_is_an_error(here):
     ],
 )
 def test_each_system_error_ends_a_command_with_its_hint(name, hint, monkeypatch, run):
-    def refuse(args):
+    def refuse(*_):
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "a")
 
-    monkeypatch.setattr(cli, "_dispatch", refuse)
+    monkeypatch.setattr(compare, "find_runs", refuse)
     check_refused(run, Refusal("runs", f"error: a: {os.strerror(getattr(errno, name))}", hint, 3), alone=True)
 
 
