@@ -9,11 +9,11 @@ frozen ``Setup`` of a configuration: data, shapes, and how the network is built.
 
 Trained networks: ``sources.py`` has a class for each source of trained weights, and ``trained.py`` makes a setup whose
 network has such weights, for ``evaluate.py``, ``infer.py`` and ``export.py``.  ``predicting.py`` is what these three
-share.  ``images`` reads and writes images.  ``runtimes.py`` loads exported networks, and runs them as a script without
+share.  ``images`` reads and writes images.  ``runtimes.py`` runs exported networks in a process without
 this package.  ``verification.py`` compares their outputs with the run's, ``exported.py`` loads them in place of a run,
 and ``network_input.py`` describes their input for ``predict.py``, the script of an export.
 
-Files: ``folder.py`` is the run folder, ``records.py`` declares the records in its JSON files, ``checkpoints.py`` the
-facts in a checkpoint besides weights, ``provenance.py`` the origin of a result, and ``compare.py`` reads run folders to
-compare them.
+Files: ``folder.py`` has the table of a run folder's files, and reads them; ``writer.py`` writes them and says whether
+this process may.  ``records.py`` declares the records in JSON files, ``checkpoints.py`` names and opens checkpoints,
+``provenance.py`` records the origin of a result, and ``compare.py`` compares run folders.
 """
