@@ -339,20 +339,6 @@ FOLDERS = {
 }
 
 
-def test_all_problems_are_gathered_with_their_files(made):
-    _, folder = made("folders")
-    for what in ("truncated JPEG", "no image", "grey", "a leak", "a text", "an empty class"):
-        FOLDERS[what][1](folder)
-    (folder / "val" / "ant" / "8.jpg").write_bytes(b"hello")
-    errors, warnings, report = verified(folder, ".")
-    assert errors == {"truncated", "unreadable", "leakage"}
-    assert warnings == {"odd-mode", "passed-over", "empty-class"}
-    assert [f.count for f in report.findings if f.code == "unreadable"] == [2]
-    names = [text.partition(":")[0] for text in examples(report, "unreadable")]
-    assert names == ["val/ant/8.jpg", "val/ant/9.jpg"]
-    assert examples(report, "leakage") == ["eval val/bee/7.png = train train/bee/2.png"]
-
-
 def test_an_image_of_many_pixels_is_not_decoded(made):
     _, folder = made("folders")
     bomb = encode(Image.new("1", (20000, 20000)))
