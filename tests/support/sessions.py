@@ -68,15 +68,17 @@ def drawn(model: Any, seed: int) -> Any:
     return model
 
 
-def chain(shape: Any, *layers: Any, seed: Any = None, **options: Any) -> Any:
+def chain(shape: Any, *layers: Any, seed: Any = None, batch_size: Any = None, **options: Any) -> Any:
     """Returns a network of layers, one after the other.
 
     Args:
         shape: of an image.
         seed: for the weights; None: as Keras draws them.
-        options: of the input, such as ``batch_size``.
+        batch_size: the size of a batch; None: any.
+        options: of the input, such as ``dtype``.
     """
-    x = inputs = keras.Input(shape, name="input", **options)
+    # Not batch_size=: in the scope of a strategy, Keras 2.6 divides it by the replicas.
+    x = inputs = keras.Input(batch_shape=(batch_size, *shape), name="input", **options)
     for layer in layers:
         x = layer(x)
     model = keras.Model(inputs, x)
