@@ -103,12 +103,6 @@ def test_names_of_other_programs_are_not_options():
 @pytest.mark.parametrize(
     ("args", "code", "error", "hint"),
     [
-        ("train lenet --dataset cifar10", 3, "cifar10", "--download"),
-        ("train --global-batch-size 8 --gradient-accumulation 2", 2, "both given", "drop one"),
-        ("plan-splits resnet50 --system podd16", 2, "unknown system 'podd16'", "did you mean 'pod16'"),
-        ("train --pipeline-splits auto", 2, "nothing says how many stages", "--ipus-per-replica K"),
-        ("train --pipeline-splits auto conv2d", 2, "'auto' stands for all", "auto, or layers"),
-        ("train --plan absent.yml", 3, "absent.yml: there is no such file", "ipucnn plan-splits"),
         ("benchmark lenet --compare-with kers", 2, "kers", "keras"),
         ("benchmark lenet --executions 2", 2, "--executions 2", "--executions 3"),
         ("benchmark lenet --max-regression 5%", 2, "something to compare with", "--baseline"),
@@ -122,8 +116,6 @@ def test_names_of_other_programs_are_not_options():
             "does not divide",
             "batches 2",
         ),
-        ("verify-dataset digit", 2, "no such folder", "did you mean 'digits'?"),
-        ("verify-dataset mnist", 3, "mnist is not in", "--download"),
     ],
 )
 def test_user_errors_have_an_error_and_a_hint(run, args, code, error, hint):

@@ -158,30 +158,6 @@ def test_a_rate_that_another_schedule_keeps_has_the_origin_of_the_rate(preset_fi
 
 
 @pytest.mark.parametrize(
-    ("flags", "model", "message", "hint"),
-    [
-        ({"pipeline_splits": ["a", "a"]}, None, "opens two stages", "once"),
-        # As typed: --pipeline-splits a b lenet
-        (
-            {"pipeline_splits": ("a", "b", "lenet")},
-            None,
-            "'lenet' is a model, not a layer",
-            "ipucnn train lenet --pipeline-splits a b",
-        ),
-        ({"model_name": "lenet"}, "toy_model", "two models", "one of them"),
-        (
-            {"learning_rate": "0.1", "lr_schedule_params": '{"initial_learning_rate": 0.1}'},
-            None,
-            "both given",
-            "one of --learning-rate",
-        ),
-    ],
-)
-def test_illegal_flags_are_refused(flags, model, message, hint):
-    check_raises(ConfigurationError, message, hint, resolve, "train", flags, model=model)
-
-
-@pytest.mark.parametrize(
     "command, size", [("evaluate", 4), ("train", 4), ("infer", None), ("benchmark", None)]
 )
 def test_options_of_validations_are_only_for_commands_that_have_them(tmp_path, command, size):

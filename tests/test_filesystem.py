@@ -119,7 +119,7 @@ def test_a_deleted_working_directory_is_an_error(here):
 
 
 @pytest.mark.skipif(
-    IS_ROOT, reason="root may search every folder; tests/test_attacks.py becomes another user"
+    IS_ROOT, reason="root may search every folder; tests/test_hostile_values.py becomes another user"
 )
 def test_an_unsearchable_folder_is_an_error(here):
     (here / "closed").mkdir(mode=0)

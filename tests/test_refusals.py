@@ -21,6 +21,7 @@ def situation(run, monkeypatch):
         for name in given:
             SITUATIONS[name]()
         for name, text in files.items():
+            Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_text(text, encoding="utf-8")
 
     return enter
@@ -50,6 +51,7 @@ def test_a_refused_command_says_why_and_its_hint_works(refusal, run, situation, 
     situation(tmp_path / "refused", refusal.given, refusal.files)
     before = contents()
     code, out, err = run(*shlex.split(refusal.command), columns=4000)
+    err = err.replace(os.getcwd(), "HERE")
     shown = tuple(line for line in err.splitlines() if line.startswith(("error:", "hint:")))
     assert (code, shown, out) == (refusal.code, refusal.ending, ""), err
     assert err.endswith("\n".join(shown) + "\n") and contents() == before

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 from support.refusals import check_raises
+from support.refused import all_refusals
 
-from ipucnn.config.origin import RUN, TYPED, of_plan, of_preset
+from ipucnn.config.origin import RUN, of_plan, of_preset
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs.rules import RULES, Facts, check_rules
@@ -17,49 +18,9 @@ RECOMPUTING = {**PIPELINE, "recomputation": "true"}
 MODE = "RecomputeAndBackpropagateInterleaved"
 GROUP_NORM = {"norm_layer": "group_norm"}
 
-# option, value, a run in which it has no effect, what that run lacks, a run in which it has one
-PLAIN = {
-    "optimizer_params": "{momentum: 0}",
-    "lr_schedule": "const",
-    "lr_warmup_params": "none",
-    "weight_decay": "0",
-}
-OF_TRAINING = {
-    "clip_gradient_norm": "1",
-    "ema_decay": "0.9",
-    "mixup": "0.2",
-    "cutmix": "1",
-    "random_erasing": "0.2",
-    "learning_rate": "0.1",
-    "augment": "true",
-    "class_weights": "balanced",
-    "target_accuracy": "0.9",
-    "early_stopping": "3",
-    "mlperf_logging": "true",
-}
-OF_CHECKPOINTS = (
-    ("clean_dir", "true"),
-    ("checkpoint_dir", "d"),
-    ("ckpts_per_epoch", "2"),
-    ("first_ckpt_epoch", "1"),
-    ("keep_checkpoints", "3"),
-)
-OF_VALIDATION = {name: OF_TRAINING[name] for name in ("target_accuracy", "early_stopping", "mlperf_logging")}
+# option, value, a run on IPUs in which it has no effect, what that run lacks, a run in which it has one.  For runs
+# on the host they are in tests/refusals/options-together.txt.
 CASES = [
-    ("bn_momentum", "0.9", GROUP_NORM, "with norm-layer group_norm", {}),
-    ("dbn_replica_group_size", "2", {**GROUP_NORM, "num_replicas": "2"}, "group_norm", {"num_replicas": "2"}),
-    ("precise_batch_norm", "64", GROUP_NORM, "with norm-layer group_norm", {}),
-    ("precise_batch_norm", "64", {"training": "false"}, "with --no-training", {}),
-    (
-        "precise_batch_norm",
-        "64",
-        {"validation": "false", "checkpoints": "false"},
-        "without validation and checkpoints",
-        {"validation": "false"},
-    ),
-    ("stochastic_rounding", "ON", {}, "in 32 bits", {"precision": "16.32"}),
-    ("nanoo", "true", {}, "in 32 bits", {"precision": "16.16"}),
-    ("auto_loss_scaling", "true", {}, "in 32 bits", {**PLAIN, "precision": "16.16"}),
     ("fused_preprocessing", "true", {}, "where the host preprocesses", {"eight_bit_transfer": "true"}),
     ("fused_preprocessing", "true", PIPELINE, "preprocesses", {"accelerator_side_preprocess": "true"}),
     ("offload_activations", "true", {}, "without a pipeline", PIPELINE),
@@ -75,62 +36,14 @@ CASES = [
     ("accelerator_side_reduction", "true", {}, "with one replica", {"num_replicas": "2"}),
     ("accelerator_side_reduction", "true", {**PIPELINE, "num_replicas": "2"}, "in a pipeline", None),
     ("fused_micro_batches", "1", {}, "on IPUs", None),
-    *((name, value, {"training": "false"}, "with --no-training", {}) for name, value in OF_TRAINING.items()),
-    *(
-        (name, value, {"validation": "false"}, "without validation", {})
-        for name, value in OF_VALIDATION.items()
-    ),
-    ("plot_schedule", "x.png", {}, "in a run that trains", {"dry_run": "true"}),
-    ("draw_samples", "x.png", {}, "in a run that trains", {"dry_run": "true"}),
-    *((name, value, {"checkpoints": "false"}, "without checkpoints", {}) for name, value in OF_CHECKPOINTS),
-    ("validation_freq", "2", {"validation": "false"}, "without validation", {}),
     ("mixup", "0.2", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
-    ("cutmix", "1", {"micro_batch_size": "1"}, "where --micro-batch-size is 1", {}),
-    ("wandb_run_name", "name", {}, "without Weights & Biases", {"wandb": "true"}),
-    ("wandb_tags", "one two", {}, "without Weights & Biases", {"wandb": "true"}),
     ("ckpt_all_instances", "true", {}, "without several instances", None),
     ("threads", "2", {}, "on IPUs", None),
     ("devices", "2", {}, "on IPUs", None),
     ("deterministic_operations", "true", {}, "on IPUs", None),
     ("max_workers", "2", {}, "on IPUs", None),
-    ("reduction", "allreduce", {}, "in one process", None),
-    ("rank_timeout", "5", {}, "in one process", None),
-    ("require_same_bytes", "true", {}, "in one process", None),
+    ("ema_decay", "0.9", {"training": "false"}, "with --no-training", {}),
 ]
-
-
-# option, value, a run that it contradicts, and the error: from any origin except where the last is False
-CLASHES = [
-    ("weights", "imagenet", {}, "there are no ImageNet weights for cifar_resnet8", True),
-    ("select_ipu", "1", {"compile_only": "true", "device": "ipu"}, "no effect with --compile-only", True),
-    ("compile_only", "true", {"dry_run": "true", "device": "ipu"}, "has no effect with --dry-run", True),
-    (
-        "compile_only",
-        "true",
-        {"device": "cpu"},
-        "has no effect with --device cpu, which is no IPU here",
-        True,
-    ),
-    ("loss", "bce_dice", {}, "needs a segmentation network", True),
-    ("pad_dataset", "true", {"loss": "bce_dice"}, "with the bce_dice loss", True),
-    ("mixup", "0.2", {}, "predicts one for each pixel", True),
-    ("random_erasing", "0.2", {}, "predicts one for each pixel", True),
-    ("freeze", "1", {}, "these layers would keep random numbers", True),
-    ("ipus", "4", {"num_replicas": "1"}, "and --num-replicas 1 contradict each other", False),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "others", "text", "from_anywhere"), CLASHES)
-def test_options_that_contradict_the_run_are_refused(name, value, others, text, from_anywhere):
-    model = "unet" if "pixel" in text or "dice" in text else "cifar_resnet8"
-    resolved = resolve("train", {**others, name: value}, model=model, reads_data=False)
-    layout = make_layout(resolved.config)
-    for origin in (TYPED, of_preset("x")):
-        facts = Facts(replace(resolved, origins={**resolved.origins, name: origin}), layout)
-        if origin != TYPED and not from_anywhere:
-            check_rules(facts)
-            continue
-        check_raises(ConfigurationError, text, "", check_rules, facts)
 
 
 def check(flags, **changes):
@@ -177,8 +90,12 @@ def test_options_without_effect_are_refused(name, value, lacking, text, having):
 
 
 def test_every_rule_has_a_case():
-    # A loss for another task is refused where its name is decided.
-    assert {rule.option for rule in RULES} | {"loss"} == {case[0] for case in [*CASES, *CLASHES]}
+    typed = " ".join(refusal.command for refusal in all_refusals() if refusal.page == "options-together")
+    on_the_host = {rule.option for rule in RULES if f"--{rule.option.replace('_', '-')}" in typed}
+    assert {rule.option for rule in RULES} == on_the_host | {case[0] for case in CASES} | {
+        "compile_only",
+        "select_ipu",
+    }
 
 
 def test_options_may_be_typed_as_off():

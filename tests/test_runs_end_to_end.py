@@ -84,41 +84,6 @@ def test_pipelined_training_chooses_checked_splits(lightly, succeeds, tmp_path):
     assert program["gradient_accumulation_count"] % 4 == 0 and program["num_ipus"] == 2
 
 
-def test_bad_input_is_refused_with_a_hint_and_leaves_nothing(run):
-    check_refused(
-        run,
-        Refusal("train toy_model --dataset digitz", "", "digits"),
-        Refusal(
-            "train toy_model --gradient-accumulation-count 3 --pipeline-splits conv2d_1", "multiple of 4"
-        ),
-        Refusal("train toy_model --image-size 2", "", "--image-size"),
-        Refusal("train toy_model --precision 16", "16.16"),
-        Refusal("train toy_model --device ipu", "Poplar SDK", code=6),
-        Refusal("train toy_model --global-batch-size 100000", "larger than the training set"),
-        Refusal("train toy_model --pipeline-splits no_such --gradient-accumulation-count 4", "no_such"),
-        Refusal("train toy_model --weights absent.npz", "does not exist", code=3),
-        Refusal("train toy_model --fused-micro-batches 3 --global-batch-size 64", "does not divide"),
-        Refusal("train toy_model --pipeline-splits conv2d_1 --ipus-per-replica 1", "ipus-per-replica"),
-        Refusal("train toy_model --optimizer lars --weight-decay 0.1", "LARS"),
-        Refusal("train toy_model --logs-per-epoch 2 --steps-per-execution 4", "both given"),
-        Refusal("train toy_model --host-generated-data --dataset digits", "both given"),
-        Refusal("train toy_model --no-training --no-validation", "nothing to do"),
-        Refusal("train cifar_resnet8 --norm-layer none --bn-momentum 0.5", "no effect"),
-        Refusal("train toy_model --base-filters 8", "base-filters"),
-        Refusal(
-            "train toy_model --optimizer sgd --optimizer-params '{momentun: 1}'",
-            "",
-            "did you mean 'momentum'",
-        ),
-        Refusal(
-            "train toy_model --lr-schedule stepped --lr-schedule-params '{boundaries: 3, values: [1]}'",
-            "must be lists",
-        ),
-        Refusal("evaluate absent", "does not exist", code=3),
-        Refusal("infer absent x.png", "does not exist", code=3),
-    )
-
-
 def test_folders_of_others_are_left_alone(trained, run, tmp_path):
     folder, foreign = trained[0], trained[0] / "checkpoints"
     before = {p: p.lstat().st_mtime_ns for p in folder.rglob("*")}

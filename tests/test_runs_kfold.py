@@ -157,17 +157,9 @@ def test_invalid_cross_validations_are_refused(run):
     write_class_folders(Path("files"), {(part, name): 1 for part in ("train", "val") for name in "ab"})
     check_refused(
         run,
-        Refusal("--fold 4", "--fold 4 of --kfold 3", "numbered from 1 to 3"),
-        Refusal("--kfold 0", "--kfold"),
-        Refusal("--kfold 1798", "has 1797 examples"),
-        # Nothing is made for each fold before that: it would fill the memory.
-        Refusal("--kfold 2147483647", "has 1797 examples"),
-        Refusal("--no-training", "nothing to do"),
-        Refusal("--checkpoint-dir elsewhere", "every fold"),
         Refusal("--dataset files", "are files"),
         command=[*OPTIONS, "--run-dir", "cv"],
     )
-    check_refused(run, Refusal("train toy_model --dataset digits --fold 1", "without --kfold"))
 
 
 def test_existing_folders_are_refused(whole, run):

@@ -55,11 +55,6 @@ def test_dry_run_uses_the_published_size_of_an_absent_set(
     assert os.listdir() == []
 
 
-def test_only_a_dry_run_works_without_the_data(run):
-    command = "train lenet --dataset mnist --device cpu"
-    check_refused(run, Refusal(command, "data set mnist is not in .", code=3))
-
-
 def test_a_dry_run_of_a_cross_validation_shows_its_first_fold(run, report):
     code, out, err = run(*TRAIN, "--dry-run", "--kfold", "3")
     assert code == 0, err
@@ -124,18 +119,6 @@ def test_dry_run_has_the_program_of_the_run(report):
 
 
 def test_impossible_dry_runs_are_refused(run):
-    check_refused(
-        run,
-        Refusal("--plot-schedule lr.png", "has no effect in a run that trains"),
-        Refusal(
-            "--dry-run --plot-schedule lr.txt",
-            "the name must end in .png, .pdf, .svg",
-            "--plot-schedule lr.png",
-        ),
-        Refusal("--dry-run --plot-schedule absent/lr.png", "absent", code=3),
-        Refusal("--dry-run --micro-batch-size 100000", "larger than the training set"),
-        command=TRAIN,
-    )
     # Values that only layers check
     options = "--dataset digits --device cpu --dry-run --gradient-accumulation-count 64 --micro-batch-size 1"
     check_refused(
@@ -335,11 +318,3 @@ def test_samples_are_drawn_as_training_sees_them(run):
         *TRAIN, "--dry-run", "--draw-samples", "d.png", "--limit-train", "64", "--mixup", "0.4"
     )
     assert code == 0, err
-    check_refused(
-        run,
-        Refusal("lenet --dataset mnist --draw-samples x.png", "files of mnist are not here", code=3),
-        Refusal(
-            "lenet --dataset digits --draw-samples x.pdf", "the name must end in .png", "--draw-samples x.png"
-        ),
-        command=["train", "--dry-run"],
-    )

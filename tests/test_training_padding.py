@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from support import sessions
 from support.reference import run_naive
-from support.refusals import Refusal, check_refused
 from support.sessions import CPU, SGD, data, make_model, make_program, with_fused
 
 from ipucnn.config.resolve import resolve
@@ -112,14 +111,6 @@ def test_a_padded_run_continues_to_the_same_bytes(tmp_path, monkeypatch):
     assert whole.meta["weight_updates"] == cut.meta["weight_updates"] == 6
     for name, value in whole.weights.items():
         assert value.tobytes() == cut.weights[name].tobytes(), name
-
-
-def test_runs_that_cannot_be_padded_are_refused(run):
-    check_refused(
-        run,
-        Refusal("train lenet --dataset digits --pad-dataset --weight-updates-per-epoch 2", "both given"),
-        Refusal("train unet --dataset membranes --pad-dataset --limit-train 5", "Dice"),
-    )
 
 
 def test_run_reports_its_padding(lightly, run):

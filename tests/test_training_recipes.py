@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from poplar_double import installed
 from support.data_sets import write_class_folders
-from support.refusals import Refusal, check_refused
 
 from ipucnn import cli
 from ipucnn.config.resolve import resolve
@@ -288,17 +287,3 @@ def test_images_from_files_are_mixed_too(tmp_path, monkeypatch):
     assert plain.shape == mixed.shape == (8, 27, 27, 3) and labels.shape == (8,) and shares.shape == (8, 2)
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-6)
     assert ((shares > 0) & (shares < 1)).any() and (mixed != plain).any(axis=(1, 2, 3)).mean() > 0.5
-
-
-def test_contradictory_recipes_are_refused(run):
-    of_pixels = "unet predicts one for each pixel"
-    check_refused(
-        run,
-        Refusal("train unet --dataset membranes --mixup 0.2", of_pixels),
-        Refusal("train unet --dataset membranes --random-erasing 0.2", of_pixels),
-        Refusal("train lenet --cutmix 1 --micro-batch-size 1", "--micro-batch-size is 1"),
-        Refusal("train lenet --mixup 0", "--mixup"),
-        Refusal("train lenet --ema-decay 1", "--ema-decay"),
-        Refusal("train lenet --clip-gradient-norm 0", "--clip-gradient-norm"),
-        Refusal("train lenet --random-erasing 1.5", "--random-erasing"),
-    )

@@ -103,7 +103,9 @@ def models(options: Models) -> None:
             )
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
-        raise ConfigurationError(f"no model matches '{shown_value(pattern)}'", "ipucnn models lists them all")
+        raise ConfigurationError(
+            f"no model matches '{shown_value(pattern)}'", "`ipucnn models` lists them all"
+        )
     if options.json:
         print(json.dumps([_as_dict(record) for record in records], indent=2))
     else:

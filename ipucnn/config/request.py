@@ -75,5 +75,5 @@ def matching(pattern: str) -> List[Any]:
         return [get_model(pattern)]
     records = list_models(pattern)
     if not records:
-        raise ConfigurationError(f"no network matches '{pattern}'", "ipucnn models lists them all")
+        raise ConfigurationError(f"no network matches '{pattern}'", "`ipucnn models` lists them all")
     return records

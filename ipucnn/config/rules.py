@@ -123,7 +123,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     Rule(
         lambda config, _: config.optimizer == "lars" and config.weight_decay > 0,
         "weight-decay {weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
-        "give it with --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
+        "drop it, and give --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
     ),
     Rule(
         lambda config, origins: (
@@ -135,8 +135,8 @@ RULES: Tuple[Rule[Origins], ...] = (
     ),
     Rule(
         lambda config, _: not (config.training or config.validation),
-        "neither training nor validation: nothing to do",
-        "drop one of the two flags",
+        "--no-training and --no-validation are both given: nothing to do",
+        "drop one of them",
     ),
     Rule(
         lambda config, _: config.resume and config.overwrite,
@@ -158,7 +158,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     Rule(
         lambda config, _: (config.fold or 0) > (config.kfold or 0),
         "--fold {fold} of --kfold {kfold}",
-        "folds are numbered from 1 to {kfold}",
+        "folds are numbered from 1: use --fold {kfold} or less",
     ),
     Rule(
         lambda config, _: config.checkpoint_dir is not None or config.checkpoint_input_dir is not None,

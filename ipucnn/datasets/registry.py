@@ -389,7 +389,7 @@ def choose_dataset(
     if choice is not None:
         return choice
     check_is_there(path)
-    raise DataError(f"data set {known} is not in {path}", _how_to_get(known))
+    raise DataError(f"data set {known} is not in {path}", _how_to_get(known, "--download"))
 
 
 def _choose_unregistered(name: str, task: str, divides: bool) -> Choice:
@@ -509,7 +509,7 @@ def fetch(choice: Choice, download: bool) -> Path:
 
             return prepare(name[len(TFDS_PREFIX) :], choice.download_to)
         return downloads.download(name, choice.download_to)
-    raise DataError(f"data set {name} is not here", _how_to_get(name))
+    raise DataError(f"data set {name} is not here", _how_to_get(name, "--download"))
 
 
 def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
@@ -526,7 +526,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
     choice = _located(home, find_set(home, path), path, task, download, f" ({other})")
     if choice is not None:
         return choice
-    get = _how_to_get(home)
+    get = _how_to_get(home, f"--dataset {home} --download")
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
     with suppress(DataError):  # nobody named this folder, which may be the root of a disk: no tree is walked
@@ -636,12 +636,13 @@ def _is_complete(found: Found, divides: bool) -> bool:
     return len(found.parts) == 2 or (divides and found.is_undivided)
 
 
-def _how_to_get(name: str) -> str:
+def _how_to_get(name: str, download: str) -> str:
+    """Returns the hint for the absent files of a data set; ``download`` are the words that download it."""
     if name.startswith(TFDS_PREFIX):
         folder = name[len(TFDS_PREFIX) :]
-        return f"put the prepared TFDS folder {folder}/ there, or pass --dataset {name} --download"
-    text = f"put {DATASETS[name].files} there, or point --dataset-path at the folder that has it"
-    return text + (f", or pass --dataset {name} --download" if name in downloads.REMOTES else "")
+        return f"put the prepared TFDS folder {folder}/ there, or pass {download}"
+    text = f"put {DATASETS[name].files} there, or give the folder that has it: --dataset-path DIR"
+    return text + (f", or pass {download}" if name in downloads.REMOTES else "")
 
 
 def _origin(name: str) -> str:

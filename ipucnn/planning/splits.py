@@ -49,7 +49,8 @@ def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str =
         if order[before] >= order[after]:
             raise ConfigurationError(
                 f"pipeline splits are out of order: '{after}' runs before '{before}'",
-                "order them as they run: " + " ".join(sorted(set(splits), key=order.__getitem__)),
+                "order them as they run: --pipeline-splits "
+                + " ".join(sorted(set(splits), key=order.__getitem__)),
             )
 
 
@@ -88,7 +89,7 @@ def check_stages(num_stages: int, graph: LayerGraph) -> None:
     if num_stages > most:
         raise ConfigurationError(
             f"{num_stages} stages, but {graph.model} can be cut in {most - 1} places only",
-            f"use at most {most} stages",
+            f"use --stages {most} or less",
         )
 
 

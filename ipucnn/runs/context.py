@@ -197,7 +197,7 @@ def _check_pictures(resolved: Resolved) -> None:
     if resolved.config.draw_samples is not None and resolved.choice.is_absent:
         raise DataError(
             f"--draw-samples: the files of {resolved.choice.name} are not here",
-            "add --dataset-path DIR, or --download",
+            "add --dataset-path DIR",
         )
 
 

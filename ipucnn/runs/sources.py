@@ -505,7 +505,7 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
 def _how_to_get_weights(command: str, model: str) -> str:
     """Returns the hint for a network that was given without weights."""
     if get_model(model).keras_application is not None:
-        return f"give a run folder, or weights: ipucnn {command} {model} --weights imagenet"
+        return "give a run folder, or add --weights imagenet"
     return f"give a run folder; `ipucnn train {model}` makes one"
 
 

@@ -387,7 +387,7 @@ def make_layout(config: RunConfig) -> Layout:
     if stages == 1 and config.recomputation:
         raise ConfigurationError(
             "--recomputation needs a pipeline: it recomputes stages",
-            "add --ipus-per-replica N or --pipeline-splits, or drop --recomputation",
+            "add --ipus-per-replica 2, or drop --recomputation",
         )
     stage_proportions(config.available_memory_proportion, stages)
     ipus_per_replica = next_power_of_two(used)

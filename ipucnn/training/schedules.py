@@ -141,7 +141,7 @@ def _base_schedule(
         if not isinstance(values["boundaries"], list) or not isinstance(values["values"], list):
             raise ConfigurationError(
                 f"boundaries and values of {what} must be lists",
-                'for example {"boundaries": [30, 60], "values": [1, 0.1, 0.01]}',
+                '--lr-schedule-params \'{"boundaries": [30, 60], "values": [1, 0.1, 0.01]}\'',
             )
         boundaries, rates = list(values["boundaries"]), list(values["values"])
         if len(boundaries) != len(rates) - 1:

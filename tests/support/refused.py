@@ -115,7 +115,7 @@ class Way(NamedTuple):
     shell: str = ""
 
 
-_PROGRAM = re.compile(r"`ipucnn ([^`]+)`|ipucnn ((?:(?!, or |; |$).)+)")
+_PROGRAM = re.compile(r"`ipucnn ([^`]+)`|ipucnn ((?:(?!, |; |$).)+)")
 _SHELL = re.compile(r"\b((?:mkdir -p|mv|rm|cp) (?:(?!, or |; | or |$).)+)")
 _CLAUSE = re.compile(r"; (?:or )?|:? or (?=[a-z`]*[ -]*(?:[a-z]+ )*--)|, (?:or )?(?=--|drop |use |add )")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*")
@@ -146,8 +146,11 @@ def ways(refusal: Refusal) -> List[Way]:
         files = {name: re.sub(rf"\b{line[1]}:.*", line[0], text) for name, text in refusal.files.items()}
         return [Way(words, files)]
     options = _options(words)
-    subjects = [flag for flag in _OPTION.findall(error) if flag in options]
-    for clause in _CLAUSE.split(hint):
+    hint = hint.replace(", or pass --download", "")  # it needs a network
+    named = [f"--{name}" for name in re.findall(r"(?<![\w-])(?:--)?([a-z][a-z0-9-]+)", error)]
+    typed = {word.partition("=")[0] for word in words}
+    subjects = [flag for flag in named if flag in options and flag in typed]
+    for clause in (clause for clause in _CLAUSE.split(hint) if " say" not in clause):
         found += [Way(each, refusal.files) for each in _changed(words, clause, subjects, options)]
     return found
 
@@ -183,12 +186,13 @@ def _changed(
 ) -> Iterator[List[str]]:
     """Yields the command with the options of one clause of a hint changed, added or left out."""
     named = [match for match in _OPTION.finditer(clause) if match.group() in options]
+    is_one_of_them = re.search(r"\b(drop|give|keep) one\b", clause)
     if re.search(r"\b(drop|leave) (it|them)\b", clause) and subjects:
-        yield _without(words, subjects[0], options)
-    elif re.search(r"\b(drop|give|keep) one\b", clause) and not named:
+        words = _without(words, subjects[0], options)
+    if is_one_of_them:
         for flag in subjects[:2]:
             yield _without(words, flag, options)
-    elif named and _REMOVAL.search(clause):
+    elif named and _REMOVAL.search(clause) and "drop it" not in clause:
         for match in named:
             words = _without(words, match.group(), options)
         yield words
@@ -200,16 +204,18 @@ def _changed(
             values = _values(clause[: match.start()], clause[match.end() : end].strip(), options[flag])
             results = [[*_without(each, flag, options), flag, *value] for each in results for value in values]
         yield from results
+    elif "drop it" in clause or "leave it" in clause:
+        yield words
 
 
 def _values(before: str, after: str, spec: OptionSpec) -> List[List[str]]:
-    """Returns the values that a hint gives an option, each as words."""
+    """Returns the values that a hint gives an option, each as words; none for an option that it only names."""
     if spec.is_bool:
         return [[]]
     if _SMALLER.search(before):
         return [["1"]]
     if not after or re.match(r"[,;:]", after) or before.rstrip().endswith("another"):
-        return [["another"]] if "another" in before else [["missing-value"]]
+        return [["another"]] if "another" in before and not spec.kind.is_number else []
     alternatives = _ALTERNATIVES.match(after)
     if alternatives:
         return [[value] for value in alternatives.groups()]
