@@ -20,7 +20,6 @@ from typing import (
     Iterable,
     Literal,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     TextIO,
@@ -248,41 +247,12 @@ def titled(title: str, table: Union[Table, Group]) -> Group:
     return Group(Text(title, style="bold"), table)
 
 
-BAR, SHORT_BAR, COUNT, ELAPSED, LEFT, SPINNER = (
-    "(bar)",
-    "(short bar)",
-    "(count)",
-    "(elapsed)",
-    "(left)",
-    "(spinner)",
-)
-"""Columns of a bar that are not text."""
-
-
-class _Columns(NamedTuple):
-    """What a bar shows.
-
-    Attributes:
-        columns: BAR, COUNT, ELAPSED, LEFT, SPINNER, or text in Rich's format.
-        is_of_one_work: whether each piece of work has its own bar, whose time begins with it.
-        unit: a noun for what is counted; with it, a pipe gets a line of progress every ``_EVERY_S``.
-    """
-
-    columns: Tuple[str, ...]
-    is_of_one_work: bool = False
-    unit: str = ""
-
-
-_WORK, _FIGURES = "{task.description}", "{task.fields[figures]}"
 BEGAN, ITEMS, EXECUTIONS, ROWS, TRAINING = "began", "items", "executions", "rows", "training"
-_BARS = {
-    BEGAN: _Columns((SPINNER, _WORK, ELAPSED), is_of_one_work=True),
-    ITEMS: _Columns((_WORK, BAR, COUNT, "left", LEFT), is_of_one_work=True),
-    EXECUTIONS: _Columns((_WORK, BAR, _FIGURES, ELAPSED), unit="execution"),
-    ROWS: _Columns((COUNT, SHORT_BAR, _FIGURES, _WORK)),
-    TRAINING: _Columns((_WORK, BAR, _FIGURES, ELAPSED, "left", LEFT)),
-}
+"""What a bar counts: nothing, parts of a piece of work, timed executions, rows of a suite, or weight updates."""
+_OF_ONE_WORK = (BEGAN, ITEMS)
+"""Bars of one piece of work, whose time begins with it; the others go on with the next piece."""
 _EVERY_S = 15.0
+"""Least seconds between lines of executions in a pipe."""
 
 
 class Screen(View):
@@ -329,35 +299,36 @@ class Screen(View):
 
     def _draw(self, kind: str, event: Progress) -> None:
         """Shows progress in a bar of some kind, which takes the place of another kind's."""
-        bar = _BARS[kind]
         if not is_interactive(sys.stderr):
-            if bar.unit and time.monotonic() - self._said > _EVERY_S:
-                self.show(Note(_line(event, bar.unit)))
+            if kind == EXECUTIONS and time.monotonic() - self._said > _EVERY_S:
+                self.show(Note(_line(event, "execution")))
             return
         details: PlainDict = {"total": event.total, "completed": event.done, "figures": event.figures}
-        shown = (kind, event.work if bar.is_of_one_work else "")
+        shown = (kind, event.work if kind in _OF_ONE_WORK else "")
         if self._bar is not None and shown == self._shown:
             self._bar.update(self._bar.task_ids[0], description=event.work, **details)
             return
         self.__exit__()
-        self._bar, self._shown = _rich_bar(bar.columns), shown
+        self._bar, self._shown = _rich_bar(kind), shown
         self._bar.add_task(event.work, **details)
         self._bar.start()
 
 
-def _rich_bar(columns: Sequence[str]) -> RichProgress:
+def _rich_bar(kind: str) -> RichProgress:
     from rich import progress
 
-    known: Dict[str, Callable[[], progress.ProgressColumn]] = {
-        BAR: lambda: progress.BarColumn(bar_width=None),
-        SHORT_BAR: lambda: progress.BarColumn(bar_width=20),
-        COUNT: progress.MofNCompleteColumn,
-        ELAPSED: progress.TimeElapsedColumn,
-        LEFT: lambda: progress.TimeRemainingColumn(compact=True),
-        SPINNER: progress.SpinnerColumn,
+    texts = "{task.description}", "{task.fields[figures]}", "left"
+    work, figures, word = (progress.TextColumn(text, markup=False) for text in texts)
+    bar, elapsed = progress.BarColumn(bar_width=None), progress.TimeElapsedColumn()
+    count, left = progress.MofNCompleteColumn(), (word, progress.TimeRemainingColumn(compact=True))
+    columns: Dict[str, Tuple[progress.ProgressColumn, ...]] = {
+        BEGAN: (progress.SpinnerColumn(), work, elapsed),
+        ITEMS: (work, bar, count, *left),
+        EXECUTIONS: (work, bar, figures, elapsed),
+        ROWS: (count, progress.BarColumn(bar_width=20), figures, work),
+        TRAINING: (work, bar, figures, elapsed, *left),
     }
-    shown = [known[text]() if text in known else progress.TextColumn(text, markup=False) for text in columns]
-    return progress.Progress(*shown, console=console(sys.stderr), transient=True)
+    return progress.Progress(*columns[kind], console=console(sys.stderr), transient=True)
 
 
 def _line(event: Progress, unit: str) -> str:
