@@ -434,6 +434,33 @@ def test_frozen_layers_of_a_file_need_its_weights(run, succeeds):
     np.testing.assert_array_equal(last("a").weights["edges/kernel"], kernel)
 
 
+@needs_keras_3
+def test_a_file_is_fine_tuned_to_other_classes(run, succeeds, report):
+    text = network("x = layers.Conv2D(3, 3, name='edges', kernel_regularizer='l2')(images)")
+    model = find_function(write(text), "build")((8, 8, 1), 10)
+    model.save("net.keras")
+    notes = report("evaluate", "net.keras", "--model-name", "net.keras", "--dataset", "digits")["notes"]
+    (added,) = [float(note.split()[-1]) for note in notes if "of the data alone" in note]
+    assert added == pytest.approx(float(sum(model.losses)), rel=1e-4)
+    rows = "np.uint8(np.random.default_rng(0).integers(0, 256, (40, 8, 8))), np.arange(40) % 3"
+    Path("three.py").write_text(
+        f"import numpy as np\ndef load():\n    return ({rows}), ({rows}), ['a', 'b', 'c']\n"
+    )
+    words = ("net.keras", "--dataset", "three.py:load", *TRAIN, "--num-epochs", 1)
+    frozen = ("--weights", "net.keras", "--freeze", "backbone")
+    _, err = succeeds("train", *words, *frozen, "--run-dir", "fine", columns=400)
+    assert "starting from net.keras, with a new head for 3 classes" in err
+    assert "is new: it gives 3 logits, one for each class of the data, in place of 10" in err
+    np.testing.assert_array_equal(
+        last("fine").weights["edges/kernel"], model.get_layer("edges").get_weights()[0]
+    )
+    assert {
+        row["name"] for row in report("evaluate", "fine", "--dataset", "three.py:load")["classes"]
+    } == set("abc")
+    evaluation = ("evaluate", "net.keras", "--model-name", "net.keras", "--dataset", "three.py:load")
+    check_refused(run, Refusal(evaluation, "net.keras does not fit", "as many classes", 3))
+
+
 # --- which weights are whose
 
 BRANCHES = ("{0} = layers.Conv2D(2, 3{2})", "{1} = layers.Conv2D(2, 3{3})", "y = p(images)",

@@ -301,22 +301,30 @@ def _tensor(group: HdfItem, name: str, path: Path) -> HdfItem:
 _STOCK_KINDS = {"grouped_conv2d": "conv2d"}
 
 
-def load_keras_weights(model: KerasModel, path: Path) -> List[str]:
+def load_keras_weights(model: KerasModel, path: Path, new_head: bool = False) -> Tuple[List[str], List[str]]:
     """Copies all weights of a file into a model from ``build_model``.
 
+    Args:
+        model: the model.
+        path: the file.
+        new_head: whether the last layer may have other shapes than the file's; its weights then stay as they are.
+
     Returns:
-        Notes for the user, see :func:`read_keras_weights`.
+        The names of the weights that stay as they are, and notes for the user, see :func:`read_keras_weights`.
 
     Raises:
         DataError: the file is absent, damaged, or of another model; the model is then unchanged.
     """
-    values, notes = read_keras_weights(model, path)
-    for name, variable in named_weights(model).items():
-        variable.assign(values[name])
-    return notes
+    values, notes = read_keras_weights(model, path, new_head)
+    weights = named_weights(model)
+    for name, array in values.items():
+        weights[name].assign(array)
+    return [name for name in weights if name not in values], notes
 
 
-def read_keras_weights(model: KerasModel, path: Path) -> Tuple[Dict[str, np.ndarray], List[str]]:
+def read_keras_weights(
+    model: KerasModel, path: Path, new_head: bool = False
+) -> Tuple[Dict[str, np.ndarray], List[str]]:
     """Reads the weights of a file, by the canonical names of a model from ``build_model``.
 
     Layers are matched by their names if all names and shapes agree: canonical ones, from the configuration of a whole
@@ -324,14 +332,16 @@ def read_keras_weights(model: KerasModel, path: Path) -> Tuple[Dict[str, np.ndar
     order if the file has it, else by number among the layers of one class.
 
     Returns:
-        The weights, and a note for the user if they were matched by position.
+        The weights, without those of a last layer of other shapes if there may be a ``new_head``; and a note for the
+        user if they were matched by position.
 
     Raises:
         DataError: the file is absent, damaged, or of another model, or positions do not tell its layers apart.
     """
     targets = _targets(model)
     with _open_layers(path) as (layers, in_order):
-        pairs, notes = _match(layers, in_order, targets, path, model)
+        pairs, notes = _match(layers, in_order, targets, path, model, new_head)
+        pairs = [(layer, target) for layer, target in pairs if layer.shapes == target.shapes]
         values = [[np.asarray(tensor[()], np.float32) for tensor in layer.tensors] for layer, _ in pairs]
     for (_, target), arrays in zip(pairs, values):
         if not all(np.isfinite(array).all() for array in arrays):
@@ -358,14 +368,24 @@ def _targets(model: KerasModel) -> List[LayerWeights]:
 
 
 def _match(
-    layers: List[LayerWeights], in_order: bool, targets: Sequence[LayerWeights], path: Path, built: KerasModel
+    layers: List[LayerWeights],
+    in_order: bool,
+    targets: Sequence[LayerWeights],
+    path: Path,
+    built: KerasModel,
+    new_head: bool,
 ) -> Tuple[List[Tuple[LayerWeights, LayerWeights]], List[str]]:
-    """Pairs of layers of the file and of the model, with equal shapes; and notes for the user.
+    """Pairs of layers of the file and of the model, with equal shapes except for a new head; and notes for the user.
 
     Raises:
         DataError: the layers cannot be paired.
     """
     model = built.name
+
+    def fit(layer: LayerWeights, target: LayerWeights) -> bool:
+        is_head = new_head and target is targets[-1]
+        return layer.shapes == target.shapes or (is_head and len(layer.shapes) == len(target.shapes))
+
     if len(layers) != len(targets):
         raise DataError(
             f"{path} is of another model: it has {len(layers)} layers with weights, "
@@ -373,7 +393,7 @@ def _match(
             _MODEL_HINT,
         )
     for named in _named(layers, path):
-        if all(target.name in named and named[target.name].shapes == target.shapes for target in targets):
+        if all(target.name in named and fit(named[target.name], target) for target in targets):
             return [(named[target.name], target) for target in targets], []
     ordered = layers if in_order else _by_class(layers, targets)
     if ordered is None:
@@ -381,7 +401,7 @@ def _match(
             f"{path} is of another model: its layers are of other classes than {model}'s", _MODEL_HINT
         )
     for layer, target in zip(ordered, targets):
-        if layer.shapes != target.shapes:
+        if not fit(layer, target):
             name = f"layer {layer.name}" if layer.name else f"{layer.kind} number {layer.position + 1}"
             raise DataError(
                 f"{path} does not fit: its {name} has weights of {_shown(layer.shapes)}, "

@@ -234,6 +234,8 @@ class OwnNetwork:
         assert self.architecture is not None
         self.check_input(shape)
         name = shown_value(self.name)
+        if self.make is None:
+            self._fit_head(num_classes)
         blueprint = _of_installed_keras(name, self.architecture)
         with seeded_generators(seed, "own"):
             try:
@@ -256,6 +258,22 @@ class OwnNetwork:
         _exchange(blueprint, model, name)
         use_grouped_convolutions(blueprint)
         return blueprint
+
+    def _fit_head(self, num_classes: int) -> None:
+        """Gives the last layer of a network from a file as many logits as there are classes, if it is a Dense layer."""
+        assert self.architecture is not None
+        last = self.architecture[self.architecture.output]
+        units = last.config.get("units")
+        if last.kind != "Dense" or last.is_own or units == num_classes:
+            return
+        changed = replace(last, config={**last.config, "units": num_classes})
+        nodes = [changed if node is last else node for node in self.architecture.nodes]
+        self.architecture = Blueprint(nodes, self.architecture.output)
+        self.remarks = (
+            *self.remarks,
+            f"its last layer, {shown_value(last.name)}, is new: it gives {counted(num_classes, 'logit')}, one for each "
+            f"class of the data, in place of {units}",
+        )
 
     def _check_output(self, model: KerasModel, num_classes: int) -> None:
         shape = tuple(model.output.shape)

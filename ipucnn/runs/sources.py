@@ -212,9 +212,16 @@ class KerasFileWeights(Weights):
         return setup, notes
 
     def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        return self._load(setup, model, False)[1]
+
+    def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
+        return self._load(setup, model, True)  # the file does not name its classes: shapes alone decide
+
+    def _load(self, setup: Setup, model: KerasModel, new_head: bool) -> Tuple[int, List[str]]:
         from ipucnn.models.keras_files import load_keras_weights
 
-        return [*check_scaling(setup, self._path), *load_keras_weights(model, self._path)]
+        fresh, notes = load_keras_weights(model, self._path, new_head)
+        return len(fresh), [*check_scaling(setup, self._path), *notes]
 
 
 class ImageNetWeights(Weights):

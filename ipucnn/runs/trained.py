@@ -69,6 +69,8 @@ class TrainedSetup(Setup):
             Its predictor, and notes for the user.
         """
         model, notes = self.build()
+        if command == "evaluate" and model is not None:
+            notes += _penalty_notes(model)
         advice = prediction_advice(model, self.record.name, self.config, command)
         return session.predictor(model, advice), notes
 
@@ -83,6 +85,21 @@ class TrainedSetup(Setup):
         model = run_setup.build(self)
         notes = [] if self.record.own is None else list(self.record.own.notes)
         return model, [*notes, *self.weights.fill(self, model)]
+
+
+def _penalty_notes(model: "KerasModel") -> List[str]:
+    """Returns a note if regularizers belong to the network: what they would add to the loss in Keras."""
+    from ipucnn.models.names import named_weights, penalties
+
+    weights, added = named_weights(model), 0.0
+    for name, (l1, l2) in penalties(model).items():
+        values = np.asarray(weights[name].numpy(), np.float64)
+        added += l1 * float(np.abs(values).sum()) + l2 * float((values**2).sum())
+    return (
+        [f"the loss is that of the data alone; Keras' evaluate adds the regularizers' {added:.6g}"]
+        if added
+        else []
+    )
 
 
 def facts_only(info: DatasetInfo) -> DataSource:
