@@ -241,7 +241,7 @@ def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(light
         return [line for line in err.splitlines() if "warning" in line and "--image-size" in line]
 
     (line,) = warnings("small", "--dry-run")
-    assert "of 32x32, are enlarged to 224x224" in line and "--image-size 32 keeps" in line
+    assert "of 32x32, are enlarged to 224x224" in line and "with --image-size 32, a crop" in line
     assert warnings("large", "--dry-run") == []
     assert warnings("small", "--image-size", 32, "--run-dir", "first") == []
     (line,) = warnings("small", "--weights", "first", "--dry-run")
