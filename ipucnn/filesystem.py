@@ -42,6 +42,14 @@ _OF_MACHINE = (
 )
 _NO_TEMPORARY = "No usable temporary directory"
 """Beginning of the reason of Python's ``tempfile``."""
+_FOLDER_VARIABLES = (
+    "HOME",
+    "TMPDIR",
+    "IPUCNN_CACHE_DIR",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "MPLCONFIGDIR",
+)
 _HINTS = {
     **dict.fromkeys(_FULL, "free some space, or give a path on another disk"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _PERMISSION),
@@ -101,13 +109,15 @@ def error_of(
     return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
 
 
-def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError]:
-    """Converts an error of the system that ends a command into a :class:`UserError`.
+def user_error_of(error: BaseException, given: Iterable[str] = (), smaller: str = "") -> Optional[UserError]:
+    """Converts an error that the user or the machine caused, and that ends a command, into a :class:`UserError`.
 
-    These are out-of-memory errors, exhausted disks and limits, and errors about a path.
+    These are out-of-memory errors, exhausted disks and limits, and errors about paths that the user gave.  Any other
+    error of the system is a bug: what fails for a user's paths is converted where they are opened.
 
     Args:
         error: the error.
+        given: words that the user typed, which may be paths.
         smaller: options of the command that reduce the memory it needs, for the hint.
 
     Returns:
@@ -119,7 +129,25 @@ def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError
     if not isinstance(error, OSError) or error.errno is None:
         return None
     is_of_machine = error.errno in _OF_MACHINE or _NO_TEMPORARY in reason_of(error)
-    return error_of(error) if is_of_machine or error.filename is not None else None
+    names = (error.filename, error.filename2)
+    paths = [os.fsdecode(name) for name in names if isinstance(name, (str, bytes, os.PathLike))]
+    if is_of_machine or any(_is_given(path, given) for path in paths):
+        return error_of(error)
+    return None
+
+
+def _is_given(path: str, given: Iterable[str]) -> bool:
+    """Whether a path is one that the user gave, in a word or a variable of the environment, or lies below it."""
+    import tempfile
+
+    words = [*given, *(os.environ.get(name, "") for name in _FOLDER_VARIABLES)]
+    with contextlib.suppress(OSError):
+        words.append(tempfile.gettempdir())
+    # --option=PATH, and the parts of --dataset imagefolder:PATH
+    texts = {text for word in words for text in (word, word.partition("=")[2]) if text}
+    folders = [Path(os.path.abspath(os.path.expanduser(text))) for text in texts]
+    absolute = Path(os.path.abspath(path))
+    return any(folder == absolute or folder in absolute.parents for folder in folders)
 
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:
