@@ -64,7 +64,7 @@ def check_requirements(record: ModelRecord) -> None:
         installed = ".".join(str(part) for part in KERAS_VERSION)
         raise MissingError(
             f"{record.name} needs Keras {version} or newer, and this is Keras {installed}",
-            "use a newer TensorFlow, or one of: ipucnn models 'efficientnet-b*'",
+            "use a newer TensorFlow, or one of `ipucnn models 'efficientnet-b*'`",
         )
 
 

@@ -36,7 +36,7 @@ def check_has_weights(record: ModelRecord) -> str:
     if record.keras_application is None:
         raise ConfigurationError(
             f"there are no ImageNet weights for {record.name}",
-            "ipucnn models --json lists keras_application for those that have them",
+            "`ipucnn models --json` lists keras_application for the networks that have them",
         )
     return record.keras_application
 

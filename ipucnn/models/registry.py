@@ -312,7 +312,7 @@ def get_model(name: str) -> ModelRecord:
             return _own_record(own.OwnNetwork(name, "", needs=_name_it(name)))
         hint = did_you_mean(name, [*(r.name for r in records.values()), *entry_points(MODELS_GROUP)])
         raise ConfigurationError(
-            f"unknown model '{shown_value(name)}'", hint or "ipucnn models lists them all"
+            f"unknown model '{shown_value(name)}'", hint or "`ipucnn models` lists them all"
         ) from None
 
 
@@ -539,7 +539,7 @@ def validate_input_shape(record: ModelRecord, input_shape: Sequence[int]) -> Non
             reason += f" and {record.size_offset} more than a multiple of {record.size_step}"
         raise ConfigurationError(
             f"{record.name} can't take images of {axis} {size}: it must be {reason}",
-            f"nearest legal {axis}: {nearest} (--image-size)",
+            f"the nearest legal {axis}: --image-size {nearest}",
         )
     if record.keras_application is not None and input_shape[2] not in (1, 3):
         raise ConfigurationError(
