@@ -403,6 +403,8 @@ def test_table_always_shows_the_row_of_the_plan(run, capsys):
     ("args", "code", "error", "hint"),
     [
         ("--stages 2 --device-mapping 0 1 1", 2, "says 3 stages", "--stages 3"),
+        ("--splits conv2_block1_add --device-mapping 0 1 1 0", 2, "names 4 stages", "give 2 numbers"),
+        ("--device-mapping 0 1 1 0 --ipus-per-replica 4", 2, "uses 2 IPUs", "--ipus-per-replica 2"),
         ("--stages 2 --row 2", 2, "number of stages is given", "--ipus"),
         ("--stages 2 --optimisations --row 2", 2, "--row: ", "drop one"),
     ],

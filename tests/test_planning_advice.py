@@ -11,17 +11,19 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
-from ipucnn.planning.program import PROPORTIONS, PlannedProgram, uniform
+from ipucnn.planning.program import PROPORTIONS, PlannedProgram, planned_program, uniform
 from ipucnn.planning.search.neighbours import (
     first_that_fits,
+    flags_between,
     memory_without,
+    neighbours,
     next_changes,
     prediction_advice,
     training_advice,
 )
 from ipucnn.planning.search.planner import Planner
 from ipucnn.training.batching import overlap_length
-from ipucnn.training.program import make_program
+from ipucnn.training.program import make_layout, make_program
 
 GRAPH = network([16, 16, 16, 32, 32, 32], size=48)
 # The command of a plan, to which its changes are added
@@ -157,6 +159,53 @@ def test_hint_lists_the_proposed_changes():
     change = proposal(program_settings, splits, machine)
     assert change.hint.startswith("predicted to fit: --micro-batch-size 8 --gradient-accumulation-count 32 (")
     assert "instead of 90%" in change.hint
+
+
+@pytest.mark.parametrize(("count", "schedule"), [(4, "Grouped"), (8, "Grouped"), (6, "Interleaved")])
+def test_smaller_micro_batches_have_legal_counts(count, schedule):
+    """The global batch stays, in a number of micro-batches that training accepts."""
+    base = overlap_length(schedule, 2)
+    for size in (5, 6, 7):
+        before = PlannedProgram(size, count, num_stages=2, schedule=schedule)
+        seen = [each.program for each in neighbours(before, ("conv3",)) if each.program.num_stages == 2]
+        sizes = {each.micro_batch_size for each in seen if each.global_batch_size == before.global_batch_size}
+        naive = {
+            n for n in (size // 2, size // 4) if n and size * count % n == 0 and size * count // n % base == 0
+        }
+        assert {n for n in sizes if n < size} == naive
+        assert all(each.gradient_accumulation_count % base == 0 for each in seen)
+
+
+@pytest.mark.parametrize("total", [64, 60, 20])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_hints_beside_a_global_batch_can_be_typed(total, stages):
+    """Training takes a global batch or an accumulation count, and rounds a global batch to what its pipeline allows."""
+    config = RunConfig(
+        model_name="lenet", micro_batch_size=8, global_batch_size=total, ipus_per_replica=stages
+    )
+    before = planned_program(config, make_layout(config))
+    for neighbour in neighbours(before, ("conv3",) * (stages - 1), 4):
+        if neighbour.setting == "pipelining":
+            continue
+        words = flags_between(before, neighbour.program, (), (), total)
+        given = dict(zip(words, words[1:]))
+        typed = {
+            **{"micro_batch_size": int(given.get("--micro-batch-size", 8))},
+            **{"global_batch_size": int(given.get("--global-batch-size", total))},
+            **{"pipeline_schedule": given.get("--pipeline-schedule", "Grouped")},
+            **{"ipus_per_replica": neighbour.program.num_stages},
+        }
+        assert "--gradient-accumulation-count" not in words
+        layout = make_layout(replace(config, **typed))
+        assert layout.gradient_accumulation_count == neighbour.program.gradient_accumulation_count
+
+
+def test_hint_of_a_run_with_a_global_batch_can_be_typed():
+    config = RunConfig(model_name="cifar_resnet8", micro_batch_size=4096, global_batch_size=8192)
+    model = build_model(get_model("cifar_resnet8"), BuildOptions((32, 32, 3), 10))
+    hint = training_advice(model, "cifar_resnet8", make_program(config, 50_000, seed=1), config, ())(None)
+    assert hint.startswith("predicted to fit: --micro-batch-size ")
+    assert "--gradient-accumulation-count" not in hint
 
 
 def test_run_uses_its_own_network_for_proposals():

@@ -50,7 +50,7 @@ from ipucnn.training.batching import (
     next_power_of_two,
     overlap_length,
 )
-from ipucnn.training.program import Layout, make_layout
+from ipucnn.training.program import Layout, ipus_of_stages, make_layout
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
@@ -370,24 +370,23 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
     """Returns the requested number of stages; None if it is to be searched.
 
     Raises:
-        ConfigurationError: ``--stages`` beside another typed option with a different number.
+        ConfigurationError: typed options contradict each other.
     """
     config = resolved.config
-    of_splits = None if splits is None else len(splits) + 1
-    of_mapping = len(config.device_mapping or ()) or None
-    named = {"--splits": of_splits}
-    if splits is None:
-        counts = {"device_mapping": of_mapping, "ipus_per_replica": config.ipus_per_replica}
-        named = {BY_NAME[name].flag: n for name, n in counts.items() if resolved.is_typed(name)}
-    for option, count in named.items():
-        if stages is not None and count not in (None, stages):
-            raise ConfigurationError(
-                f"--stages {stages}, but {option} says {counted(count, 'stage')}",
-                f"use --stages {count}, or drop one of them",
-            )
+    mapping = config.device_mapping if resolved.is_typed("device_mapping") else None
+    ipus = config.ipus_per_replica if resolved.is_typed("ipus_per_replica") else None
+    named = {"--splits": splits, "--device-mapping": mapping, "--ipus-per-replica": ipus}
+    typed = [option for option, value in named.items() if value]
+    count = len(ipus_of_stages(splits or (), mapping or (), ipus)) if typed else None
+    if stages is not None and count not in (None, stages):
+        raise ConfigurationError(
+            f"--stages {stages}, but {typed[0]} says {counted(count, 'stage')}",
+            f"use --stages {count}, or drop one of them",
+        )
     preset_splits = config.named_splits
+    of_mapping = len(config.device_mapping or ()) or None
     of_preset = len(preset_splits) + 1 if preset_splits else None
-    return of_splits or stages or config.ipus_per_replica or of_mapping or of_preset
+    return count or stages or config.ipus_per_replica or of_mapping or of_preset
 
 
 def _recomputation(resolved: Resolved, text: Optional[str]) -> Tuple[bool, ...]:

@@ -188,7 +188,7 @@ class BuiltProgram(Layers, Program):
         return cls(**vars(program), **vars(layers), fused_micro_batches=fused_micro_batches)
 
 
-def _device_mapping(
+def ipus_of_stages(
     pipeline_splits: Sequence[str], device_mapping: Sequence[int], ipus: Optional[int]
 ) -> Tuple[int, ...]:
     """Returns the IPU of each pipeline stage, counted from 0 within a replica.
@@ -382,7 +382,7 @@ def make_layout(config: RunConfig) -> Layout:
     warnings: List[str] = []
     if config.auto_loss_scaling and config.precision != "32.32":  # in 32 bits a typed option is refused
         _check_auto_loss_scaling(config, warnings.append)
-    mapping = _device_mapping(config.pipeline_splits, config.device_mapping or (), config.ipus_per_replica)
+    mapping = ipus_of_stages(config.pipeline_splits, config.device_mapping or (), config.ipus_per_replica)
     stages, used = len(mapping), max(mapping) + 1
     if stages == 1 and config.recomputation:
         raise ConfigurationError(

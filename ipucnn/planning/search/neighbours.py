@@ -69,15 +69,30 @@ _CHANGING = (
     *("optimizer_state_offloading", "half_partials", "eight_bit_transfer", "schedule", "precision"),
 )
 
+# Settings on which the multiple depends to which a global batch is rounded.
+_ROUNDING = ("micro_batch_size", "gradient_accumulation_count", "num_replicas", "num_stages", "schedule")
+
 
 def flags_between(
-    before: PlannedProgram, after: PlannedProgram, splits_before: Sequence[str], splits: Sequence[str]
+    before: PlannedProgram,
+    after: PlannedProgram,
+    splits_before: Sequence[str],
+    splits: Sequence[str],
+    global_batch_size: Optional[int] = None,
 ) -> Tuple[str, ...]:
-    """Returns the options to add to the command of a program to get another one."""
+    """Returns the options to add to the command of a program to get another one.
+
+    Args:
+        global_batch_size: that of the command, which then says nothing about gradient accumulation: the two exclude
+            each other.  It is rounded anew for a changed batch or pipeline.
+    """
     words: List[str] = []
+    is_rounded_anew = any(getattr(before, name) != getattr(after, name) for name in _ROUNDING)
     for name in _CHANGING:
         value, spec = getattr(after, name), BY_NAME["pipeline_schedule" if name == "schedule" else name]
         if value == getattr(before, name) or (name == "gradient_accumulation_count" and not after.training):
+            continue
+        if name == "gradient_accumulation_count" and global_batch_size is not None:
             continue
         if spec.is_bool:
             words.append(spec.flag if value else f"--no-{spec.key}")
@@ -85,6 +100,8 @@ def flags_between(
             words += [spec.flag, *(f"{share:g}" for share in percentages(value))]
         else:
             words += [spec.flag, str(value)]
+    if is_rounded_anew and global_batch_size not in (None, after.global_batch_size):
+        words += [BY_NAME["global_batch_size"].flag, str(after.global_batch_size)]
     return (*words, *(("--pipeline-splits", *splits) if tuple(splits) != tuple(splits_before) else ()))
 
 
@@ -181,12 +198,13 @@ _smaller = functools.partial(Neighbour, SMALLER, "")
 
 
 def _smaller_micro_batches(program: PlannedProgram) -> Iterator[PlannedProgram]:
-    """Yields the same global batch in micro-batches of half the size, a quarter, ..."""
+    """Yields the same global batch in micro-batches of half the size, a quarter, ..., where the schedule allows it."""
     size = program.micro_batch_size // 2
     samples = program.micro_batch_size * program.gradient_accumulation_count
+    base = program.order.multiple(program.num_stages)
     while size:
         count = samples // size if program.training else program.gradient_accumulation_count
-        if not program.training or samples % size == 0:
+        if not program.training or samples % (size * base) == 0:
             yield replace(program, micro_batch_size=size, gradient_accumulation_count=count)
         size //= 2
 
@@ -309,6 +327,7 @@ def first_that_fits(
     *,
     overuse: Optional[float] = None,
     only: Optional[Collection[str]] = None,
+    global_batch_size: Optional[int] = None,
 ) -> Optional[Effect]:
     """Returns the first of the program's neighbours that is predicted to fit.
 
@@ -316,6 +335,7 @@ def first_that_fits(
         program, splits: the program that did not fit.
         overuse: needed over available memory, as reported by the compiler; None if it did not report it.
         only: the options that the command accepts and uses, if not all.
+        global_batch_size: that of the command, see ``flags_between``.
     """
     before = forecast(planner.graph, splits, program, planner.system)
     # The compiler's report shows the model's error for this network, so a program counts as fitting only with that
@@ -336,7 +356,7 @@ def first_that_fits(
                 continue
             chosen = candidate.splits
         after = forecast(planner.graph, chosen, changed, planner.system)
-        flags = flags_between(program, changed, splits, chosen)
+        flags = flags_between(program, changed, splits, chosen, global_batch_size)
         if after.predicted_fill < allowed and is_allowed(flags):
             return Effect(flags, changed, chosen, before, after)
     return None
@@ -742,7 +762,10 @@ def training_advice(
         splits: the layers that open its stages.
     """
     advice = "try a smaller --micro-batch-size, --recomputation or more stages"
-    return _advice(model, name, lambda: planned_program(config, layout), splits, None, advice)
+    total = config.global_batch_size
+    return _advice(
+        model, name, lambda: planned_program(config, layout), splits, advice, global_batch_size=total
+    )
 
 
 def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: str) -> MemoryAdvice:
@@ -771,7 +794,7 @@ def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: 
         )
 
     nothing = "nothing that was tried is predicted to fit: use --device cpu"
-    return _advice(model, name, settings, (), renamed, advice, nothing)
+    return _advice(model, name, settings, (), advice, renamed, nothing)
 
 
 def _advice(
@@ -779,18 +802,20 @@ def _advice(
     name: str,
     make: Callable[[], PlannedProgram],
     splits: Sequence[str],
-    renamed: Optional[Mapping[str, str]],
     advice: str,
+    renamed: Optional[Mapping[str, str]] = None,
     nothing: Optional[str] = None,
+    global_batch_size: Optional[int] = None,
 ) -> MemoryAdvice:
     """Returns the function that makes the advice for a program.
 
     Args:
         make: the function that returns its settings, called only when it ran out of memory: no run fails because of a
             hint.
-        renamed: the training options that may be proposed, with their names here; None: all, unchanged.
         advice: the advice if nothing can be predicted.
+        renamed: the training options that may be proposed, with their names here; None: all, unchanged.
         nothing: the advice if no change fits.
+        global_batch_size: that of the command; None if it has none.
     """
 
     def advise(overuse: Optional[float], without: Optional[str] = None) -> Optional[str]:
@@ -805,7 +830,14 @@ def _advice(
             planner = Planner(graph, smallest_system(settings.occupied_ipus))
             if without is not None:
                 return memory_without(planner, splits, settings, without)
-            change = first_that_fits(planner, settings, splits, overuse=overuse, only=renamed)
+            change = first_that_fits(
+                planner,
+                settings,
+                splits,
+                overuse=overuse,
+                only=renamed,
+                global_batch_size=global_batch_size,
+            )
         except UserError:
             # The planner does not know the network: the error that is being explained matters more.
             return unknown
