@@ -17,6 +17,8 @@ from PIL import Image
 from support.data_sets import noise, verified
 from support.refusals import check_raises
 
+from ipucnn.datasets import damaged
+from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.datasets.formats import is_image_name, part_named
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
@@ -172,6 +174,16 @@ REFUSED = {
     "two for evaluation": (("train/a*2", "train/b*2", "val/a*1", "valid/a*2"), "val and valid", (2, 5)),
     "no part for evaluation": (("train/a*3", "train/b*3"), "lacks train/ or val/", (2, 6)),
     "a flat part for evaluation": (("train/a*3", "train/b*3", "test*4"), "lacks train/ or val/", (2, 6)),
+    "class folders in images/": (
+        ("images/ant*3", "images/bee*3"),
+        "images has class folders in it, and there are no masks beside it",
+        (2, 6),
+    ),
+    "parts with classes in images/": (
+        (*(f"images/{part}/{name}*3" for part in ("train", "val") for name in ("ant", "bee")),),
+        "images has class folders in it",
+        (2, 12),
+    ),
     "parts in a class": (
         ("cat/train/a*2", "cat/train/b*2", "cat/test/a*2", "dog/train/a*2", "dog/test/a*2"),
         "has parts of a data set in it",
@@ -198,6 +210,101 @@ def test_a_hint_about_folders_works_when_it_is_typed(tmp_path, kind, run):
     source = opened(typed(error.hint, folder))
     assert source.info.num_classes == num_classes
     assert source.info.num_train + source.info.num_eval == num_images
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("fold1", "fold2"),
+        ("part1", "part2"),
+        ("split_0", "split_1"),
+        ("batch1", "batch2"),
+        ("2024-05-01", "2024-05-02"),
+    ],
+)
+def test_folders_with_the_same_folders_in_them_may_be_parts_or_classes(tmp_path, first, second, run):
+    names, folder = (
+        (*(f"{part}/{name}*3" for part in (first, second) for name in ("a", "b", "c")),),
+        tmp_path / "s",
+    )
+    hint = check_raises(
+        DataError, f"{first} may be a part", "if it is a class", opened, draw(folder, *names)
+    ).hint
+    assert run("verify-dataset", folder)[0] == run("train", "lenet", "--dataset", folder, "--dry-run")[0] == 3
+    part, both, a_class = hint.split("; ")
+    source = opened(shlex.split(part)[-1])
+    assert source.info.class_names == ("a", "b", "c") and source.info.num_train == 6
+    shutil.copytree(folder, tmp_path / "copy")
+    subprocess.run(both.split(": ", 1)[1].split(", then pass")[0], shell=True, check=True)
+    source = opened(shlex.split(both)[-1])
+    assert source.info.class_names == ("a", "b", "c") and (len(source.train), len(source.eval)) == (9, 9)
+    shutil.rmtree(folder)
+    (tmp_path / "copy").rename(folder)
+    subprocess.run(a_class.split(": ", 1)[1], shell=True, check=True)
+    source = opened(folder)
+    assert source.info.class_names == (first, second) and source.info.num_train + source.info.num_eval == 18
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ant/day*3", "ant/night*3", "bee/day*3"),
+        ("ant/2023/x*2", "ant/2024/x*2", "bee/2023/x*2", "bee/2024/x*2"),
+        ("train/fold1/a*2", "train/fold1/b*2", "val/fold1/a*2"),
+    ],
+)
+def test_folders_in_classes_that_cannot_be_classes_are_read(tmp_path, names):
+    assert not any("same folders" in line for line in opened(draw(tmp_path, *names)).info.warnings)
+
+
+def test_folds_in_the_training_part_are_refused(tmp_path):
+    draw(tmp_path, *(f"train/{fold}/{name}*2" for fold in "12" for name in "ab"), "val/a*1", "val/b*1")
+    check_raises(DataError, "have the same folders in them, such as a and b", "--dataset", opened, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "places", [("{side}",), ("{side}/train", "{side}/val"), ("train/{side}", "val/{side}")]
+)
+@pytest.mark.parametrize("model, task", [("lenet", "classification"), ("unet", "segmentation")])
+def test_boxes_are_neither_classes_nor_masks(tmp_path, places, model, task, run):
+    for place in places:
+        labels = tmp_path / place.format(side="labels")
+        labels.mkdir(parents=True)
+        draw(tmp_path, f"{place.format(side='images')}*3")
+        (labels / "0.txt").write_text("0 0.5 0.5 0.2 0.2")
+    check_raises(DataError, "boxes are not trained on", "DIR/CLASS", opened, tmp_path, task)
+    assert run("train", model, "--dataset", tmp_path, "--dry-run")[0] == 3
+
+
+@pytest.mark.parametrize("skip_damaged", [False, True])
+def test_files_of_several_pages_or_frames_are_counted(tmp_path, skip_damaged, monkeypatch):
+    draw(tmp_path, "ant*4", "bee*4")
+    frames = [noise(k, 16, 16) for k in range(5)]
+    put(tmp_path / "ant/stack.tif", *frames)
+    put(tmp_path / "ant/page.tif", frames[0])
+    first, *others = map(Image.fromarray, frames)
+    for ending in ("gif", "webp"):
+        first.save(tmp_path / f"bee/moving.{ending}", save_all=True, append_images=others)
+        first.save(tmp_path / f"bee/still.{ending}")
+    line = "3 files have several pages or frames: the first of each is used"
+    source = opened(tmp_path, skip_damaged=skip_damaged)
+    assert line in (source if skip_damaged else refuse_damaged(source)).info.warnings
+    monkeypatch.setattr(damaged, "CHECKED_BYTES", 0)
+    monkeypatch.setattr(damaged, "SAMPLED", 2)
+    last = sorted(source.train.paths)[-1]
+    put(Path(last).with_suffix(".tif"), *frames)
+    os.replace(Path(last).with_suffix(".tif"), last)
+    (line,) = [line for line in refuse_damaged(opened(tmp_path)).info.warnings if "the first of" in line]
+    assert re.match(r"\d of 4 files that were opened, of 14, ha(s|ve) several pages", line)
+
+
+@pytest.mark.parametrize("others", [("Cat", "dog"), ("cat ", "dog"), ("dog", "CAT", " Cat")])
+def test_classes_that_differ_in_case_or_blanks_are_named(tmp_path, others):
+    draw(tmp_path, *(f"{name}*3" for name in ("cat", *others)))
+    (line,) = [line for line in opened(tmp_path).info.warnings if "differ only in case or blanks" in line]
+    alike = {name for name in ("cat", *others) if name != "dog"}
+    assert alike == set(re.findall("'([^']*)'", line))
+    assert "alike-classes" in verified(tmp_path, ".")[1]
 
 
 def test_masks_beside_several_folders_of_images_are_a_class(tmp_path):

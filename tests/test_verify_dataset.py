@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import struct
 import time
 from functools import partial
@@ -324,6 +325,10 @@ FOLDERS = {
     ),
     "a class of val": ("unknown-class", lambda f: (f / "val" / "ant").rename(f / "val" / "wasp")),
     "an empty class": ("empty-class", lambda f: (f / "train" / "cat").mkdir()),
+    "a class in capitals": (
+        "alike-classes",
+        lambda f: shutil.copytree(f / "train" / "bee", f / "train" / "BEE"),
+    ),
     "no val": ("missing-subset", lambda f: (f / "val").rename(f / "other")),
     "no images in val": ("missing-subset", lambda f: [p.unlink() for p in (f / "val").glob("*/*")]),
     "a copy in another format": ("duplicate", lambda f: Image.open(f / BEE).save(f / "train/bee/copy.bmp")),

@@ -5,7 +5,7 @@ A network that was trained on one set meets the classes of another in :func:`mat
 
 import unicodedata
 from dataclasses import dataclass, replace
-from typing import List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -163,6 +163,17 @@ def relabelled(source: DataSource, labels: Sequence[int], names: Sequence[str]) 
     if list(labels) == list(range(len(labels))):
         return replace(source, info=info)
     return replace(source, info=info, train=changed(source.train), eval=changed(source.eval))
+
+
+def written_alike(names: Sequence[str]) -> List[str]:
+    """Returns "'cat' and 'Cat'" for each class whose name differs from an earlier one only in case and blanks."""
+    known: Dict[str, str] = {}
+    pairs = []
+    for name in names:
+        first = known.setdefault(" ".join(_form(name).casefold().split()), name)
+        if first is not name:
+            pairs.append(f"'{printable(first)}' and '{printable(name)}'")
+    return pairs
 
 
 def absent(examples: Examples, names: Sequence[str]) -> List[str]:

@@ -7,11 +7,13 @@ import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, NamedTuple, Tuple, Union
+
+import numpy as np
 
 from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, DataSource, FileExamples, ImageFiles
 from ipucnn.datasets.classes import absent
-from ipucnn.datasets.forms import open_image
+from ipucnn.datasets.forms import displayed, opened
 from ipucnn.datasets.problems import Problem, check_any_left, item_or_problem, left_out_line, named_damage
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size
@@ -20,24 +22,50 @@ from ipucnn.text import counted, printable
 
 CHECKED_BYTES = 256 * 2**20
 """Parts with more bytes are not checked before the run, which would take minutes; the run ends at a damaged image."""
+SAMPLED = 32
+"""Images of such a part that are opened, evenly spread, to find whether they have several pages or frames."""
 HINT = "replace them, or add --skip-damaged to go on without them"
 
 
-def refuse_damaged(source: DataSource) -> None:
-    """Decodes all images of a small folder before a run computes anything.
+def refuse_damaged(source: DataSource) -> DataSource:
+    """Decodes all images of a small folder, and a few of a large one, before a run computes anything.
+
+    Returns:
+        The source with a warning that counts files of several pages or frames.
 
     Raises:
-        DataError: images cannot be read; the message names them.
+        DataError: images of a small folder cannot be read; the message names them.
     """
     damaged: Dict[str, str] = {}
+    num_decoded = num_several = 0
     for examples in (source.train, source.eval):
-        if isinstance(examples, FileExamples) and _num_bytes(examples) <= CHECKED_BYTES:
-            damaged.update(_damaged(examples, source).values())
+        if isinstance(examples, FileExamples) and len(examples):
+            is_small = _num_bytes(examples) <= CHECKED_BYTES
+            sample = np.unique(np.linspace(0, len(examples) - 1, SAMPLED).astype(int))
+            decoded = _decode(examples if is_small else examples.subset(sample), source)
+            damaged.update(decoded.damaged.values() if is_small else ())
+            num_decoded += decoded.num_readable
+            num_several += decoded.num_several
     if damaged:
         total = len(source.train) + len(source.eval)
         raise DataError(
             f"{len(damaged):,} of {counted(total, 'image')} cannot be read: {named_damage(damaged)}", HINT
         )
+    return _with_several(source, num_several, num_decoded)
+
+
+def _with_several(source: DataSource, num_several: int, num_decoded: int) -> DataSource:
+    """Returns the source with a warning about ``num_several`` of ``num_decoded`` images."""
+    if not num_several:
+        return source
+    total = len(source.train) + len(source.eval)
+    files = counted(num_several, "file")
+    if num_decoded < total:
+        files = f"{num_several:,} of {num_decoded:,} files that were opened, of {total:,},"
+    line = (
+        f"{files} {'has' if num_several == 1 else 'have'} several pages or frames: the first of each is used"
+    )
+    return replace(source, info=replace(source.info, warnings=(*source.info.warnings, line)))
 
 
 def without_damaged(source: DataSource) -> DataSource:
@@ -48,15 +76,17 @@ def without_damaged(source: DataSource) -> DataSource:
     """
     parts: List[ImageFiles] = []
     damaged: Dict[str, str] = {}
+    num_several = 0
     for examples in (source.train, source.eval):
         assert not isinstance(examples, IN_MEMORY)
-        bad = _damaged(examples, source)
+        decoded = _decode(examples, source)
+        bad, num_several = decoded.damaged, num_several + decoded.num_several
         parts.append(examples.subset([k for k in range(len(examples)) if k not in bad]))
         damaged.update(bad.values())
     train, evaluation = parts
     check_any_left(len(train), len(evaluation), damaged)
     if not damaged:
-        return source
+        return _with_several(source, num_several, len(train) + len(evaluation))
     before, names = absent(source.train, source.info.class_names), source.info.class_names
     emptied = [name for name in absent(train, names) if name not in before]
     if emptied:
@@ -72,26 +102,45 @@ def without_damaged(source: DataSource) -> DataSource:
         warnings=(*source.info.warnings, *left_out_line(damaged)),
         left_out=(*source.info.left_out, *damaged),
     )
-    return replace(source, info=info, train=train, eval=evaluation)
+    source = replace(source, info=info, train=train, eval=evaluation)
+    return _with_several(source, num_several, len(train) + len(evaluation))
 
 
-def _damaged(examples: ImageFiles, source: DataSource) -> Dict[int, Tuple[str, str]]:
-    """Returns path or name, and the reason, of each image that cannot be decoded, by its number.  All cores decode."""
+class _Decoded(NamedTuple):
+    """What decoding the images of a part showed.
+
+    Attributes:
+        damaged: path or name, and the reason, of each image that cannot be decoded, by its number.
+        num_readable: number of the others.
+        num_several: number of the others that have several pages or frames.
+    """
+
+    damaged: Dict[int, Tuple[str, str]]
+    num_readable: int
+    num_several: int
+
+
+def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
+    """Decodes all images.  All cores decode."""
     channels, most = source.info.image_shape[2] or 3, source.info.max_image_pixels
 
-    def decode(index: int) -> Optional[Problem]:
-        def read() -> None:
-            open_image(examples.encoded(index), examples.describe(index), channels, most, strict=True)
+    def decode(index: int) -> Union[bool, Problem]:
+        def read() -> bool:
+            origin = examples.describe(index)
+            with opened(examples.encoded(index), origin, most, strict=True) as file:
+                displayed(file.page(), origin, channels)
+                return file.num_frames > 1
 
         name = examples.paths[index] if isinstance(examples, FileExamples) else examples.describe(index)
         return item_or_problem(read, None, name)
 
-    results = side_by_side(decode, ((index,) for index in range(len(examples))), num_cores())
-    return {
-        index: (problem.name, problem.error.message)
-        for index, problem in enumerate(results)
-        if problem is not None and problem.error is not None
+    results = list(side_by_side(decode, ((index,) for index in range(len(examples))), num_cores()))
+    damaged = {
+        index: (result.name, result.error.message)
+        for index, result in enumerate(results)
+        if isinstance(result, Problem) and result.error is not None
     }
+    return _Decoded(damaged, len(examples) - len(damaged), sum(result is True for result in results))
 
 
 def _num_bytes(examples: FileExamples) -> int:

@@ -285,10 +285,12 @@ def find_classes(folder: Path) -> Optional[Found]:
     """Finds class folders: in folders for training and evaluation, or two or more of them alone.
 
     Raises:
-        DataError: several folders may serve for one part, or a folder that is named like a part lies beside classes.
+        DataError: several folders may serve for one part, a folder that is named like a part lies beside classes, or
+            all classes have the same folders of images in them.
     """
     in_parts = find_class_parts(folder)
     if in_parts is not None and "train" in in_parts.parts:
+        _check_no_folds(subfolders(in_parts.parts["train"][0]))
         return in_parts
     named = {path: part_named(path.name) for path in subfolders(folder)}
     classes = [path for path, part in named.items() if part is None and has_image(path)]
@@ -298,7 +300,8 @@ def find_classes(folder: Path) -> Optional[Found]:
         return in_parts
     bare = [path for path, part in named.items() if part is not None and has_image(path)]
     if bare:
-        raise _bare_part(bare[0], bool(classes))
+        raise _no_masks(bare[0]) or _bare_part(bare[0], bool(classes))
+    _check_no_folds(classes)
     return Found("imagefolder", folder, {"train": (folder,)}, is_undivided=True) if len(classes) > 1 else None
 
 
@@ -336,6 +339,71 @@ def _bare_part(part: Path, has_classes: bool) -> DataError:
         f"move it away if it is no class: mv {quoted(part)} {quoted(_outside(part))}; or rename the class: "
         f"mv {quoted(part)} {quoted(part.with_name('class-' + part.name))}",
     )
+
+
+def _check_no_folds(classes: List[Path]) -> None:
+    """Refuses two or more folders that have the same folders of images in them: they may be parts, or the classes.
+
+    Raises:
+        DataError: at least two names of folders are common to all.
+    """
+    common: Dict[str, None] = {}
+    for number, folder in enumerate(classes):
+        inside = (path for path in subfolders(folder) if part_named(path.name) not in _SERVING)
+        names = dict.fromkeys(same_name(path.name) for path in inside if _has_own_images(path))
+        common = names if not number else {name: None for name in common if name in names}
+        if len(common) < 2:
+            return
+    if len(classes) < 2:
+        return
+    (first, second), (one, other) = classes[:2], [printable(name) for name in common][:2]
+    whole, moved = first.parent, first.with_name(f"{first.name}-images")
+    raise DataError(
+        f"{shown(first)} and {shown(second)} have the same folders in them, such as {one} and {other}: "
+        f"{printable(first.name)} may be a part of a data set with the class {one}, or a class itself",
+        f"if it is a part: --dataset {quoted(first)}; or train on it and evaluate on another: "
+        f"mv {quoted(first)} {quoted(whole / 'train')} && mv {quoted(second)} {quoted(whole / 'val')}, then pass "
+        f"--dataset {quoted(whole)}; if it is a class: mv {quoted(first)} {quoted(moved)} && mkdir {quoted(first)} && "
+        f"mv {quoted(moved)} {quoted(first)}",
+    )
+
+
+def _has_own_images(folder: Path) -> bool:
+    """Returns whether images lie in a folder itself."""
+    return any(is_image_name(e.name) and not is_made_by_system(e.name) for e in list_folder(folder))
+
+
+def check_has_masks(found: Found) -> None:
+    """Refuses a set of images and masks that has no masks, and whose folder of images is of another layout.
+
+    Raises:
+        DataError: there are class folders in it, or files of text beside it as detection sets have.
+    """
+    images, masks = next(iter(found.parts.values()))
+    error = None if is_folder(masks) or not is_folder(images) else _no_masks(images)
+    if error is not None:
+        raise error
+
+
+def _no_masks(images: Path) -> Optional[DataError]:
+    """Returns the error about a folder of images without masks if it is of a known other layout; else None."""
+    labels = next((path for path in subfolders(images.parent) if path.name.casefold() == "labels"), None)
+    if labels is not None and any(
+        name.lower().endswith(".txt") for _, _, names in os.walk(labels) for name in names
+    ):
+        return DataError(
+            f"{shown(images.parent)} has images and labels as text (.txt), as detection sets such as YOLO's have; "
+            "boxes are not trained on",
+            "put the images of each class into a folder of its own: DIR/CLASS/*.jpg; or draw masks: "
+            "DIR/images/NAME.png and DIR/masks/NAME.png",
+        )
+    with suppress(DataError):
+        if part_named(images.name) == "masks" and find_classes(images) is not None:
+            return DataError(
+                f"{shown(images)} has class folders in it, and there are no masks beside it",
+                f"for a network of classes: --dataset {quoted(images)}",
+            )
+    return None
 
 
 def _part_beside_classes(folder: Path, part: Path) -> DataError:

@@ -36,6 +36,7 @@ CUT_THOUSANDTHS = 1
 """Share of an image's darkest numbers, in thousandths, that become black; as many of the brightest become white."""
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "PPM")
 """Pillow's names of the formats that it reads here, whatever a file's extension; "JPEG" also reads MPO files."""
+_WITH_FRAMES = ("GIF", "WEBP", "TIFF", "PNG")
 HINT = "convert it to JPEG or PNG, or remove it"
 IMAGE_HINT = "save it as grey or colour (RGB): TIFF, PNG or JPEG"
 MASK_HINT = "save masks as grey PNG or TIFF, one value per class"
@@ -113,6 +114,11 @@ class ImageFile:
 
     form: Form
     num_pages: int
+
+    @property
+    def num_frames(self) -> int:
+        """Number of pages or frames, of which one is used as an image; those of a JPEG are previews and the like."""
+        return self.num_pages if self.form.format in _WITH_FRAMES else 1
 
     def page(self, number: int = 0) -> Page:
         """Decodes a page."""

@@ -20,6 +20,7 @@ from ipucnn.datasets.formats import (
     TFDS_PREFIX,
     Found,
     base_name,
+    check_has_masks,
     find_class_parts,
     find_classes,
     find_layout,
@@ -586,6 +587,8 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
             f"{shown(folder)} holds {' and '.join(found.name for found in sets)}",
             f"--dataset {sets[0].name} --dataset-path {shown(folder)}",
         )
+    if sets and sets[0].name == "imagemasks":
+        check_has_masks(sets[0])
     name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
     chosen_task = _task_for(name, f"folder {folder}", task)
     if not sets or (name in LAYOUTS and task != ANY_TASK):
@@ -618,6 +621,8 @@ def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
         message = f"data set {name} from {folder}{found.choice}"
         return Choice(name, folder, message, DATASETS[name].task)
     if name == "imagemasks":
+        if found is not None:
+            check_has_masks(found)
         raise DataError(f"{folder} holds no pairs of images and masks", PAIR_LAYOUT)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
     if divides and found is not None and found.parts:

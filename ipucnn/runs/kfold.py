@@ -31,7 +31,7 @@ from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import CONFIG, FOLDS, RunFolder, latest_run_dir
+from ipucnn.runs.folder import CONFIG, FOLDS, RUNS, RunFolder, latest_run_dir
 from ipucnn.runs.records import Fold, Folds, Report
 from ipucnn.runs.resume import (
     Finished,
@@ -90,6 +90,7 @@ class CrossValidation:
                 f"--kfold in {self._group.size} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
+        makes_runs = not exists(RUNS)
         self.root = self._find_root(resolved)
         self._verbose = verbose
         # Before anything is read: between two folds, no other process writes the runs.
@@ -103,6 +104,8 @@ class CrossValidation:
             if config.run_dir is None:
                 with contextlib.suppress(OSError):  # the folder is not empty
                     self.root.rmdir()
+                    if makes_runs:
+                        RUNS.rmdir()
             raise
 
     def _prepare(self, resolved: Resolved) -> None:

@@ -237,7 +237,7 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     if not config.skip_damaged and isinstance(source.train, FileExamples):
         from ipucnn.datasets.damaged import refuse_damaged
 
-        refuse_damaged(source)
+        source = refuse_damaged(source)
     return _fold(source, config, seed) if folded else source
 
 

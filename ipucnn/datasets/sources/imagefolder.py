@@ -12,6 +12,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 import numpy as np
 
 from ipucnn.datasets.base import DataSource, FileExamples, data_source
+from ipucnn.datasets.classes import MOST_NAMED, written_alike
 from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
     EMPTY,
@@ -246,6 +247,13 @@ def open_imagefolder(
         if not len(parts[subset]):
             raise DataError(f"{path} has no images in class folders", CLASS_LAYOUT)
     warnings = [division(folder, len(train), len(evaluation))] if found.is_undivided else []
+    pairs = written_alike(names)
+    if pairs:
+        more = f" and {len(pairs) - MOST_NAMED} more pairs" if len(pairs) > MOST_NAMED else ""
+        warnings.append(
+            f"{printable(str(folder))}: classes whose names differ only in case or blanks: "
+            f"{', '.join(pairs[:MOST_NAMED])}{more}; join their folders if they are one class"
+        )
     warnings += unused_line(printable(str(folder)), passed.unused)
     # No augmentation is set: files are augmented by random crops while they are decoded.
     return data_source(

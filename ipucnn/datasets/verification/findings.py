@@ -124,6 +124,11 @@ CODES: Dict[str, Code] = {
         ERROR, "classes of the evaluation subset that the training subset lacks", "rename or move the folders"
     ),
     "empty-class": Code(WARNING, "classes without samples in a subset", "add samples, or drop the class"),
+    "alike-classes": Code(
+        WARNING,
+        "classes whose names differ only in case or blanks",
+        "join their folders if they are one class",
+    ),
     "imbalance": Code(
         WARNING,
         f"the largest class has at least {UNBALANCED} times the samples of the smallest",

@@ -16,6 +16,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 import numpy as np
 
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, ImageFiles
+from ipucnn.datasets.classes import written_alike
 from ipucnn.datasets.formats import (
     CIFAR_FILES,
     IDX_FILES,
@@ -69,7 +70,7 @@ def decode_image(
     with opened(data, origin, max_pixels, strict=True) as file:
         page = file.page()
         pixels = np.asarray(displayed(page, origin, channels))
-        frames = file.num_pages if page.form.format in ("GIF", "WEBP", "TIFF", "PNG") else 1
+        frames = file.num_frames
     pixels = pixels.reshape(1, *pixels.shape[:2], -1)
     alike = stored_as(page.form) if channels == 3 else {}
     kept = pixels if is_drawn else None
@@ -211,6 +212,8 @@ def imagefolder_lots(survey: Survey, folder: Path) -> Lots:
     assert found is not None  # otherwise the set would not have been chosen
     parts, names = imagefolder.read_classes(found, survey.validation_fraction, survey.report)
     survey.class_names = tuple(map(printable, names))
+    for pair in written_alike(names):
+        survey.find("alike-classes", None, pair)
     begin = len(str(folder if not found.is_undivided else folder.parent)) + 1
     return {
         subset: file_lot(survey, subset, files, partial(_name_of_file, files.paths, begin))
