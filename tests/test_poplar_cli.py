@@ -296,6 +296,14 @@ def test_benchmarks_count_all_replicas_whoever_generates_the_data(short_benchmar
         assert device["kind"] == "ipu" and device["num_cores"] == 1472 * replicas
         assert measured["matmul_peak"] is None and measured["images_per_s"]["value"] > 0
         assert execution["samples"] == 4 * execution["micro_batches"]
+        assert benchmark["program"]["fused_micro_batches"] == execution["fused_micro_batches"] == 1
+
+
+@pytest.mark.parametrize("mode", ["--inference", "--training"])
+def test_benchmarks_on_ipus_fuse_no_micro_batches(run, mode):
+    words = f"benchmark lenet {mode} --host-generated-data --device ipu --fused-micro-batches 1"
+    with installed():
+        check_refused(run, Refusal(words, "--fused-micro-batches 1 has no effect on IPUs", "drop it"))
 
 
 IN_STAGES = "--pipeline-splits conv3 --gradient-accumulation-count 4"

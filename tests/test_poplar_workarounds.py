@@ -106,6 +106,23 @@ def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, s
     assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
 
 
+@pytest.mark.parametrize(("precision", "is_averaged"), [("16.32", True), ("16.16", False)])
+def test_replicas_average_only_statistics_that_are_read(monkeypatch, precision, is_averaged):
+    """With 16-bit weights the statistics are recomputed before each use."""
+    program = make_program(2, 2, 2, updates_per_epoch=1, precision=precision)
+    mean, averaged = device.Ipus.mean_over_replicas, []
+
+    def noted(self, value):
+        averaged.append(getattr(value, "name", ""))
+        return mean(self, value)
+
+    monkeypatch.setattr(device.Ipus, "mean_over_replicas", noted)
+    with installed():
+        session = create_session("auto", config=RunConfig(precision=precision, num_replicas=2))
+        run(session, make_model("batch"), program, SGD, *make_data(8, 1))
+    assert any("moving" in name for name in averaged) == is_averaged
+
+
 def test_moments_that_a_layer_computes_itself_are_noticed(monkeypatch):
     def own_moments(self, inputs):
         x = tf.cast(inputs, tf.float32)

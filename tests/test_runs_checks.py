@@ -11,6 +11,7 @@ from ipucnn.config.origin import RUN, of_plan, of_preset
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs.rules import RULES, Facts, check_rules
+from ipucnn.sessions.group import Alone
 from ipucnn.training.program import make_layout
 
 PIPELINE = {"ipus_per_replica": "2", "pipeline_splits": ["auto"], "gradient_accumulation_count": "4"}
@@ -50,7 +51,7 @@ def check(flags, **changes):
     flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset's accumulation
     resolved = resolve("train", flags, model="cifar_resnet8", reads_data=False)
     resolved = replace(resolved, origins={**resolved.origins, **changes})
-    check_rules(Facts(resolved, make_layout(resolved.config)))
+    check_rules(Facts(resolved, make_layout(resolved.config), Alone()))
 
 
 IPU_ONLY = {

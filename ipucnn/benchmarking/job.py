@@ -22,7 +22,7 @@ from ipucnn.config.spec import Effect
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.filesystem import expand
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.rules import Facts, check_group, check_rules
+from ipucnn.runs.rules import HOST_SESSION_RULES, RULES, Facts, check_group, check_rules
 from ipucnn.sessions.group import ProcessGroup, find_instances
 from ipucnn.sessions.host.division import check_fused
 from ipucnn.text import shown_value
@@ -307,8 +307,9 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     check_device(config.device)
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-    if settings.training:
-        check_rules(Facts(resolved, make_layout(config)))
+    check_rules(
+        Facts(resolved, make_layout(config), instances), RULES if settings.training else HOST_SESSION_RULES
+    )
     # A preset's execution length is for another device; here executions are as long as time allows.
     steps: Optional[int] = resolved.typed.get("steps_per_execution")
     updates = _prescribed_updates(config, steps) if settings.training else 1

@@ -22,7 +22,6 @@ from ipucnn.benchmarking.rounds import Contender
 from ipucnn.datasets import pipeline
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.runs import setup as run_setup
-from ipucnn.sessions.host.division import fused_in_inference
 from ipucnn.sessions.session import CompilationReport, Predictor, Session, Trainer, TrainingTask
 from ipucnn.training.losses import Loss
 from ipucnn.training.program import BuiltProgram, Layers
@@ -94,20 +93,30 @@ def compile_work(
     return replace(work, contenders=contenders)
 
 
-def dataset(job: Job, samples_per_element: int, input_range: Optional[InputRange] = None) -> TfDataset:
+def dataset(
+    job: Job,
+    samples_per_element: int,
+    input_range: Optional[InputRange] = None,
+    shard: Tuple[int, int] = (1, 0),
+) -> TfDataset:
     """Returns infinite training batches; without order or augmentation in inference.
 
     Args:
         input_range: the range of the images; None: the session's.
+        shard: this process's share of the batches, of a Division.
     """
-    batches = _pipeline(job, samples_per_element, input_range=input_range)
+    batches = _pipeline(job, samples_per_element, input_range=input_range, shard=shard)
     return pipeline.constant_batch(batches) if job.kind == DEVICE_GENERATED else batches
 
 
 def _pipeline(
-    job: Job, samples_per_element: int, until: str = "batch", input_range: Optional[InputRange] = None
+    job: Job,
+    samples_per_element: int,
+    until: str = "batch",
+    input_range: Optional[InputRange] = None,
+    shard: Tuple[int, int] = (1, 0),
 ) -> TfDataset:
-    """Returns the input pipeline up to one of its parts; with several instances, this instance's share of batches."""
+    """Returns the input pipeline up to one of its parts, with a share of the batches."""
     config, setup, training = job.config, job.setup, job.settings.training
     return pipeline.train_batches(
         setup.source,
@@ -122,7 +131,7 @@ def _pipeline(
             num_parallel=config.pipeline_num_parallel,
             output_shape=setup.output_shape,
             until=until,
-            shard=(job.instances.size, job.instances.rank),
+            shard=shard,
         ),
     )
 
@@ -159,7 +168,7 @@ def _compile_training(
         job.optimizer,
         Loss(job.loss_name, job.config.label_smoothing),
         lambda updates: np.full(np.shape(updates), job.learning_rate, np.float32),
-        lambda first_update, samples_per_element: dataset(job, samples_per_element),
+        lambda first_update, samples_per_element: dataset(job, samples_per_element, shard=division.shard),
         would_fit,
     )
     trainer = session.trainer(task)
@@ -168,7 +177,9 @@ def _compile_training(
     elif session.device.kind == "ipu":
         fixed = _IPU_UPDATES
     element = division.samples_per_group
-    contender = SessionTraining(trainer, dataset(job, element), fixed, _lead(job, element))
+    contender = SessionTraining(
+        trainer, dataset(job, element, shard=division.shard), fixed, _lead(job, element)
+    )
     return Work(p, trainer.compilation, (contender,), trainer)
 
 
@@ -176,16 +187,15 @@ def _compile_inference(
     job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice]
 ) -> Work:
     micro_batches = job.program.num_replicas // job.instances.size * (job.steps or _OPEN_STEPS)
-    memory_bytes = session.device.memory_bytes if session.device.kind == "cpu" else 0
-    fused = job.fused or fused_in_inference(job.program, micro_batches, memory_bytes, model)
-    p = BuiltProgram.of(job.program, layers, fused)
-    element = p.fused_micro_batches * p.micro_batch_size
+    division = session.divide_inference(model, job.program, micro_batches, job.fused)
+    p = BuiltProgram.of(job.program, layers, division.fused_micro_batches)
+    element = division.samples_per_group
     predictor = session.predictor(model, would_fit, shares=False)
     compilation = predictor.compile((element, *job.setup.input_shape))
     contender = SessionInference(
         session,
         predictor,
-        images_only(dataset(job, element)),
+        images_only(dataset(job, element, shard=division.shard)),
         p,
         None if job.steps is None else job.steps * p.num_replicas,
         lead=_lead(job, element),

@@ -25,8 +25,8 @@ from ipucnn.runs.sources import Weights, as_started, find_starting_weights
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.runs.weight_files import check_frozen_weights
 from ipucnn.runs.writer import RunWriter
-from ipucnn.sessions.evaluated import Statistics, statistics_policy
-from ipucnn.sessions.group import Mpi, ProcessGroup, find_group
+from ipucnn.sessions.evaluated import Statistics, statistics_policy, why_statistics_are_lost
+from ipucnn.sessions.group import ProcessGroup, find_group
 from ipucnn.sessions.host.division import fixed_fused
 from ipucnn.sessions.role import find_role
 from ipucnn.text import counted
@@ -71,11 +71,6 @@ class RunContext(Setup):
         return self.source.info
 
     @property
-    def num_workers(self) -> int:
-        """The number of the host's processes that share a weight update; 1 for instances of ``poprun``."""
-        return self.group.size if isinstance(self.group, Mpi) else 1
-
-    @property
     def checkpoint(self) -> Optional[Checkpoint]:
         """The checkpoint that the run continues from; None for a new run, and for a finished one."""
         return self.start.checkpoint if isinstance(self.start, Continue) else None
@@ -99,7 +94,7 @@ class RunContext(Setup):
         config, sharing = self.config, self.config.max_workers
         if self.checkpoint is None:
             # A run that is killed before its first checkpoint begins again with the same fused micro-batches.
-            sharing = max(sharing, self.num_workers * num_devices)
+            sharing = max(sharing, self.group.num_workers * num_devices)
         return replace(
             config,
             max_workers=sharing,
@@ -135,7 +130,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     if group.size > 1:
         rules.check_group(group, config)
     check_device(config.device)
-    rules.check_rules(rules.Facts(resolved, layout))
+    rules.check_rules(rules.Facts(resolved, layout, group))
     begins = not isinstance(start, Continue)
     _check_pictures(resolved)
     weights = find_starting_weights(resolved) if begins and config.weights is not None else None
@@ -160,7 +155,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         size = min(OWN_GLOBAL_BATCH // layout.num_replicas, num_train // layout.num_micro_batches)
         config = replace(config, micro_batch_size=max(1, size))
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
-        rules.check_rules(rules.Facts(setup.resolved, make_layout(config)))
+        rules.check_rules(rules.Facts(setup.resolved, make_layout(config), group))
     num_instances = group.size if group.under_poprun else 1
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     if runs_on_ipus(config.device):
@@ -275,10 +270,7 @@ def statistics_warnings(context: RunContext) -> List[str]:
     lacks_norm = own is not None and "BatchNormalization" not in norms_of(own)
     if lacks_norm or statistics_policy(config, program) is not Statistics.RECOMPUTED:
         return []
-    why = "do not update them correctly in a pipeline"
-    if program.num_stages == 1:
-        why = f"keep them in 16 bits with --precision {config.precision}"
     return [
         "batch norm: its moving statistics are recomputed over training batches before each validation and checkpoint, "
-        f"because IPUs {why}"
+        f"because IPUs {why_statistics_are_lost(program)}"
     ]

@@ -127,7 +127,8 @@ def sentences(described: PlainDict) -> Iterator[str]:
         antialiased = ", antialiased" if described["resize"]["antialias"] else ""
         yield f"resized to {height}x{width}: bilinear{antialiased}, not rounded"
     if described["luma"] is not None:
-        yield "grey: 0.299 red + 0.587 green + 0.114 blue"
+        red, green, blue = described["luma"]
+        yield f"grey: {red} red + {green} green + {blue} blue"
     elif described["repeat_channels"] > 1:
         yield f"the grey values {channels} times, as channels"
     if described["reverse_channels"]:

@@ -94,7 +94,7 @@ def opened_page(path: str, page: int) -> Any:
     return ImageOps.exif_transpose(image)
 
 
-def in_8_bits(image: Any) -> Any:
+def stretched(image: Any) -> Any:
     """Returns a grey image of 16 bits stretched to 8, the darkest and brightest thousandth cut off; others as is."""
     if image.mode[0] != "I":
         return image
@@ -114,14 +114,14 @@ def mirrored_pixels(path: str, page: int, mode: str, size: Tuple[int, int], marg
     if image.mode not in kinds or "transparency" in image.info:
         kind = "grey" if mode == "L" else "RGB"
         raise NotRead(f"{path}: the network takes {kind} images without transparency")
-    image = in_8_bits(image)
+    image = stretched(image)
     pixels = np.asarray(image.convert(mode), np.float32).reshape(image.height, image.width, -1)
     return np.pad(pixels, ((margin[0], size[0]), (margin[1], size[1]), (0, 0)), "reflect")
 
 
 def cropped_pixels(path: str, mode: str, crop: Dict[str, Any]) -> Any:
     """Returns the centre of an image in the crop's size; transparent parts are white."""
-    image = in_8_bits(opened(path))
+    image = stretched(opened(path))
     if image.mode[-1] == "A" or image.mode == "P" or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -5,7 +5,7 @@ configurations also carry options for other runs, so their options are accepted.
 """
 
 from dataclasses import replace
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import OF_16_BITS, Resolved
@@ -15,7 +15,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
-from ipucnn.sessions.group import Mpi, ProcessGroup, find_instances, find_launched
+from ipucnn.sessions.group import Mpi, ProcessGroup
 from ipucnn.sessions.host.division import check_sharing
 from ipucnn.training.program import BatchLayout, Layout, auto_loss_scaling_conflicts
 
@@ -26,10 +26,12 @@ class Facts(NamedTuple):
     Attributes:
         resolved: the configuration of the run, with the origin of each value, and the network.
         layout: batch, replicas and stages, from ``make_layout``.
+        group: the processes of the run.
     """
 
     resolved: Resolved
     layout: Layout
+    group: ProcessGroup
 
     @property
     def on_ipus(self) -> bool:
@@ -109,13 +111,13 @@ _WANDB = _lack(lambda c, f: not c.wandb, "without Weights & Biases", "add --wand
 _DRY_RUN = _lack(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
 _SHOWN = _lack(lambda c, f: c.dry_run, "with --dry-run")
 _INSTANCES = _lack(
-    lambda c, f: not find_instances().under_poprun, "without several instances", "start them with poprun"
+    lambda c, f: not f.group.under_poprun, "without several instances", "start them with poprun"
 )
 _CHECKPOINT_DIR = _lack(
     lambda c, f: not c.checkpoint_dir, "without a folder for them", "add --checkpoint-dir DIR"
 )
 _WORKERS = _lack(
-    lambda c, f: find_launched() is None,
+    lambda c, f: not isinstance(f.group, Mpi),
     "in one process",
     "start several: mpiexec -n 2 ipucnn train ...",
 )
@@ -171,6 +173,11 @@ _SCALING = replace(
     texts=_scaling_texts,
 )
 
+HOST_SESSION_RULES: Tuple[Reason, ...] = tuple(
+    _rules((spec.name for spec in SPECS if not spec.ipu_effect), _on_ipus(_HOST_SESSION))
+)
+"""The rules about options that IPUs cannot use, whether they train or predict."""
+
 RULES: Tuple[Reason, ...] = (
     *_rules(("mixup", "cutmix", "random_erasing", "class_weights"), _MASKS, typed_only=False),
     *_rules(("pad_dataset",), _DICE, typed_only=False),
@@ -211,18 +218,22 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("optimizer_state_offloading",), _on_ipus(_ACCUMULATION)),
     *_rules(("replicated_optimizer_state_sharding",), _on_ipus(_REPLICAS)),
     *_rules(("accelerator_side_reduction",), _on_ipus(_IN_PIPELINE), _on_ipus(_REPLICAS)),
-    *_rules((spec.name for spec in SPECS if not spec.ipu_effect), _on_ipus(_HOST_SESSION)),
+    *HOST_SESSION_RULES,
 )
 
 
-def check_rules(facts: Facts) -> None:
+def check_rules(facts: Facts, rules: Sequence[Reason] = RULES) -> None:
     """Refuses the first option that has no effect, or that another option excludes.
+
+    Args:
+        facts: the facts that the rules depend on.
+        rules: those of training, or those that hold for what is done instead.
 
     Raises:
         ConfigurationError: such an option is set; the error names it and the reason.
     """
     loss_name(facts.resolved.config, facts.resolved.record.task)  # refuses a loss for another task
-    check_table(RULES, facts.resolved.config, facts.resolved.origins, facts)
+    check_table(rules, facts.resolved.config, facts.resolved.origins, facts)
 
 
 def check_group(group: ProcessGroup, config: RunConfig, draws: bool = True) -> None:
@@ -268,7 +279,6 @@ def check_workers(
     Raises:
         ConfigurationError: they cannot share it; the error lists the numbers of workers that can.
     """
-    count = group.size if isinstance(group, Mpi) else 1
     # `--devices all` counts as 1: only TensorFlow can count the devices.
     devices = max(config.devices or 1, 1)
-    check_sharing(batch, config, count, devices, fused)
+    check_sharing(batch, config, group.num_workers, devices, fused)

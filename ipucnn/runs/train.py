@@ -194,7 +194,7 @@ class TrainingRun:
             return threads, True
         if runs_on_ipus(config.device):
             return num_cores(), False
-        sharing = max(context.num_workers, config.max_workers)
+        sharing = max(context.group.num_workers, config.max_workers)
         return threads_of_training(context.program, context.fused_micro_batches, sharing), False
 
     def _agree(self) -> None:
@@ -442,7 +442,7 @@ def _compile_ahead(context: RunContext, trainer: Trainer, run: TrainingRun) -> C
 
 def _notes_of_sharing(context: RunContext, differences: Sequence[str], division: Division) -> List[str]:
     """Describes the workers and how they share a weight update; empty for one device of one worker."""
-    if context.num_workers == 1 and division.num_present == 1:
+    if context.group.num_workers == 1 and division.num_present == 1:
         return []
     notes = division.notes(context.config, is_new=context.checkpoint is None)
     different = "the result may differ in bytes from one process's"

@@ -7,7 +7,7 @@ With an exponential moving average, they are the averages.  Their batch norm sta
 import contextlib
 import enum
 from dataclasses import dataclass
-from typing import Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Tuple
+from typing import Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -39,17 +39,26 @@ class Statistics(enum.Enum):
 
 
 def statistics_policy(config: RunConfig, program: Program) -> Statistics:
-    """Returns the policy of a run.
-
-    IPUs do not update the running statistics of a pipeline correctly.  With 16-bit weights they keep them in 16 bits,
-    so the hundredth part by which a statistic moves is lost in rounding.  Both are recomputed, on the host, too.
-    """
+    """Returns the policy of a run.  Statistics that IPUs would lose are recomputed, on the host, too."""
     if config.precise_batch_norm:
         return Statistics.MEASURED
     if moves_once(config.norm_layer):
         return Statistics.COLLECTED
-    is_lost = program.num_stages > 1 or program.precision == "16.16"
-    return Statistics.RECOMPUTED if is_lost and norm_of(config.norm_layer) == "batch" else Statistics.RUNNING
+    is_batch_norm = norm_of(config.norm_layer) == "batch"
+    is_lost = is_batch_norm and why_statistics_are_lost(program) is not None
+    return Statistics.RECOMPUTED if is_lost else Statistics.RUNNING
+
+
+def why_statistics_are_lost(program: Program) -> Optional[str]:
+    """Returns why IPUs lose running statistics, as words that follow "IPUs"; None: they keep them.
+
+    With 16-bit weights the hundredth part by which a statistic moves is lost in rounding.
+    """
+    if program.num_stages > 1:
+        return "do not update them correctly in a pipeline"
+    if program.precision == "16.16":
+        return f"keep them in 16 bits with --precision {program.precision}"
+    return None
 
 
 class StatisticsImages(NamedTuple):

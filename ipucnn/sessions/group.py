@@ -37,6 +37,11 @@ class ProcessGroup:
         """Returns whether ``poprun`` started this process."""
         return isinstance(self, Popdist)
 
+    @property
+    def num_workers(self) -> int:
+        """The number of the host's processes that share a weight update; 1 for instances of ``poprun``."""
+        return self.size if isinstance(self, Mpi) else 1
+
 
 @dataclass(frozen=True)
 class Alone(ProcessGroup):

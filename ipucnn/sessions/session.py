@@ -25,7 +25,7 @@ from ipucnn.errors import UserError
 from ipucnn.events import Event
 from ipucnn.training.evaluation import Predictions, Sums
 from ipucnn.training.optimizer_settings import LOSS_SCALE, OptimizerSettings
-from ipucnn.training.program import BuiltProgram, Program
+from ipucnn.training.program import BatchLayout, BuiltProgram, Program
 from ipucnn.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -417,6 +417,19 @@ class Session:
 
         Raises:
             ConfigurationError: processes and devices cannot share a weight update evenly.
+        """
+        raise NotImplementedError
+
+    def divide_inference(
+        self, model: KerasModel, batch: BatchLayout, num_micro_batches: int, fused: Optional[int] = None
+    ) -> "Division":
+        """Returns the division of inference among processes, of which each has its own samples.
+
+        Args:
+            model: the network.
+            batch: the size of micro-batches.
+            num_micro_batches: the micro-batches that an execution of each process has at least.
+            fused: the number of fused micro-batches that an option fixes; None: the session chooses it.
         """
         raise NotImplementedError
 

@@ -1,9 +1,10 @@
 """The Program: a complete description of a run, in parts that are each complete once they exist.
 
-A :class:`Layout` is known from options alone.  A :class:`Program` adds what the data set and the seed decide, before
-TensorFlow is imported.  A :class:`BuiltProgram` adds what the network and the device decide; both sessions take it, and
-it is printed, saved with the run as ``program.json``, and compared when a run is resumed.  This module does not import
-TensorFlow.
+A :class:`Layout` is known from options alone; for a user's own network without ``--micro-batch-size``, the number of
+training samples decides that option first.  A :class:`Program` adds what the data set, the seed and the number of
+instances decide, before TensorFlow is imported.  A :class:`BuiltProgram` adds what the network and the device decide;
+both sessions take it, and it is printed, saved with the run as ``program.json``, and compared when a run is resumed.
+This module does not import TensorFlow.
 """
 
 import json

@@ -333,21 +333,18 @@ def choose_fused(batch: BatchLayout, capacity: Capacity, num_sharing: int = 1) -
     return max([d for d in usable if d <= limit] or usable[:1])
 
 
-def fused_in_inference(
-    batch: BatchLayout, num_micro_batches: int, memory_bytes: int, model: KerasModel
-) -> int:
+def fused_in_inference(batch: BatchLayout, num_micro_batches: int, capacity: Capacity) -> int:
     """Returns the number of micro-batches to fuse in inference, of an execution of ``num_micro_batches``.
 
     Args:
         batch: the size of micro-batches.
         num_micro_batches: the micro-batches of an execution.
-        memory_bytes: the memory of the machine; 0 if unknown, or on GPUs.
-        model: the network.
+        capacity: the capacity of this process, which computes one group at a time.
     """
     alike = replace(
         batch, num_replicas=1, gradient_accumulation_count=num_micro_batches, dbn_replica_group_size=1
     )
-    return choose_fused(alike, Capacity(1, 1, memory_bytes, activation_bytes_per_sample(model)))
+    return choose_fused(alike, capacity._replace(on_cpu=False))
 
 
 def sharers(workers: int, devices: int) -> str:

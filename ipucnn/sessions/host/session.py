@@ -27,7 +27,7 @@ from ipucnn.models.names import moved_statistics, penalties
 from ipucnn.sessions.group import Alone, Mpi
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.collectives import Collectives
-from ipucnn.sessions.host.division import Capacity, Division, divide
+from ipucnn.sessions.host.division import Capacity, Division, divide, fused_in_inference
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop, sums_of
@@ -54,7 +54,7 @@ from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import Sums, Totals
 from ipucnn.training.losses import Loss
 from ipucnn.training.optimizers import Optimizer, penalty_weight
-from ipucnn.training.program import Program
+from ipucnn.training.program import BatchLayout, Program
 
 # The target duration of a slice of an execution; interrupts and progress are handled between slices.
 SLICE_S = 1.0
@@ -111,6 +111,13 @@ class HostSession(Session):
 
         capacity, mixing = self.capacity(model), own_layers(model)
         return divide(program, self.config, capacity, self.group, self.places, fused, mixing)
+
+    def divide_inference(
+        self, model: KerasModel, batch: BatchLayout, num_micro_batches: int, fused: Optional[int] = None
+    ) -> Division:
+        """Returns the division that suits this process's capacity."""
+        fused = fused or fused_in_inference(batch, num_micro_batches, self.capacity(model))
+        return Division(batch, fused, self.group.size, self.group.rank)
 
     def trainer(self, task: TrainingTask) -> "HostTrainer":
         """Makes the loop; with a data set, traces it as well."""

@@ -3,15 +3,17 @@
 In an accumulation step, every replica computes the gradient of one micro-batch.  Here the micro-batches of a weight
 update are computed in groups of fused micro-batches; a group has several accumulation steps, or a part of one:
 
-1. Each lane takes the samples of its next group from the data set.  The groups that all lanes, devices and processes
+1. In 16 bits the trained weights are rounded, once per weight update.
+2. Each lane takes the samples of its next group from the data set.  The groups that all lanes, devices and processes
    compute at the same time are a turn (``division.py`` says which lane computes which group).
-2. :meth:`UpdateLoop._forward_and_backward` computes a group as one batch: the logits, with batch norm by the statistics
-   of each micro-batch; the loss of each micro-batch; and one backward pass of their sum, weighted as
-   ``--gradient-accumulation-reduction-method`` says and times the loss scale.
-3. :class:`OrderedSums` adds the groups' gradients, losses and right answers in the order of groups, whoever computed
+3. :meth:`UpdateLoop._forward_and_backward` computes a group as one batch: the logits, with batch norm by the statistics
+   of each micro-batch; the loss of each micro-batch; and one backward pass of their sum, times the loss scale.  It
+   weights the groups as ``--gradient-accumulation-reduction-method`` says: their losses before the backward pass in 32
+   bits; in 16 bits their gradients after it, so that these do not underflow.
+4. :class:`OrderedSums` adds the groups' gradients, losses and right answers in the order of groups, whoever computed
    them, and moves batch norm's moving statistics in the same order.  :class:`AllReducedSums` adds the gradients of
-   several processes in MPI's order.
-4. After the last turn, :meth:`UpdateLoop._update` rounds the gradients in 16 bits, divides them by the loss scale, and
+   several processes in MPI's order.  The results of a single group are used as they are.
+5. After the last turn, :meth:`UpdateLoop._update` rounds the gradients in 16 bits, divides them by the loss scale, and
    applies them.
 """
 

@@ -40,7 +40,7 @@ from ipucnn.sessions.session import (
     check_precision,
     compilation_report,
 )
-from ipucnn.training.program import Program
+from ipucnn.training.program import BatchLayout, Program
 
 
 class PoplarSession(Session):
@@ -86,6 +86,12 @@ class PoplarSession(Session):
     def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
         """Returns a division without fused micro-batches: IPUs compute them one by one."""
         return one_by_one(program, self._instances)
+
+    def divide_inference(
+        self, model: KerasModel, batch: BatchLayout, num_micro_batches: int, fused: Optional[int] = None
+    ) -> Division:
+        """Returns a division without fused micro-batches, as in training."""
+        return one_by_one(batch, self._instances)
 
     def trainer(self, task: TrainingTask) -> "PoplarTrainer":
         """Builds the network for IPUs.  Poplar compiles it in the first execution.

@@ -20,6 +20,7 @@ from tensorflow import keras
 
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
 from ipucnn.models.names import statistics_of
+from ipucnn.sessions.evaluated import why_statistics_are_lost
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
 from ipucnn.sessions.poplar.device import Ipus
 from ipucnn.sessions.poplar.model import DeviceModel
@@ -217,9 +218,13 @@ class TrainedNetwork:
         return {name: portable(v) for name, v in self._slots.items()}
 
     def _averaged(self) -> List[TfVariable]:
-        """Returns the moving statistics that differ between replicas; those of a pipeline are recomputed instead."""
+        """Returns the moving statistics that differ between replicas; those that are lost are not read."""
         p = self._program
-        if p.num_replicas == p.dbn_replica_group_size or p.num_stages > 1 or self.network.moved_once:
+        if (
+            why_statistics_are_lost(p)
+            or self.network.moved_once
+            or p.num_replicas == p.dbn_replica_group_size
+        ):
             return []
         return [self.network.weights[name] for name in statistics_of(self.network.norms)]
 
