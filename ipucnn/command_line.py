@@ -9,6 +9,8 @@ from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import shown_value
 
 HELP, ALL_HELP = ("--help", "-h"), "--help-all"
+HELP_WORDS = (*HELP, ALL_HELP)
+"""The words that ask for help."""
 VERBOSE = ("--verbose", "-v")
 VERSION = "--version"
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
@@ -58,7 +60,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
     is_verbose = not set(VERBOSE).isdisjoint(options)
     position = next((number for number, word in enumerate(args) if word not in VERBOSE), len(args))
     name, words = (args[position], tuple(args[position + 1 :])) if position < len(args) else ("", ())
-    asked = next((number for number, word in enumerate(options) if word in (*HELP, ALL_HELP)), None)
+    asked = next((number for number, word in enumerate(options) if word in HELP_WORDS), None)
     if not name:
         return CommandLine(tuple(args), "", (), (), False, is_verbose)
     if asked is None:

@@ -1,8 +1,9 @@
 """Events: how the work of a command reports its progress, and the one loop over them.
 
 Work is a generator of events whose return value is its result.  :func:`show` runs it, passes the events to a view, and
-returns the result; the terminal, ``--json`` and the Python interface differ only in the view.  Code that a generator
-cannot reach, such as a library's callback or the reader of a file deep inside, calls :func:`emit`.
+returns the result.  A command shows them on the screen, with ``--json``, too, which changes only how the result is
+printed; the Python interface has views of its own.  Code that a generator cannot reach, such as a library's callback or
+the reader of a file deep inside, calls :func:`emit`.
 """
 
 from contextlib import closing

@@ -1,11 +1,21 @@
-"""Makes outside text (file names, classes, messages) fit for any terminal, table and UTF-8 file; formats numbers."""
+"""Makes outside text (file names, classes, messages) fit for any terminal, table and UTF-8 file; formats numbers.
 
+Also whether a person watches a stream.
+"""
+
+import os
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
-from typing import List, Optional
+from typing import List, Optional, TextIO
 
 SHOWN_CHARACTERS = 200
 """The most characters of a path or value that a message repeats."""
+
+
+def is_interactive(stream: Optional[TextIO]) -> bool:
+    """Whether a person watches the stream: it is a terminal, outside CI, and not a dumb one."""
+    is_terminal = stream is not None and stream.isatty()
+    return is_terminal and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:

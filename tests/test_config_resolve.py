@@ -310,6 +310,22 @@ def test_chosen_checkpoints_are_all_kept(typed, kept):
     assert resolve("train", typed, model="lenet").config.keep_checkpoints == kept
 
 
+@pytest.mark.parametrize("name", ["host_generated_data", "device_generated_data"])
+def test_a_typed_data_set_takes_the_place_of_generated_data(name):
+    saved = RunConfig(model_name="lenet", **{name: True})
+    assert getattr(resolve_saved("evaluate", saved, {}, reads_data=False).config, name)
+    config = resolve_saved("evaluate", saved, {"dataset": "digits"}, reads_data=False).config
+    assert config.dataset == "digits" and not getattr(config, name)
+
+
+@pytest.mark.parametrize(("schedule", "rate"), [("stepped", None), ("cosine", 0.1)])
+def test_stepped_replaces_the_learning_rate_of_the_preset(schedule, rate, tmp_path):
+    (tmp_path / "mine.yml").write_text("model-name: lenet\nlearning-rate: 0.1\n")
+    path = str(tmp_path / "mine.yml")
+    config = resolve("train", {"lr_schedule": schedule}, config_path=path, reads_data=False).config
+    assert config.learning_rate == rate
+
+
 @pytest.mark.parametrize(
     ("ipus", "splits", "mapping"), [("1", (), None), ("2", ("max_pooling2d_1",), (0, 1)), ("4", (), None)]
 )

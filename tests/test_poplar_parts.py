@@ -89,10 +89,15 @@ def test_output_while_ipus_run_goes_to_stderr(capfd):
     assert (captured.out, captured.err) == ("result\n", "from C++\n")
 
 
-def test_progress_bar_of_the_driver_is_shown_only_on_a_terminal(monkeypatch):
+def test_progress_bar_of_the_driver_is_shown_only_to_a_person(monkeypatch):
+    for name, value in (("CI", ""), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
     for is_terminal, flag in ((True, "true"), (False, "false")):
         monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda answer=is_terminal: answer))
         assert poplar_flags(RunConfig(), "") == f"--show_progress_bar={flag}"
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("CI", "true")
+    assert poplar_flags(RunConfig(), "") == "--show_progress_bar=false"
 
 
 def dataset(program, weights=None):

@@ -129,7 +129,6 @@ SHARING = dict(replicated_optimizer_state_sharding=True)
         ((1, 4, 2), {}, SHARING, {"optimizer_state_offloading": False}, "not offloaded"),
         ((1, 4, 2), {}, {}, {"validation_num_replicas": 4}, "hold 2"),
         ((1, 4, 3), {}, None, {}, "need 3 IPUs"),
-        ((1, 1, 2), {}, None, SHARING, "without accumulation"),
         ((1, 4, 1), {"num_stages": 2, "device_mapping": (0, 0), "pipeline_schedule": "Interleaved"}, None, {},
          "Interleaved schedule cannot train several stages"),
     ],

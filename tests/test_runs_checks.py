@@ -19,6 +19,8 @@ RECOMPUTING = {**PIPELINE, "recomputation": "true"}
 MODE = "RecomputeAndBackpropagateInterleaved"
 GROUP_NORM = {"norm_layer": "group_norm"}
 
+REPLICAS = {"num_replicas": "2", "gradient_accumulation_count": "2"}
+
 # option, value, a run on IPUs in which it has no effect, what that run lacks, a run in which it has one.  For runs
 # on the host they are in tests/refusals/options-together.txt.
 CASES = [
@@ -33,7 +35,14 @@ CASES = [
     ("pipeline_schedule", "Interleaved", {}, "without a pipeline", PIPELINE),
     ("optimizer_state_offloading", "true", {}, "accumulation", {"gradient_accumulation_count": "2"}),
     ("optimizer_state_offloading", "true", {}, "accumulation", PIPELINE),
-    ("replicated_optimizer_state_sharding", "true", {}, "with one replica", {"num_replicas": "2"}),
+    ("replicated_optimizer_state_sharding", "true", {}, "with one replica", REPLICAS),
+    (
+        "replicated_optimizer_state_sharding",
+        "true",
+        {"num_replicas": "2"},
+        "or gradient accumulation",
+        REPLICAS,
+    ),
     ("accelerator_side_reduction", "true", {}, "with one replica", {"num_replicas": "2"}),
     ("accelerator_side_reduction", "true", {**PIPELINE, "num_replicas": "2"}, "in a pipeline", None),
     ("fused_micro_batches", "1", {}, "on IPUs", None),
@@ -126,6 +135,12 @@ def test_options_may_be_typed_as_off():
         ({"kfold": "2"}, None),
         ({"synthetic_data": "host", "host_generated_data": True}, "two sources of the same data"),
         ({"synthetic_data": "host"}, None),
+        ({"host_generated_data": True, "device_generated_data": True}, "host-generated-data and device-gen"),
+        ({"learning_rate": "0.1", "lr_schedule": "stepped"}, "stepped has its own values"),
+        ({"learning_rate": "0.1", "lr_schedule": "cosine"}, None),
+        ({"gradient_accumulation_count": "2", "global_batch_size": "8"}, "one follows from the other"),
+        ({"pad_dataset": True, "weight_updates_per_epoch": "3"}, "where an epoch ends"),
+        ({"pad_dataset": True, "weight_updates_per_epoch": "-1"}, None),
         ({"eight_bit_transfer": True, "accelerator_side_preprocess": False}, "eight-bit-transfer"),
         ({"eight_bit_transfer": True}, None),
         ({"pipeline_splits": ["auto", "conv3"]}, "stands for all of them"),

@@ -113,8 +113,8 @@ ONE = {"initial_learning_rate": 1}
     ("exponential", {**ONE, "epochs_to_decay": 0, "decay_rate": 1}, None, "above 0", "1 or more"),
     ("cosine", {**ONE, "epochs_to_total_decay": 0}, None, "above 0", "number of epochs"),
     ("stepped", {"boundaries": [1, 1], "values": [1, 2, 3]}, None, "do not rise", "sort"),
-    ("stepped", {"boundaries": 1, "values": [1, 2]}, None, "must be lists", "for example"),
-    ("stepped", {"boundaries": [1], "values": 1}, None, "must be lists", "for example"),
+    ("stepped", {"boundaries": 1, "values": [1, 2]}, None, "must be lists", "--lr-schedule-params"),
+    ("stepped", {"boundaries": [1], "values": 1}, None, "must be lists", "--lr-schedule-params"),
 ])  # fmt: skip
 def test_wrong_parameters_are_refused(name, params, warmup, message, hint):
     with pytest.raises(ConfigurationError, match=message) as error:

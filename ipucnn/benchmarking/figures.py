@@ -4,6 +4,7 @@ from typing import Optional, Sequence
 
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.records import Figures
+from ipucnn.machine import peak_memory_bytes
 from ipucnn.runs.compare import RunRecord
 
 
@@ -47,6 +48,39 @@ def figures_of_run(report: PlainDict, run: RunRecord) -> Figures:
         training_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,
         accuracy=(report.get("validation") or {}).get("accuracy"),
         notes=report.get("notes", []),
+    )
+
+
+def figures_of_fit(
+    program: PlainDict,
+    compiled: PlainDict,
+    input_shape: Sequence[int],
+    *,
+    device: str,
+    data: str,
+    images_per_s: float,
+    training_accuracy: Optional[float],
+    accuracy: float,
+) -> Figures:
+    """Returns the figures of a training by Keras' own loop, in this process.
+
+    Args:
+        program, compiled: the Program, and the numbers of parameters and MACs, as the reports have them.
+        input_shape: height, width and channels of the images.
+        device, data: names of the device and of the data set.
+        images_per_s: the speed, without the first epoch.
+        training_accuracy: the accuracy in the last epoch; None if Keras reports none.
+        accuracy: the accuracy on the evaluation samples.
+    """
+    return Figures(
+        **figures_of_work(program, compiled, input_shape),
+        device=device,
+        data=data,
+        images_per_s=images_per_s,
+        step_s=program["micro_batch_size"] / images_per_s,
+        peak_memory_bytes=peak_memory_bytes(),
+        training_accuracy=training_accuracy,
+        accuracy=accuracy,
     )
 
 

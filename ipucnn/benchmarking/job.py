@@ -307,9 +307,8 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     check_device(config.device)
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-    check_rules(
-        Facts(resolved, make_layout(config), instances), RULES if settings.training else HOST_SESSION_RULES
-    )
+    layout = make_layout(config, resolved.is_typed("num_replicas"))
+    check_rules(Facts(resolved, layout, instances), RULES if settings.training else HOST_SESSION_RULES)
     # A preset's execution length is for another device; here executions are as long as time allows.
     steps: Optional[int] = resolved.typed.get("steps_per_execution")
     updates = _prescribed_updates(config, steps) if settings.training else 1

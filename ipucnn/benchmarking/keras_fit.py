@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel, Tensor
-from ipucnn.benchmarking.figures import figures_of_work
+from ipucnn.benchmarking.figures import figures_of_fit
 from ipucnn.benchmarking.records import Figures
 from ipucnn.benchmarking.suite import CommandLine, Parse, given_options
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError
-from ipucnn.machine import peak_memory_bytes
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
@@ -61,15 +60,13 @@ def fit(resolved: Resolved) -> Figures:
         raise InfeasibleError(
             "out of memory in Keras' loop", "use a smaller --micro-batch-size or --image-size"
         ) from None
-    images_per_s = program.samples_per_epoch * len(seconds[1:]) / sum(seconds[1:])
-    compiled = {"num_trainable_parameters": count_parameters(model), "macs_per_sample": count_macs(model)}
-    return Figures(
-        **figures_of_work(program.to_dict(), compiled, setup.input_shape),
+    return figures_of_fit(
+        program.to_dict(),
+        {"num_trainable_parameters": count_parameters(model), "macs_per_sample": count_macs(model)},
+        setup.input_shape,
         device=session.device.name,
         data=setup.source.info.name,
-        images_per_s=images_per_s,
-        step_s=program.micro_batch_size / images_per_s,
-        peak_memory_bytes=peak_memory_bytes(),
+        images_per_s=program.samples_per_epoch * len(seconds[1:]) / sum(seconds[1:]),
         training_accuracy=training_accuracy,
         accuracy=metrics["accuracy"],
     )

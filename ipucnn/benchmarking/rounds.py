@@ -172,7 +172,7 @@ def measure(
                 rounds = replace(rounds, shortfall=_shortfall(rounds, limits))
             done = len(rounds.turns)
             if is_last:
-                yield from ended("measured", done, _speeds(rounds))
+                yield from _ended("measured", done, _speeds(rounds))
             else:
                 yield Progress("measured", done, done + max(left, 1), _speeds(rounds))
     except KeyboardInterrupt:
@@ -180,11 +180,11 @@ def measure(
     return rounds
 
 
-def ended(phase: str, num_executions: int = 0, figures: str = "") -> Iterator[Event]:
+def _ended(phase: str, num_executions: int, figures: str) -> Iterator[Event]:
     """Yields that a phase ended, with its executions."""
     count = f": {counted(num_executions, 'execution')}" if num_executions > 1 else ""
-    yield Note(f"{phase}{count}" + (f", {figures}" if figures else ""))
-    yield Progress(phase, num_executions, num_executions or None, figures)
+    yield Note(f"{phase}{count}, {figures}")
+    yield Progress(phase, num_executions, num_executions, figures)
 
 
 def _time(contender: Contender, units: int, clocks: Clocks) -> Execution:
@@ -219,7 +219,7 @@ def _warm_up(contender: Contender, limits: Limits, clocks: Clocks, num_contender
     phase = f"{contender.name}: first execution"
     yield Progress(phase, 0, 1)
     first_s = _time(contender, units, clocks).wall_s
-    yield from ended(phase, 1, f"{first_s:.2f} s, compiling included")
+    yield from _ended(phase, 1, f"{first_s:.2f} s, compiling included")
     started, phase = clocks.wall(), f"{contender.name}: warm-up"
     costs: List[float] = []
     warm_s = seconds = 0.0
@@ -239,7 +239,7 @@ def _warm_up(contender: Contender, limits: Limits, clocks: Clocks, num_contender
             steady = is_steady(costs)
         seconds = clocks.wall() - started
         yield Progress(phase, len(costs), None)
-    yield from ended(phase, len(costs), f"{seconds:.1f} s, {'steady' if steady else 'not steady yet'}")
+    yield from _ended(phase, len(costs), f"{seconds:.1f} s, {'steady' if steady else 'not steady yet'}")
     return Side(
         contender, units, first_s, warm_s, Warmup(executions=len(costs), seconds=seconds, steady=steady)
     )

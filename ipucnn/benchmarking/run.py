@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
 
 from msgspec import structs
 
@@ -17,9 +17,9 @@ from ipucnn.benchmarking.contenders import ReferenceWorkload
 from ipucnn.benchmarking.job import DATA, Job
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
-from ipucnn.benchmarking.rounds import Clocks, Rounds, ended, measure
+from ipucnn.benchmarking.rounds import Clocks, Rounds, measure
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
-from ipucnn.events import Events, Progress
+from ipucnn.events import Began, Event, Events, Note, Progress
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
@@ -71,7 +71,7 @@ def run(job: Job, verbose: bool = False) -> Events[Tuple[BenchmarkReport, int]]:
     # Each step makes the report anew: if the next one fails, the void report has what is known by then.
     try:
         with data_errors():
-            yield from ended("building the network")
+            yield from _began("building the network")
             model = run_setup.build(job.setup)
             layers = Layers(*splits_of_run(job.program, model, job.resolved, None), ())
             predicted, notes = _predictions(job, layers, model)
@@ -82,13 +82,19 @@ def run(job: Job, verbose: bool = False) -> Events[Tuple[BenchmarkReport, int]]:
             # The host's matrix products are no measure of IPUs.
             has_peak = settings.scope != DATA and session.device.kind != "ipu"
             matmul = peak.MatmulPeak(session.place) if has_peak else None
-            yield from ended("compiling")
+            yield from _began("compiling")
             work = compile_work(job, layers, session, model, _memory_advice(job, layers, model))
             latest = _compiled(latest, work, session)
             latest = yield from _measured(latest, job, work, session, began, matmul)
         return latest, 0
     except Exception as error:
         return _void(latest, error)
+
+
+def _began(work: str) -> Iterator[Event]:
+    """Yields that a piece of work began, also as a line for a pipe."""
+    yield Note(work)
+    yield Began(work)
 
 
 def _compiled(latest: BenchmarkReport, work: Work, session: Session) -> BenchmarkReport:

@@ -29,6 +29,7 @@ from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.benchmarking.job import TRAINING, make_settings
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
+from ipucnn.command_line import HELP_WORDS
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
@@ -94,7 +95,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def given_options(parameters: Options) -> Options:
-    """Returns the typed ones of a command's parameters; the others are None or, if they are switches, False.
+    """Returns the typed ones of a command's parameters; the others are None.
 
     Raises:
         ConfigurationError: an option that the suite sets itself.
@@ -266,7 +267,7 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Comma
     for combination in itertools.product(*choices):
         words = _split("".join(combination))
         words = words[1:] if words[:1] == ["ipucnn"] else words
-        asks_help = not {"--help", "--help-all", "-h"}.isdisjoint([*options, *words])
+        asks_help = not set(HELP_WORDS).isdisjoint([*options, *words])
         if len(words) < 2 or words[0] not in COMMANDS or words[1].startswith("-") or asks_help:
             raise ConfigurationError(
                 f"'{shown_value(' '.join(words))}' is no command line of a suite",

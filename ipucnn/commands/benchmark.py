@@ -260,7 +260,9 @@ def benchmark_suite(
     """
     from ipucnn.benchmarking import suite as suites
     from ipucnn.benchmarking import suite_run
-    from ipucnn.errors import ConfigurationError, DataError
+    from ipucnn.config.options import RunConfig
+    from ipucnn.config.rules import RESUMED_OR_REPLACED, check_rules
+    from ipucnn.errors import DataError
     from ipucnn.events import show
     from ipucnn.filesystem import expand
     from ipucnn.reports import suite as report
@@ -270,8 +272,7 @@ def benchmark_suite(
 
     check_starter("ipucnn benchmark --suite", in_processes=False, in_instances=False)
     overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
-    if resume and overwrite:
-        raise ConfigurationError("--resume and --overwrite contradict each other", "give one of them")
+    check_rules([RESUMED_OR_REPLACED], RunConfig(resume=resume, overwrite=overwrite), {}, {})
     if name is not None:
         written = suites.find_suite(name, parse)
     else:

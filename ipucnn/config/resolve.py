@@ -7,6 +7,7 @@ other, one that is given in a higher layer drops the other from the lower layers
 
 import copy
 import dataclasses
+import itertools
 import shlex
 from pathlib import Path
 from typing import (
@@ -81,9 +82,7 @@ REPLACES = (
     ("steps_per_execution", "logs_per_epoch"),
     ("ipus", "num_replicas"),
     ("num_replicas", "ipus"),
-    ("dataset", "host_generated_data"),
-    ("host_generated_data", "dataset"),
-    ("device_generated_data", "dataset"),
+    *itertools.permutations(("dataset", "host_generated_data", "device_generated_data"), 2),
     ("pipeline_splits", "device_mapping"),
     ("pipeline_splits", "ipus_per_replica"),
     ("lr_schedule_params", "learning_rate"),
@@ -544,6 +543,8 @@ def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, Origin]]:
                     # Every schedule starts from the initial learning rate, and whoever gave that one gives it here.
                     rate = settings[params].get(INITIAL_RATE)
                     settings[params] = {} if rate is None else {INITIAL_RATE: rate}
+        if layer.get("lr_schedule") == "stepped" and "learning_rate" not in layer:
+            drop("learning_rate")
         if layer.get("learning_rate") is not None and "lr_schedule_params" not in layer:
             # The absolute rate replaces the per-sample one of lower layers; the other parameters stay.
             settings["lr_schedule_params"].pop(INITIAL_RATE, None)
@@ -577,12 +578,10 @@ def _choose_dataset(
         named = layer.get("dataset")
         if named is not None and layer is not layers[0]:
             refuse_unnamed("the data set", str(named), f"add --dataset {shlex.quote(str(named))}")
-        sources = [name for name in ("host_generated_data", "device_generated_data") if layer.get(name)]
-        given = [f"dataset {named}"] * (named is not None) + [BY_NAME[name].key for name in sources]
-        if len(given) > 1:
-            raise ConfigurationError(f"{' and '.join(given)} are both given", "give one of them")
-        if given:
-            name = "random" if sources else named
+        if layer.get("host_generated_data") or layer.get("device_generated_data"):
+            named = "random"
+        if named is not None:
+            name = named
             break
     return registry.choose_dataset(
         name,

@@ -1,7 +1,8 @@
 """The rule: a combination of options that is refused.  Here is its type, and the table of those that need only options.
 
 ``training.program`` checks what needs the Program's arithmetic; ``runs.rules`` has the table of those that
-depend on the network and the device.
+depend on the network and the device, and ``sessions.poplar.checks`` what IPUs add to a Program's.  A command checks
+options of its own.
 """
 
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ def check_rules(rules: Iterable[Rule[Facts]], config: RunConfig, origins: Origin
             raise rule.error(config, origins)
 
 
+RESUMED_OR_REPLACED: Rule[Origins] = Rule(
+    lambda config, _: config.resume and config.overwrite,
+    "--resume and --overwrite are both given",
+    "drop one of them",
+)
 RULES: Tuple[Rule[Origins], ...] = (
     *(
         Rule(
@@ -87,6 +93,13 @@ RULES: Tuple[Rule[Origins], ...] = (
             f"drop --{name.replace('_', '-')}: with --synthetic-data nothing is read",
         )
         for name in ("host_generated_data", "device_generated_data")
+    ),
+    Rule(
+        # As above, values of a saved run do not count.
+        lambda config, origins: sum(origins[name] != RUN for name in _sources(config)) > 1,
+        "{sources} are both given",
+        "give one of them",
+        texts=lambda config: {"sources": " and ".join(_sources(config).values())},
     ),
     Rule(
         lambda config, _: config.deterministic,
@@ -111,6 +124,25 @@ RULES: Tuple[Rule[Origins], ...] = (
         "learning-rate {learning_rate:g} (absolute) and initial_learning_rate "
         "{lr_schedule_params[initial_learning_rate]} (per sample) are both given",
         "give one of --learning-rate and --lr-schedule-params with initial_learning_rate",
+    ),
+    Rule(
+        lambda config, _: config.learning_rate is not None and config.lr_schedule == "stepped",
+        "learning-rate {learning_rate:g} and lr-schedule stepped are both given, and stepped has its own values",
+        "drop one of them",
+    ),
+    Rule(
+        lambda config, _: (
+            config.gradient_accumulation_count is not None and config.global_batch_size is not None
+        ),
+        "gradient-accumulation-count {gradient_accumulation_count} and global-batch-size {global_batch_size} are both "
+        "given, but one follows from the other",
+        "drop one of them",
+    ),
+    Rule(
+        lambda config, _: config.pad_dataset and config.weight_updates_per_epoch not in (None, -1),
+        "pad-dataset and weight-updates-per-epoch {weight_updates_per_epoch} are both given, and each says where an "
+        "epoch ends",
+        "drop one of them",
     ),
     Rule(
         lambda config, _: (
@@ -138,11 +170,7 @@ RULES: Tuple[Rule[Origins], ...] = (
         "--no-training and --no-validation are both given: nothing to do",
         "drop one of them",
     ),
-    Rule(
-        lambda config, _: config.resume and config.overwrite,
-        "--resume and --overwrite are both given",
-        "drop one of them",
-    ),
+    RESUMED_OR_REPLACED,
     Rule(
         # A continued run, whose options are the run's own, may be one that was saved without training.
         lambda config, origins: not config.training and origins["training"] != RUN,
@@ -186,6 +214,13 @@ RULES: Tuple[Rule[Origins], ...] = (
         texts=lambda config: {"repeated": _repeated(config.pipeline_splits)},
     ),
 )
+
+
+def _sources(config: RunConfig) -> Dict[str, str]:
+    """Returns the options that say where images come from, but for ``synthetic_data``: name -> text."""
+    named = {} if config.dataset is None else {"dataset": f"dataset {config.dataset}"}
+    drawn = (name for name in ("host_generated_data", "device_generated_data") if getattr(config, name))
+    return {**named, **{name: BY_NAME[name].key for name in drawn}}
 
 
 def _repeated(splits: Sequence[str]) -> Optional[str]:

@@ -30,7 +30,7 @@ from typing import (
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.events import Began, Event, Note, Progress, View
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, is_interactive, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -43,11 +43,6 @@ Side = Literal["left", "right"]
 TEXT: Side = "left"
 NUMBER: Side = "right"
 """Alignment of the cells in a column of :func:`text_table`."""
-
-
-def is_interactive(stream: TextIO) -> bool:
-    """Whether a person watches the stream: it is a terminal, outside CI, and not a dumb one."""
-    return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 class _Unpadded:

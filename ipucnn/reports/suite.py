@@ -16,11 +16,10 @@ from ipucnn.reports import units
 from ipucnn.reports.console import (
     console,
     fact_table,
-    is_interactive,
     plain_table,
     print_table,
 )
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, is_interactive, printable
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import Row, SuiteResult

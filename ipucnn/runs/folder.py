@@ -5,11 +5,14 @@ file                     content                                        read by
 =======================  =============================================  =======================================
 config.yml               the configuration that repeats the run         ``--resume``, ``open_run``, ``compare.py``
 program.json             the Program: batches, executions, pipeline     ``compare.py``, the page
-environment.json         versions and machine of each process           ``compare.py``, ``--resume``
+environment.json         versions and machine of each process           ``compare.py``, ``--resume``, ``writer.py``,
+                                                                        ``latest_run_dir`` below
 metrics.jsonl            computed results: equal bytes for equal seeds  ``compare.py``, ``ipucnn.read_history``
 timings.jsonl            measured times of the same rows                ``compare.py``
 checkpoints/*.npz        weights, optimizer, position, history          ``resume.py``, ``open_run``
-report.json              the result; a run with one is finished         ``records.py`` declares it; ``--resume``
+report.json              the result; a run with one is finished         ``records.py`` declares it; ``--resume``,
+                                                                        ``compare.py``, ``checkpoints.py``,
+                                                                        ``benchmarking/observation.py``
 predictions.png          masks of a segmentation network                the page
 report.html              the page                                       people
 thresholds.json          what ``evaluate`` recommends for masks         ``infer``
@@ -142,7 +145,11 @@ class RunFolder:
         return read_record_if_present(self.path / ENVIRONMENT, without, List[Dict[str, PlainValue]]) or []
 
     def thresholds(self) -> Dict[str, float]:
-        """Returns the thresholds that ``ipucnn evaluate`` recommended, by the weight updates of their checkpoints."""
+        """Returns the thresholds that ``ipucnn evaluate`` recommended, by the weight updates of their checkpoints.
+
+        Raises:
+            DataError: the file is damaged or cannot be read.
+        """
         without = "ipucnn evaluate writes it again"
         return read_record_if_present(self.path / THRESHOLDS, without, Dict[str, _Threshold]) or {}
 
@@ -171,6 +178,17 @@ def folds_of(path: Path) -> List[Path]:
     """Returns the run folders of a cross-validation, by their numbers; an empty list for a run."""
     folds = [p for p in entries(path) if p.name.startswith("fold-") and is_folder(p)]
     return sorted(folds, key=lambda p: natural_key(p.name))
+
+
+def fold_path(root: Path, fold: int) -> Path:
+    """Returns the run folder of a fold of a cross-validation."""
+    return root / f"fold-{fold}"
+
+
+def fold_numbers(root: Path) -> List[int]:
+    """Returns the numbers of the folds that have a folder."""
+    numbers = {int(p.name[5:]) for p in entries(root) if re.fullmatch(r"fold-[0-9]+", p.name)}
+    return sorted(number for number in numbers if is_folder(fold_path(root, number)))
 
 
 def is_run(path: Path) -> bool:

@@ -12,26 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, misfit, read_record_if_present
-from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.events import Event, Events
-from ipucnn.filesystem import (
-    check_makeable,
-    entries,
-    exists,
-    expand,
-    is_file,
-    is_folder,
-    is_link,
-)
+from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import CONFIG, FOLDS, RUNS, RunFolder, latest_run_dir
+from ipucnn.runs.folder import CONFIG, FOLDS, RUNS, RunFolder, fold_numbers, fold_path, latest_run_dir
 from ipucnn.runs.records import Fold, Folds, Report
 from ipucnn.runs.resume import (
     Finished,
@@ -42,7 +33,7 @@ from ipucnn.runs.rules import check_group
 from ipucnn.runs.train import TrainingRun
 from ipucnn.runs.writer import claim_default, default_run_dir, open_writer
 from ipucnn.sessions.group import Mpi, find_group
-from ipucnn.sessions.role import ALONE, find_role
+from ipucnn.sessions.role import find_role
 
 _NOT_FIGURES = ("samples",)
 
@@ -119,7 +110,7 @@ class CrossValidation:
         self.folds: Sequence[int] = (config.fold,) if config.fold else range(1, self.num_folds + 1)
         if self._folder.writes:
             # Only the writer checks: another instance may come later, when the writer has already made folders.
-            self._check_folders(config)
+            self._folder.check_free_for_folds(config, self.num_folds, self.folds)
         without = "--resume then finds finished folds by their own files"
         former: Optional[Folds] = None
         if config.resume:
@@ -154,7 +145,7 @@ class CrossValidation:
 
     def _readable(self) -> Iterator[Tuple[int, TrainedRun]]:
         """Yields the folds that have a readable checkpoint, with it."""
-        for fold in self._present():
+        for fold in fold_numbers(self.root):
             with contextlib.suppress(UserError):  # there is nothing to continue
                 yield fold, open_run(fold_path(self.root, fold))
 
@@ -233,15 +224,6 @@ class CrossValidation:
             return default_run_dir(config.model_name, name)
         return claim_default(config.model_name, name).path
 
-    def _numbers(self) -> List[int]:
-        """Returns the numbers in names of folds, whatever has these names."""
-        names = [p.name[5:] for p in entries(self.root) if p.name.startswith("fold-")]
-        return sorted({int(name) for name in names if name.isdecimal()})
-
-    def _present(self) -> List[int]:
-        """Returns the numbers of the folds that have a folder."""
-        return [fold for fold in self._numbers() if is_folder(fold_path(self.root, fold))]
-
     def _continued(self, resolved: Resolved) -> Resolved:
         """Returns the configuration of the cross-validation to continue; without one, the given configuration."""
         config = resolved.config
@@ -265,43 +247,6 @@ class CrossValidation:
         record = network_to_continue(given, merged.config.model_name, meta, what, self.root)
         # The network counts as typed in each fold.
         return replace(merged, record=record, typed={**merged.typed, "model_name": record.name})
-
-    def _check_folders(self, config: RunConfig) -> None:
-        """Refuses a root with files of something else, and existing folds without ``--resume`` or ``--overwrite``."""
-        check_makeable(self.root)
-        if config.resume and is_file(self.root / CONFIG):
-            return
-        names = {p.name for p in entries(self.root) if not p.name.startswith(".")}
-        numbers = [number for number in self._numbers() if 1 <= number <= self.num_folds]
-        foreign = sorted(names - {CONFIG, FOLDS, *(fold_path(self.root, k).name for k in numbers)})
-        if foreign:
-            raise ConfigurationError(
-                f"{self.root} is not (only) the folder of a cross-validation: it holds {foreign[0]}",
-                "choose another --run-dir",
-            )
-        if config.resume:
-            return
-        other_folds = ", ".join(str(fold) for fold in self._present() if fold not in self.folds)
-        if other_folds:
-            raise ConfigurationError(
-                f"{self.root} is a cross-validation already, with fold {other_folds}",
-                "add --resume to go on with it, or use another --run-dir"
-                if not config.overwrite
-                else f"rm -r {fold_path(self.root, self.folds[0])}, and add --resume in place of --overwrite; or use "
-                "another --run-dir",
-            )
-        for path in (fold_path(self.root, fold) for fold in numbers if fold in self.folds):
-            if is_link(path):
-                raise DataError(
-                    f"{path} is a link, and a cross-validation writes to its own folder alone",
-                    f"remove it: rm {path}",
-                )
-            if exists(path) and not config.overwrite:
-                raise ConfigurationError(
-                    f"{path} already exists",
-                    f"--resume continues it, --overwrite replaces it; or use another --run-dir than {self.root}",
-                )
-            open_writer(ALONE, path).check_free(config.overwrite)
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
@@ -352,11 +297,6 @@ class CrossValidation:
         )
         self._folder.write_folds(config, self.report())
         return True
-
-
-def fold_path(root: Path, fold: int) -> Path:
-    """Returns the run folder of a fold."""
-    return root / f"fold-{fold}"
 
 
 def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:

@@ -12,7 +12,6 @@ from typing import Optional
 import numpy as np
 
 from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.filesystem import remove_file
 from ipucnn.runs.context import RunContext
 from ipucnn.runs.folder import MLPERF
 from ipucnn.runs.trackers import Tracker
@@ -33,8 +32,7 @@ class MlperfLog(Tracker):
     def __init__(self, context: RunContext, started: float) -> None:
         self._context, self._is_open = context, False
         self._is_reached = context.config.target_accuracy is None
-        context.folder.check_writer()
-        remove_file(context.folder.path / MLPERF)
+        context.folder.delete(MLPERF)
         program, optimizer, rates = context.program, context.optimizer, context.schedule
         params, prefix = optimizer.params, "lars_" if optimizer.name == "lars" else ""
         warmup = (context.config.lr_warmup_params or {}).get("warmup_epochs", 0)

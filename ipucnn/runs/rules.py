@@ -89,7 +89,7 @@ _PIPELINE = _lack(
     "make one: --ipus-per-replica 2 --pipeline-splits auto",
 )
 _IN_PIPELINE = _lack(lambda c, f: f.layout.num_stages > 1, "in a pipeline")
-# The SDK keeps the optimizer's state in remote memory only with gradient accumulation.
+# The SDK keeps the optimizer's state in remote memory, and shares it out, only with gradient accumulation.
 _ACCUMULATION = _lack(
     lambda c, f: f.layout.num_stages == f.layout.gradient_accumulation_count == 1,
     "without a pipeline or gradient accumulation",
@@ -162,11 +162,6 @@ _NO_IMAGENET: Reason = Rule(
     "{option}: there are no ImageNet weights for {model_name}",
     "`ipucnn models --json` lists keras_application for the networks that have them",
 )
-_OTHER_REPLICAS: Reason = Rule(
-    lambda c, f: f.resolved.is_typed("num_replicas") and f.layout.num_replicas != c.num_replicas,
-    "{option} and --num-replicas {num_replicas} contradict each other",
-    "give one of them",
-)
 
 _SCALING = replace(
     _lack(_HALF.applies, "in 32 bits{also}", "use --precision {use}"),
@@ -183,7 +178,6 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("pad_dataset",), _DICE, typed_only=False),
     *_rules(("weights",), _NO_IMAGENET, typed_only=False),
     *_rules(("freeze",), _RANDOM, typed_only=False),
-    *_rules(("ipus",), _OTHER_REPLICAS),
     *_rules(("plot_schedule", "draw_samples"), _DRY_RUN),
     *_rules(("compile_only",), _NO_IPU, _SHOWN, typed_only=False),
     # The driver aborts the process if there is no device of that number (poplar_executor.cc).
@@ -216,7 +210,7 @@ RULES: Tuple[Reason, ...] = (
     *_rules(("recomputation_mode",), _on_ipus(_RECOMPUTATION)),
     *_rules(("pipeline_validation_model",), _on_ipus(_PIPELINE), _on_ipus(_VALIDATION)),
     *_rules(("optimizer_state_offloading",), _on_ipus(_ACCUMULATION)),
-    *_rules(("replicated_optimizer_state_sharding",), _on_ipus(_REPLICAS)),
+    *_rules(("replicated_optimizer_state_sharding",), _on_ipus(_REPLICAS), _on_ipus(_ACCUMULATION)),
     *_rules(("accelerator_side_reduction",), _on_ipus(_IN_PIPELINE), _on_ipus(_REPLICAS)),
     *HOST_SESSION_RULES,
 )

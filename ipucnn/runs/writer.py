@@ -52,6 +52,8 @@ from ipucnn.runs.folder import (
     THRESHOLDS,
     WANDB,
     RunFolder,
+    fold_numbers,
+    fold_path,
     is_checkpoint_name,
     is_unfinished,
     numbered_run_dirs,
@@ -167,6 +169,52 @@ class RunWriter(RunFolder):
                 f"checkpoint folder {checkpoints} holds another run's checkpoints",
                 "use another --checkpoint-dir, or --overwrite to replace them",
             )
+
+    def check_free_for_folds(self, config: RunConfig, num_folds: int, folds: Sequence[int]) -> None:
+        """Refuses the folder of a cross-validation that is taken, before anything is computed.
+
+        Args:
+            config: the configuration; with ``resume`` the folds may exist, with ``overwrite`` those of ``folds``.
+            num_folds: the number of all folds.
+            folds: the numbers of the folds that will run.
+
+        Raises:
+            ConfigurationError: it has files of something else, or folds that are neither continued nor replaced.
+            DataError: one of its parents is a file, or a fold is a link.
+        """
+        root = self.path
+        check_makeable(root)
+        if config.resume and is_file(root / CONFIG):
+            return
+        names = {p.name for p in entries(root) if not p.name.startswith(".")}
+        paths = {fold: fold_path(root, fold) for fold in range(1, num_folds + 1)}
+        foreign = sorted(names - {CONFIG, FOLDS, *(path.name for path in paths.values())})
+        if foreign:
+            raise ConfigurationError(
+                f"{root} is not (only) the folder of a cross-validation: it holds {foreign[0]}", ELSEWHERE
+            )
+        if config.resume:
+            return
+        other_folds = ", ".join(str(fold) for fold in fold_numbers(root) if fold not in folds)
+        if other_folds:
+            raise ConfigurationError(
+                f"{root} is a cross-validation already, with fold {other_folds}",
+                "add --resume to go on with it, or use another --run-dir"
+                if not config.overwrite
+                else f"rm -r {paths[folds[0]]}, and add --resume in place of --overwrite; or use another --run-dir",
+            )
+        for path in (paths[fold] for fold in folds):
+            if is_link(path):
+                raise DataError(
+                    f"{path} is a link, and a cross-validation writes to its own folder alone",
+                    f"remove it: rm {path}",
+                )
+            if exists(path) and not config.overwrite:
+                raise ConfigurationError(
+                    f"{path} already exists",
+                    f"--resume continues it, --overwrite replaces it; or use another --run-dir than {root}",
+                )
+            RunWriter(path).check_free(config.overwrite)
 
     def lock(self) -> None:
         """Locks the run against other processes, until :meth:`unlock` or until this process ends in any way.
@@ -359,6 +407,11 @@ class RunWriter(RunFolder):
         self.check_writer()
         append_text(self.path / name, line)
 
+    def delete(self, name: str) -> None:
+        """Deletes a file of the run, if there is one."""
+        self.check_writer()
+        remove_file(self.path / name)
+
     def add_environment(self, facts: PlainDict) -> List[PlainDict]:
         """Adds this process to ``environment.json``; returns the entries of all processes, this one last."""
         self.check_writer()
@@ -469,6 +522,9 @@ class SilentWriter(RunWriter):
 
     def append(self, name: str, line: str) -> None:
         """Writes nothing."""
+
+    def delete(self, name: str) -> None:
+        """Deletes nothing."""
 
     def add_environment(self, facts: PlainDict) -> List[PlainDict]:
         """Writes nothing; returns this process alone."""

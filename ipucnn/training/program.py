@@ -289,12 +289,13 @@ def auto_loss_scaling_conflicts(config: RunConfig) -> Tuple[Tuple[str, ...], Tup
     return tuple(what for _, what, _ in conflicts), tuple(instead for _, _, instead in conflicts)
 
 
-def _replicas(ipus: Optional[int], replicas: int, ipus_per_replica: int) -> int:
+def _replicas(config: RunConfig, ipus_per_replica: int, is_fixed: bool) -> int:
     """Returns the requested number of replicas, or the number that fills the requested IPUs.
 
     Raises:
         ConfigurationError: the IPUs are not a multiple of a replica's, or contradict the number of replicas.
     """
+    ipus, replicas = config.ipus, config.num_replicas
     if ipus is None:
         return replicas
     if ipus % ipus_per_replica:
@@ -303,7 +304,7 @@ def _replicas(ipus: Optional[int], replicas: int, ipus_per_replica: int) -> int:
             f"use --ipus {alternatives(nearest_multiples(ipus, ipus_per_replica))}",
         )
     filled = ipus // ipus_per_replica
-    if replicas not in (1, filled):
+    if replicas != filled and (is_fixed or replicas > 1):
         raise ConfigurationError(
             f"--ipus {ipus} makes {counted(filled, 'replica')} of {counted(ipus_per_replica, 'IPU')}, but "
             f"--num-replicas is {replicas}",
@@ -316,8 +317,8 @@ def _accumulation(config: RunConfig, num_stages: int, num_replicas: int, warn: W
     """Returns the requested gradient accumulation count, or the one nearest to the requested global batch.
 
     Raises:
-        ConfigurationError: both are given, the schedule does not allow the count, or the global batch does not fit into
-            32 bits, although each of its factors may be legal.
+        ConfigurationError: the schedule does not allow the count, or the global batch does not fit into 32 bits,
+            although each of its factors may be legal.
     """
     size, count, batch = (
         config.micro_batch_size,
@@ -326,13 +327,6 @@ def _accumulation(config: RunConfig, num_stages: int, num_replicas: int, warn: W
     )
     base, per_step = overlap_length(config.pipeline_schedule, num_stages), size * num_replicas
     rule = f"the {config.pipeline_schedule} schedule with {num_stages} stages needs a multiple of {base}"
-    if count is not None and batch is not None:
-        raise ConfigurationError(
-            f"--gradient-accumulation-count {count} and --global-batch-size {batch} are both given, but one follows "
-            "from the other",
-            f"drop one: {count} accumulated micro-batches of {size} on {counted(num_replicas, 'replica')} are a "
-            f"global batch of {per_step * count}",
-        )
     if count is not None and count % base:
         raise ConfigurationError(
             f"--gradient-accumulation-count {count} is not possible: {rule}",
@@ -374,8 +368,12 @@ def validation_replicas(
     return num_replicas * whole // num_instances
 
 
-def make_layout(config: RunConfig) -> Layout:
+def make_layout(config: RunConfig, is_num_replicas_typed: bool = False) -> Layout:
     """Returns all that options alone decide, without a data set.
+
+    Args:
+        config: the options.
+        is_num_replicas_typed: whether a number of replicas that is the default may not be replaced either.
 
     Raises:
         ConfigurationError: a combination is illegal; the hint has the nearest legal values.
@@ -394,7 +392,7 @@ def make_layout(config: RunConfig) -> Layout:
     ipus_per_replica = next_power_of_two(used)
     if ipus_per_replica != used:
         warnings.append(f"a replica of {used} IPUs occupies {ipus_per_replica}: IPUs come in powers of two")
-    replicas = _replicas(config.ipus, config.num_replicas, ipus_per_replica)
+    replicas = _replicas(config, ipus_per_replica, is_num_replicas_typed)
     accumulation = _accumulation(config, stages, replicas, warnings.append)
     check_distributed_batch_norm(config.dbn_replica_group_size, replicas, ipus_per_replica)
     return Layout(
@@ -449,12 +447,6 @@ def make_program(config: RunConfig, num_samples: int, *, seed: int, num_instance
                 _smaller_batch(config, layout, num_samples),
             )
         per_epoch = max(1, -(-num_samples // size)) if config.pad_dataset else num_samples // size
-    elif config.pad_dataset:
-        raise ConfigurationError(
-            f"--pad-dataset and --weight-updates-per-epoch {per_epoch} are both given, and each says where an epoch "
-            "ends",
-            "drop one of them",
-        )
     if per_epoch * config.num_epochs > MAX_COUNT:
         raise ConfigurationError(
             f"{config.num_epochs} epochs of {per_epoch} weight updates are {per_epoch * config.num_epochs}, and a run "

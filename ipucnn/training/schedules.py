@@ -80,11 +80,6 @@ def make_schedule(
     method = method_of("lr_schedule_params", name)
     values = {**{key: value for key, value in method.defaults.items() if value is not None}, **params}
     what = f"lr-schedule '{name}'"
-    if learning_rate is not None and name == "stepped":
-        raise ConfigurationError(
-            "--learning-rate and lr-schedule 'stepped' exclude each other: it has its own values",
-            "drop one of them",
-        )
     if learning_rate is not None:
         values["initial_learning_rate"] = learning_rate
         scale = 1.0

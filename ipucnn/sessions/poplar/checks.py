@@ -80,12 +80,6 @@ def check_program(program: Program, config: RunConfig, instances: ProcessGroup =
             "add --optimizer-state-offloading",
         ),
         (
-            shares_state and p.num_stages == 1 and p.gradient_accumulation_count == 1,
-            "--replicated-optimizer-state-sharding has no effect without accumulation: the SDK shares out the "
-            "state only then",
-            "use --gradient-accumulation-count 2 or more, or drop it",
-        ),
-        (
             shares_state and count > 1,
             "--replicated-optimizer-state-sharding does not work over several instances",
             "drop it",

@@ -24,6 +24,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
 from ipucnn.filesystem import absolute, errors_about, expand, make_folder
 from ipucnn.machine import cpu_flags
+from ipucnn.text import is_interactive
 
 # Modules that enabling the SDK puts on PYTHONPATH, and that its TensorFlow and Keras import.
 SDK_MODULES = ("popdist", "libpvti", "popef")
@@ -342,8 +343,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     Raises:
         ConfigurationError: ``compile_only`` without a folder for what is compiled.
     """
-    is_seen = sys.stderr is not None and sys.stderr.isatty()
-    flags = {"show_progress_bar": str(is_seen).lower()}
+    flags = {"show_progress_bar": str(is_interactive(sys.stderr)).lower()}
     if config.executable_cache:
         flags[_CACHE] = _quoted(os.path.normpath(absolute(expand(config.executable_cache))))
     if config.device_generated_data or config.synthetic_data == "ipu":
