@@ -207,23 +207,25 @@ def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, su
 def test_assumptions_without_a_data_set_are_printed_before_the_build(short_benchmarks, run, succeeds):
     name = write(SMALL_NETWORK)
     both = f"{name}: images of 224x224x3 and 1,000 classes are assumed; --dataset NAME"
-    _, err = succeeds("plan-splits", name, "--stages", 2, columns=400)
-    assert 0 <= err.index(both) < err.index("reading the layers")
     small = ("--image-size", 64, "--executions", 3, "--min-time", 0, "--max-time", 30)
     for noise in (("--host-generated-data",), ("--synthetic-data", "host")):
         _, err = succeeds("benchmark", name, *noise, *small, columns=400)
         assert f"{name}: 1,000 classes are assumed; --dataset NAME" in err, (noise, err)
     _, err = succeeds("models", name, "--summary", columns=400)
     assert both in err
-    # Typed values are not assumed.
+    # A plan names them once, among all that it assumes; typed values are not assumed.
+    images, classes = "input 224x224x3, as no data set is named", "1,000 classes, as no data set is named"
     for typed, left in (
-        (("--classes", 5), "images of 224x224x3 are assumed"),
-        (("--image-size", 32), ": 1,000 classes are assumed"),
-        (("--dataset", "digits"), None),
-        (("--image-size", 32, "--classes", 5), None),
+        ((), {images, classes}),
+        (("--classes", 5), {images}),
+        (("--image-size", 32), {classes}),
+        (("--dataset", "digits"), set()),
+        (("--image-size", 32, "--classes", 5), set()),
     ):
-        _, _, err = run("plan-splits", name, "--stages", 2, *typed, columns=400)
-        assert ("assumed" not in err) if left is None else (left in err), (typed, err)
+        out, err = succeeds("plan-splits", name, "--stages", 2, *typed, "--json", columns=400)
+        assumed = json.loads(out)["assumed"]
+        assert "assumed" not in err and {images, classes} & set(assumed) == left, (typed, assumed)
+        assert {"micro-batch 1", "optimizer sgd", "1 replica"} <= set(assumed)
 
 
 def pictures(folder, size):

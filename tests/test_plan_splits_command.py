@@ -16,11 +16,13 @@ from support.plans import plan, plan_splits, refused
 from support.refusals import Refusal, check_refused
 
 from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.resolve import resolve
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.registry import get_model
 from ipucnn.planning.cost.memory import published_at
 from ipucnn.planning.pipeline_plan import ParetoRow, PipelinePlan
 from ipucnn.planning.program import uniform
+from ipucnn.planning.question import make_question
 from ipucnn.planning.splits import choose_splits
 from ipucnn.reports import units
 from ipucnn.reports.console import plain_table, print_table
@@ -399,6 +401,9 @@ def test_table_always_shows_the_row_of_the_plan(run, capsys):
         assert "leaves out 18 of 30 rows" in " ".join(after.split())
 
 
+UNTYPED = {"half partials off", "optimizer state offloading on", "8-bit transfer off"}
+
+
 @pytest.mark.parametrize(
     ("args", "code", "error", "hint"),
     [
@@ -412,6 +417,37 @@ def test_table_always_shows_the_row_of_the_plan(run, capsys):
 def test_user_mistakes_get_an_error_and_a_hint(run, args, code, error, hint):
     refused(run, code, error, hint, SMALL, args)
     assert list(Path().iterdir()) == []
+
+
+BATCH = {"micro_batch_size": 4, "num_replicas": 1}
+SWITCHES = {"half_partials": True, "optimizer_state_offloading": False, "eight_bit_transfer": True}
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked", "assumed"),
+    [
+        ({}, {"stages": 2}, {"1 replica", *UNTYPED}),  # the preset has a micro-batch
+        (BATCH, {"stages": 2}, UNTYPED),
+        ({"micro_batch_size": 4, "ipus": 4}, {"stages": 2}, UNTYPED),
+        ({**BATCH, **SWITCHES}, {"stages": 2}, set()),
+        ({**BATCH, "precision": "32.32"}, {"stages": 2}, UNTYPED - {"half partials off"}),
+        ({**BATCH, "device_mapping": "0 1"}, {}, {"schedule Grouped", *UNTYPED}),
+        (
+            BATCH,
+            {"stages": 2, "inference": True},
+            UNTYPED - {"optimizer state offloading on"} | {"schedule Grouped"},
+        ),
+        ({"ipus": 2}, {}, set()),
+        ({"ipus": 2}, {"inference": True}, {"schedule Grouped"}),
+    ],
+)
+def test_every_setting_that_nobody_gave_is_named_once(flags, asked, assumed):
+    """Those that are searched are open, so nothing is assumed about them; a search has one mapping of them."""
+    question = make_question(resolve("plan-splits", flags, model="toy_model", reads_data=False), **asked)
+    kinds = ("micro-batch ", "replica", "schedule", "half partials", "optimizer state", "8-bit")
+    named = [text for text in question.assumed if text.startswith(kinds) or text.endswith("replica")]
+    assert sorted(named) == sorted(assumed)
+    assert question.space is None or question.space.values == question.values
 
 
 # Training with plans

@@ -169,6 +169,7 @@ def _best(
     planner = Planner(graph, ipu_system)
     proportions = given_proportions(request.config, p.num_stages)
     shares = OPEN["available_memory_proportion"] if proportions is None else (proportions,)
+    # One value for all stages, as the measured program has: only plan-splits lets stages differ.
     values = {"recomputation": OPEN["recomputation"], "available_memory_proportion": shares}
     for limit in LIMITS[:1], LIMITS[1:]:
         for stages in _STAGES:

@@ -21,7 +21,7 @@ from ipucnn.filesystem import (
     shown,
     write_output_text,
 )
-from ipucnn.models.registry import NETWORK_FILES, assumption
+from ipucnn.models.registry import NETWORK_FILES
 
 if TYPE_CHECKING:
     from ipucnn.planning.question import Question
@@ -134,17 +134,13 @@ def plan_splits(options: PlanSplits) -> None:
         profile = read_profile(profile_path)
     if optimisations:
         refuse_given(planning, ": --optimisations makes no plan", "drop one of them")
-    config, classes = resolved.config, options.classes
-    assumed = assumption(resolved.record, config.dataset, config.image_size, classes)
-    if assumed:
-        note(f"{assumed}; --dataset NAME takes those of a data set, --image-size N and --classes N others")
     question = make_question(
         resolved,
         stages=options.stages,
         row=options.row,
         system=options.system,
         profile=profile,
-        classes=classes,
+        classes=options.classes,
         recomputation=options.recomputation,
         stage_proportions=options.stage_proportions,
         inference=options.inference,

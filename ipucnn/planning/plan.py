@@ -20,7 +20,7 @@ from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_sta
 from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
 from ipucnn.planning.forecast import Forecast
-from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
+from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.network import network_graph
 from ipucnn.planning.pipeline_plan import (
     ComparisonRow,
@@ -44,10 +44,10 @@ from ipucnn.planning.search.neighbours import (
     ways_to_fit,
     why_no_fit,
 )
-from ipucnn.planning.search.open_settings import choices, trial_settings
+from ipucnn.planning.search.open_settings import FREE, choices, trial_settings
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
-from ipucnn.planning.splits import RULES, check_cuts, check_stages, frozen_layers
-from ipucnn.text import counted, percent, shown_value
+from ipucnn.planning.splits import RULES, check_cuts, check_stages
+from ipucnn.text import counted, percent
 
 if TYPE_CHECKING:
     from ipucnn.config.presets import PresetFile
@@ -72,25 +72,16 @@ def read_graph(question: Question, import_tensorflow: Callable[[], object]) -> L
     return question.graph or network_graph(question.record, question.options, before_build)
 
 
-def _planner(question: Question, graph: LayerGraph) -> Tuple[Planner, Tuple[str, ...]]:
-    """Returns the planner of the network with its untrained layers frozen, after checking the question against it.
-
-    Returns:
-        The planner, and a sentence about each assumption.
-    """
-    assumed, freeze = [*question.assumed, *estimates(graph)], question.config.freeze
-    if freeze is not None:
-        frozen = frozen_layers(graph, freeze)
-        graph = frozen_graph(graph, frozen)
-        names = ", ".join(map(shown_value, frozen[:5])) + (
-            f" and {len(frozen) - 5} more" if frozen[5:] else ""
-        )
-        assumed.append(f"freeze {shown_value(freeze)}: {counted(len(frozen), 'layer')} not trained: {names}")
+def _with_planner(question: Question, import_tensorflow: Callable[[], object]) -> Tuple[Question, Planner]:
+    """Returns the question with its network, and the network's planner, after checking one against the other."""
+    graph = read_graph(question, import_tensorflow)
+    question = question.with_network(graph)
+    graph = question.graph or graph
     if question.splits is not None:
         check_cuts(question.splits, graph)
     check_stages(question.settings.num_stages, graph)
     check_system(question)
-    return Planner(graph, question.system), tuple(assumed)
+    return question, Planner(graph, question.system)
 
 
 def make_plan(
@@ -109,7 +100,7 @@ def make_plan(
     """
     yield Began("searching" if question.splits is None else "predicting")
     compared = [_comparison(name) for name in comparisons or ["params"]]
-    planner, assumed = _planner(question, read_graph(question, import_tensorflow))
+    question, planner = _with_planner(question, import_tensorflow)
     pareto: Tuple[ParetoRow, ...] = ()
     if question.splits is None and question.space is not None:
         candidate, pareto = best_uses(planner, question.space, question.row)
@@ -125,7 +116,9 @@ def make_plan(
     no_fit = None
     exceeds = question.splits is not None and candidate.predicted_fill > max(LIMITS)
     if question.splits is None and candidate.memory_limit > LIMITS[0]:
-        no_fit = _why_no_fit(planner, question, choices(candidate.settings, question.values), LIMITS[0])
+        # The program keeps the settings that only a search over configurations varies.
+        values = {name: tried for name, tried in question.values.items() if name not in FREE}
+        no_fit = _why_no_fit(planner, question, choices(candidate.settings, values), LIMITS[0])
     elif exceeds:
         tried = question.choices()
         if not any(planner.fits(each, max(LIMITS)) for choice in tried for each in choice.programs):
@@ -142,7 +135,7 @@ def make_plan(
         comparison=(*_under_own_schedule(planner, candidate, question), *compare(planner, candidate, others)),
         pareto=pareto,
         no_fit=no_fit,
-        assumed=assumed,
+        assumed=question.assumed,
         not_searched=tuple(fixed) if question.space is None else (),
         next_changes=changes,
         remedy=remedy,
@@ -174,7 +167,7 @@ def make_optimisations(
     # The optimisations compare with the program as it is, under no other schedule.
     values = {**question.values, "schedule": (question.settings.schedule,)}
     question = replace(question, splits=splits, values=values)
-    planner, assumed = _planner(question, read_graph(question, import_tensorflow))
+    question, planner = _with_planner(question, import_tensorflow)
     candidate = _best(planner, question)
     base, rows = optimisations(
         planner,
@@ -183,7 +176,7 @@ def make_optimisations(
         loss_scaling=config.loss_scaling,
         exchange_target=config.internal_exchange_optimization_target,
     )
-    return replace(question, assumed=assumed), candidate, base, rows
+    return question, candidate, base, rows
 
 
 def check_not_fitting(plan: PipelinePlan, question: Question) -> None:

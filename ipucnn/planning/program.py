@@ -23,8 +23,8 @@ PRECISIONS = ("16.16", "16.32", "32.32")
 class Placement(Enum):
     """Where the stages of a replica are.
 
-    Segments are Sequential stages on one IPU: they pass tensors on in place, and each recomputes its part of the
-    network from a checkpoint.  Otherwise each stage has an IPU, or some share one.
+    Segments are Sequential stages on one IPU: they pass tensors on in place.  With recomputation, each but the last
+    computes its part of the network again from a checkpoint.  Otherwise each stage has an IPU, or some share one.
     """
 
     ONE_EACH = "stages with an IPU each"
@@ -39,7 +39,8 @@ _LEAST = {
 }
 
 # availableMemoryProportion if none is given: in a run Poplar's default.  In a plan each stage has the largest of these
-# with which it fits (``Choice.by_stage``); the others are values of public training configurations.
+# with which it fits if that is faster than one value for all (``Choice.by_stage``); the others are values of public
+# training configurations.
 DEFAULT_PROPORTION = 0.6
 PROPORTIONS = (DEFAULT_PROPORTION, 0.3, 0.15)
 POPLAR_OPTION = "availableMemoryProportion"
@@ -128,7 +129,7 @@ class PlannedProgram:
         half_partials: whether partial sums are fp16 if the inputs are fp16.
         eight_bit_transfer: whether images are sent to the device as bytes.
         device_mapping: the IPU of each stage.  If None, stage i is on IPU i, except that all Sequential stages are on
-            one IPU, as recomputation segments.
+            one IPU, as segments.
     """
 
     micro_batch_size: int = _setting(1, "micro-batch", "micro_batch_size")

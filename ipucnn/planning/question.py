@@ -1,12 +1,13 @@
 """Turns a resolved configuration into a planning question: which settings are typed, assumed or open.
 
-``Question.values`` maps each setting that a search varies to the values to try.  A typed one has one value, an open one
-those of ``OPEN`` in ``search/open_settings.py``.  If the stages are given (``_of_stages``), schedule, recomputation and
-availableMemoryProportion are open; else (``_of_search``) everything in ``OPEN`` is, with stages and replicas.  All
-other settings have one value: if neither a flag nor a preset gave it, ``Question.assumed`` has a sentence about it.
+``Question.values`` maps each setting that is searched to the values to try.  A typed one has one value, an open one
+those of ``OPEN`` in ``search/open_settings.py``.  If the stages are given (``_of_stages``), these are schedule,
+recomputation and availableMemoryProportion; else (``_of_search``) all settings in ``OPEN``, and the number of replicas
+if it is typed: the search's ``Space`` has the same mapping.  Every other setting has one value.  What neither a flag
+nor a preset gave is named in ``Question.assumed``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import BY_NAME, RunConfig
@@ -17,7 +18,7 @@ from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.extract import read_layer_graph
-from ipucnn.planning.graphs.layer_graph import LayerGraph
+from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
 from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.program import (
@@ -42,7 +43,9 @@ from ipucnn.planning.search.open_settings import (
     choices,
     default_count,
     micro_batches,
+    trial_settings,
 )
+from ipucnn.planning.splits import frozen_layers
 from ipucnn.text import counted, shown_value
 from ipucnn.training.batching import (
     check_distributed_batch_norm,
@@ -66,7 +69,8 @@ class Question:
         options: the options to build the network.
         kept: the options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: the settings of one program; for a search, those that hold for all configurations.
-        values: the values to try of each open setting; a typed one has one.
+        values: the values to try of each setting that is searched; a typed one has one.  A search has the same in
+            ``space``.
         by_stage: whether stages may differ in availableMemoryProportion, if that is open.
         splits: the splits to judge; None for the planner to choose them.
         space: the space of the search over configurations; None if the number of stages is given.
@@ -74,7 +78,7 @@ class Question:
         assumed: what was assumed because neither a flag nor a preset gave it, a sentence each.
         assumed_input: the sentence of ``assumed`` about the input; None if the user gave the input.
         warnings: requested things that are impossible, a sentence each.
-        graph: the network before layers are frozen, if it is known: that of a file, or one that was read before.
+        graph: the network, if it is known: that of a file, or one that was read before; ``with_network`` freezes it.
     """
 
     resolved: Resolved
@@ -113,6 +117,19 @@ class Question:
         return (
             {str(self.resolved.origins["pipeline_splits"]): splits} if splits and self.splits is None else {}
         )
+
+    def with_network(self, graph: LayerGraph) -> "Question":
+        """Returns the question with a network, its untrained layers frozen; what that assumes is added."""
+        assumed, freeze = [*self.assumed, *estimates(graph)], self.config.freeze
+        if freeze is not None:
+            frozen = frozen_layers(graph, freeze)
+            graph = frozen_graph(graph, frozen)
+            names = ", ".join(map(shown_value, frozen[:5]))
+            names += f" and {len(frozen) - 5} more" if frozen[5:] else ""
+            assumed.append(
+                f"freeze {shown_value(freeze)}: {counted(len(frozen), 'layer')} not trained: {names}"
+            )
+        return replace(self, graph=graph, assumed=tuple(assumed))
 
     def with_stages(self, num_stages: int) -> str:
         """Returns the options to type for another number of stages, and new values for conflicting typed options."""
@@ -190,11 +207,16 @@ def make_question(
         assumed.append("precision 16.16")
     graph, options, assumed_input = _network(resolved, config, classes)
     assumed += [assumed_input] if assumed_input is not None else []
+    own, without_data = resolved.record.own, (None, resolved.record.home_dataset, "random")
+    if own is not None and own.architecture is None and classes is None and config.dataset in without_data:
+        assumed.append(f"{counted(options.num_classes, 'class')}, as no data set is named")
     are_typed = resolved.is_typed("pipeline_splits")
     splits = (config.named_splits or None) if are_typed else None
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
+    elif config.training and not resolved.is_given("optimizer"):
+        assumed.append(f"optimizer {config.optimizer}")
     config = _with_legal_proportions(resolved, config, count, assumed)
     proportions = given_proportions(config, count or 1)
     question = Question(
@@ -481,6 +503,7 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
     if question.splits is None:
         for name in schedules:
             check_searchable(_under(settings, name))
+    assumed += _not_given(question.resolved, settings, schedules)
     return replace(
         question,
         settings=settings,
@@ -489,6 +512,22 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
         assumed=tuple(assumed),
         warnings=tuple(warnings),
     )
+
+
+def _not_given(resolved: Resolved, settings: PlannedProgram, schedules: Sequence[str]) -> List[str]:
+    """Returns the settings of a program in given stages that are not searched and that nobody gave."""
+    values = {
+        "micro_batch_size": f"micro-batch {settings.micro_batch_size}",
+        "num_replicas": counted(settings.num_replicas, "replica"),
+    }
+    if len(schedules) == 1 and settings.num_stages > 1:
+        values["pipeline_schedule"] = f"schedule {settings.schedule}"
+    titles = {each.name: each.metadata["name"] for each in fields(settings)}
+    for name in trial_settings(settings):
+        values[name] = f"{titles[name]} {'on' if getattr(settings, name) else 'off'}"
+    given = {name for name in values if resolved.is_given(name)}
+    given |= {"num_replicas"} if resolved.is_given("ipus") else set()
+    return [text for name, text in values.items() if name not in given]
 
 
 def _check_batch(total: int, layout: Layout, base: int) -> None:
@@ -575,7 +614,8 @@ def check_system(question: Question) -> None:
 
 def _of_search(question: Question, system: Optional[System]) -> Question:
     """Returns the question with a search over configurations."""
-    config, typed, assumed = question.config, question.resolved.typed, list(question.assumed)
+    config, resolved, assumed = question.config, question.resolved, list(question.assumed)
+    typed = resolved.typed
     replicas = config.num_replicas if "num_replicas" in typed else None
     ipus = config.ipus
     if ipus is None:
@@ -587,6 +627,8 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
     # A preset's schedule was chosen for its own stages and batch, so only a typed one is kept.  Without a backward pass
     # only the configured schedule is tried.
     has_one = "pipeline_schedule" in typed or not config.training
+    if not (config.training or resolved.is_given("pipeline_schedule")):
+        assumed.append(f"schedule {config.pipeline_schedule}")
     values = {
         **OPEN,
         **question.values,
@@ -621,4 +663,4 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
     )
     if total is not None and "global_batch_size" not in typed:
         assumed.append(f"global batch {total}, the preset's")
-    return replace(question, space=space, system=system, assumed=tuple(assumed))
+    return replace(question, values=values, space=space, system=system, assumed=tuple(assumed))

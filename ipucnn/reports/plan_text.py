@@ -411,7 +411,9 @@ def _pareto_notes(plan: PipelinePlan, chosen: int, shown: Sequence[int]) -> List
     )
     notes = [first, f"micro: samples in a micro-batch; {counts}; repl.: replicas"]
     if training and any(entry.settings.schedule == SEQUENTIAL for entry in rows):
-        notes.append("Sequential stages are recomputation segments: parts of a network on one IPU.")
+        notes.append(
+            "Sequential stages are segments: parts of a network on one IPU, here with recomputation."
+        )
     notes.append("prop.: available memory proportion in percent, or the smallest and largest of the stages")
     if any(entry.verdict == "uncertain" for entry in rows):
         notes.append("?: uncertain whether it fits")

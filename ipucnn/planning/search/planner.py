@@ -2,7 +2,8 @@
 
 Three functions choose splits, and each calls the one before: ``Planner.fastest_splits`` those of a program,
 ``Planner.fastest_program`` those of the fastest of several programs, and ``best_uses`` in ``front.py`` those of the
-best programs on a number of IPUs (``--ipus``).
+best programs on a number of IPUs, if no number of stages is given.  ``Planner.judge`` predicts given splits, and
+``Planner.best_judged`` chooses among programs for them.
 
 The memory limits are tried in this order: first the share of an IPU's memory in which splits surely fit
 (``FITS_BELOW``), whatever their speed; if no splits fit, the whole memory; then the share up to which the model cannot
@@ -85,7 +86,11 @@ class Candidate:
 
 
 class Planner:
-    """Plans and judges splits of one network on one system, and keeps tables that several searches share."""
+    """Plans and judges splits of one network on one system, and keeps tables that several searches share.
+
+    Two tables depend on no system and are kept for the whole process: ``layer_times._partitioned``, how products are
+    divided among tiles, and ``memory._uses``, when a network's tensors are used.
+    """
 
     def __init__(self, graph: LayerGraph, system: System) -> None:
         self.graph, self.system = graph, system
