@@ -15,7 +15,7 @@ from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport, DataFacts, Limits, Request
 from ipucnn.benchmarking.rounds import MIN_ROUNDS
-from ipucnn.config import values
+from ipucnn.config import bounds, values
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import Effect
@@ -40,9 +40,9 @@ KERAS = "keras"
 # A call of Keras' fit takes some 50 ms whatever its work: executions are long enough to make this negligible.
 COMPARED_EXECUTION_S = 2.0
 DEFAULTS = Limits(
-    min_executions=10,
-    min_time_s=10.0,
-    max_time_s=150.0,
+    min_executions=bounds.DEFAULT_EXECUTIONS,
+    min_time_s=bounds.DEFAULT_MIN_TIME_S,
+    max_time_s=bounds.DEFAULT_MAX_TIME_S,
     max_warmup_s=15.0,
     execution_s=0.1,
     compare_with=None,
@@ -76,7 +76,7 @@ class BenchmarkSettings:
     system: Optional[str] = None
     profile: Optional[SystemProfile] = None
     baseline: Optional[Path] = None
-    max_regression: float = 0.05
+    max_regression: float = bounds.DEFAULT_MAX_REGRESSION
 
     @property
     def training(self) -> bool:

@@ -13,7 +13,7 @@ from ipucnn.config.command import own_options, request_of
 from ipucnn.config.request import RunRequest
 from ipucnn.config.shared_options import NetworkOptions
 from ipucnn.config.spec import argument, option, word
-from ipucnn.text import counted
+from ipucnn.text import counted, percent
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
@@ -52,21 +52,24 @@ class Benchmark(NetworkOptions):
         "keras", "Also measure plain Keras (its fit or predict), in turns, and print the ratio."
     )
     executions: Optional[int] = option(
-        None, "Measure at least this many executions.", within=bounds.EXECUTIONS, default_text="10"
+        None,
+        "Measure at least this many executions.",
+        within=bounds.EXECUTIONS,
+        default_text=str(bounds.DEFAULT_EXECUTIONS),
     )
     min_time: Optional[float] = option(
         None,
         "Measure for at least this long.",
         metavar="SECONDS",
         within=bounds.SECONDS,
-        default_text="10, or --max-time if that is less",
+        default_text=f"{bounds.DEFAULT_MIN_TIME_S:g}, or --max-time if that is less",
     )
     max_time: Optional[float] = option(
         None,
         "Stop after this long, of which a third is kept for measuring.",
         metavar="SECONDS",
         within=bounds.SECONDS,
-        default_text="150",
+        default_text=f"{bounds.DEFAULT_MAX_TIME_S:g}",
     )
     system: Optional[str] = word(
         "NAME",
@@ -81,7 +84,9 @@ class Benchmark(NetworkOptions):
         "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower."
     )
     max_regression: Optional[str] = word(
-        "P%", "Share of the baseline's speed that may be lost.", default_text="5%"
+        "P%",
+        "Share of the baseline's speed that may be lost.",
+        default_text=percent(bounds.DEFAULT_MAX_REGRESSION),
     )
     suite: Optional[str] = word(
         "NAME|FILE.yml",

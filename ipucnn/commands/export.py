@@ -29,7 +29,11 @@ class Export(WeightsOptions):
         default_text="dynamic",
     )
     opset: Optional[int] = option(
-        None, "ONNX: version of the operations.", metavar="N", within=bounds.OPSET, default_text="15"
+        None,
+        "ONNX: version of the operations.",
+        metavar="N",
+        within=bounds.OPSET,
+        default_text=str(bounds.DEFAULT_OPSET),
     )
     half: bool = option(False, "ONNX and TFLite: store the weights in 16 bits. Computing stays in 32 bits.")
     int8: bool = option(

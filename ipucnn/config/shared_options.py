@@ -11,17 +11,11 @@ from ipucnn.config import bounds, values
 from ipucnn.config.bounds import Range
 from ipucnn.config.parameters import names_of
 from ipucnn.config.spec import (
-    DATA,
-    DEVICE,
     DIRECTORY,
     FILE,
     FRACTION,
     LIMIT,
-    NETWORK,
-    PLAN,
     POPLAR_OPTIONS,
-    RUN,
-    TRAIN,
     WEIGHTS,
     Effect,
     ValueKind,
@@ -32,6 +26,14 @@ from ipucnn.config.spec import (
 )
 
 GENERAL = "General"
+TRAIN = ("train",)
+RUN = ("train", "benchmark")
+PLAN = ("train", "benchmark", "plan-splits")
+NETWORK = (*PLAN, "evaluate", "infer", "export")
+DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
+DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
+"""The commands that take an option of runs; ``RUN`` those of most."""
+_OF_RUN: Dict[str, Any] = {"commands": RUN}
 
 
 # --- options of commands
@@ -42,7 +44,7 @@ class CommandOptions:
     """The options of every command."""
 
     PANEL: ClassVar[str] = ""
-    EACH: ClassVar[Dict[str, Any]] = {"optional": False, "off": (), "commands": (), "in_yaml": False}
+    EACH: ClassVar[Dict[str, Any]] = {"optional": False, "off": (), "in_yaml": False}
 
     json: bool = option(False, "Print the result as JSON.", panel=GENERAL)
     verbose: bool = option(False, "Say more on stderr.", panel=GENERAL)
@@ -143,6 +145,7 @@ class GeneralOptions:
     """The network, data, device and folder of a run."""
 
     PANEL: ClassVar[str] = "General"
+    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
     model_name: str = option(
         "toy_model",
@@ -246,6 +249,7 @@ class DataOptions:
     """Which samples are used, and how they are loaded."""
 
     PANEL: ClassVar[str] = "Data"
+    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
     image_size: Optional[Tuple[int, int]] = option(
         None,
@@ -363,6 +367,7 @@ class ModelOptions:
     """The network and its starting weights."""
 
     PANEL: ClassVar[str] = "Model"
+    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
     weights: Optional[str] = option(
         None,
@@ -579,6 +584,7 @@ class TrainingOptions:
     """Optimizer, schedule, loss and precision."""
 
     PANEL: ClassVar[str] = "Training"
+    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
     training: bool = option(True, "Train; with --no-training the run only validates.", commands=TRAIN)
     num_epochs: int = option(
@@ -747,6 +753,7 @@ class BatchingOptions:
     """The sizes of a weight update, an execution and an epoch."""
 
     PANEL: ClassVar[str] = "Batching"
+    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
     micro_batch_size: int = option(
         1,
@@ -825,6 +832,7 @@ class PipelineOptions:
     """Splitting the model over the IPUs of a replica."""
 
     PANEL: ClassVar[str] = "Pipeline"
+    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
     plan: Optional[str] = option(
         None,
@@ -898,7 +906,7 @@ class IpuOptions:
     """Options that only the Poplar session uses. The host records them without effect."""
 
     PANEL: ClassVar[str] = "IPU only"
-    EACH: ClassVar[Dict[str, Any]] = {"host_effect": False}
+    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, "host_effect": False}
 
     on_demand: bool = option(
         True,
@@ -1041,7 +1049,7 @@ class HostOptions:
     """Options that only the host session uses."""
 
     PANEL: ClassVar[str] = "Host session"
-    EACH: ClassVar[Dict[str, Any]] = {"ipu_effect": False}
+    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, "ipu_effect": False}
 
     fused_micro_batches: Optional[int] = option(
         None,

@@ -20,13 +20,6 @@ from ipucnn.text import shown_value
 NO_BOUNDS = Range()
 METADATA_KEY = "ipucnn.option"
 
-TRAIN = ("train",)
-RUN = ("train", "benchmark")
-PLAN = ("train", "benchmark", "plan-splits")
-NETWORK = (*PLAN, "evaluate", "infer", "export")
-DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
-DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
-
 
 class Effect(enum.Enum):
     """What a value of an option changes in a run."""
@@ -137,7 +130,7 @@ class OptionSpec:
     within: Range = NO_BOUNDS
     choices: Tuple[str, ...] = ()
     metavar: str = ""
-    commands: Tuple[str, ...] = RUN
+    commands: Tuple[str, ...] = ()
     effect: Effect = Effect.RESULT
     host_effect: bool = True
     ipu_effect: bool = True

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from ipucnn.aliases import KerasModel, OnnxGraph, OnnxNode, PlainDict, PlainValue, Tensor, TfFunction
+from ipucnn.config.bounds import DEFAULT_OPSET
 from ipucnn.documents import read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.events import LOADING, Began, Events, Note, emit
@@ -45,7 +46,6 @@ from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.sources import IMAGENET, Named
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.verification import (
-    DEFAULT_OPSET,
     RunBatch,
     calibration_images,
     exact_network,

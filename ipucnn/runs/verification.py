@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.config.bounds import DEFAULT_OPSET
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.errors import DataError, ThresholdError, UserError
@@ -32,7 +33,6 @@ from ipucnn.runs.trained import TrainedSetup
 from ipucnn.sessions.session import Predictor
 from ipucnn.text import distinguishable, shown_value
 
-DEFAULT_OPSET = 15
 LEAST_SAMPLES = 100
 CALIBRATION_IMAGES = 100
 # Largest difference relative to the deviation of the outputs, and least share of samples with the same largest output,
