@@ -306,6 +306,20 @@ def test_benchmarks_on_ipus_fuse_no_micro_batches(run, mode):
         check_refused(run, Refusal(words, "--fused-micro-batches 1 has no effect on IPUs", "drop it"))
 
 
+def test_memory_errors_of_benchmarks_on_ipus_have_a_hint_that_ipus_accept(monkeypatch, run):
+    def exhausted(*arguments):
+        raise MemoryError("no memory")
+
+    words = shlex.split("benchmark toy_model --host-generated-data --executions 3 --min-time 0")
+    with installed():
+        from ipucnn.sessions.poplar.prediction import PoplarPredictor
+
+        monkeypatch.setattr(PoplarPredictor, "predict", exhausted)
+        code, out, err = run(*words)
+    assert code == 4 and "use a smaller --micro-batch-size or --image-size" in out + err
+    assert "--fused-micro-batches" not in out + err
+
+
 IN_STAGES = "--pipeline-splits conv3 --gradient-accumulation-count 4"
 
 

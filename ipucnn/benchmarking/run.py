@@ -189,7 +189,9 @@ def _void(latest: BenchmarkReport, error: Exception) -> Tuple[BenchmarkReport, i
         why, code = error.message, error.exit_code
     elif isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
         why = f"out of memory: {_without_nodes(str(getattr(error, 'message', error)))}"
-        hint = "use a smaller --micro-batch-size or --image-size, or --fused-micro-batches 1"
+        hint = "use a smaller --micro-batch-size or --image-size"
+        # IPUs refuse the option.
+        hint += "" if latest.device.kind == "ipu" else ", or --fused-micro-batches 1"
         code = EXIT_INFEASIBLE
     else:
         # A library's error after an interruption says nothing about the benchmark.
