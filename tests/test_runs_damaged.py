@@ -29,6 +29,7 @@ WHOLE = {
         "left_out": [],
         "unused": [],
         "validated_pixels": None,
+        "warnings": [],
     },
     "notes": [],
     "program": {"num_epochs": 1},

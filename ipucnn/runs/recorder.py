@@ -535,6 +535,7 @@ class Recorder:
                 left_out=list(info.left_out),
                 unused=list(info.unused),
                 validated_pixels=_validated_pixels(context),
+                warnings=list(info.warnings),
             ),
             notes=list(self._remarks),
             program=program.to_dict(),

@@ -28,6 +28,7 @@ class ReportedDataset(msgspec.Struct):
         left_out: names of damaged images.
         unused: files and folders that are not read, by reason.
         validated_pixels: ``inner`` and ``of``, the region of the images that is validated; None for all pixels.
+        warnings: sentences about what was assumed or left out, such as files of several pages.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ReportedDataset(msgspec.Struct):
     left_out: List[str]
     unused: List[Unused]
     validated_pixels: Optional[Dict[str, Tuple[Natural, Natural]]]
+    warnings: List[str]
 
 
 class Compilation(msgspec.Struct):
