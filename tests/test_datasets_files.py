@@ -330,6 +330,7 @@ def test_damaged_images_are_refused_or_left_out(tmp_path, run, succeeds, lightly
     data = json.loads(out)["dataset"]
     assert code == 0 and data["train"] + data["evaluation"] == 37 and "3 damaged images left out" in err
     assert [Path(path).name for path in data["left_out"]] == ["3.png", "4.png", "5.png"]
+    assert any(line.startswith("3 damaged images left out") for line in data["warnings"])
     (folder / "b" / "4.png").write_bytes(whole)
     out, err = succeeds("evaluate", tmp_path / "run", "--limit-eval", 2, "--json")
     assert "2 damaged images left out" in json.loads(out)["notes"][-1] and "left out" not in err
