@@ -1,12 +1,14 @@
 """Reader of YAML and JSON from users, in files and in flags; it limits their size and returns only plain values.
 
-A document is at most ``MAX_BYTES`` long and ``MAX_DEPTH`` deep.  Values are text, numbers, true and false, null, lists,
-and mappings with text keys.  Tags are refused.  Dates stay text.  Depth is checked on the events of PyYAML's parser
-before its composer runs, because 100,000 brackets would crash the process there.
+A document is at most ``MAX_BYTES`` long, and twice as long with its aliases written out, and ``MAX_DEPTH`` deep.
+Values are text, numbers, true and false, null, lists, and mappings with text keys. Tags are refused. Dates stay text.
+Depth is checked on the events of PyYAML's parser before its composer runs, because 100,000 brackets would crash the
+process there.
 """
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import shlex
@@ -100,7 +102,12 @@ def compose(text: str) -> Optional[YamlNode]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader))
-        return yaml.compose(text, Loader=loader)
+        node = yaml.compose(text, Loader=loader)
+        if node is not None:
+            _check_aliases(node, {})
+        return node
+    except RecursionError:  # aliases inside of each other, or of themselves
+        raise _too_deep() from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise _unreadable(text, error) from None
 
@@ -117,6 +124,26 @@ def _check_events(events: Iterator[YamlEvent]) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _too_deep(line)
+
+
+def _check_aliases(node: YamlNode, known: Dict[YamlNode, int]) -> int:
+    """Refuses aliases that multiply the document; returns the number of its characters with all aliases written out.
+
+    Args:
+        known: the numbers for the nodes that were counted before; a node that aliases repeat is counted only once.
+    """
+    if node not in known:
+        size = 1
+        if node.id == SCALAR:
+            size += len(node.value)
+        else:
+            for child in itertools.chain(*node.value) if node.id == MAPPING else node.value:
+                size += _check_aliases(child, known)
+        if size > 2 * MAX_BYTES:
+            what = f"with its aliases written out, it is longer than {2 * MAX_BYTES:,} characters"
+            raise BadDocument(what, "use fewer aliases (*name) of lists and mappings", line_of(node))
+        known[node] = size
+    return known[node]
 
 
 def line_of(node: YamlNode) -> int:
@@ -214,10 +241,7 @@ def load(text: str) -> Any:
         BadDocument: as :func:`compose` and :func:`plain`.
     """
     node = compose(text)
-    try:
-        return None if node is None else plain(node)
-    except RecursionError:  # aliases inside of each other, or of themselves
-        raise _too_deep() from None
+    return None if node is None else plain(node)
 
 
 def _too_long(length: int, line: Optional[int] = None) -> BadDocument:

@@ -9,6 +9,7 @@ the reader of a file deep inside, calls :func:`emit`.
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Generator, Optional, TypeVar
 
 Result = TypeVar("Result")
@@ -98,15 +99,19 @@ def show(work: Events[Result], view: View = _NOBODY) -> Result:
     token = _view.set(view)
     try:
         with view, closing(work):
+            go_on: Callable[[], Event] = partial(next, work)
             while True:
                 try:
-                    view.show(next(work))
+                    event = go_on()
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                try:
+                    view.show(event)
+                    go_on = partial(next, work)
                 except KeyboardInterrupt as interruption:
                     # The work decides what is left of it, also if the signal arrived while an event was shown.
-                    view.show(work.throw(interruption))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+                    go_on = partial(work.throw, interruption)
     finally:
         _view.reset(token)
 

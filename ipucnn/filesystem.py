@@ -376,7 +376,7 @@ def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> int:
     if kind is not Kind.FILE:
         raise DataError(f"{shown(path)} is {kind.value}, not a file", hint or "give the path of a file")
     with errors_about(path):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | _SAFELY)
 
 
 def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:

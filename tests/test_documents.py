@@ -22,6 +22,8 @@ from ipucnn.documents import MAX_DEPTH, BadDocument
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.text import shown_value
 
+# Nine levels of nine aliases each: 9 ** 9 values.
+BOMB = "a0: &a0 [v]\n" + "".join(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]\n" for n in range(1, 10))
 # Texts that no page can show, and a part of the error.
 REFUSED = {
     "brackets": ("[" * 100_000, "line 1: more than 50"),
@@ -30,6 +32,12 @@ REFUSED = {
     "indentation": ("".join(" " * n + "a:\n" for n in range(60)), "line 51: more than 50"),
     "recursion": ("a: &a [*a]", "inside of each other"),
     "recursion of a key": ("a: &a {b: &b {c: *a}}", "inside of each other"),
+    "aliases that multiply": (BOMB, "with its aliases written out"),
+    "merges that multiply": (
+        "a0: &a0 {k: v}\n" + "".join(
+            f"a{n}: &a{n} {{<<: [{', '.join(9 * [f'*a{n - 1}'])}]}}\n" for n in range(1, 10)
+        ), "with its aliases written out"),
+    "a long text that aliases multiply": (f"a: &a {'x' * 90_000}\nb: [{'*a, ' * 90_000}]", "written out"),
     "digits": ("a: " + "9" * 5000, "line 1: a number of 5,000 characters"),
     "binary digits": ("a: 0b" + "1" * 500_000, "a number of"),
     "decimals": ("a: 0." + "3" * 500_000, "a number of"),
@@ -128,10 +136,11 @@ HOSTILE = {
     "large.yml": (b"a: " + b"x" * 10_000_000, "larger than"),
     "brackets.yml": (b"[" * 100_000, "inside of each other"),
     "nul.yml": (b"a: \0\n", "not readable"),
+    "aliases.yml": (BOMB.encode(), "written out"),
 }
 # What else may have such a name.
 OTHERS = {"fifo.yml": "FIFO", "folder.yml": "folder.yml", "/dev/zero": "a device", "absent.yml": "absent.yml"}
-NOT_JSON = dict.fromkeys(("nul.yml", "large.yml"), "is not JSON")
+NOT_JSON = dict.fromkeys(("nul.yml", "large.yml", "aliases.yml"), "is not JSON")
 
 
 @pytest.mark.parametrize(

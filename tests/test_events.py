@@ -82,3 +82,33 @@ def test_an_error_of_the_work_leaves_the_view():
     with pytest.raises(ValueError, match="broken"):
         show(work(), view)
     assert view.is_left
+
+
+def test_the_end_of_an_iterator_in_a_view_does_not_end_the_work():
+    class Faulty(Recorded):
+        def show(self, event):
+            next(iter(()))
+
+    view = Faulty()
+    work = (Note(str(number)) for number in range(2))
+    with pytest.raises(StopIteration):
+        show(work, view)
+    assert view.is_left
+
+
+def test_a_second_interruption_while_an_event_is_shown_is_raised_in_the_work_too():
+    seen = []
+
+    def work():
+        while len(seen) < 2:
+            try:
+                yield Note("still there")
+            except KeyboardInterrupt:
+                seen.append("interrupted")
+        return "saved"
+
+    class Impatient(Recorded):
+        def show(self, event):
+            raise KeyboardInterrupt
+
+    assert show(work(), Impatient()) == "saved"

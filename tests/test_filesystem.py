@@ -221,6 +221,16 @@ def test_a_folder_deleted_meanwhile_counts_as_locked(here):
     assert not filesystem.is_locked(here / "folder") and filesystem.is_locked(here / "absent")
 
 
+def test_a_fifo_that_meanwhile_replaced_a_file_is_not_waited_for(here, monkeypatch):
+    os.mkfifo(here / "a")
+    monkeypatch.setattr(filesystem, "kind_of", lambda path: filesystem.Kind.FILE)
+    data = []
+    reader = threading.Thread(target=lambda: data.append(filesystem.read_bytes(here / "a", 10)), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert data == [b""]
+
+
 def test_invalid_utf_8_is_reported_with_its_line(here):
     (here / "a").write_bytes(b"one\ntwo\n\xff")
     check_raises(DataError, "line 3: byte 0xff", "", filesystem.read_text, here / "a", 100)

@@ -1,5 +1,6 @@
 """Run folders: each run gets a free name, and links that others planted are not written through."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from ipucnn.command_group import parse_line
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import show
+from ipucnn.reports.runs import write_page
 from ipucnn.runs import writer as run_writer
 from ipucnn.runs.folder import is_unfinished, latest_run_dir
 from ipucnn.runs.kfold import CrossValidation
@@ -170,6 +172,40 @@ def trained(tmp_path_factory):
         train_lightly(patch)
         list(make_run(run_dir="run", seed="1").events())
         return Path("run").absolute()
+
+
+def test_a_page_that_is_killed_while_it_is_written_leaves_a_file_of_the_run(
+    lightly, here, trained, monkeypatch
+):
+    """The next run with --overwrite takes such a file for one of a run."""
+    shutil.copytree(trained, "run")
+    left = []
+
+    def killed(handle):
+        left.extend(path for path in Path("run").iterdir() if path.name.endswith(".tmp"))
+        Path("run", "kept").write_bytes(left[-1].read_bytes())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_page(RunWriter(Path("run")))
+    (temporary,) = left
+    Path("run", "kept").rename(temporary)
+    RunWriter(Path("run")).check_free(overwrite=True)
+    list(make_run(run_dir="run", seed="1", overwrite=True).events())
+    assert not temporary.exists()
+
+
+def test_an_unwritable_page_is_named_itself(here, trained, monkeypatch):
+    shutil.copytree(trained, "run")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    words = "run/report.html cannot be written: No space left"
+    check_raises(DataError, words, "free some space", write_page, RunWriter(Path("run")))
 
 
 def test_checkpoints_of_a_replaced_run_are_deleted_if_the_new_ones_go_elsewhere(lightly, here, trained):

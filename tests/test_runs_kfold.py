@@ -22,8 +22,10 @@ from ipucnn.config.resolve import resolve
 from ipucnn.datasets.base import fold_of_each, pool, select_fold
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.errors import DataError
+from ipucnn.events import OPENING, Began
 from ipucnn.filesystem import is_locked
 from ipucnn.machine import operation_threads
+from ipucnn.reports.console import Screen
 from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted, mean_and_deviation
 from ipucnn.runs.train import TrainingRun
 
@@ -105,9 +107,9 @@ def stop(patch, number):
     """Sends a signal after the first epoch of a trained fold: the first, second, ..."""
     events, begun = TrainingRun.events, []
 
-    def stopped(self):
+    def stopped(self, begin):
         begun.append(self)
-        for event in events(self):
+        for event in events(self, begin):
             if len(begun) == number and type(event).__name__ == "ExecutionFinished":
                 os.kill(os.getpid(), signal.SIGINT)
             yield event
@@ -255,6 +257,37 @@ def test_time_of_a_fold_includes_all_its_processes(whole):
         lines = (whole / row["run"] / "timings.jsonl").read_text().splitlines()
         times = [json.loads(line) for line in lines]
         assert row["train_s"] == pytest.approx(sum(t["wall_s"] for t in times if t["event"] == "execution"))
+
+
+def test_signals_while_an_event_is_shown_reach_the_run_of_the_fold(lightly, tmp_path, monkeypatch, run):
+    show = Screen.show
+
+    def signalled(screen, event):
+        show(screen, event)
+        if type(event).__name__ == "ExecutionFinished":
+            os.kill(os.getpid(), signal.SIGINT)  # deferred, because there is something to save
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Screen, "show", signalled)
+    code, _, error = run(*OPTIONS, "--run-dir", tmp_path / "cv")
+    assert code == 130
+    assert "error: fold 1: interrupted at once; what was not saved is lost" in error
+    assert f"continue it with: ipucnn train --resume --run-dir {tmp_path / 'cv'}" in error
+    assert not any(map(is_locked, (tmp_path / "cv", tmp_path / "cv" / "fold-1")))
+
+
+def test_the_data_set_is_opened_between_two_folds_only(lightly, tmp_path, monkeypatch, run):
+    seen = []
+    show = Screen.show
+    monkeypatch.setattr(Screen, "show", lambda screen, event: seen.append(event) or show(screen, event))
+    code, _, error = run(*OPTIONS, "--run-dir", tmp_path / "cv", "--no-checkpoints")
+    assert code == 0, error
+    steps = [
+        event for event in seen if event == Began(OPENING) or isinstance(event, (FoldStarted, FoldFinished))
+    ]
+    names = [type(event).__name__ for event in steps]
+    assert names == ["Began", *["FoldStarted", "FoldFinished", "Began"] * 3][:-1]
+    assert all((tmp_path / "cv" / f"fold-{fold}" / "report.html").is_file() for fold in (1, 2, 3))
 
 
 def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, run, succeeds):

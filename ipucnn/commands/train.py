@@ -35,17 +35,9 @@ def train(options: Train) -> None:
         show_dry_run,
         show_training,
     )
-    from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted
+    from ipucnn.runs.kfold import CrossValidation
     from ipucnn.runs.resume import is_cross_validation
     from ipucnn.runs.train import TrainingRun
-
-    def train_folds(validation: CrossValidation) -> Events[None]:
-        for event in validation.events():
-            yield event
-            if isinstance(event, FoldStarted):
-                run = event.run
-            elif isinstance(event, FoldFinished):
-                write_page_of(run)
 
     def train_run(run: TrainingRun, lines: RunLines) -> Events[None]:
         yield from lines.introduction()
@@ -56,7 +48,7 @@ def train(options: Train) -> None:
         if resolved.config.dry_run:
             show_dry_run(validation.first, options.json, validation.folds)
             return
-        show_training(train_folds(validation), RunLines())
+        show_training(validation.events(), RunLines())
         print_result_of_folds(validation, options.json)
         return
     run = show(during(OPENING, lambda: TrainingRun(resolved, options.verbose)), Screen())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainValue
-from ipucnn.filesystem import is_file, read_bytes, write_text
+from ipucnn.filesystem import is_file, read_bytes
 from ipucnn.reports import units
 from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_table, text_table
 from ipucnn.reports.figures import label, new_figure, save_figure
@@ -275,7 +275,9 @@ class Facts(NamedTuple):
 
 def write_page(folder: RunWriter, evaluation: Optional[Evaluation] = None) -> None:
     """Writes the page of a run into its folder; see :func:`run_page`."""
-    folder.write_file(PAGE, lambda path: write_text(path, run_page(read_run(folder.path), evaluation)))
+    if folder.writes:
+        page = run_page(read_run(folder.path), evaluation).encode("utf-8")
+        folder.write_file(PAGE, lambda path: path.write_bytes(page))
 
 
 def write_page_of(run: TrainingRun) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Seque
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.origin import RUN
-from ipucnn.events import LOADING, OPENING, Began, Event, Events, Note, Progress, show
+from ipucnn.events import LOADING, Began, Event, Events, Note, Progress, show
 from ipucnn.filesystem import write_output
 from ipucnn.reports import units
 from ipucnn.reports.console import (
@@ -105,6 +105,7 @@ class RunLines:
 
     def take(self, event: Event) -> Iterator[Event]:
         """Yields what to show of an event of training."""
+        from ipucnn.reports.runs import write_page_of
         from ipucnn.runs import kfold, recorder
 
         if isinstance(event, kfold.FoldStarted):
@@ -118,7 +119,7 @@ class RunLines:
         if isinstance(event, kfold.FoldFinished):
             yield from self.held()
             yield Note(fold_line(event.row, int(run.context.config.kfold or 1), run.context.info.class_names))
-            yield Began(OPENING)
+            write_page_of(run)
         elif isinstance(event, recorder.Predicted):
             yield Note(f"picture of the predictions: {draw_predictions(run, event.images)}")
         elif isinstance(event, recorder.Started):

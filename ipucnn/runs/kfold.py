@@ -9,13 +9,14 @@ import contextlib
 import math
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, UserError
-from ipucnn.events import Event, Events
+from ipucnn.events import OPENING, Began, Event, Events
 from ipucnn.filesystem import exists, expand, is_file
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
@@ -24,15 +25,11 @@ from ipucnn.runs.checkpoints import TrainedRun, open_run
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import CONFIG, FOLDS, RUNS, RunFolder, fold_numbers, fold_path, latest_run_dir
 from ipucnn.runs.records import Fold, Folds, Report
-from ipucnn.runs.resume import (
-    Finished,
-    network_to_continue,
-    resume_command,
-)
+from ipucnn.runs.resume import network_to_continue, resume_command
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.train import TrainingRun
 from ipucnn.runs.writer import claim_default, default_run_dir, open_writer
-from ipucnn.sessions.group import Mpi, find_group
+from ipucnn.sessions.group import find_group
 from ipucnn.sessions.role import find_role
 
 _NOT_FIGURES = ("samples",)
@@ -84,6 +81,8 @@ class CrossValidation:
         makes_runs = not exists(RUNS)
         self.root = self._find_root(resolved)
         self._verbose = verbose
+        # Whether the root has the files from which the cross-validation continues.
+        self._is_written = False
         # Before anything is read: between two folds, no other process writes the runs.
         self._folder = open_writer(find_role(), self.root)
         try:
@@ -162,19 +161,17 @@ class CrossValidation:
 
     def _events(self) -> Events[None]:
         for fold in self.folds:
-            run = self.first if fold == self.folds[0] else self._make_run(fold)
+            run = self.first
+            if fold != self.folds[0]:
+                yield Began(OPENING)
+                run = self._make_run(fold)
             yield FoldStarted(fold, self.num_folds, run)
-            # With MPI the root's files are written after the first event, once the processes agree on the run.
-            is_written = isinstance(run.context.start, Finished)
             try:
-                if not is_written and not isinstance(self._group, Mpi):
-                    is_written = self._write(run)
-                for event in run.events():
-                    is_written = is_written or self._write(run)
-                    yield event
+                # What is thrown while an event is shown has to reach the run, which decides what is left of it.
+                yield from run.events(partial(self._write, run))
             except Interrupted as interrupted:
                 hint = interrupted.hint
-                if is_written:
+                if self._is_written:
                     hint = f"continue it with: {resume_command(self.root, run.context.own_files)}"
                     if len(self.folds) == 1:
                         hint += f" --kfold {self.num_folds} --fold {fold}"
@@ -276,15 +273,8 @@ class CrossValidation:
             train_s=train_s or report.measured.train_s,
         )
 
-    def _write(self, run: TrainingRun) -> bool:
-        """Writes the files of the root.
-
-        Args:
-            run: the run of the current fold.
-
-        Returns:
-            True: the files are written.
-        """
+    def _write(self, run: TrainingRun) -> None:
+        """Writes the files of the root; the run is that of the current fold."""
         self._threads = self._threads or run.threads
         # Folds that begin later, perhaps with fewer workers, fuse the same number of micro-batches.
         config = replace(
@@ -296,7 +286,7 @@ class CrossValidation:
             resume=False,
         )
         self._folder.write_folds(config, self.report())
-        return True
+        self._is_written = True
 
 
 def mean_and_deviation(values: List[float]) -> Tuple[float, Optional[float]]:

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -232,8 +232,11 @@ class TrainingRun:
             context, context.program, first_update, samples_per_element, shard=shard
         )
 
-    def events(self) -> Events[None]:
+    def events(self, begin: Callable[[], object] = lambda: None) -> Events[None]:
         """Builds, compiles, trains and writes the run folder.  A finished run yields nothing.
+
+        Args:
+            begin: called once the processes agree on the run, before anything is built; not for a finished run.
 
         Raises:
             Interrupted: SIGINT, SIGTERM or SIGHUP arrived; a checkpoint is saved if there was a weight update.
@@ -253,6 +256,7 @@ class TrainingRun:
         try:
             with InterruptGuard(hint=hint) as guard:
                 self._agree()
+                begin()
                 yield from self._events(guard)
         except BaseException:
             if len(self.state.history) == self._former_rows:
