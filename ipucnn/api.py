@@ -37,9 +37,8 @@ from ipucnn.config.request import RunRequest
 from ipucnn.config.spec import convert_value
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.events import Event, show
-from ipucnn.filesystem import expand, is_file, user_error_of
+from ipucnn.filesystem import expand, user_error_of
 from ipucnn.runs.compare import read_run
-from ipucnn.runs.folder import CONFIG
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class Run:
         """
         self._refuse_exported("history")
         folder = self._trained.weights.folder
-        if folder is None or not is_file(folder.path / CONFIG):
+        if folder is None:
             raise DataError(
                 f"{self._path} lies in no run folder, which has the history",
                 "give the folder of its run to ipucnn.read_history",

@@ -400,7 +400,7 @@ def test_folders_are_not_overwritten(tmp_path):
 
     folder = tmp_path / "r"
     folder.mkdir()
-    (folder / "report.json").write_text("{}")
+    (folder / "config.yml").write_text("")
     check_raises(ConfigurationError, "already exists", "--overwrite", check_folder, resolved(run_dir="r"))
     assert check_folder(resolved(run_dir="r", overwrite=True)) == Path("r")
     (folder / "mine.txt").write_text("x")

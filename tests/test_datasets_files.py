@@ -314,6 +314,42 @@ def test_photographs_with_odd_files(photographs):
         assert upright.size == Image.open(path).size[::-1]
 
 
+def test_images_that_are_whole_are_never_left_out_as_damaged(tmp_path, run):
+    write_class_folders(tmp_path / "photos", {(".", "a"): 10, (".", "b"): 10})
+    train = ["train", "lenet", "--dataset", tmp_path / "photos", "--dry-run"]
+    damaged = tmp_path / "photos" / "a" / "3.png"
+    (tmp_path / "photos" / "b" / "large.png").write_bytes(encode(smooth(0, 50, 40)))
+    damaged.write_text("junk")
+    options = ["--max-image-pixels", 1500]
+    error, hint = "large.png has 50x40 pixels, more than --max-image-pixels 1500", "--max-image-pixels 2000"
+    check_refused(
+        run,
+        Refusal([*train, *options], "2 of 21 images cannot be read", hint, 3),
+        Refusal([*train, *options, "--skip-damaged"], error, hint, 3),
+    )
+    (tmp_path / "photos" / "b" / "large.png").unlink()
+    Image.fromarray(np.full((20, 30), np.nan, np.float32)).save(str(tmp_path / "photos" / "b" / "odd.tif"))
+    error, hint = "odd.tif has pixels that are not finite numbers", "replace them by numbers"
+    check_refused(
+        run,
+        Refusal(train, "2 of 21 images cannot be read", hint, 3),
+        Refusal([*train, "--skip-damaged"], error, hint, 3),
+    )
+
+
+def test_infer_names_and_counts_damaged_images_of_a_folder(tmp_path, run, succeeds, lightly):
+    write_class_folders(tmp_path / "photos", {(part, name): 6 for part in ("train", "val") for name in "ab"})
+    data = ("--dataset", tmp_path / "photos", "--micro-batch-size", 4)
+    succeeds("train", "toy_model", *data, "--num-epochs", 1, "--run-dir", tmp_path / "run")
+    (tmp_path / "photos" / "val" / "b" / "2.png").write_text("junk")
+    code, out, err = run("infer", tmp_path / "run", "--split", "eval", "--json")
+    assert code == 3 and "b/2.png is not an image" in err, err
+    assert len(json.loads(out)["results"]) == 11
+    check_refused(
+        run, Refusal(["evaluate", tmp_path / "run"], "1 of 24 images cannot be read", "--skip-damaged", 3)
+    )
+
+
 def test_damaged_images_are_refused_or_left_out(tmp_path, run, succeeds, lightly):
     folder = tmp_path / "photos"
     write_class_folders(folder, {(".", "a"): 20, (".", "b"): 20})

@@ -537,13 +537,13 @@ def test_the_comparison_equals_a_loop(shape):
 def test_invalid_options_are_refused(trained, run):
     for name, file in (("full", "mine.txt"), ("old", "export.json")):
         Path(name).mkdir()
-        (Path(name) / file).write_text("{}")
+        (Path(name) / file).write_text('{"files": {}}')
     Path("kept/1").mkdir(parents=True)
     Path("kept/export.json").write_text('{"files": {"1/saved_model.pb": {}}}')
     for file in ("labels.json", "1/saved_model.pb", "1/mine.txt"):
         (Path("kept") / file).write_text("mine")
     above = "the folder that you are in"
-    foreign = "holds files that no export wrote"
+    foreign = "is not (only) the folder of an export: it holds"
     check_refused(
         run,
         Refusal("", "--format is missing", "--format onnx"),
@@ -557,11 +557,9 @@ def test_invalid_options_are_refused(trained, run):
         ),
         Refusal("--format saved-model --batch some", "--batch some", "--batch 1"),
         Refusal("--format saved-model --batch 0", "--batch 0: must be at least 1", "--batch 1"),
-        Refusal("--format keras --output full", foreign, "--output DIR"),
-        Refusal("--format keras --output old", "has an export already", "--overwrite"),
-        Refusal(
-            "--format keras --output kept --overwrite", f"{foreign}, for example 1/mine.txt", "move them"
-        ),
+        Refusal("--format keras --output full", f"full {foreign} mine.txt", "choose another --output"),
+        Refusal("--format keras --output old", "old already exists", "--overwrite replaces old"),
+        Refusal("--format keras --output kept --overwrite", f"kept {foreign} 1/mine.txt", "choose another"),
         Refusal("--format keras --output .", above, "exports/mine"),
         Refusal("--format keras --output /", above, "exports/mine"),
         command=["export", trained],

@@ -27,7 +27,7 @@ from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilitie
 from ipucnn.runs.records import Evaluation
 from ipucnn.runs.sources import Named
 from ipucnn.runs.trained import open_trained
-from ipucnn.sessions.group import Popdist
+from ipucnn.sessions.role import Role
 from ipucnn.training.evaluation import EvaluationTotals
 from ipucnn.training.segment_scores import SCORES, SegmentScores
 
@@ -465,6 +465,21 @@ def squares():
         yield mask * 100 + 50, mask * 255
 
 
+def test_evaluate_writes_nothing_beside_a_copied_checkpoint(trained, succeeds, tmp_path):
+    data = write_pairs(tmp_path / "pairs", squares())
+    for folder in ("elsewhere", "project/checkpoints"):
+        copy = tmp_path / folder / "mine.npz"
+        copy.parent.mkdir(parents=True)
+        shutil.copy(str(trained / "checkpoints" / "last.npz"), str(copy))
+    (tmp_path / "elsewhere" / "config.yml").write_text("of: something else")
+    before = sorted(tmp_path.rglob("*"))
+    for folder in ("elsewhere", "project/checkpoints"):
+        out, _ = succeeds("evaluate", tmp_path / folder / "mine.npz", "--dataset", data, "--json")
+        threshold = json.loads(out)["segmentation"]["threshold"]
+        assert threshold["value"] and "kept" not in threshold
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("data", ["membranes", "pairs"])
 def test_infer_uses_the_threshold_that_evaluate_recommends(
     trained, network, run, tmp_path, data, monkeypatch
@@ -475,7 +490,7 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(
     if data == "pairs":
         # Only the first instance of poprun writes it.
         with monkeypatch.context() as patch:
-            patch.setattr("ipucnn.runs.evaluate.find_instances", lambda: Popdist(2, 1))
+            patch.setattr("ipucnn.runs.evaluate.find_role", lambda: Role(1))
             assert run("evaluate", "run", *options)[0] == 0 and not list(tmp_path.glob("run/thresholds.json"))
     segmentation = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
     best = segmentation["threshold"]

@@ -349,8 +349,8 @@ def test_an_image_of_many_pixels_is_not_decoded(made):
     bomb = encode(Image.new("1", (20000, 20000)))
     (folder / "train" / "ant" / "bomb.png").write_bytes(bomb)
     errors, _, report = verified(folder, ".")
-    assert errors == {"unreadable"} and "--max-image-pixels" in examples(report, "unreadable")[0]
-    assert verified(folder, ".", max_pixels=100)[0] == {"unreadable"}
+    assert errors == {"too-large"} and "--max-image-pixels" in examples(report, "too-large")[0]
+    assert verified(folder, ".", max_pixels=100)[0] == {"too-large"}
 
 
 def test_large_files_are_read_one_at_a_time(made, monkeypatch):

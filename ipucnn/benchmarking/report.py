@@ -28,10 +28,9 @@ from ipucnn.benchmarking.records import (
 from ipucnn.benchmarking.rounds import Rounds
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import check_makeable, entries, expand, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
-from ipucnn.runs.writer import claim_default, default_run_dir
+from ipucnn.runs.writer import check_replaceable, claim_default, default_run_dir
 from ipucnn.training.program import BuiltProgram, Layers
 
 if TYPE_CHECKING:
@@ -251,26 +250,15 @@ def check_folder(resolved: Resolved) -> Path:
     if config.run_dir is None:
         return default_run_dir(resolved.record.name, "benchmark")
     path = expand(config.run_dir)
-    if checked_folder(path, (CONFIG, PROGRAM, REPORT), "a folder of a benchmark") and not config.overwrite:
-        raise ConfigurationError(
-            f"--run-dir {path} already exists", "--overwrite replaces it; or use another --run-dir"
-        )
+    check_makeable(path)
+    foreign = foreign_names(path, (CONFIG, PROGRAM, REPORT))
+    check_replaceable(path, foreign, CONFIG, "the folder of a benchmark", config.overwrite)
     return path
 
 
-def checked_folder(path: Path, ours: Sequence[str], what: str) -> List[str]:
-    """Returns the names in a folder that may be written to.
-
-    Raises:
-        ConfigurationError: it contains other files than ``ours``.
-        DataError: it is a file.
-    """
-    check_makeable(path)
-    names = [p.name for p in entries(path)]
-    for name in names:
-        if name not in ours and not name.startswith("."):
-            raise ConfigurationError(f"{path} is not {what}: it holds {name}", "choose another --run-dir")
-    return names
+def foreign_names(path: Path, ours: Sequence[str]) -> List[str]:
+    """Returns the names in a folder that are neither hidden nor among ``ours``."""
+    return [p.name for p in entries(path) if p.name not in ours and not p.name.startswith(".")]
 
 
 def write_folder(folder: Path, config: RunConfig, report: BenchmarkReport) -> Path:

@@ -18,13 +18,13 @@ from ipucnn import documents
 from ipucnn.aliases import PlainValue
 from ipucnn.benchmarking.figures import figures_of_benchmark, figures_of_run
 from ipucnn.benchmarking.records import Figures, Row, SuiteResult, from_plain
-from ipucnn.benchmarking.report import checked_folder
+from ipucnn.benchmarking.report import foreign_names
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import Events, Item
-from ipucnn.filesystem import expand, is_folder, is_link, make_folder, write_text
+from ipucnn.filesystem import check_makeable, expand, is_file, is_folder, is_link, make_folder, write_text
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import latest_run_dir
-from ipucnn.runs.writer import default_run_dir
+from ipucnn.runs.writer import check_replaceable, default_run_dir
 from ipucnn.system_programs import Ran, run_program
 from ipucnn.text import shown_value
 
@@ -60,16 +60,16 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
                 "leave --resume out to begin, or name the suite's folder with --run-dir",
             )
         path = latest
-    present = checked_folder(path, FILES, "the folder of a suite")
-    if resume and RESULT not in present:
+    check_makeable(path)
+    foreign = foreign_names(path, FILES)
+    if resume and not foreign and not is_file(path / RESULT):
         raise ConfigurationError(
             f"--resume: {path} holds no suite to go on with", "leave --resume out to begin one there"
         )
-    if present and not (resume or overwrite):
-        raise ConfigurationError(
-            f"--run-dir {path} already exists",
-            "--resume goes on with its rows, --overwrite replaces them; or use another --run-dir",
-        )
+    continues = "--resume goes on with its rows"
+    check_replaceable(
+        path, foreign, RESULT, "the folder of a suite", resume or overwrite, continues=continues
+    )
     return path
 
 
@@ -157,8 +157,9 @@ def run_rows(result: SuiteResult, folder: Path, verbose: bool = False) -> Events
             f"{folder / ROWS} is a link, and a suite writes to its own folder alone",
             f"remove it: rm {folder / ROWS}",
         )
-    make_folder(folder / ROWS)
+    make_folder(folder)
     write_result(folder, result)
+    make_folder(folder / ROWS)
     num_done, total = sum(row.status == "done" for row in result.rows), len(result.rows)
     try:
         for index, row in enumerate(result.rows):

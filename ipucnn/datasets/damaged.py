@@ -7,14 +7,21 @@ import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple, Union
+from typing import Dict, Iterable, List, NamedTuple, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, DataSource, FileExamples, ImageFiles
 from ipucnn.datasets.classes import absent
 from ipucnn.datasets.forms import displayed, opened
-from ipucnn.datasets.problems import Problem, check_any_left, item_or_problem, left_out_line, named_damage
+from ipucnn.datasets.problems import (
+    Problem,
+    check_any_left,
+    is_damaged,
+    item_or_problem,
+    left_out_line,
+    named_damage,
+)
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size
 from ipucnn.machine import num_cores, side_by_side
@@ -34,22 +41,25 @@ def refuse_damaged(source: DataSource) -> DataSource:
         The source with a warning that counts files of several pages or frames.
 
     Raises:
-        DataError: images of a small folder cannot be read; the message names them.
+        DataError: images of a small folder cannot be read; the message names them.  Its hint is about the first that is
+            not damaged, but of a kind or size that is not read, if there is one.
     """
-    damaged: Dict[str, str] = {}
+    problems: List[Problem] = []
     num_decoded = num_several = 0
     for examples in (source.train, source.eval):
         if isinstance(examples, FileExamples) and len(examples):
             is_small = _num_bytes(examples) <= CHECKED_BYTES
             sample = np.unique(np.linspace(0, len(examples) - 1, SAMPLED).astype(int))
             decoded = _decode(examples if is_small else examples.subset(sample), source)
-            damaged.update(decoded.damaged.values() if is_small else ())
+            problems += decoded.problems.values() if is_small else ()
             num_decoded += decoded.num_readable
             num_several += decoded.num_several
-    if damaged:
-        total = len(source.train) + len(source.eval)
+    if problems:
+        total, unread = len(source.train) + len(source.eval), _messages(problems)
+        whole = next((problem.error for problem in problems if not is_damaged(problem)), None)
         raise DataError(
-            f"{len(damaged):,} of {counted(total, 'image')} cannot be read: {named_damage(damaged)}", HINT
+            f"{len(unread):,} of {counted(total, 'image')} cannot be read: {named_damage(unread)}",
+            HINT if whole is None else whole.hint,
         )
     return _with_several(source, num_several, num_decoded)
 
@@ -72,7 +82,8 @@ def without_damaged(source: DataSource) -> DataSource:
     """Returns a source of encoded images without those that cannot be decoded; a warning counts and names them.
 
     Raises:
-        DataError: no training image, no evaluation image, or no training image of a class can be read.
+        DataError: no training image, no evaluation image, or no training image of a class can be read; or an image is
+            not damaged, but of a kind or size that is not read.
     """
     parts: List[ImageFiles] = []
     damaged: Dict[str, str] = {}
@@ -80,9 +91,12 @@ def without_damaged(source: DataSource) -> DataSource:
     for examples in (source.train, source.eval):
         assert not isinstance(examples, IN_MEMORY)
         decoded = _decode(examples, source)
-        bad, num_several = decoded.damaged, num_several + decoded.num_several
+        bad, num_several = decoded.problems, num_several + decoded.num_several
+        for problem in bad.values():
+            if problem.error is not None and not is_damaged(problem):
+                raise problem.error
         parts.append(examples.subset([k for k in range(len(examples)) if k not in bad]))
-        damaged.update(bad.values())
+        damaged.update(_messages(bad.values()))
     train, evaluation = parts
     check_any_left(len(train), len(evaluation), damaged)
     if not damaged:
@@ -110,14 +124,19 @@ class _Decoded(NamedTuple):
     """What decoding the images of a part showed.
 
     Attributes:
-        damaged: path or name, and the reason, of each image that cannot be decoded, by its number.
+        problems: the problem of each image that cannot be read, by its number.
         num_readable: number of the others.
         num_several: number of the others that have several pages or frames.
     """
 
-    damaged: Dict[int, Tuple[str, str]]
+    problems: Dict[int, Problem]
     num_readable: int
     num_several: int
+
+
+def _messages(problems: Iterable[Problem]) -> Dict[str, str]:
+    """Returns the message of each problem by the name of its image."""
+    return {problem.name: problem.error.message for problem in problems if problem.error is not None}
 
 
 def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
@@ -135,12 +154,8 @@ def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
         return item_or_problem(read, None, name)
 
     results = list(side_by_side(decode, ((index,) for index in range(len(examples))), num_cores()))
-    damaged = {
-        index: (result.name, result.error.message)
-        for index, result in enumerate(results)
-        if isinstance(result, Problem) and result.error is not None
-    }
-    return _Decoded(damaged, len(examples) - len(damaged), sum(result is True for result in results))
+    problems = {index: result for index, result in enumerate(results) if isinstance(result, Problem)}
+    return _Decoded(problems, len(examples) - len(problems), sum(result is True for result in results))
 
 
 def _num_bytes(examples: FileExamples) -> int:

@@ -28,7 +28,7 @@ from ipucnn.datasets.image_headers import (
     jpeg_coding,
     jpeg_segments,
 )
-from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, TOO_LARGE, check_pixels, decoding
 from ipucnn.errors import DataError
 from ipucnn.text import printable
 
@@ -160,7 +160,7 @@ def opened(
         raise
     except Image.DecompressionBombError as error:
         text = f"{origin} has far more than --max-image-pixels {max_pixels}"
-        raise DataError(text, "shrink it, or allow more of them") from error
+        raise DataError(text, "shrink it, or allow more of them", TOO_LARGE) from error
     except Image.UnidentifiedImageError as error:
         raise DataError(f"{origin} is not an image in a known format", hint) from error
     except Exception as error:

@@ -23,6 +23,8 @@ LARGEST_FILE_BYTES = 2**32
 """The largest file or record of one image."""
 BYTES_PER_PIXEL = 16
 """Memory of one pixel while it is decoded, turned upright, laid on white and converted: four copies of 4 bytes."""
+TOO_LARGE = "too-large"
+"""The code of the findings of this module: such data are whole, and ``--skip-damaged`` never leaves them out."""
 UNBALANCED = 5
 """The ratio of the samples of the largest class to those of the smallest from which on classes are unbalanced."""
 
@@ -43,10 +45,13 @@ def check_memory(
     """
     allowed = available_bytes() // 2
     if num_bytes > allowed:
-        raise error(
+        refusal = error(
             f"{what} needs {size_text(num_bytes)} of memory, and half of what is free is {size_text(allowed)}",
             hint or "use a smaller data set, or a machine with more memory",
         )
+        if isinstance(refusal, DataError):
+            refusal.code = TOO_LARGE
+        raise refusal
 
 
 def check_pixels(width: int, height: int, at_most: int, origin: str) -> None:
@@ -61,6 +66,7 @@ def check_pixels(width: int, height: int, at_most: int, origin: str) -> None:
             f"shrink it, or allow it with --max-image-pixels {width * height}"
             if width * height <= LARGEST_IMAGE_PIXELS
             else "shrink it",
+            TOO_LARGE,
         )
 
 

@@ -4,13 +4,13 @@ A reader turns each error about a file, page or record into a :class:`Problem` (
 :func:`guarded`) and continues with the next one.  It does not know who reads.  :func:`readable` passes the items on,
 and gives each problem to a function that decides:
 
-- ``train``, ``evaluate``, ``export``, ``infer --subset``: :class:`Passed` raises the first error.
-- With ``--skip-damaged``, :class:`Passed` leaves out what is damaged (``DAMAGED``), and counts and names it.
+- ``train``, ``evaluate``, ``export``, ``infer --split``: :class:`Passed` raises the first error.
+- With ``--skip-damaged``, :class:`Passed` leaves out what is damaged (:func:`is_damaged`), and counts and names it.
 - ``verify-dataset`` collects all problems (``verification/survey.py``).
 
-Files and records of classes are decoded when they are needed.  For them, ``damaged.py`` asks the same question before a
-run begins, and gives the hint of a run that ends at an image.  ``infer IMAGE...`` reports each unreadable image, and
-continues (``runs/images/inputs.py``).
+Files and records of classes are decoded when they are needed.  For them, ``damaged.py`` asks the same question before
+``train``, ``evaluate`` and ``export`` begin, and gives the hint of a run that ends at an image.  ``infer`` names and
+counts each of them that it cannot read, as it does for ``infer IMAGE...``, and continues (``runs/images/inputs.py``).
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,7 @@ Item = TypeVar("Item")
 MOST_NAMED = 3
 MOST_DAMAGED = 50
 """The most damaged files that a message names."""
-DAMAGED = ("empty-file", "truncated", "checksum", "unreadable")
-"""Codes of files, pages and records that cannot be decoded, which ``--skip-damaged`` leaves out."""
+_DAMAGED = ("empty-file", "truncated", "checksum", "unreadable")
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,14 @@ class Problem:
     error: Optional[DataError] = None
     count: int = 1
     path: Optional[Path] = None
+
+
+def is_damaged(problem: Problem) -> bool:
+    """Whether a file, page or record cannot be decoded, so that ``--skip-damaged`` leaves it out.
+
+    Images of a kind or size that is not read are whole, and are never left out.
+    """
+    return problem.error is not None and problem.code in _DAMAGED
 
 
 def problem_of(
@@ -122,7 +129,7 @@ class Passed:
 
     def __call__(self, problem: Problem) -> None:
         if problem.error is not None:
-            if not self._skips or problem.code not in DAMAGED:
+            if not (self._skips and is_damaged(problem)):
                 raise problem.error
             self.damaged[str(problem.path or problem.name)] = problem.error.message
             return

@@ -172,13 +172,13 @@ class TrainedRun:
     """A run folder with the checkpoint chosen from it.
 
     Attributes:
-        folder: the run folder.
+        folder: the run folder; None for a checkpoint that is not in one.
         config: the resolved configuration.
         checkpoint: the weights and the facts of the checkpoint.
         path: the file of the checkpoint.
     """
 
-    folder: RunFolder
+    folder: Optional[RunFolder]
     config: RunConfig
     checkpoint: Checkpoint
     path: Path
@@ -209,8 +209,8 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         config = RunConfig.from_yaml(checkpoint.meta["config"], str(path))
         inside = absolute(path).parent
         # A checkpoint may have been copied into the run folder, or be all that is left of the run.
-        is_in_place = inside.name == CHECKPOINTS and is_file(inside.parent / CONFIG)
-        folder = RunFolder(inside.parent if is_in_place else path.parent)
+        runs = [inside.parent, inside] if inside.name == CHECKPOINTS else [inside]
+        folder = next((RunFolder(run) for run in runs if is_file(run / CONFIG)), None)
         return TrainedRun(folder, config, checkpoint, path)
     check_one_run(path, command)
     config = RunFolder(path).read_config()

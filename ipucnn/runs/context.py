@@ -16,7 +16,6 @@ from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.checkpoints import trained_facts
 from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.resume import Continue, Start, check_same_run, find_start
@@ -83,7 +82,7 @@ class RunContext(Setup):
     @property
     def saved_program(self) -> Optional[Dict[str, Any]]:
         """The Program of the checkpoint that the run continues from; None for a new run."""
-        return None if self.checkpoint is None else dict(self.checkpoint.meta.get("program", {}))
+        return self.start.program if isinstance(self.start, Continue) else None
 
     def saved_config(self, num_devices: int = 1) -> RunConfig:
         """Returns the configuration that repeats this run.
@@ -146,8 +145,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     if weights is not None:
         setup = setup.with_source(weights.as_started(setup.source))
     elif config.weights is not None and isinstance(start, Continue):
-        facts = trained_facts(start.checkpoint.meta, start.path)
-        setup = setup.with_source(as_started(setup.source, facts))
+        setup = setup.with_source(as_started(setup.source, start.facts))
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
     network_options(resolved.record, config, setup.input_shape, num_classes)
@@ -160,11 +158,11 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     if runs_on_ipus(config.device):
         check_program(program, config, group)
-    saved, data_sha256 = None, fingerprint(setup.source)
+    saved_fused, data_sha256 = None, fingerprint(setup.source)
     if isinstance(start, Continue):
         check_same_run(start, config, program, setup.source.info, data_sha256)
-        saved = start.checkpoint.meta.get("program")
-    fused = fixed_fused(config, program, saved)
+        saved_fused = start.fused_micro_batches
+    fused = fixed_fused(config, program, saved_fused)
     if max(group.size, config.devices or 1, config.max_workers) > 1:
         rules.check_workers(group, config, program, fused)
     context = RunContext(

@@ -18,6 +18,7 @@ from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.events import LOADING, Began, Event, Events, Note, Progress
+from ipucnn.filesystem import absolute
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import (
@@ -215,7 +216,7 @@ def _evaluation(
 def _evaluate_masks(
     trained: TrainedSetup, totals: EvaluationTotals, network: PatchwiseNetwork
 ) -> Events[Tuple[PlainDict, float]]:
-    """Adds all pixels to the totals and stores the recommended threshold in the run folder.
+    """Adds all pixels to the totals and stores the recommended threshold in the folder of the run.
 
     Returns:
         ``segmentation`` of the report, and the seconds taken.
@@ -229,7 +230,10 @@ def _evaluate_masks(
     wall_s = time.perf_counter() - started
     report = evaluation.report()
     folder, updates = trained.weights.folder, trained.weights.weight_updates
-    if report["threshold"] is not None and folder is not None and updates is not None:
+    if report["threshold"] is None or folder is None or updates is None:
+        return report, wall_s
+    # A copied checkpoint may be of another run than the folder that it lies in.
+    if absolute(Path(trained.weights.name)).parent == absolute(folder.checkpoints):
         try:
             open_writer(find_role(), folder.path).keep_threshold(updates, report["threshold"]["value"])
             report["threshold"]["kept"] = True

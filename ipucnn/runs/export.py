@@ -40,7 +40,6 @@ from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
-from ipucnn.runs.folder import CONFIG, RunFolder
 from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_mask, page
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.sources import IMAGENET, Named
@@ -53,6 +52,7 @@ from ipucnn.runs.verification import (
     take_samples,
     verify,
 )
+from ipucnn.runs.writer import check_replaceable
 from ipucnn.sessions.factory import check_device, create_session, runs_on_ipus
 from ipucnn.sessions.poplar.surroundings import has_poplar_sdk
 from ipucnn.text import printable, shown_value
@@ -243,7 +243,7 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
     """Returns the folder to write: absent, empty, or an earlier export that may be replaced."""
     output = request.output
     if output is None:
-        folder = _run_folder(trained)
+        folder = trained.weights.folder
         name = trained.record.name if folder is None else absolute(folder.path).name
         output = Path("exports") / f"{name}-{request.form}"
     check_makeable(output)
@@ -253,29 +253,12 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
             f"--output {output}: an export is a folder of its own, and this one holds the folder that you are in",
             "name a new folder: --output exports/mine",
         )
-    if not exists(output) or not entries(output):
-        return output
-    if not is_file(output / RECORD):
-        raise ConfigurationError(
-            f"--output {output} holds files that no export wrote", "choose another folder: --output DIR"
-        )
-    if not request.overwrite:
-        raise ConfigurationError(
-            f"{output} has an export already", "replace it with --overwrite, or choose another --output"
-        )
-    hint = "choose another folder: --output DIR"
-    record = read_struct(output / RECORD, _Written, hint)
-    written = {LABELS, INPUT, SCRIPT, CARD, RECORD, *record.files}
-    others = [
-        name
-        for name in (path.relative_to(output) for path in _files_below(output))
-        if str(name) not in written
-    ]
-    if others:
-        raise ConfigurationError(
-            f"--overwrite: {output} holds files that no export wrote, for example {printable(str(others[0]))}",
-            "move them elsewhere, or choose another folder: --output DIR",
-        )
+    written = {LABELS, INPUT, SCRIPT, CARD, RECORD}
+    if is_file(output / RECORD):
+        written |= read_struct(output / RECORD, _Written, "choose another folder: --output DIR").files.keys()
+    names = (str(path.relative_to(output)) for path in _files_below(output)) if exists(output) else ()
+    foreign = [name for name in names if name not in written]
+    check_replaceable(output, foreign, RECORD, "the folder of an export", request.overwrite, "--output")
     return output
 
 
@@ -544,12 +527,6 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
     }
 
 
-def _run_folder(trained: TrainedSetup) -> Optional[RunFolder]:
-    """Returns the folder of the run; None for other weights, or if only the checkpoint is left."""
-    folder = trained.weights.folder
-    return folder if folder is not None and is_file(folder.path / CONFIG) else None
-
-
 def trained_on(trained: TrainedSetup, named: Named) -> Optional[str]:
     """Returns the name of the data set that the weights were trained on; None if their file does not say it."""
     if trained.weights.weight_updates is not None:
@@ -559,7 +536,7 @@ def trained_on(trained: TrainedSetup, named: Named) -> Optional[str]:
 
 def figures(trained: TrainedSetup) -> Optional[PlainDict]:
     """Returns the run's own validation figures of these weights; None if it did not validate them or has no folder."""
-    folder = _run_folder(trained)
+    folder = trained.weights.folder
     if folder is None:
         return None
     updates = trained.weights.weight_updates

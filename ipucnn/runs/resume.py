@@ -37,7 +37,7 @@ from ipucnn.models.registry import (
     saved_network,
 )
 from ipucnn.python_files import name_it
-from ipucnn.runs.checkpoints import keras_checkpoints
+from ipucnn.runs.checkpoints import keras_checkpoints, trained_facts
 from ipucnn.runs.folder import (
     CONFIG,
     FOLDS,
@@ -189,6 +189,9 @@ class Fresh:
 class Continue:
     """A run that goes on from a checkpoint, in its own folder or in another one.
 
+    What such a run keeps beside its state (:func:`restore`) are the properties here, and the pipeline splits of
+    ``program``.
+
     Attributes:
         resolved, target, notes: as for :class:`Fresh`.
         checkpoint: the checkpoint.
@@ -202,6 +205,26 @@ class Continue:
     path: Path
     weight_updates: int
     notes: Tuple[str, ...]
+
+    @property
+    def program(self) -> PlainDict:
+        """The Program of the checkpoint."""
+        return dict(self.checkpoint.meta.get("program", {}))
+
+    @property
+    def fused_micro_batches(self) -> Optional[int]:
+        """The number of fused micro-batches, which changes the rounding; None if the checkpoint does not say it."""
+        return self.program.get("fused_micro_batches")
+
+    @property
+    def threads(self) -> Optional[int]:
+        """The number of threads per operation, which decides the order of sums; None on IPUs."""
+        return self.checkpoint.meta.get("threads")
+
+    @property
+    def facts(self) -> DatasetInfo:
+        """The facts of the training set; mean and deviation may be those of the weights that the run began with."""
+        return trained_facts(self.checkpoint.meta, self.path)
 
 
 @dataclass(frozen=True)

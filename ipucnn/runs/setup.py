@@ -234,7 +234,8 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         raise ConfigurationError(
             f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
         )
-    if not config.skip_damaged and isinstance(source.train, FileExamples):
+    # infer names each file that it cannot read, and continues.
+    if resolved.command != "infer" and not config.skip_damaged and isinstance(source.train, FileExamples):
         from ipucnn.datasets.damaged import refuse_damaged
 
         source = refuse_damaged(source)

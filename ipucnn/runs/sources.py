@@ -325,7 +325,10 @@ def find_starting_weights(resolved: Resolved) -> Weights:
         return ImageNetWeights(resolved)
     path = expand(given)
     if not exists(path):
-        raise DataError(f"--weights {given} does not exist", "give a checkpoint, a run folder, or imagenet")
+        raise DataError(
+            f"--weights {given} does not exist",
+            "give a checkpoint, a run folder, a weight file of Keras (.weights.h5, .h5, .keras), or imagenet",
+        )
     if is_keras_file(path):
         return KerasFileWeights(resolved, path)
     with _whole_facts(given):

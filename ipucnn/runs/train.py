@@ -183,11 +183,9 @@ class TrainingRun:
         from ipucnn.sessions.factory import runs_on_ipus
 
         context = self.context
-        config, checkpoint = context.config, context.checkpoint
-        threads = config.threads
-        if threads is None and checkpoint is not None:
-            # The number of threads decides the order of sums, so a continued run keeps it on any machine.
-            threads = checkpoint.meta.get("threads")
+        config, start, threads = context.config, context.start, context.config.threads
+        if threads is None and isinstance(start, Continue):
+            threads = start.threads
         # TensorFlow keeps the number of its first run in this process, for example of a continued fold.
         threads = threads or fixed_threads()
         if threads is not None:

@@ -60,6 +60,7 @@ from ipucnn.runs.folder import (
 )
 from ipucnn.runs.records import Folds, Report, plain
 from ipucnn.sessions.role import Role
+from ipucnn.text import printable
 from ipucnn.training.program import BuiltProgram
 
 Arrays = Mapping[str, np.ndarray]
@@ -88,6 +89,43 @@ class _Locks:
 
     def __del__(self) -> None:
         self.release()
+
+
+def check_replaceable(
+    path: Path,
+    foreign: Iterable[str],
+    mark: str,
+    what: str,
+    overwrite: bool,
+    flag: str = "--run-dir",
+    continues: str = "",
+) -> None:
+    """Refuses a folder to write that has files of something else, or that ``--overwrite`` would have to replace.
+
+    Args:
+        path: the folder; it is free if it is absent or empty.
+        foreign: the files in it that such a folder never has.
+        mark: the file that every such folder has.
+        what: the folder in words, for messages.
+        overwrite: whether such a folder may be replaced.
+        flag: the option that names the folder.
+        continues: the other way to go on with such a folder, for the hint.
+
+    Raises:
+        ConfigurationError: it is not free, and not such a folder, or not to be replaced.
+    """
+    if not exists(path) or not entries(path):
+        return
+    stray = next((printable(name) for name in foreign), None)
+    if not is_file(path / mark) or (stray is not None and overwrite):
+        holds = "" if stray is None else f": it holds {stray}"
+        raise ConfigurationError(
+            f"{path} is not (only) {what}{holds}; not overwritten", f"choose another {flag}"
+        )
+    if not overwrite:
+        ways = [continues, "" if stray is not None else f"--overwrite replaces {path}"]
+        hint = "; or ".join([*filter(None, [", ".join(filter(None, ways))]), f"use another {flag}"])
+        raise ConfigurationError(f"{path} already exists and is {what}", hint)
 
 
 def open_writer(role: Role, path: Path, checkpoint_dir: Optional[str] = None) -> "RunWriter":
@@ -137,24 +175,13 @@ class RunWriter(RunFolder):
         """
         path, checkpoints = self.path, self.checkpoints
         check_makeable(path)
-        present = entries(path)
-        if present and not is_unfinished(path):
+        if not is_unfinished(path):
             # Temporary files of killed runs count as files of runs.
-            foreign = [
-                p.name for p in present if p.name not in _OURS and temporary_of(p.name) not in RUN_FILES
-            ]
-            if (foreign and overwrite) or not is_file(path / CONFIG):
-                raise ConfigurationError(
-                    f"{path} is not (only) a run folder{': it holds ' + foreign[0] if foreign else ''}; not "
-                    "overwritten",
-                    ELSEWHERE,
-                )
-            if not overwrite:
-                replaces = "" if foreign else f", --overwrite replaces {path}"
-                raise ConfigurationError(
-                    f"run folder {path} already exists",
-                    f"--resume continues it{replaces}; or use another --run-dir",
-                )
+            names = [p.name for p in entries(path) if temporary_of(p.name) not in RUN_FILES]
+            foreign = [name for name in names if name not in _OURS]
+            check_replaceable(
+                path, foreign, CONFIG, "a run folder", overwrite, continues="--resume continues it"
+            )
         if checkpoints == path / CHECKPOINTS:
             return
         run, outside = absolute(path), absolute(checkpoints)

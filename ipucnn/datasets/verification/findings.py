@@ -62,6 +62,11 @@ CODES: Dict[str, Code] = {
     "truncated": Code(ERROR, "files or samples that end too early", _AGAIN),
     "checksum": Code(ERROR, "records or files whose checksum is wrong", _AGAIN),
     "unreadable": Code(ERROR, "files or samples that cannot be read", "replace or remove them"),
+    "too-large": Code(
+        ERROR,
+        "images of more pixels than --max-image-pixels, or larger than the memory allows",
+        "shrink them, or allow more with --max-image-pixels",
+    ),
     "count-mismatch": Code(ERROR, "files with other numbers of images than labels", _AGAIN),
     "not-published": Code(
         WARNING,

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.aliases import KerasModel, PlainDict, Tensor
+from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.config.bounds import MAX_ACCUMULATION
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
@@ -194,22 +194,22 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
     return total
 
 
-def fixed_fused(config: RunConfig, batch: BatchLayout, saved: Optional[PlainDict]) -> Optional[int]:
+def fixed_fused(config: RunConfig, batch: BatchLayout, saved: Optional[int]) -> Optional[int]:
     """Returns the number of fused micro-batches that an option or a checkpoint fixes; None: the session chooses it.
 
     Args:
         config: the options of the run.
         batch: the micro-batches of a weight update.
-        saved: the Program of the checkpoint from which the run continues; None for a new run.
+        saved: the number of the checkpoint from which the run continues; None for a new run.
 
     Raises:
         ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
     """
     fused = config.fused_micro_batches
-    if fused is None and saved is not None and "fused_micro_batches" in saved:
+    if fused is None and saved is not None:
         # The number changes the rounding, so a continued run keeps it.  Replicas that share batch norm's statistics are
         # computed one by one on IPUs, and together on a host.
-        fused = max(saved["fused_micro_batches"], batch.dbn_replica_group_size)
+        fused = max(saved, batch.dbn_replica_group_size)
     if fused is not None:
         check_fused(batch, fused)
     return fused
