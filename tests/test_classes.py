@@ -232,12 +232,11 @@ def test_a_run_that_starts_from_weights_numbers_the_same_classes_as_they_do(run_
 def test_other_classes_get_a_new_last_layer_even_if_they_are_equally_many(run_folder, run, names, is_new):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.registry import get_model
-    from ipucnn.runs.sources import find_starting_weights
 
     pair = (IMAGES, LABELS)
     context = context_of(run_folder / run, (pair, pair, list(names)) if names else (pair, pair))
     model = build_model(get_model("toy_model"), BuildOptions(context.input_shape, 3, seed=3))
-    num_fresh, _ = find_starting_weights(context.resolved).start(context, model)
+    num_fresh, _ = context.weights.start(context, model)
     assert num_fresh == (2 if is_new else 0)
     assert any("keeps its weights by number" in line for line in context.warnings) == (
         (run, names) in (("run", ()), ("nameless", ("x", "y", "z")))

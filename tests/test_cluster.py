@@ -63,6 +63,7 @@ from ipucnn.sessions.group import (
 from ipucnn.sessions.host import agreement, division, gpus
 from ipucnn.sessions.host.agreement import agree, require_same_weights
 from ipucnn.sessions.host.division import Division, threads_of_training
+from ipucnn.sessions.host.session import HostSession
 from ipucnn.sessions.session import ExecutionFinished
 from ipucnn.training.checkpoints import load_checkpoint
 
@@ -547,6 +548,33 @@ def test_all_workers_measure_statistics_when_a_signal_ends_them(lightly, monkeyp
                 monkeypatch.setattr(recorder, "evaluated_weights", stop)
                 os.kill(os.getpid(), signal.SIGTERM)
     assert len(executions) == 1 < run.context.program.num_executions
+
+
+def test_all_processes_measure_for_the_last_checkpoint_if_one_of_them_lacks_it(lightly, monkeypatch, here):
+    """A process on another machine may not see the folder in which rank 0 finds the numbered checkpoint."""
+    flags = {
+        "dataset": "digits",
+        "limit_train": "64",
+        "micro_batch_size": "8",
+        "run_dir": "r",
+        "resume": True,
+    }
+    options = resolve("train", {**flags, "validation": "False", "num_epochs": "1"}, model="lenet")
+    list(TrainingRun(options).events())
+    for name in ("report.json", "checkpoints/last.npz"):
+        Path("r", name).unlink()
+    saving, save_last = [], recorder.Recorder.save_last
+
+    def saved(self):
+        saving.append(self)
+        yield from save_last(self)
+        saving.clear()
+
+    monkeypatch.setattr(recorder.Recorder, "save_last", saved)
+    monkeypatch.setattr(HostSession, "any_instance", lambda self, flag: flag or bool(saving))
+    monkeypatch.setattr(recorder, "evaluated_weights", stop)
+    with pytest.raises(Stopped):
+        list(TrainingRun(options).events())
 
 
 def test_a_stopped_process_no_longer_writes(tmp_path, monkeypatch):

@@ -244,6 +244,23 @@ def test_a_fold_may_move_its_checkpoints(whole, succeeds):
     succeeds("train", "--resume", "--run-dir", "fold-1", "--num-epochs", 9, "--dry-run")
 
 
+def test_a_fold_trains_on_as_a_run_with_a_folder_of_checkpoints(
+    lightly, light_whole, tmp_path, run, succeeds
+):
+    shutil.copytree(light_whole, "cv")
+    given = ["--checkpoint-input-dir", "cv/fold-1/checkpoints", "--num-epochs", 3]
+    _, error = succeeds("train", "--resume", "--run-dir", "cv/fold-1", *given)
+    assert "continuing after weight update" in error
+    assert report_of(tmp_path / "cv" / "fold-1")["program"]["num_epochs"] == 3
+    words = "--kfold with a checkpoint folder of its own"
+    check_refused(
+        run,
+        Refusal(["train", "--resume", "--run-dir", "cv", *given], words),
+        Refusal(["train", "--resume", "--run-dir", "cv", "--kfold", 3, "--fold", 1, *given], words),
+        Refusal([*OPTIONS, "--fold", 1, "--run-dir", "new", "--checkpoint-dir", "x"], words),
+    )
+
+
 def test_the_hint_for_a_fold_can_be_typed(whole, tmp_path, run):
     place = shutil.copytree(whole, tmp_path / ("my folds " + "x" * 150) / ("y" * 200))
     code, _, error = run("evaluate", place)

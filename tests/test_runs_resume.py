@@ -745,3 +745,15 @@ def test_a_schedule_that_grows_with_the_run_is_said(lightly, tmp_path, succeeds)
     history = [json.loads(line) for line in (tmp_path / "cosine" / "metrics.jsonl").read_text().splitlines()]
     rates = [row["learning_rate"] for row in history if row["event"] == "execution"]
     assert rates[2] > 2 * rates[1]
+
+
+def test_starting_weights_are_opened_once_and_not_for_a_finished_run(lightly, tmp_path, succeeds):
+    train(tmp_path / "a")
+    run = training(tmp_path / "b", weights=str(tmp_path / "a"), resume=False)
+    # The weights are those that were checked, whatever happens to their files before they are needed.
+    shutil.rmtree(tmp_path / "a")
+    list(run.events())
+    assert report_of(tmp_path / "b")["trained_samples"]
+    out, error = succeeds("train", "--resume", "--run-dir", tmp_path / "b", "--json")
+    assert "is finished: nothing to continue" in error
+    assert json.loads(out)["trained_samples"] == report_of(tmp_path / "b")["trained_samples"]

@@ -189,14 +189,17 @@ RULES: Tuple[Rule[Origins], ...] = (
         "folds are numbered from 1: use --fold {kfold} or less",
     ),
     Rule(
-        lambda config, _: config.checkpoint_dir is not None or config.checkpoint_input_dir is not None,
+        lambda config, origins: (
+            not _is_resumed_fold(config, origins)
+            and (config.checkpoint_dir is not None or config.checkpoint_input_dir is not None)
+        ),
         "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
         "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
         "kfold",
         typed_only=False,
     ),
     Rule(
-        lambda config, _: not config.training,
+        lambda config, origins: not config.training and not _is_resumed_fold(config, origins),
         "--kfold without training has nothing to do",
         "drop --no-training",
         "kfold",
@@ -221,6 +224,11 @@ def _sources(config: RunConfig) -> Dict[str, str]:
     named = {} if config.dataset is None else {"dataset": f"dataset {config.dataset}"}
     drawn = (name for name in ("host_generated_data", "device_generated_data") if getattr(config, name))
     return {**named, **{name: BY_NAME[name].key for name in drawn}}
+
+
+def _is_resumed_fold(config: RunConfig, origins: Origins) -> bool:
+    """Whether a single fold goes on, which is a run like any other, and not a part of a cross-validation."""
+    return config.fold is not None and origins["fold"] == RUN
 
 
 def _repeated(splits: Sequence[str]) -> Optional[str]:

@@ -9,6 +9,7 @@ from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.origin import OWN_NETWORK
 from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.datasets.base import DatasetInfo, fingerprint
+from ipucnn.datasets.classes import in_order_of
 from ipucnn.errors import DataError
 from ipucnn.filesystem import expand, shown
 from ipucnn.models.own import OwnNetwork
@@ -18,7 +19,7 @@ from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
-from ipucnn.runs.resume import Continue, Start, check_same_run, find_start
+from ipucnn.runs.resume import Continue, Finished, Fresh, Start, check_same_run, find_start
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.sources import Weights, as_started, find_starting_weights
 from ipucnn.runs.trackers import import_wandb
@@ -51,6 +52,7 @@ class RunContext(Setup):
         optimizer: the checked settings of the optimizer.
         schedule: a function from weight updates (int array) to learning rates.
         data_sha256: ``fingerprint`` of the data set.
+        weights: the opened weights of ``--weights``; None without them, and for a run that has begun.
         warnings: warnings for the user before the run begins, one line each.
     """
 
@@ -62,6 +64,7 @@ class RunContext(Setup):
     optimizer: OptimizerSettings
     schedule: Schedule
     data_sha256: str
+    weights: Optional[Weights]
     warnings: Tuple[str, ...] = ()
 
     @property
@@ -130,10 +133,11 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         rules.check_group(group, config)
     check_device(config.device)
     rules.check_rules(rules.Facts(resolved, layout, group))
-    begins = not isinstance(start, Continue)
     _check_pictures(resolved)
-    weights = find_starting_weights(resolved) if begins and config.weights is not None else None
-    if weights is None and begins and config.training:
+    weights = None
+    if isinstance(start, Fresh) and config.weights is not None:
+        weights = find_starting_weights(resolved)
+    elif isinstance(start, Fresh) and config.training:
         check_frozen_weights(resolved.record)
     if config.wandb and start.target.folder.writes:
         import_wandb()
@@ -144,6 +148,8 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     setup = run_setup.prepare(replace(resolved, config=config), seed)
     if weights is not None:
         setup = setup.with_source(weights.as_started(setup.source))
+    elif config.weights is not None and isinstance(start, Finished):
+        setup = setup.with_source(in_order_of(setup.source, tuple(start.report.dataset.class_names)))
     elif config.weights is not None and isinstance(start, Continue):
         setup = setup.with_source(as_started(setup.source, start.facts))
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
@@ -175,8 +181,9 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         optimizer=settings_of_run(config, program.global_batch_size),
         schedule=run_setup.learning_rates(config, program),
         data_sha256=data_sha256,
+        weights=weights,
     )
-    warnings = [*device_warnings(config.device), *_warnings(context, weights, runs_on_ipus(config.device))]
+    warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
 
 
@@ -217,11 +224,11 @@ def _rate_change(context: RunContext) -> List[str]:
     ]
 
 
-def _warnings(context: RunContext, weights: Optional[Weights], on_ipus: bool) -> List[str]:
+def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     config, program, info = context.config, context.program, context.info
     lines: List[str] = []
     if context.checkpoint is None:  # a continued run has its data, and the size of its input
-        lines += [*info.warnings, *info.training_warnings, *size_warnings(context, weights)]
+        lines += [*info.warnings, *info.training_warnings, *size_warnings(context, context.weights)]
     lines += program.warnings
     lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]
     if context.resolved.plan is not None:

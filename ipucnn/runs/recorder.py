@@ -472,7 +472,9 @@ class Recorder:
         if config.training and config.checkpoints and self._saved_at != self._trainer.state.weight_updates:
             updates = self._trainer.state.weight_updates
             numbered = checkpoints.checkpoint_name(updates)
-            if updates == self._first_weight_update and numbered in self._checkpoint_names(updates):
+            is_missing = numbered not in self._checkpoint_names(updates)
+            # Processes that save measure together, so all of them do if one does: each has listed a folder of its own.
+            if updates == self._first_weight_update and not self._session.any_instance(is_missing):
                 # A process that was killed before it wrote the report left this checkpoint, which stays as it is.
                 last = self._folder.link_checkpoint(numbered, LAST)
             else:

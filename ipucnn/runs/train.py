@@ -31,7 +31,6 @@ from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Predicted, Recorder, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
 from ipucnn.runs.resume import Continue, Finished, RunState, restore, resume_command
-from ipucnn.runs.sources import find_starting_weights
 from ipucnn.runs.weight_files import check_scaling, file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
@@ -398,10 +397,9 @@ class TrainingRun:
 
     def _load_weights(self, model: KerasModel) -> None:
         """Loads the weights of ``--weights`` into the network, unless the run continues from a checkpoint."""
-        if self.context.config.weights is None or self.context.checkpoint is not None:
+        if self.context.weights is None:
             return
-        weights = find_starting_weights(self.context.resolved)
-        self.fresh_weights, notes = weights.start(self.context, model)
+        self.fresh_weights, notes = self.context.weights.start(self.context, model)
         self._weight_notes = [*notes]
         if self.fresh_weights:
             self._weight_notes += _notes_of_new_head(self.context.program)
