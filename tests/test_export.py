@@ -382,7 +382,7 @@ def rename_the_output(graph):
     ("change", "reason"),
     [
         (change_a_weight, "differ"),
-        (add_an_input, "Required inputs"),
+        (add_an_input, "inputs"),
         (rename_the_output, "logits"),
         ("cut", "Protobuf"),
     ],

@@ -22,6 +22,7 @@ from support.trained_runs import report_of, rows
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.events import Note
 from ipucnn.filesystem import is_locked
 from ipucnn.interrupts import Interrupted
 from ipucnn.reports import units
@@ -675,7 +676,7 @@ def test_run_does_not_continue_from_weights_alone(tmp_path):
 def test_nearly_full_disk_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr("ipucnn.runs.train.free_bytes", lambda folder: 2**20)
     run = training(tmp_path / "r", num_epochs="1")
-    notes = [line for event in run.events() if hasattr(event, "lines") for line in event.lines]
+    notes = [event.line for event in run.events() if isinstance(event, Note)]
     (line,) = [line for line in notes if "MiB are free" in line]
     paths = (tmp_path / "r" / "checkpoints").iterdir()
     sizes = sum({path.stat().st_ino: path.stat().st_size for path in paths}.values())
