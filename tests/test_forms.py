@@ -20,7 +20,8 @@ from support.image_files import LONG, SHORT, exif, packbits, png, tiff, tiff_pag
 from ipucnn.datasets import forms
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.images import decode_for_training, pixels_for_evaluation
-from ipucnn.datasets.segmentation.imagemasks import image_pixels, pages
+from ipucnn.datasets.problems import Problem
+from ipucnn.datasets.segmentation.imagemasks import PairFiles, image_pixels, pages
 from ipucnn.datasets.segmentation.masks import MaskClasses, MaskSet
 from ipucnn.datasets.sources.record_builder import make_record
 from ipucnn.datasets.verification.lots import decode_image
@@ -723,10 +724,10 @@ def test_a_fault_has_one_message_whichever_way_a_file_comes_in(tmp_path, name):
     )
 
     def as_pair():
-        (page,) = pages(path, "image", 10**6, 1)
-        if isinstance(page, DataError):
-            raise page
-        return image_pixels(*page, forms.Mask(RAMP, forms.Form("PNG", (HEIGHT, WIDTH))))
+        (read,) = pages(PairFiles("train", path, path), "image", tmp_path, 10**6, 1)
+        if isinstance(read, Problem):
+            raise read.error
+        return image_pixels(read.page, read.origin, forms.Mask(RAMP, forms.Form("PNG", (HEIGHT, WIDTH))))
 
     ways = [
         as_pair,

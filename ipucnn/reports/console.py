@@ -294,7 +294,8 @@ class Screen(View):
 
     def _draw(self, kind: str, event: Progress) -> None:
         """Shows progress in a bar of some kind, which takes the place of another kind's."""
-        if not is_interactive(sys.stderr):
+        # While a bar is shown, Rich has its own stream in the place of stderr, which may say that it is no terminal.
+        if self._bar is None and not is_interactive(sys.stderr):
             if kind == EXECUTIONS and time.monotonic() - self._said > _EVERY_S:
                 self.show(Note(_line(event, "execution")))
             return
