@@ -59,7 +59,7 @@ class DataError(UserError):
 
     exit_code = EXIT_DATA
 
-    def __init__(self, message: str, hint: "Optional[str]" = None, code: str = "unreadable") -> None:
+    def __init__(self, message: str, hint: "Optional[str]" = None, code: str = "unusable") -> None:
         super().__init__(message, hint)
         self.code = code
 

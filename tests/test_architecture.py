@@ -162,7 +162,7 @@ BUDGET = {
     "benchmarking": (2850, 2200),
     "commands": (2030, 1200),
     "config": (2890, 1530),
-    "datasets": (6900, 5330),
+    "datasets": (6950, 5350),
     "diagnosis": (590, 460),
     "models": (3020, 2400),
     "planning": (5880, 4620),

@@ -626,7 +626,12 @@ def test_damaged_records_are_left_out_on_request(folder):
     assert len(source.train) == count - 1 and len(source.info.left_out) == 3
     for words in ("truncated", "no labelled image", "cannot be decoded"):
         assert words in " ".join(source.info.warnings)
+    assert "1 damaged record and the unread part of 1 file left out" in " ".join(source.info.warnings)
     check_raises(DataError, "no labelled image", "", open_folder, folder)
+    for path in folder.glob("train-*"):
+        path.write_bytes(frame(b"no message"))
+    words = "no image for training can be read"
+    check_raises(DataError, words, "", open_dataset, found, Opening(skip_damaged=True))
 
 
 def test_a_run_trains_and_evaluates_on_records(tmp_path, succeeds, report):

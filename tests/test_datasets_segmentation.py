@@ -1,5 +1,6 @@
 """Volumes and pairs of images and masks: valid files are read, and invalid ones are refused."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def test_damaged_files_of_pairs_are_left_out_on_request(tmp_path, run):
         assert [image.tolist() for image in images] == [image.tolist() for image in expected]
     assert source.train.names == tuple(f"images/{k}.png" for k in kept) and source.info.num_eval == 1
     (line,) = source.info.warnings
-    assert line.startswith("3 damaged images left out") and all(f"/{k}.png" in line for k in (1, 2, 4))
+    assert line.startswith("3 damaged pairs left out") and all(f"/{k}.png" in line for k in (1, 2, 4))
     assert [Path(path).name for path in source.info.left_out] == ["4.png", "1.png", "2.png"]
     (folder / "images" / "7.png").write_bytes(b"")
     check_refused(
@@ -158,6 +159,63 @@ def test_damaged_files_of_pairs_are_left_out_on_request(tmp_path, run):
             3,
         ),
     )
+
+
+OTHERS = ("0.png", "1.png", "b.png", "c.png")
+
+
+def test_each_damaged_page_of_a_stack_is_counted_and_named(tmp_path):
+    images, masks = make_pairs(tmp_path / "files", num=10)
+    folder = tmp_path / "set"
+    stacks = {side: folder / side / "a.tif" for side in ("images", "masks")}
+    for side, pages in (("images", images), ("masks", masks)):
+        stacks[side].parent.mkdir(parents=True)
+        first, *others = [Image.fromarray(page) for page in pages]
+        first.save(str(stacks[side]), save_all=True, append_images=others, compression="tiff_deflate")
+    whole = stacks["images"].read_bytes()
+    with Image.open(str(stacks["images"])) as file:
+        for page in (1, 3, 5):
+            file.seek(page)
+            at = file.tag_v2[273][0]
+            damaged = stacks["images"].read_bytes()
+            stacks["images"].write_bytes(damaged[:at] + b"\xff" * 8 + damaged[at + 8 :])
+    found = choose_dataset(str(folder), Path("."), home="", task="segmentation")
+    source = open_dataset(found, Opening(skip_damaged=True))
+    assert len(source.train) + len(source.eval) == 7
+    (line,) = source.info.warnings
+    assert line.startswith("3 damaged pairs left out") and "page 4 of 10" in line
+    assert source.info.left_out == tuple(f"images/a.tif, page {page}" for page in (2, 4, 6))
+    stacks["images"].write_bytes(b"no image")
+    for side, pages in (("images", images), ("masks", masks)):
+        for name in OTHERS:
+            Image.fromarray(pages[0]).save(str(folder / side / name))
+    (line,) = open_pairs("imagemasks", folder, skip_damaged=True).info.warnings
+    assert line.startswith("10 damaged pairs left out")
+    stacks["images"].write_bytes(whole)
+    stacks["masks"].write_bytes(b"no image")
+    (line,) = open_pairs("imagemasks", folder, skip_damaged=True).info.warnings
+    assert line.startswith("the unread part of 1 file left out")
+    for name in OTHERS:
+        (folder / "masks" / name).unlink()
+        (folder / "images" / name).unlink()
+    check_raises(
+        DataError,
+        "no image for training can be read",
+        "",
+        open_pairs,
+        "imagemasks",
+        folder,
+        skip_damaged=True,
+    )
+
+
+def test_what_is_not_damaged_is_never_left_out_of_pairs(tmp_path):
+    folder = tmp_path / "set"
+    make_pairs(folder, num=6)
+    call = (open_pairs, "imagemasks", folder)
+    check_raises(DataError, "--max-image-pixels 100", "", *call, max_pixels=100, skip_damaged=True)
+    shutil.copy(str(folder / "images" / "1.png"), str(folder / "images" / "0.jpg"))
+    check_raises(DataError, "are both called 0", "keep one of them", *call, skip_damaged=True)
 
 
 def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):

@@ -254,7 +254,7 @@ CIFAR = {
     "a wrong label": ("label-range", rewritten(BATCHES[1], lambda d: b"\xff" + d[1:])),
     "a dark channel": ("statistics", channels_swapped),
     "no class names": ("class-names", removed("batches.meta.txt")),
-    "too few class names": ("unreadable", written("batches.meta.txt", b"cat\n")),
+    "too few class names": ("unusable", written("batches.meta.txt", b"cat\n")),
     "a file twice": ("duplicate", copied(BATCHES[1], BATCHES[2])),
     "train as test": ("leakage", copied(BATCHES[1], "test_batch.bin")),
     "a short file": ("fewer-samples", rewritten(BATCHES[3], lambda d: d[:3073])),
@@ -338,7 +338,7 @@ FOLDERS = {
     "an image beside the classes": ("passed-over", saved("train/9.png", "RGB")),
     "a folder in a class": ("passed-over", lambda f: (f / "train" / "bee" / "more").mkdir()),
     "a link to nowhere": ("missing-file", lambda f: (f / "train" / "bee" / "8.png").symlink_to("absent")),
-    "a loop of links": ("unreadable", lambda f: (f / "train" / "bee" / "8.png").symlink_to("8.png")),
+    "a loop of links": ("unusable", lambda f: (f / "train" / "bee" / "8.png").symlink_to("8.png")),
     "a FIFO": ("passed-over", lambda f: os.mkfifo(f / "train" / "bee" / "8.png")),
     "blank": ("constant-image", saved("train/bee/9.png", np.zeros((24, 24, 3), np.uint8))),
 }
@@ -387,7 +387,7 @@ def test_an_example_does_not_repeat_a_path_that_messages_shorten(made):
     folder.rename(deep / "folders")
     (deep / "folders" / "train" / "bee" / "8.png").symlink_to("8.png")
     _, _, report = verified(deep / "folders", ".")
-    (text,) = examples(report, "unreadable")
+    (text,) = examples(report, "unusable")
     assert text.startswith("train/bee/8.png: ") and "xx" not in text
 
 
@@ -450,7 +450,7 @@ MASKS = {
     "an image of 16 bits": ("odd-form", saved(IMAGE_3, noise(9, 24, 32).astype(np.uint16))),
     "colour": ("wrong-mode", saved(IMAGE_3, photo().resize((32, 24)))),
     "transparency": ("wrong-mode", saved(IMAGE_3, np.full((24, 32, 4), 9, np.uint8))),
-    "no table": ("unreadable", written("classes.txt", b"nothing")),
+    "no table": ("unusable", written("classes.txt", b"nothing")),
     "a colour mask": ("wrong-mode", saved(MASK_3, photo().resize((32, 24)))),
     "many values": ("mask-values", lambda f: draw_mask(f, "3.png", [255, 100, 7])),
     "another value": ("mask-values", lambda f: draw_mask(f, "3.png", [1, 1])),
@@ -462,7 +462,7 @@ MASKS = {
     "truncated": ("truncated", rewritten(IMAGE_3, lambda d: d[:-200])),
     "truncated mask": ("truncated", rewritten(MASK_3, lambda d: d[:-20])),
     "an empty file": ("empty-file", written(MASK_3, b"")),
-    "two of a name": ("unreadable", saved("images/3.bmp", photo("L").resize((32, 24)), "BMP")),
+    "two of a name": ("unusable", saved("images/3.bmp", photo("L").resize((32, 24)), "BMP")),
     "a copy": ("duplicate", copied("images/4.png", IMAGE_3, "masks/4.png", MASK_3)),
     "other masks": ("conflict", copied("images/4.png", IMAGE_3)),
     "a leak": ("leakage", copied("images/4.png", "images/9.png")),
@@ -594,7 +594,7 @@ OPENING = {
 }
 NOT_READ = {
     *("truncated", "empty-file", "checksum", "unreadable", "count-mismatch", "wrong-dtype", "wrong-shape"),
-    *("wrong-mode", "mask-values", "label-range", "unpaired", "missing-subset", "unknown-class"),
+    *("unusable", "wrong-mode", "mask-values", "label-range", "unpaired", "missing-subset", "unknown-class"),
 }
 """Errors that end training, too."""
 DAMAGES = {
@@ -651,7 +651,7 @@ def test_damage_is_found_and_ends_training_if_nothing_can_be_trained_on(made, ki
 def test_every_code_is_found_by_a_test():
     """Except for those of TFDS, whose tests need its package (test_verify_dataset_tfds.py)."""
     codes = {code for table in DAMAGES.values() for code, _ in table.values()}
-    assert codes | {"small-image", "no-eval-subset", "not-checked"} == set(CODES)
+    assert codes | {"small-image", "no-eval-subset", "not-checked", "too-large"} == set(CODES)
     assert all(CODES[code].severity in (ERROR, WARNING) and CODES[code].hint for code in CODES)
 
 

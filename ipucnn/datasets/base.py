@@ -14,7 +14,7 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, U
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS
+from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS, TOO_LARGE
 from ipucnn.datasets.problems import Unused
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import open_regular, read_bytes, read_text, shown
@@ -49,7 +49,8 @@ class DatasetInfo:
         own_split: whether ipucnn chose the evaluation examples, and not the publisher of the set.
         max_image_pixels: the most pixels of an image file; larger ones are not decoded.
         crops: the data set whose crops of photographs are used; see ``images.crops_of``.
-        left_out: files of damaged images that were left out.
+        left_out: damaged files, pages and records that were left out.
+        decoded: whether images come from files or records that may be damaged, so that some can be left out.
         class_colours: red, green and blue of each class if masks have colours, else empty.
         mask_values: the stored value of each class in grey masks and in those with a palette, else empty.
         unused: files and folders in the set's folder that are not read, by reason.
@@ -73,6 +74,7 @@ class DatasetInfo:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     crops: str = ""
     left_out: Tuple[str, ...] = ()
+    decoded: bool = False
     class_colours: Tuple[Tuple[int, int, int], ...] = ()
     mask_values: Tuple[int, ...] = ()
     unused: Tuple[Unused, ...] = ()
@@ -372,10 +374,15 @@ def read_file(path: str) -> bytes:
         size = 0  # reading it raises the error
     if size > LARGEST_FILE_BYTES:
         raise DataError(
-            f"{shown(path)} has {size:,} bytes, more than an image can have", "take it out of the set"
+            f"{shown(path)} has {size:,} bytes, more than an image can have",
+            "take it out of the set",
+            TOO_LARGE,
         )
     hint = "check that the file exists and is readable"
-    return read_bytes(Path(path), max(size, _FREELY_BYTES), hint)
+    try:
+        return read_bytes(Path(path), max(size, _FREELY_BYTES), hint)
+    except DataError as error:
+        raise DataError(error.message, error.hint, "unreadable") from error
 
 
 CLASSES_FILE = "classes.txt"
@@ -504,7 +511,7 @@ def data_source(
         class_names=tuple(class_names),
         mean=mean,
         std=std,
-        **facts,
+        **{"decoded": not isinstance(train, IN_MEMORY), **facts},
     )
     return DataSource(info, train, evaluation)
 

@@ -7,7 +7,7 @@ import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Union
+from typing import Dict, List, NamedTuple, Union
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, DataSource, FileExample
 from ipucnn.datasets.classes import absent
 from ipucnn.datasets.forms import displayed, opened
 from ipucnn.datasets.problems import (
+    Passed,
     Problem,
     check_any_left,
     is_damaged,
@@ -55,10 +56,10 @@ def refuse_damaged(source: DataSource) -> DataSource:
             num_decoded += decoded.num_readable
             num_several += decoded.num_several
     if problems:
-        total, unread = len(source.train) + len(source.eval), _messages(problems)
+        total = len(source.train) + len(source.eval)
         whole = next((problem.error for problem in problems if not is_damaged(problem)), None)
         raise DataError(
-            f"{len(unread):,} of {counted(total, 'image')} cannot be read: {named_damage(unread)}",
+            f"{len(problems):,} of {counted(total, 'image')} cannot be read: {named_damage(problems)}",
             HINT if whole is None else whole.hint,
         )
     return _with_several(source, num_several, num_decoded)
@@ -86,18 +87,17 @@ def without_damaged(source: DataSource) -> DataSource:
             not damaged, but of a kind or size that is not read.
     """
     parts: List[ImageFiles] = []
-    damaged: Dict[str, str] = {}
+    passed = Passed(skip_damaged=True)
     num_several = 0
     for examples in (source.train, source.eval):
         assert not isinstance(examples, IN_MEMORY)
         decoded = _decode(examples, source)
         bad, num_several = decoded.problems, num_several + decoded.num_several
         for problem in bad.values():
-            if problem.error is not None and not is_damaged(problem):
-                raise problem.error
+            passed(problem)
         parts.append(examples.subset([k for k in range(len(examples)) if k not in bad]))
-        damaged.update(_messages(bad.values()))
     train, evaluation = parts
+    damaged = passed.damaged
     check_any_left(len(train), len(evaluation), damaged)
     if not damaged:
         return _with_several(source, num_several, len(train) + len(evaluation))
@@ -114,7 +114,7 @@ def without_damaged(source: DataSource) -> DataSource:
         num_train=len(train),
         num_eval=len(evaluation),
         warnings=(*source.info.warnings, *left_out_line(damaged)),
-        left_out=(*source.info.left_out, *damaged),
+        left_out=(*source.info.left_out, *passed.left_out),
     )
     source = replace(source, info=info, train=train, eval=evaluation)
     return _with_several(source, num_several, len(train) + len(evaluation))
@@ -132,11 +132,6 @@ class _Decoded(NamedTuple):
     problems: Dict[int, Problem]
     num_readable: int
     num_several: int
-
-
-def _messages(problems: Iterable[Problem]) -> Dict[str, str]:
-    """Returns the message of each problem by the name of its image."""
-    return {problem.name: problem.error.message for problem in problems if problem.error is not None}
 
 
 def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:

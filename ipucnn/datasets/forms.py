@@ -152,7 +152,7 @@ def opened(
         height, width = file.form.size
         check_pixels(width, height, max_pixels, origin)
         if not width or not height:
-            raise DataError(f"{origin} has no pixels", "remove it")
+            raise DataError(f"{origin} has no pixels", "remove it", "unreadable")
         is_large = file.form.is_deep and file.form.colour == RGB
         with decoding(3 * width if is_large else width, height, origin):
             yield file
@@ -162,7 +162,7 @@ def opened(
         text = f"{origin} has far more than --max-image-pixels {max_pixels}"
         raise DataError(text, "shrink it, or allow more of them", TOO_LARGE) from error
     except Image.UnidentifiedImageError as error:
-        raise DataError(f"{origin} is not an image in a known format", hint) from error
+        raise DataError(f"{origin} is not an image in a known format", hint, "unreadable") from error
     except Exception as error:
         raise _undecodable(error, origin, hint) from error
 

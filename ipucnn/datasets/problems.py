@@ -13,9 +13,9 @@ Files and records of classes are decoded when they are needed.  For them, ``dama
 counts each of them that it cannot read, as it does for ``infer IMAGE...``, and continues (``runs/images/inputs.py``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
@@ -26,6 +26,7 @@ MOST_NAMED = 3
 MOST_DAMAGED = 50
 """The most damaged files that a message names."""
 _DAMAGED = ("empty-file", "truncated", "checksum", "unreadable")
+"""The codes that only errors of reading and decoding have."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Problem:
         error: the error that ends training; None if training goes on without the file.
         count: number of files, samples or classes with the problem.
         path: the file; None if the problem is not about one file.
+        has_rest: whether it is about the part of a file that cannot be read, of an unknown number of samples.
     """
 
     code: str
@@ -49,6 +51,7 @@ class Problem:
     error: Optional[DataError] = None
     count: int = 1
     path: Optional[Path] = None
+    has_rest: bool = False
 
 
 def is_damaged(problem: Problem) -> bool:
@@ -90,7 +93,7 @@ def guarded(
     try:
         yield from items
     except DataError as error:
-        yield problem_of(error, subset, name, path)
+        yield replace(problem_of(error, subset, name, path), has_rest=True)
 
 
 def readable(items: Iterable[Union[Item, Problem]], report: Callable[[Problem], None]) -> Iterator[Item]:
@@ -118,25 +121,30 @@ class Passed:
         skip_damaged: whether to keep the errors of damaged files, too.
 
     Attributes:
-        damaged: the message about each of them, by its path or name.
+        damaged: the problems of those.
     """
 
     def __init__(self, skip_damaged: bool = False) -> None:
         self._examples: Dict[str, List[str]] = {}
         self._counts: Dict[str, int] = {}
         self._skips = skip_damaged
-        self.damaged: Dict[str, str] = {}
+        self.damaged: List[Problem] = []
 
     def __call__(self, problem: Problem) -> None:
         if problem.error is not None:
             if not (self._skips and is_damaged(problem)):
                 raise problem.error
-            self.damaged[str(problem.path or problem.name)] = problem.error.message
+            self.damaged.append(problem)
             return
         self._counts[problem.reason] = self._counts.get(problem.reason, 0) + problem.count
         names = self._examples.setdefault(problem.reason, [])
         if len(names) < MOST_NAMED:
             names.append(problem.name)
+
+    @property
+    def left_out(self) -> Tuple[str, ...]:
+        """The names of the damaged files, pages and records."""
+        return tuple(problem.name for problem in self.damaged)
 
     @property
     def unused(self) -> Tuple[Unused, ...]:
@@ -157,21 +165,26 @@ def unused_line(location: str, unused: Iterable[Unused]) -> Tuple[str, ...]:
     return (f"{location}: left out {', '.join(parts)}",) if parts else ()
 
 
-def named_damage(damaged: Mapping[str, str]) -> str:
-    """Returns up to ``MOST_DAMAGED`` messages about damaged files, and the number of others."""
+def named_damage(damaged: Sequence[Problem]) -> str:
+    """Returns the messages of up to ``MOST_DAMAGED`` problems, and the number of others."""
     more = len(damaged) - MOST_DAMAGED
-    reasons = [printable(reason) for reason in list(damaged.values())[:MOST_DAMAGED]]
+    reasons = [printable(one.error.message if one.error else one.name) for one in damaged[:MOST_DAMAGED]]
     return "; ".join(reasons) + (f"; and {more:,} more" if more > 0 else "")
 
 
-def left_out_line(damaged: Mapping[str, str], what: str = "damaged image") -> Tuple[str, ...]:
-    """Returns one line about what ``--skip-damaged`` leaves out; none if that is nothing."""
-    if not damaged:
-        return ()
-    return (f"{counted(len(damaged), what)} left out (--skip-damaged): {named_damage(damaged)}",)
+def left_out_line(damaged: Sequence[Problem], sample: str = "image") -> Tuple[str, ...]:
+    """Returns one line about what ``--skip-damaged`` leaves out; none if that is nothing.
+
+    It has the number of samples, and for files of which that is not known the number of files.
+    """
+    num_samples = sum(one.count for one in damaged if not one.has_rest)
+    num_files = sum(one.has_rest for one in damaged)
+    parts = [counted(num_samples, f"damaged {sample}")] if num_samples else []
+    parts += [f"the unread part of {counted(num_files, 'file')}"] if num_files else []
+    return (f"{' and '.join(parts)} left out (--skip-damaged): {named_damage(damaged)}",) if parts else ()
 
 
-def check_any_left(num_train: int, num_eval: int, damaged: Mapping[str, str]) -> None:
+def check_any_left(num_train: int, num_eval: int, damaged: Sequence[Problem]) -> None:
     """Rejects a set of which ``--skip-damaged`` leaves nothing.
 
     Raises:

@@ -296,7 +296,7 @@ def report_rows(
     continued = report.measured.first_weight_update
     sizes = f"{data.train:,} train, {data.evaluation:,} evaluation"
     if data.left_out:
-        sizes += f", {counted(len(data.left_out), 'damaged image')} left out"
+        sizes += f", {counted(len(data.left_out), 'damaged entry')} left out"
     rows = [("data set", f"{data.name}, {data.location}: {sizes}"), *_validation_rows(report)]
     if neighbours is not None:
         rows.append(("3-nearest-neighbours", f"{neighbours:.2%} on the same split, for comparison"))

@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.datasets.base import IN_MEMORY, ArrayExamples, DataSource, FileExamples, MaskedExamples
+from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
@@ -230,9 +230,10 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         limit_train=None if folded else config.limit_train,
         limit_eval=None if folded else config.limit_eval,
     )
-    if resolved.is_typed("skip_damaged") and isinstance(source.train, ArrayExamples):
+    if resolved.is_typed("skip_damaged") and not source.info.decoded:
         raise ConfigurationError(
-            f"--skip-damaged has no effect: {resolved.choice.name} is no folder of image files", "drop it"
+            f"--skip-damaged has no effect: {source.info.name} is held in memory, so nothing is decoded",
+            "drop it",
         )
     # infer names each file that it cannot read, and continues.
     if resolved.command != "infer" and not config.skip_damaged and isinstance(source.train, FileExamples):

@@ -160,6 +160,7 @@ def pages(
     path = files.image if kind == "image" else files.mask
     origin, hint = f"{kind} {printable(str(path))}", IMAGE_HINT if kind == "image" else MASK_HINT
     name = printable(str(path.relative_to(folder)))
+    num_read = 0
     try:
         with opened(read_file(str(path)), origin, max_pixels, hint, strict=True) as file:
             count = file.num_pages
@@ -176,9 +177,13 @@ def pages(
                 place = pair.shown(path)
                 read = file.page if count == 1 else partial(page_of, file, number, where)
                 page = item_or_problem(read, files.subset, pair.shown(path, folder), path, place)
+                num_read += 1
                 yield page if isinstance(page, Problem) else PairPage(pair, page, where)
     except DataError as error:
-        yield problem_of(error, files.subset, name, path)
+        problem = problem_of(error, files.subset, name, path)
+        may_have_more = chosen is None and path.suffix.lower() in _STACKS
+        count = 1 if chosen is None else len(chosen) - num_read
+        yield replace(problem, count=count, has_rest=may_have_more)
 
 
 def image_pixels(page: Page, origin: str, mask: Mask) -> np.ndarray:
@@ -507,6 +512,13 @@ def _read_images(
     return pixels[:at], pairs
 
 
+def _check_any_left(pairs: Collection[Pair], passed: Passed) -> int:
+    """Rejects a set of which no pair of a part is left, and returns the number of pairs for training."""
+    num_train = sum(pair.subset == "train" for pair in pairs)
+    check_any_left(num_train, len(pairs) - num_train, passed.damaged)
+    return num_train
+
+
 def open_pairs(
     name: str,
     folder: Path,
@@ -537,12 +549,12 @@ def open_pairs(
             raise DataError(f"{folders[0].parent} has no pairs of images and masks", PAIR_LAYOUT)
     table = table_of(found)
     stored = dict(readable(read_masks(found, files, max_pixels, table), passed))
-    if len(stored) + len(passed.damaged) < 2:
+    _check_any_left(stored, passed)
+    if len(stored) < 2:
         raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
     classes = table or classes_of_masks(found, stored)
     pixels, pairs = _read_images(found, stored, max_pixels, passed)
-    num_train = sum(pair.subset == "train" for pair in pairs)
-    check_any_left(num_train, len(pairs) - num_train, passed.damaged)
+    num_train = _check_any_left(pairs, passed)
     masks = [classes.of(stored[pair].numbers, f"mask {pair.shown(pair.mask)}") for pair in pairs]
     sizes: np.ndarray = np.array([mask.shape for mask in masks], np.int64)
     labels = np.concatenate([mask.reshape(-1) for mask in masks])
@@ -555,7 +567,7 @@ def open_pairs(
     values = classes.values
     if classes.any_other:
         values = (0, max(int(mask.numbers.max()) for mask in stored.values()))
-    warnings = [*unused_line(printable(str(folder)), passed.unused), *left_out_line(passed.damaged)]
+    warnings = [*unused_line(printable(str(folder)), passed.unused), *left_out_line(passed.damaged, "pair")]
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(
@@ -579,7 +591,8 @@ def open_pairs(
         warnings=tuple(warnings),
         training_warnings=(different,) if len(np.unique(sizes, axis=0)) > 1 else (),
         unused=passed.unused,
-        left_out=tuple(passed.damaged),
+        left_out=passed.left_out,
+        decoded=True,
         patchwise=True,
         own_split=found.is_undivided,
         class_colours=class_colours(classes, stored[pairs[0]]),

@@ -56,6 +56,7 @@ def safe_unpickle(data: bytes, origin: str) -> Dict[Any, PlainValue]:
         raise DataError(
             f"{origin} is no CIFAR pickle: {reason}",
             "nothing in it was run; get the file again from a source you trust",
+            "unreadable",
         ) from None
 
 
@@ -106,7 +107,7 @@ def read_pickle(path: Path, label_key: str) -> Tuple[np.ndarray, np.ndarray]:
     """Reads one file of the Python version: images uint8 [n, 32, 32, 3] and integer labels [n].  Raises DataError."""
     content = _text_keys(safe_unpickle(read_file(str(path)), str(path)))
     if "data" not in content or label_key not in content:
-        raise DataError(f"{path} is not a CIFAR batch: it lacks 'data' or '{label_key}'", AGAIN)
+        raise DataError(f"{path} is not a CIFAR batch: it lacks 'data' or '{label_key}'", AGAIN, "unreadable")
     data = content["data"]
     is_array = isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == PIXELS
     if not is_array or data.dtype != np.uint8:

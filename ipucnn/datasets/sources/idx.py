@@ -57,7 +57,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
         is_packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         if not is_packed and path.suffix == ".gz":
-            raise DataError(f"{name} is not a gzip file", AGAIN)
+            raise DataError(f"{name} is not a gzip file", AGAIN, "unreadable")
         stream = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
             return _read_idx(stream, name, num_dimensions, file_size(path) * (_DEFLATED if is_packed else 1))
@@ -101,6 +101,7 @@ def _read_idx(
         raise DataError(
             f"{name} has trailing bytes: more than the {header_bytes + size} that its header ({shown}) says",
             AGAIN,
+            "unreadable",
         )
     return np.frombuffer(data, np.uint8).reshape(shape)
 

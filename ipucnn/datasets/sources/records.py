@@ -19,7 +19,15 @@ import numpy as np
 from ipucnn.aliases import Numbers
 from ipucnn.datasets.base import CLASSES_FILE, DataSource, RecordExamples, class_lines, data_source
 from ipucnn.datasets.formats import SHARD
-from ipucnn.datasets.problems import Passed, Problem, guarded, item_or_problem, left_out_line, readable
+from ipucnn.datasets.problems import (
+    Passed,
+    Problem,
+    check_any_left,
+    guarded,
+    item_or_problem,
+    left_out_line,
+    readable,
+)
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
 from ipucnn.errors import DataError
 from ipucnn.events import Progress, emit
@@ -109,7 +117,7 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
     try:
         label = read_features(read, length, {LABEL: int})[LABEL]
     except BadExample as error:
-        raise DataError(f"{place} is no labelled image: {error}", AGAIN) from None
+        raise DataError(f"{place} is no labelled image: {error}", AGAIN, "unreadable") from None
     assert isinstance(label, int)
     if not 1 <= label <= num_classes:
         raise DataError(
@@ -244,6 +252,8 @@ def open_records(folder: Path, skip_damaged: bool = False) -> DataSource:
         for subset, paths in shards.items():
             subsets[subset] = _index(paths, subset, len(names), done, total, passed)
             done += len(paths)
+        num_train, num_eval = (len(subsets[subset]["labels"]) for subset in (TRAIN, VALIDATION))
+        check_any_left(num_train, num_eval, passed.damaged)
         for subset, columns in subsets.items():
             if not len(columns["labels"]):
                 raise DataError(f"{shown(folder)}: the {subset} files have no records", LAYOUT)
@@ -261,8 +271,8 @@ def open_records(folder: Path, skip_damaged: bool = False) -> DataSource:
         location=str(folder),
         warnings=(
             *((note,) if cached is None else ()),
-            *left_out_line(passed.damaged, "damaged record, or rest of a file"),
+            *left_out_line(passed.damaged, "record"),
         ),
-        left_out=tuple(passed.damaged),
+        left_out=passed.left_out,
         crops="imagenet",
     )

@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import google_crc32c
 
-from ipucnn.datasets.limits import LARGEST_FILE_BYTES
+from ipucnn.datasets.limits import LARGEST_FILE_BYTES, TOO_LARGE
 from ipucnn.errors import DataError
 from ipucnn.filesystem import errors_about, open_handle, open_regular, shown
 
@@ -86,7 +86,7 @@ def read_record(path: str, number: int, at: int) -> bytes:
             num_bytes = os.fstat(handle).st_size
             length = _length(os.pread(handle, HEAD_BYTES, at), place, num_bytes)
             if length > LARGEST_FILE_BYTES:
-                raise _damaged(place, f"{length:,} bytes, more than an image can have", "unreadable")
+                raise _damaged(place, f"{length:,} bytes, more than an image can have", TOO_LARGE)
             record = os.pread(handle, length + FRAME_BYTES, at)
     finally:
         os.close(handle)
@@ -113,7 +113,7 @@ def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> 
     try:
         return features_of(content, names)
     except BadExample as error:
-        raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN) from None
+        raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN, "unreadable") from None
 
 
 def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:

@@ -62,6 +62,9 @@ CODES: Dict[str, Code] = {
     "truncated": Code(ERROR, "files or samples that end too early", _AGAIN),
     "checksum": Code(ERROR, "records or files whose checksum is wrong", _AGAIN),
     "unreadable": Code(ERROR, "files or samples that cannot be read", "replace or remove them"),
+    "unusable": Code(
+        ERROR, "files, folders or tables that cannot be used as they are", "correct what the examples name"
+    ),
     "too-large": Code(
         ERROR,
         "images of more pixels than --max-image-pixels, or larger than the memory allows",
