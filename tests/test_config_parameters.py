@@ -2,6 +2,7 @@
 those of schedules.
 """
 
+import json
 import shlex
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from ipucnn.config.parameters import METHODS, method_of
 from ipucnn.config.resolve import resolve
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import EXIT_USAGE, ConfigurationError
 from ipucnn.runs.setup import learning_rates
 from ipucnn.training.optimizer_settings import make_settings, settings_of_run
 from ipucnn.training.program import make_program
@@ -97,3 +98,24 @@ def test_a_parameter_that_is_an_option_is_named(key, flag):
     with pytest.raises(ConfigurationError, match=key) as error:
         make_settings("adam", {key: 0.1}, global_batch_size=8)
     assert f"{flag} 0.1" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("lr_schedule_params", {"initial_learning_rate": 0.1}, "'{\"initial_learning_rate\": 0.1}'"),
+        ("validation", False, ""),
+        ("available_memory_proportion", [20, 40], "20 40"),
+        ("model_name", "my net.keras", "'my net.keras'"),
+    ],
+)
+def test_an_option_among_parameters_is_written_as_a_shell_takes_it(run, key, value, words):
+    command = ("train", "toy_model", "--dataset", "digits", "--dry-run")
+    code, _, err = run(*command, "--optimizer-params", json.dumps({key: value}), columns=400)
+    assert code == EXIT_USAGE
+    hint = err.splitlines()[-1].partition("of its own: ")[2]
+    option = "--no-validation" if value is False else f"--{key.replace('_', '-')} {words}"
+    assert hint == option
+    if key != "model_name":
+        stages = ("--pipeline-splits", "flatten") if isinstance(value, list) else ()
+        assert run(*command, *shlex.split(hint), *stages)[0] == 0

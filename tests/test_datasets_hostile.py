@@ -17,6 +17,7 @@ from support.data_sets import encode, noise, write_cifar10, write_class_folders,
 from support.image_files import LONG, tiff, tiff_page
 from support.refusals import check_raises
 
+from ipucnn.datasets.base import read_file
 from ipucnn.datasets.images import open_image
 from ipucnn.datasets.sources import cifar, idx, records
 from ipucnn.datasets.sources.cifar import safe_unpickle
@@ -329,3 +330,19 @@ def test_keys_that_are_not_text_are_ignored(tmp_path):
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({10**5001: 1, "data": np.zeros((1, 3072), np.uint8), b"labels": [3]}, 2))
     assert cifar.read_pickle(path, "labels")[1].tolist() == [3]
+
+
+def test_a_file_that_fills_the_memory_is_not_read(tmp_path, monkeypatch):
+    path, size = tmp_path / "a.png", 2**28 + 1
+    with open(path, "wb") as file:
+        file.truncate(size)
+    monkeypatch.setattr("ipucnn.datasets.limits.available_bytes", lambda: 2 * size - 2)
+    tracemalloc.start()
+    try:
+        check_raises(DataError, "a.png needs 256 MiB of memory", "take it out", read_file, str(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    path.write_bytes(b"small")
+    monkeypatch.setattr("ipucnn.datasets.limits.available_bytes", lambda: 0)
+    assert read_file(str(path)) == b"small"

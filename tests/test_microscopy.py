@@ -176,6 +176,23 @@ def test_a_set_too_large_for_memory_is_refused_before_it_is_read(tmp_path, monke
         assert len(decoded) == num_decoded
 
 
+def test_files_have_different_numbers_of_pages(tmp_path, monkeypatch):
+    first = [tissue(k, SIZES[0]) for k in range(6)]
+    save(tmp_path / "images/a.tif", np.stack([image for image, _ in first]))
+    save(tmp_path / "masks/a.tif", np.stack([mask for _, mask in first]) * np.uint8(255))
+    for k in range(6):
+        image, mask = tissue(6 + k, SIZES[0])
+        save(tmp_path / f"images/b{k}.tif", image)
+        save(tmp_path / f"masks/b{k}.png", mask * 255)
+    # Images, masks and classes take 3 bytes a pixel.
+    needed = 12 * 90 * 110 * 3
+    monkeypatch.setattr("ipucnn.datasets.limits.available_bytes", lambda: 2 * needed)
+    source = opened(tmp_path)
+    assert len(source.train.images) + len(source.eval.images) == 12
+    monkeypatch.setattr("ipucnn.datasets.limits.available_bytes", lambda: 2 * 12 * 90 * 110 - 2)
+    check_raises(DataError, "at least 12 images and masks of up to 90x110 pixels", "", opened, tmp_path)
+
+
 def test_the_smallest_image_decides_the_size_of_patches(run, tmp_path):
     of_sizes(tmp_path / "set")
     code, _, err = run("train", "unet", *LINE.split(), "--dry-run")

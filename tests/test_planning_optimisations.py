@@ -14,6 +14,7 @@ from ipucnn.planning.cost.memory import FITS_BELOW, program_memory
 from ipucnn.planning.cost.schedule import predict
 from ipucnn.planning.graphs.extract import layer_graph
 from ipucnn.planning.program import PlannedProgram, uniform
+from ipucnn.planning.search import neighbours
 from ipucnn.planning.search.neighbours import optimisations
 from ipucnn.planning.search.planner import Planner
 
@@ -41,6 +42,14 @@ def predicted(graph, splits, settings):
 
 def by_name(rows):
     return {row.name: row for row in rows}
+
+
+def test_the_order_of_hints_does_not_change_the_rows(graph, monkeypatch):
+    planner = Planner(graph, SYSTEM)
+    expected = optimisations(planner, EARLY, SETTINGS)
+    hints = neighbours.neighbours
+    monkeypatch.setattr(neighbours, "neighbours", lambda *given: reversed(list(hints(*given))))
+    assert optimisations(planner, EARLY, SETTINGS) == expected
 
 
 def test_rows_are_predictions_with_one_setting_changed(graph):

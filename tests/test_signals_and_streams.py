@@ -394,7 +394,7 @@ def test_signal_ends_a_real_run_with_a_usable_checkpoint(report, tmp_path):
 
 def test_too_little_address_space_is_reported_before_tensorflow_is_imported(tmp_path):
     resource = pytest.importorskip("resource")
-    limit = 1_000_000 * 1024
+    limit = 1_600_000 * 1024  # with a little less, the import fails now and then
     done = python(
         PROGRAM,
         *SMALL,
@@ -404,7 +404,7 @@ def test_too_little_address_space_is_reported_before_tensorflow_is_imported(tmp_
     )
     lines = done.stderr.decode().splitlines()
     assert done.returncode == errors.EXIT_MISSING, lines
-    assert lines[0].startswith("error: this process may use 977 MiB of address space")
+    assert lines[0].startswith("error: this process may use 1.53 GiB of address space")
     assert lines[1].startswith("hint: ") and len(lines) == 2
     assert not (tmp_path / "r").exists()
 

@@ -591,4 +591,5 @@ def _choose_dataset(
         download=bool(_first("download", *layers)),
         divides=True,
         reads_files=not layers[0].get("dry_run"),
+        is_path_typed=layers[0].get("dataset_path") is not None,
     )

@@ -14,7 +14,7 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, U
 import numpy as np
 
 from ipucnn.datasets.hashing import LIMIT, permutation
-from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS, TOO_LARGE
+from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS, TOO_LARGE, check_memory
 from ipucnn.datasets.problems import Unused
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import open_regular, read_bytes, read_text, shown
@@ -359,14 +359,13 @@ def fingerprint(source: DataSource) -> str:
     return digest.hexdigest()
 
 
-# Room for files that say they are empty, as those of /proc do.
-_FREELY_BYTES = 2**24
+_FREELY_BYTES = 2**24  # room for files that say they are empty, as those of /proc do
 
 
 def read_file(path: str) -> bytes:
     """Returns the bytes of a file, without waiting for a FIFO or a device.
 
-    Raises DataError, with the file and the reason, if it cannot be read or is larger than an image can be.
+    Raises DataError if it cannot be read, is larger than an image can be, or would take more than half of the memory.
     """
     try:
         size = os.stat(path).st_size
@@ -378,6 +377,8 @@ def read_file(path: str) -> bytes:
             "take it out of the set",
             TOO_LARGE,
         )
+    if size > 2**28:  # a check for each photograph would take time
+        check_memory(size, shown(path), "take it out of the set, or use a machine with more memory")
     hint = "check that the file exists and is readable"
     try:
         return read_bytes(Path(path), max(size, _FREELY_BYTES), hint)

@@ -342,6 +342,7 @@ def choose_dataset(
     download: bool = False,
     divides: bool = False,
     reads_files: bool = True,
+    is_path_typed: bool = False,
 ) -> Choice:
     """Chooses the data set of a run; of files, it checks only which exist.
 
@@ -355,14 +356,15 @@ def choose_dataset(
         download: whether an absent set may be downloaded (when it is opened).
         divides: whether a folder of classes may lack train/ and val/, because a share of it is held out.
         reads_files: whether the files are needed; if False, the published size of an absent set is enough.
+        is_path_typed: whether the user gave ``path``, which is then refused if nothing is searched there.
 
     Raises:
-        ConfigurationError: the name is unknown, or the set is for another task.
+        ConfigurationError: the name is unknown, the set is for another task, or a typed ``path`` has no effect.
         DataError: the files of the named set are absent.
     """
     path = expand(str(path))
     if name is None:
-        return _choose_default(path, home, task, download)
+        return _choose_default(path, home, task, download, is_path_typed)
     is_tfds = name.lower().startswith(TFDS_PREFIX)
     if is_python_name(name) and not is_tfds:
         function = find_function(name, "load")
@@ -513,17 +515,18 @@ def fetch(choice: Choice, download: bool) -> Path:
     raise DataError(f"data set {name} is not here", _how_to_get(name, "--download"))
 
 
-def _choose_default(path: Path, home: str, task: str, download: bool) -> Choice:
+def _choose_default(path: Path, home: str, task: str, download: bool, is_path_typed: bool) -> Choice:
     embedded_name = EMBEDDED[task]
-    other = (
-        f"--dataset {embedded_name} for the embedded one"
-        if task == "classification"
-        else f"or --dataset {embedded_name}"
-    )
-    record = DATASETS.get(home)
-    if record is None or not record.files:
-        chosen = home if record is not None else embedded_name
-        return Choice(chosen, None, f"data set {chosen}, {_origin(chosen)}", task)
+    option = f"--dataset {embedded_name}"
+    other = f"{option} for the embedded one" if task == "classification" else f"or {option}"
+    if home not in DATASETS:
+        if is_path_typed:
+            check_is_there(path)
+            raise ConfigurationError(
+                f"--dataset-path {shown(path)} has no effect: without --dataset the data set is {embedded_name}",
+                f"drop it, and give --dataset {quoted(path)}",
+            )
+        return Choice(embedded_name, None, f"data set {embedded_name}, {_origin(embedded_name)}", task)
     choice = _located(home, find_set(home, path), path, task, download, f" ({other})")
     if choice is not None:
         return choice

@@ -1,12 +1,15 @@
 """Settings of optimizers: their parameters and defaults, checked without TensorFlow."""
 
+import json
 import math
+import shlex
 from dataclasses import dataclass
 from typing import Any, Mapping, Tuple
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config.options import RunConfig, find_meant
 from ipucnn.config.parameters import method_of, names_of
+from ipucnn.config.spec import OptionSpec
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.text import counted
 
@@ -85,7 +88,7 @@ def make_settings(
             if key == "momentum" and not value:
                 continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
             spec = find_meant(key)
-            hint = method.hint(key) if spec is None else f"it is an option of its own: {spec.flag} {value}"
+            hint = method.hint(key) if spec is None else f"it is an option of its own: {_typed(spec, value)}"
             raise ConfigurationError(f"optimizer {name} has no parameter '{key}'", hint)
         if key == "nesterov" and not isinstance(value, bool):
             raise ConfigurationError(f"optimizer parameter nesterov is '{value}'", "give it true or false")
@@ -105,6 +108,15 @@ def make_settings(
         if value < 0:
             raise ConfigurationError(f"optimizer parameter {key} is {value:g}", f"{key} must not be negative")
     return OptimizerSettings(name, values, decay_biases_and_norms=decay_biases_and_norms, **others)
+
+
+def _typed(spec: OptionSpec, value: PlainValue) -> str:
+    """Returns an option and its value as a shell takes them."""
+    if spec.is_bool:
+        return spec.flag if value else f"--no-{spec.key}"
+    words = value if spec.kind.is_list and isinstance(value, list) else [value]
+    texts = (json.dumps(word) if isinstance(word, (dict, list)) else str(word) for word in words)
+    return " ".join([spec.flag, *map(shlex.quote, texts)])
 
 
 def _rho(exponent: float, global_batch_size: int) -> float:

@@ -447,10 +447,11 @@ def read_masks(
                 continue
             taken += mask.numbers.nbytes
             if taken > checked:  # at the first one and at each doubling, because a check takes time
-                # The other pages of a file are as many as those of the first one.
-                num_pairs = max(pair.num_pages * len(files), len(masks))
-                num_read = number * pair.num_pages + pair.page + 1
-                _check_memory(found, num_pairs, taken * num_pairs // num_read, mask)
+                # The pages of files that are not open yet are unknown: each has at least one.
+                num_unopened = len(files) - number - 1
+                num_pairs = len(masks) + pair.num_pages - pair.page - 1 + num_unopened
+                least = "at least " if num_unopened else ""
+                _check_memory(found, f"{least}{num_pairs}", taken * num_pairs // len(masks), mask)
                 checked = 2 * taken
     if found.is_undivided and len(masks) > 1:
         for k in range(len(masks) - num_held_out(len(masks)), len(masks)):
@@ -463,7 +464,7 @@ def read_masks(
     return masks
 
 
-def _check_memory(found: Found, num_pairs: int, num_bytes: int, largest: Mask) -> None:
+def _check_memory(found: Found, num_pairs: str, num_bytes: int, largest: Mask) -> None:
     size = "x".join(map(str, largest.numbers.shape[:2]))
     what = f"{printable(str(found.location))} with {num_pairs} images and masks of up to {size} pixels"
     check_memory(num_bytes, what)
@@ -497,7 +498,7 @@ def _read_images(
                 shape = sum(mask.numbers.size for mask in masks.values()), image.shape[2]
                 # The images, and the classes of masks beside their numbers.
                 num_bytes = shape[0] * (shape[1] + 2 * largest.numbers.itemsize)
-                _check_memory(found, len(masks), num_bytes, largest)
+                _check_memory(found, str(len(masks)), num_bytes, largest)
                 pixels = np.empty(shape, np.uint8)
             elif image.shape[2] != pixels.shape[1]:
                 kinds = ["grey" if count == 1 else "colour" for count in (image.shape[2], pixels.shape[1])]

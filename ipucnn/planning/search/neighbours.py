@@ -109,7 +109,7 @@ def flags_between(
 
 FASTER, SMALLER, OTHER = "faster", "smaller", "other"
 
-# Setting -> values that may make a program faster and that no search tries, and further values.
+# Setting -> values that may make a program faster, and further values.
 _VALUES: Dict[str, Tuple[Tuple[Any, ...], Tuple[Any, ...]]] = {
     "eight_bit_transfer": ((True,), (False,)),
     "precision": (("16.16",), ("32.32",)),
@@ -462,8 +462,10 @@ def optimisations(
     def outcome(changed: PlannedProgram) -> Forecast:
         return forecast(planner.graph, splits if changed.num_stages > 1 else (), changed, planner.system)
 
-    # Of several values of a setting the last.
-    changes = {each.setting: each.program for each in neighbours(program, tuple(splits)) if each.setting}
+    # Of several values of a setting the last, and one that may be faster only if there is no other.
+    of_settings = [each for aim in (FASTER, OTHER) for each in _of_one_setting(program, tuple(splits), aim)]
+    changes = {each.setting: each.program for each in of_settings}
+    changes["pipelining"] = _without_pipelining(program)
     if program.proportions_differ:
         changes["stages"] = replace(
             program, available_memory_proportion=largest(program.available_memory_proportion)
