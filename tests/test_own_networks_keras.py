@@ -461,6 +461,21 @@ def test_a_file_is_fine_tuned_to_other_classes(run, succeeds, report):
     check_refused(run, Refusal(evaluation, "net.keras does not fit", "as many classes", 3))
 
 
+def test_only_the_classes_of_a_head_may_differ(run):
+    def head(size, num_classes):
+        model = keras.Sequential([keras.Input((size, size, 1)), layers.Flatten(), layers.Dense(num_classes)])
+        model.save_weights("head.weights.h5")
+
+    name = write(network("x = layers.Flatten()(images)"), "own.py")
+    model = build_model(find_network(name), BuildOptions((24, 24, 1), 3))
+    read = read_keras_weights, model, Path("head.weights.h5"), True
+    head(24, 5)
+    assert read[0](*read[1:])[0] == {}
+    for num_classes in (3, 5):
+        head(32, num_classes)
+        check_raises(DataError, f"has weights of 1024x{num_classes}", "--image-size", *read)
+
+
 # --- which weights are whose
 
 BRANCHES = ("{0} = layers.Conv2D(2, 3{2})", "{1} = layers.Conv2D(2, 3{3})", "y = p(images)",

@@ -307,7 +307,7 @@ def load_keras_weights(model: KerasModel, path: Path, new_head: bool = False) ->
     Args:
         model: the model.
         path: the file.
-        new_head: whether the last layer may have other shapes than the file's; its weights then stay as they are.
+        new_head: whether the last layer may be for other classes than the file's; its weights then stay as they are.
 
     Returns:
         The names of the weights that stay as they are, and notes for the user, see :func:`read_keras_weights`.
@@ -384,7 +384,7 @@ def _match(
 
     def fit(layer: LayerWeights, target: LayerWeights) -> bool:
         is_head = new_head and target is targets[-1]
-        return layer.shapes == target.shapes or (is_head and len(layer.shapes) == len(target.shapes))
+        return layer.shapes == target.shapes or (is_head and _differ_in_classes(layer.shapes, target.shapes))
 
     if len(layers) != len(targets):
         raise DataError(
@@ -408,7 +408,9 @@ def _match(
                 f"{model}'s {target.name} of {_shown(target.shapes)}",
                 _MODEL_HINT
                 if target is not targets[-1]
-                else "use a data set with as many classes, or other weights",
+                else "use a data set with as many classes, or other weights"
+                if _differ_in_classes(layer.shapes, target.shapes)
+                else "give images of the size for which it was saved, with --image-size, or other weights",
             )
     confusable = _confusable(built, targets, in_order)
     if confusable is not None:
@@ -467,6 +469,11 @@ def _by_class(layers: List[LayerWeights], targets: Sequence[LayerWeights]) -> Op
             waiting = {kind: iter([layer for layer in layers if layer.kind == kind]) for kind in of_file}
             return [next(waiting[kind]) for kind in kinds]
     return None
+
+
+def _differ_in_classes(shapes: Sequence[Tuple[int, ...]], others: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether the weights of two layers differ in their last dimension alone, the number of classes of a last layer."""
+    return [shape[:-1] for shape in shapes] == [shape[:-1] for shape in others] and shapes != others
 
 
 def _shown(shapes: Sequence[Tuple[int, ...]]) -> str:
