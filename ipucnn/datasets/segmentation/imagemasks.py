@@ -552,6 +552,9 @@ def open_pairs(
     stored = dict(readable(read_masks(found, files, max_pixels, table), passed))
     _check_any_left(stored, passed)
     if len(stored) < 2:
+        _read_images(
+            found, stored, max_pixels, passed
+        )  # raises the better error: an image has more pages than its mask
         raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
     classes = table or classes_of_masks(found, stored)
     pixels, pairs = _read_images(found, stored, max_pixels, passed)
