@@ -10,7 +10,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # The files of `world` are not data sets, which verify-dataset reports, and too few for build-records.  There is no
 # profile of an IPU, and no IPU.
-EXIT_CODES = {"verify-dataset": 3, "build-records": 2, "profile": 3, "doctor --device ipu": 6}
+EXIT_CODES = {
+    **{"verify-dataset": 3, "build-records": 2, "profile": 3, "doctor --device ipu": 6},
+    # Without the file, which Keras has to save.
+    "train my_net.keras --weights my_net.keras --dataset imagefolder --dataset-path DIR --freeze backbone": 3,
+}
 
 
 def examples():

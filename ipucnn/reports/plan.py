@@ -246,7 +246,7 @@ def print_optimisations(
         f"{counted(settings.num_ipus, 'IPU')}, {question.system.title}: what one optimisation alone brings, predicted",
         ("", "optimisation", "here", "instead", "fullest IPU", "images/s"),
         ("optimisation", "here", "instead"),
-        [("", "as it is", "", "", *_outcome(base, base)), *rows],
+        [("", "as it is", "", "", *_outcome(base, None)), *rows],
     )
     _print_sheet(out, sheet, keys=2)
     out.print(
@@ -265,13 +265,13 @@ def print_optimisations(
     out.print(Text(plan_text.assumed(question.assumed)))
 
 
-def _outcome(outcome: Optional[Forecast], base: Forecast) -> Tuple[str, str]:
+def _outcome(outcome: Optional[Forecast], base: Optional[Forecast]) -> Tuple[str, str]:
     """Returns memory and throughput, and their differences from the program's; no speed for one that does not fit."""
     if outcome is None:
         return "not modelled", "not modelled"
     memory = units.percent(outcome.predicted_fill) + "?" * (outcome.verdict == "uncertain")
     speed = units.images(outcome.predicted_images_per_s)
-    if outcome is not base:
+    if base is not None:
         memory += f" {100 * (outcome.predicted_fill - base.predicted_fill):+6.1f}"
         speed += f" {outcome.predicted_images_per_s / base.predicted_images_per_s - 1:+5.0%}"
     return memory, outcome.verdict if outcome.verdict == "does not fit" else speed

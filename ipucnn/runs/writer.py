@@ -7,6 +7,7 @@ which has the same methods and writes nothing.  ``folder.py`` says what the file
 import contextlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -214,8 +215,10 @@ class RunWriter(RunFolder):
         if config.resume and is_file(root / CONFIG):
             return
         names = {p.name for p in entries(root) if not p.name.startswith(".")}
-        paths = {fold: fold_path(root, fold) for fold in range(1, num_folds + 1)}
-        foreign = sorted(names - {CONFIG, FOLDS, *(path.name for path in paths.values())})
+        # The names decide, not the folds: a number of folds may be typed that no data set has.
+        taken = {name: int(name[5:]) for name in names if re.fullmatch(r"fold-[1-9][0-9]*", name)}
+        taken = {name: fold for name, fold in taken.items() if fold <= num_folds}
+        foreign = sorted(names - {CONFIG, FOLDS, *taken})
         if foreign:
             raise ConfigurationError(
                 f"{root} is not (only) the folder of a cross-validation: it holds {foreign[0]}", ELSEWHERE
@@ -228,9 +231,10 @@ class RunWriter(RunFolder):
                 f"{root} is a cross-validation already, with fold {other_folds}",
                 "add --resume to go on with it, or use another --run-dir"
                 if not config.overwrite
-                else f"rm -r {paths[folds[0]]}, and add --resume in place of --overwrite; or use another --run-dir",
+                else f"rm -r {fold_path(root, folds[0])}, and add --resume in place of --overwrite; or use another "
+                "--run-dir",
             )
-        for path in (paths[fold] for fold in folds):
+        for path in (fold_path(root, fold) for fold in sorted(taken.values()) if fold in folds):
             if is_link(path):
                 raise DataError(
                     f"{path} is a link, and a cross-validation writes to its own folder alone",
