@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import struct
 import tracemalloc
 import zlib
@@ -197,6 +198,8 @@ def clean(tmp_path_factory):
     write_cifar10(base / "pickles")
     write_mnist(base / "idx", compress=False)
     show(build(base / "images", base / "records", 1, 1, 1))
+    # What the first TIFF of a process imports is no memory of a file.
+    open_image(tiff(tiff_page(noise(1, 8, 8))), "image", 3)
     return base
 
 
@@ -215,12 +218,8 @@ def test_a_hostile_file_is_refused(clean, run, kind, what):
         tracemalloc.stop()
         exit_code, out, _ = run("verify-dataset", clean / kind, "--json")
         codes = {f["code"] for f in json.loads(out)["findings"] if f["severity"] == "error"}
-        assert exit_code == caught.value.exit_code == 3 and codes & {
-            *code,
-            "unreadable",
-            "too-large",
-            "unusable",
-        }
+        refused = "too-large" if re.search(LIMIT, caught.value.message) else "unreadable"
+        assert exit_code == caught.value.exit_code == 3 and (*code, refused)[0] in codes
     finally:
         tracemalloc.stop()
         path.write_bytes(before)

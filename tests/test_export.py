@@ -382,7 +382,7 @@ def rename_the_output(graph):
     ("change", "reason"),
     [
         (change_a_weight, "differ"),
-        (add_an_input, "inputs"),
+        (add_an_input, "Required inputs|requires 2 inputs"),
         (rename_the_output, "logits"),
         ("cut", "Protobuf"),
     ],
@@ -398,7 +398,7 @@ def test_a_corrupted_file_is_refused(exported, samples, tmp_path, change, reason
         onnx.save(model, str(path))
     with pytest.raises(ThresholdError) as caught:
         verification.verify(record_of(exported), path, samples)
-    assert reason in caught.value.message and caught.value.hint
+    assert re.search(reason, caught.value.message) and caught.value.hint
 
 
 @pytest.mark.parametrize("answer", ["another size in each batch", "no batch", "float64"])

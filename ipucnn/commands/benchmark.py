@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Dict, Optional
 
 from ipucnn.aliases import PlainDict
-from ipucnn.commands.run_arguments import read_plan, refuse_given
+from ipucnn.commands.run_arguments import read_plan
 from ipucnn.config import bounds
 from ipucnn.config.command import own_options, request_of
 from ipucnn.config.request import RunRequest
 from ipucnn.config.shared_options import NetworkOptions
 from ipucnn.config.spec import argument, option, word
+from ipucnn.errors import refuse_given
 from ipucnn.text import counted, percent
 
 if TYPE_CHECKING:

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.commands.run_arguments import refuse_given
 from ipucnn.config import bounds
 from ipucnn.config.command import request_of
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.shared_options import NetworkOptions
 from ipucnn.config.spec import option, word, words
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, refuse_given
 from ipucnn.events import Events, Note, show
 from ipucnn.filesystem import (
     check_not_replaced,

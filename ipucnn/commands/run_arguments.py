@@ -1,29 +1,13 @@
 """What several commands do with their options: the reader of ``--plan FILE``, and the refusal of options."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import shown
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
-
-
-def refuse_given(values: Mapping[str, object], why: str, hint: str) -> None:
-    """Refuses options that were given beside another one.
-
-    Args:
-        values: the value of each option by its flag.
-        why: follows the flag in the error.
-        hint: the hint of the error.
-
-    Raises:
-        ConfigurationError: an option was given; the error names the first.
-    """
-    for flag, value in values.items():
-        if value:
-            raise ConfigurationError(f"{flag}{why}", hint)
 
 
 def read_plan(path: Path) -> "PipelinePlan":

@@ -22,6 +22,7 @@ from ipucnn.datasets.problems import (
     item_or_problem,
     left_out_line,
     named_damage,
+    problem_of,
 )
 from ipucnn.errors import DataError
 from ipucnn.filesystem import file_size
@@ -166,7 +167,7 @@ def _num_bytes(examples: FileExamples) -> int:
 def hint_where_run_ends(error: DataError, info: DatasetInfo) -> str:
     """Returns the hint for a run that ends at a file that cannot be read, with the command that lists all of them."""
     hints = [error.hint] if error.hint else []
-    if info.location:
+    if info.location and is_damaged(problem_of(error, None, "")):
         folder = shlex.quote(printable(info.location))
         hints.append(
             f"ipucnn verify-dataset --dataset-path {folder} names every damaged file, --skip-damaged leaves them out"

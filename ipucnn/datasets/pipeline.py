@@ -24,7 +24,6 @@ from ipucnn.datasets.base import (
     ImageFiles,
     MaskedExamples,
 )
-from ipucnn.datasets.damaged import hint_where_run_ends
 from ipucnn.datasets.hashing import AUGMENT, ORDER, chain, draw, stream_state
 from ipucnn.datasets.pixels import InputRange, pixel_mean
 from ipucnn.datasets.preprocessing import prepare_labels, prepare_range, prepare_size
@@ -453,6 +452,8 @@ def _decode_in_python(
                             data, origin, image, state, info.max_image_pixels, info.crops
                         )
         except DataError as error:
+            from ipucnn.datasets.damaged import hint_where_run_ends
+
             hint = hint_where_run_ends(error, info)
             raise _crossing(DataError(printable(error.message), hint, error.code)) from error
         return images

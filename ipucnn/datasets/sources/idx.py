@@ -91,7 +91,7 @@ def _read_idx(
         )
     size, shown = math.prod(shape), "x".join(map(str, shape))
     if not size:
-        raise DataError(f"{name} has no data: its header says {shown}", AGAIN)
+        raise DataError(f"{name} has no data: its header says {shown}", AGAIN, "unreadable")
     data = stream.read(min(size, at_most) + 1)
     if len(data) < size:
         num_bytes = header_bytes + len(data)
