@@ -16,6 +16,7 @@ else:
 KerasInitializer = Any
 KerasLayer = Any
 KerasModel = Any
+KerasProgbar = Any
 KerasVariable = Any
 KerasConfig = Dict[str, Any]
 """The settings of a layer, a model or an optimizer by name, as Keras' ``get_config`` returns them."""

@@ -10,6 +10,7 @@ from support.refusals import check_raises
 from tensorflow import keras
 
 from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.events import View, during, show
 from ipucnn.models import build as build_module
 from ipucnn.models import editing, imagenet
 from ipucnn.models.build import BuildOptions, build_model
@@ -295,6 +296,27 @@ def test_unavailable_imagenet_weights_are_an_error(monkeypatch, capsys):
     monkeypatch.setattr(imagenet, "application", lambda name: unreachable)
     record = get_model("mobilenetv2")
     check_raises(MissingError, "could not be downloaded", "", load_imagenet_weights, None, record)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_download_of_imagenet_weights_is_reported_in_events_and_prints_nothing(
+    monkeypatch, tmp_path, capsys
+):
+    source = keras.applications.MobileNet(weights=None, classes=4, input_shape=(32, 32, 3))
+    (tmp_path / "published").write_bytes(bytes(3 * 2**20))
+
+    def downloaded(weights):
+        keras.utils.get_file("mine", (tmp_path / "published").as_uri(), cache_dir=str(tmp_path))
+        return source
+
+    monkeypatch.setattr(imagenet, "application", lambda name: downloaded)
+    events, view = [], View()
+    view.show = events.append
+    model, record = build("mobilenet", classes=4), get_model("mobilenet")
+    show(during("loading", lambda: load_imagenet_weights(model, record)), view)
+    counts = [(event.done, event.total) for event in events[1:]]
+    assert {event.work for event in events[1:]} == {"downloading the ImageNet weights of mobilenet, MiB"}
+    assert counts[-1] == (3, 3) and {total for _, total in counts} == {3}
     assert capsys.readouterr().out == ""
 
 

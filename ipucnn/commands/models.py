@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import is_wildcard
-from ipucnn.config.shared_options import CommandOptions
-from ipucnn.config.spec import argument, option, word
+from ipucnn.config.resolve import convert_flags
+from ipucnn.config.shared_options import RunOptions
+from ipucnn.config.spec import argument, option
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import LOADING, during, show
 from ipucnn.models.counts import layer_macs, layer_parameters, registered_counts
@@ -48,20 +50,16 @@ _FACTS = (
 
 
 @dataclass(frozen=True)
-class Models(CommandOptions):
-    """The options of ``ipucnn models``."""
+class Models(RunOptions):
+    """The options of ``ipucnn models``, besides those of runs, which are for ``--summary``."""
 
     pattern: str = argument(
         "[PATTERN]", "Name of a model, or a wildcard such as 'efficientnet*' (quoted).", default="*"
     )
-    summary: bool = option(False, "Build the model that PATTERN names, and list its layers.")
-    image_size: Optional[str] = word("N|HxW", "Input size for --summary.", default_text="the model's own")
-    dataset: Optional[str] = word(
-        "NAME",
-        "Data set whose images and classes the layers of --summary are for: a name, a folder, or FILE.py:FUNCTION.",
-        default_text="the model's own",
+    summary: bool = option(
+        False,
+        "Build the model that PATTERN names, and list its layers; --dataset and --image-size name other images.",
     )
-    dataset_path: Optional[str] = word("DIR", "Folder with the files of --dataset.", default_text=".")
 
 
 def models(options: Models) -> None:
@@ -71,15 +69,10 @@ def models(options: Models) -> None:
     the model's default data set, unless --dataset names another one. --summary prints the names of layers that
     --pipeline-splits takes.
     """
-    pattern, image_size, dataset, dataset_path = (
-        options.pattern,
-        options.image_size,
-        options.dataset,
-        options.dataset_path,
-    )
+    pattern, flags = options.pattern, options.flags
     if options.summary:
         record = find_network(pattern)
-        shape, num_classes = _input(record, image_size, dataset, dataset_path)
+        shape, num_classes = _input(record, flags)
         report = _summarise(record, shape, num_classes)
         if options.json:
             print(json.dumps(report, indent=2))
@@ -94,13 +87,11 @@ def models(options: Models) -> None:
         )
         return
     wildcard = is_wildcard(pattern)
-    for_summary = {"--image-size": image_size, "--dataset": dataset, "--dataset-path": dataset_path}
-    for flag, value in for_summary.items():
-        if value is not None:
-            name = "NAME" if wildcard else shown_value(pattern)
-            raise ConfigurationError(
-                f"{flag} needs --summary", f"ipucnn models {name} --summary {flag} {shown_value(value)}"
-            )
+    for name, value in flags.items():
+        network, flag = "NAME" if wildcard else shown_value(pattern), BY_NAME[name].flag
+        raise ConfigurationError(
+            f"{flag} needs --summary", f"ipucnn models {network} --summary {flag} {shown_value(value)}"
+        )
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
         raise ConfigurationError(
@@ -138,26 +129,23 @@ def _record_row(record: ModelRecord) -> List[str]:
     ]
 
 
-def _input(
-    record: ModelRecord, image_size: Optional[str], dataset: Optional[str], dataset_path: Optional[str]
-) -> Tuple[Tuple[int, int, int], int]:
+def _input(record: ModelRecord, flags: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], int]:
     """Returns a model's input shape (height, width, channels) and its number of classes.
 
     With a data set these are the same as in training on it.
+
+    Args:
+        record: the model's record.
+        flags: field name -> text of the options of runs that were given.
 
     Raises:
         ConfigurationError: the model cannot take the size, or the data set is unknown.
         DataError: the data set's files are absent.
     """
-    from ipucnn.config.options import BY_NAME
-    from ipucnn.config.spec import convert_value
-
-    if dataset is not None or dataset_path is not None:
+    if "dataset" in flags or "dataset_path" in flags:
         from ipucnn.config.resolve import resolve
         from ipucnn.runs.setup import prepare
 
-        typed = (("dataset", dataset), ("dataset_path", dataset_path), ("image_size", image_size))
-        flags = {name: value for name, value in typed if value is not None}
         try:
             resolved = resolve("train", flags, model=record.name)
         except DataError as error:
@@ -168,12 +156,10 @@ def _input(
         note(resolved.choice.message)
         setup = prepare(resolved, seed=0)
         return setup.input_shape, setup.source.info.num_classes
-    height, width, channels = record.input_shape
-    if image_size is not None:
-        height, width = convert_value(BY_NAME["image_size"], image_size, "--image-size")
-    shape = (height, width, channels)
+    size = convert_flags(flags).get("image_size")
+    shape = (*(size or record.input_shape[:2]), record.input_shape[2])
     validate_input_shape(record, shape)
-    assumed = assumption(record, image_size=None if image_size is None else (height, width))
+    assumed = assumption(record, image_size=size)
     if assumed:
         note(f"{assumed}; --dataset NAME takes those of a data set")
     return shape, record.num_classes

@@ -160,16 +160,16 @@ class GeneralOptions:
         "Data set: digits, membranes, isbi2012, mnist, fashion_mnist, cifar10, cifar100, imagenet (or gc-imagenet), "
         "tfds:NAME, imagefolder, imagemasks, random, an image folder, or FILE.py:FUNCTION of your own.",
         kind=ValueKind(values.parse_dataset, "NAME"),
-        commands=(*DATA, "plan-splits"),
+        commands=(*DATA, "plan-splits", "models"),
         default_text="the model's own if its files are in --dataset-path, else an embedded one; for verify-dataset "
-        "the one that is there",
+        "the one that is there, for models the model's own",
         wishes="data dataset-name my-images",
     )
     dataset_path: str = option(
         ".",
         "Folder with the data set's files.",
         kind=DIRECTORY,
-        commands=(*DATA, "doctor"),
+        commands=(*DATA, "doctor", "models"),
         wishes="data-dir dataset-dir data-path data-root data-folder root",
         effect=Effect.FILES,
     )
@@ -254,7 +254,7 @@ class DataOptions:
     image_size: Optional[Tuple[int, int]] = option(
         None,
         "Size of the network's input, such as 224, or 388x512 (height x width).",
-        commands=(*NETWORK, "verify-dataset"),
+        commands=(*NETWORK, "verify-dataset", "models"),
         default_text="the data set's, at least the model's smallest",
         wishes="img-size input-size resolution resize",
     )

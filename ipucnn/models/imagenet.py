@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
-import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Callable, Iterator, List, Tuple
 
-from ipucnn.aliases import KerasLayer, KerasModel
+from ipucnn.aliases import KerasLayer, KerasModel, KerasProgbar
 from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.events import Progress, emit
 from ipucnn.filesystem import read_text
 from ipucnn.models.build import check_requirements
 from ipucnn.models.preprocessing import PREPROCESSING
@@ -48,7 +49,7 @@ def class_names() -> Tuple[str, ...]:
         MissingError: the names are not there and could not be downloaded.
     """
     try:
-        with quiet_download():
+        with _reported_download("the names of ImageNet's classes"):
             path = Path(_fetch())
     except Exception as error:
         folder = Path(os.environ.get("KERAS_HOME") or "~/.keras") / "models"
@@ -69,16 +70,34 @@ def _fetch() -> str:
 
 
 @contextlib.contextmanager
-def quiet_download() -> Iterator[None]:
-    """Keeps the progress of Keras' downloads inside the block off stdout, and limits the wait for a silent server."""
-    old_timeout = socket.getdefaulttimeout()
+def _reported_download(what: str) -> Iterator[None]:
+    """Reports Keras' downloads inside the block as events, and limits the wait for a silent server.
+
+    Args:
+        what: the content of the file, for the events.
+    """
+    from tensorflow import keras
+
+    def update(bar: KerasProgbar, current: int, *_: object, **__: object) -> None:
+        total = bar.target
+        done = current if total is None else min(current, total)  # the last block is counted whole
+        emit(
+            Progress(
+                f"downloading {what}, MiB",
+                round(done / 2**20),
+                None if total is None else round(total / 2**20),
+            )
+        )
+
+    old_timeout, old_update = socket.getdefaulttimeout(), keras.utils.Progbar.update
     socket.setdefaulttimeout(TIMEOUT_S)
+    keras.utils.Progbar.update = update
     try:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            progress: Any = sys.stderr if sys.stderr.isatty() else nowhere
-            with contextlib.redirect_stdout(progress):
-                yield
+        # Keras also prints the address of the file.
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
+        keras.utils.Progbar.update = old_update
         socket.setdefaulttimeout(old_timeout)
 
 
@@ -153,7 +172,7 @@ def load_imagenet_weights(model: KerasModel, record: ModelRecord) -> int:
     application_name = check_has_weights(record)
     check_requirements(record)
     try:
-        with quiet_download():
+        with _reported_download(f"the ImageNet weights of {record.name}"):
             source = application(application_name)(weights="imagenet")
     except Exception as error:
         # Keras reports a failed download as a bare Exception with the address in its text.
