@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.aliases import KerasModel, PlainDict, PlainValue
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import is_wildcard
 from ipucnn.config.resolve import convert_flags
@@ -129,7 +129,7 @@ def _record_row(record: ModelRecord) -> List[str]:
     ]
 
 
-def _input(record: ModelRecord, flags: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], int]:
+def _input(record: ModelRecord, flags: Mapping[str, PlainValue]) -> Tuple[Tuple[int, int, int], int]:
     """Returns a model's input shape (height, width, channels) and its number of classes.
 
     With a data set these are the same as in training on it.

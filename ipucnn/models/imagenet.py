@@ -79,15 +79,9 @@ def _reported_download(what: str) -> Iterator[None]:
     from tensorflow import keras
 
     def update(bar: KerasProgbar, current: int, *_: object, **__: object) -> None:
-        total = bar.target
-        done = current if total is None else min(current, total)  # the last block is counted whole
-        emit(
-            Progress(
-                f"downloading {what}, MiB",
-                round(done / 2**20),
-                None if total is None else round(total / 2**20),
-            )
-        )
+        total = None if bar.target is None else round(bar.target / 2**20)
+        done = round(current / 2**20)  # Keras counts the last block whole
+        emit(Progress(f"downloading {what}, MiB", done if total is None else min(done, total), total))
 
     old_timeout, old_update = socket.getdefaulttimeout(), keras.utils.Progbar.update
     socket.setdefaulttimeout(TIMEOUT_S)
