@@ -170,7 +170,7 @@ def _report(error: Exception, line: CommandLine, role: Role) -> int:
     if user_error is None:
         from ipucnn.filesystem import user_error_of
 
-        user_error = user_error_of(error, line.args, _smaller(line.command))
+        user_error = user_error_of(error, _smaller(line.command))
         if user_error is None or line.is_verbose:
             import traceback
 

@@ -42,14 +42,6 @@ _OF_MACHINE = (
 )
 _NO_TEMPORARY = "No usable temporary directory"
 """Beginning of the reason of Python's ``tempfile``."""
-_FOLDER_VARIABLES = (
-    "HOME",
-    "TMPDIR",
-    "IPUCNN_CACHE_DIR",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "MPLCONFIGDIR",
-)
 _HINTS = {
     **dict.fromkeys(_FULL, "free some space, or give a path on another disk"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _PERMISSION),
@@ -109,15 +101,14 @@ def error_of(
     return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
 
 
-def user_error_of(error: BaseException, given: Iterable[str] = (), smaller: str = "") -> Optional[UserError]:
+def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError]:
     """Converts an error that the user or the machine caused, and that ends a command, into a :class:`UserError`.
 
-    These are out-of-memory errors, exhausted disks and limits, and errors about paths that the user gave.  Any other
-    error of the system is a bug: what fails for a user's paths is converted where they are opened.
+    These are errors about a path, exhausted memory, disks and limits, and a working directory that was deleted.  Any
+    other error is a bug.
 
     Args:
         error: the error.
-        given: words that the user typed, which may be paths.
         smaller: options of the command that reduce the memory it needs, for the hint.
 
     Returns:
@@ -128,26 +119,16 @@ def user_error_of(error: BaseException, given: Iterable[str] = (), smaller: str 
         return InfeasibleError("out of memory", hint)
     if not isinstance(error, OSError) or error.errno is None:
         return None
-    is_of_machine = error.errno in _OF_MACHINE or _NO_TEMPORARY in reason_of(error)
-    names = (error.filename, error.filename2)
-    paths = [os.fsdecode(name) for name in names if isinstance(name, (str, bytes, os.PathLike))]
-    if is_of_machine or any(_is_given(path, given) for path in paths):
+    if isinstance(error.filename, (str, bytes, os.PathLike)) or error.errno in _OF_MACHINE:
         return error_of(error)
+    if _NO_TEMPORARY in reason_of(error):
+        return error_of(error)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        hint = "change to another folder, or give an absolute path"
+        return DataError("the folder this was started in was deleted", hint)
     return None
-
-
-def _is_given(path: str, given: Iterable[str]) -> bool:
-    """Whether a path is one that the user gave, in a word or a variable of the environment, or lies below it."""
-    import tempfile
-
-    words = [*given, *(os.environ.get(name, "") for name in _FOLDER_VARIABLES)]
-    with contextlib.suppress(OSError):
-        words.append(tempfile.gettempdir())
-    # --option=PATH, and the parts of --dataset imagefolder:PATH
-    texts = {text for word in words for text in (word, word.partition("=")[2]) if text}
-    folders = [Path(os.path.abspath(os.path.expanduser(text))) for text in texts]
-    absolute = Path(os.path.abspath(path))
-    return any(folder == absolute or folder in absolute.parents for folder in folders)
 
 
 def shown(path: Union[str, "os.PathLike[str]"]) -> str:
@@ -179,7 +160,8 @@ def expand(text: str) -> Path:
     if not text:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     path = _expand_user(text)
-    is_link(path)
+    with errors_about(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(path)
     return path
 
 
@@ -304,35 +286,8 @@ def entries(folder: Path) -> List[Path]:
 
 
 def real(path: Path) -> Path:
-    """The absolute path, with links resolved as far as they lead."""
-    with errors_about(path):
-        return Path(os.path.realpath(absolute(path)))
-
-
-def absolute(path: Path) -> Path:
-    """The absolute path, with links unresolved.
-
-    Raises:
-        DataError: the working directory was deleted.
-    """
-    if path.is_absolute():
-        return path
-    try:
-        return Path(os.getcwd()) / path
-    except OSError:
-        raise DataError(
-            f"{shown(path)}: the folder this was started in was deleted",
-            "change to another folder, or give an absolute path",
-        ) from None
-
-
-def is_link(path: Path) -> bool:
-    """Whether a path is itself a symbolic link, whatever its target."""
-    with errors_about(path):
-        try:
-            return stat.S_ISLNK(os.lstat(path).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+    """The absolute path, with links resolved as far as they lead; ``Path.resolve`` fails at circular links."""
+    return Path(os.path.realpath(path))
 
 
 def check_writable(path: Path) -> None:
@@ -361,22 +316,18 @@ def open_regular(path: Path, hint: Optional[str] = None) -> Iterator[BinaryIO]:
     Raises:
         DataError: the path is absent, not a regular file, or not readable.
     """
-    with os.fdopen(open_handle(path, hint), "rb") as file:
-        try:
-            yield file
-        except OSError as problem:  # some regular files of /proc can be neither measured nor read
-            raise error_of(problem, path) from problem
-
-
-def open_handle(path: Union[str, Path], hint: Optional[str] = None) -> int:
-    """Opens a regular file for reading, as :func:`open_regular` does; returns its descriptor, to be closed."""
-    kind = kind_of(Path(path))
+    kind = kind_of(path)
     if kind is Kind.ABSENT:
         raise DataError(f"{shown(path)}: there is no such file", hint or "check the path")
     if kind is not Kind.FILE:
         raise DataError(f"{shown(path)} is {kind.value}, not a file", hint or "give the path of a file")
-    with errors_about(path):
-        return os.open(path, os.O_RDONLY | _SAFELY)
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | _SAFELY), "rb") as file:
+            yield file
+    except (
+        OSError
+    ) as problem:  # also of the block: some regular files of /proc can be neither measured nor read
+        raise error_of(problem, path) from problem
 
 
 def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
@@ -445,7 +396,7 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         DataError: the file system refuses; ``path`` is then unchanged.
     """
-    path = absolute(path)
+    path = path.absolute()
     temporary, old_folder = (path.with_name(_temporary_name(path.name)) for _ in range(2))
     make_folder(temporary)
     try:
@@ -518,8 +469,8 @@ def check_makeable(path: Path) -> None:
         DataError: the path or one of its parents exists and is not a folder, or is not writable; or the path is
             relative, and the working directory was deleted.
     """
-    place = absolute(path)
-    while kind_of(place) is Kind.ABSENT and not is_link(place):
+    place = path.absolute()
+    while kind_of(place) is Kind.ABSENT and not place.is_symlink():
         place = place.parent
     kind = kind_of(place)
     if kind is not Kind.FOLDER:
@@ -600,7 +551,7 @@ def remove_file(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Removes a folder with its content; removes a link or a file as :func:`remove_file` does."""
-    if kind_of(path) is not Kind.FOLDER or is_link(path):
+    if kind_of(path) is not Kind.FOLDER or path.is_symlink():
         remove_file(path)
         return
     with errors_about(path, "cannot be removed"):
@@ -635,7 +586,7 @@ def check_output(path: Path) -> None:
     if kind is not Kind.ABSENT:
         check_writable(path)
     if kind is not Kind.OTHER:
-        folder = (real(path) if is_link(path) else path).parent  # without links: as typed, for messages
+        folder = (real(path) if path.is_symlink() else path).parent  # without links: as typed, for messages
         if kind_of(folder) is not Kind.FOLDER:
             check_makeable(folder)  # so that the hint works
             raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
@@ -765,5 +716,5 @@ def remove_temporaries(folder: Path, is_ours: Callable[[str], bool]) -> None:
     """Removes temporary files that killed processes left, for the final file names that ``is_ours`` accepts."""
     for path in entries(folder):
         name = temporary_of(path.name)
-        if name is not None and is_ours(name) and not (is_folder(path) and not is_link(path)):
+        if name is not None and is_ours(name) and not (is_folder(path) and not path.is_symlink()):
             remove_file(path)

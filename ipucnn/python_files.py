@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
-from ipucnn.filesystem import absolute, expand, is_file, read_bytes, shown
+from ipucnn.filesystem import expand, is_file, read_bytes, shown
 from ipucnn.text import printable, shown_value
 
 MAX_BYTES = 2**24
@@ -152,7 +152,7 @@ def find_function(name: str, example: str) -> OwnFunction:
             f"{shown_value(name)} names a Python file without the function in it",
             f"for example {shown_value(name.rstrip(':'))}:{example}",
         )
-    path, function = absolute(expand(match.group(1))), match.group(2)
+    path, function = expand(match.group(1)).absolute(), match.group(2)
     data = read_bytes(path, MAX_BYTES, f"give FILE.py:FUNCTION, for example my_file.py:{example}")
     try:
         code = compile(data, str(path), "exec")

@@ -21,7 +21,7 @@ from ipucnn.benchmarking.records import Figures, Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import foreign_names
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import Events, Item
-from ipucnn.filesystem import check_makeable, expand, is_file, is_folder, is_link, make_folder, write_text
+from ipucnn.filesystem import check_makeable, expand, is_file, is_folder, make_folder, write_text
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import latest_run_dir
 from ipucnn.runs.writer import check_replaceable, default_run_dir
@@ -152,7 +152,7 @@ def run_rows(result: SuiteResult, folder: Path, verbose: bool = False) -> Events
     Returns:
         The result, and whether a signal interrupted it.
     """
-    if is_link(folder / ROWS):
+    if (folder / ROWS).is_symlink():
         raise DataError(
             f"{folder / ROWS} is a link, and a suite writes to its own folder alone",
             f"remove it: rm {folder / ROWS}",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from ipucnn.errors import DataError, MissingError, UserError
-from ipucnn.filesystem import absolute, free_bytes
+from ipucnn.filesystem import free_bytes
 from ipucnn.machine import available_bytes, cpu_name, cpu_quota, host_memory_bytes, num_cores
 from ipucnn.sessions.poplar.errors import translate_output
 from ipucnn.system_programs import Ran, run_program
@@ -62,8 +62,8 @@ def find_disk(folder: Path) -> Disk:
     """Returns the disk of an existing or future folder."""
     place = folder
     # If the current folder was removed, the path is shown as typed.
-    with contextlib.suppress(DataError):
-        place = absolute(folder)
+    with contextlib.suppress(OSError):
+        place = folder.absolute()
     while not os.path.isdir(place) and place != place.parent:
         place = place.parent
     return Disk(str(place), free_bytes(place), os.access(place, os.W_OK | os.X_OK))

@@ -16,7 +16,7 @@ from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, absolute, entries, exists, expand, is_file, kind_of
+from ipucnn.filesystem import Kind, entries, exists, expand, is_file, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
@@ -207,7 +207,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     if kind not in (Kind.ABSENT, Kind.FOLDER):
         checkpoint = load_checkpoint(path)
         config = RunConfig.from_yaml(checkpoint.meta["config"], str(path))
-        inside = absolute(path).parent
+        inside = path.absolute().parent
         # A checkpoint may have been copied into the run folder, or be all that is left of the run.
         runs = [inside.parent, inside] if inside.name == CHECKPOINTS else [inside]
         folder = next((RunFolder(run) for run in runs if is_file(run / CONFIG)), None)

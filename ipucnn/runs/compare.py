@@ -32,7 +32,6 @@ from ipucnn.filesystem import (
     exists,
     is_file,
     is_folder,
-    is_link,
     is_locked,
     read_text,
     shown,
@@ -237,7 +236,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
             yield folder
     elif depth:
         for path in folds or sorted(entries(folder), key=lambda path: natural_key(path.name)):
-            if is_folder(path) and not is_link(path):
+            if is_folder(path) and not path.is_symlink():
                 yield from _runs_in(path, depth - 1)
 
 

@@ -18,7 +18,6 @@ from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.events import LOADING, Began, Event, Events, Note, Progress
-from ipucnn.filesystem import absolute
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
 from ipucnn.runs.images.segmentation import (
@@ -233,7 +232,7 @@ def _evaluate_masks(
     if report["threshold"] is None or folder is None or updates is None:
         return report, wall_s
     # A copied checkpoint may be of another run than the folder that it lies in.
-    if absolute(Path(trained.weights.name)).parent == absolute(folder.checkpoints):
+    if Path(trained.weights.name).absolute().parent == folder.checkpoints.absolute():
         try:
             open_writer(find_role(), folder.path).keep_threshold(updates, report["threshold"]["value"])
             report["threshold"]["kept"] = True

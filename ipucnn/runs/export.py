@@ -8,7 +8,6 @@ input (``network_input.py``), a page and ``export.json``, which has all facts, a
 import contextlib
 import json
 import logging
-import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,14 +22,13 @@ from ipucnn.documents import read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.events import LOADING, Began, Events, Note, emit
 from ipucnn.filesystem import (
-    absolute,
     check_makeable,
     entries,
     exists,
     expand,
     is_file,
     is_folder,
-    is_link,
+    real,
     write_folder,
     write_text,
 )
@@ -244,10 +242,10 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
     output = request.output
     if output is None:
         folder = trained.weights.folder
-        name = trained.record.name if folder is None else absolute(folder.path).name
+        name = trained.record.name if folder is None else folder.path.absolute().name
         output = Path("exports") / f"{name}-{request.form}"
     check_makeable(output)
-    target, working_folder = (Path(os.path.realpath(str(absolute(path)))) for path in (output, Path()))
+    target, working_folder = real(output), real(Path())
     if target in (working_folder, *working_folder.parents):
         raise ConfigurationError(
             f"--output {output}: an export is a folder of its own, and this one holds the folder that you are in",
@@ -264,7 +262,7 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
 
 def _files_below(path: Path) -> Iterator[Path]:
     """Yields a file, or all files below a folder; links are yielded and not followed."""
-    if is_folder(path) and not is_link(path):
+    if is_folder(path) and not path.is_symlink():
         for entry in entries(path):
             yield from _files_below(entry)
     else:

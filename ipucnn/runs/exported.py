@@ -26,7 +26,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
 from ipucnn.documents import Above0, Finite, Natural, Positive, read_record, read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import absolute, is_file, is_folder, open_regular
+from ipucnn.filesystem import is_file, is_folder, open_regular
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
@@ -349,7 +349,7 @@ class RuntimePredictor(Predictor):
     def __init__(self, network: ExportedNetwork, device: DeviceInfo) -> None:
         self.device, self._network = device, network
         with self._errors("loaded"):
-            record = {**msgspec.to_builtins(network.record), "file": str(absolute(network.path))}
+            record = {**msgspec.to_builtins(network.record), "file": str(network.path.absolute())}
             self._process = RuntimeProcess(record, num_cores())
 
     @contextlib.contextmanager

@@ -47,7 +47,6 @@ from ipucnn.filesystem import (
     expand,
     is_file,
     is_folder,
-    is_link,
     read_text,
     shown,
     temporary_of,
@@ -74,7 +73,7 @@ _Threshold = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 def is_unfinished(path: Path) -> bool:
     """Whether a folder was left by a process that was killed while it made its run folder."""
     # A link is never such a folder: a run that used it would write somewhere else.
-    if is_link(path) or not is_folder(path):
+    if path.is_symlink() or not is_folder(path):
         return False
     if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in entries(path)):
         return False

@@ -23,7 +23,6 @@ from ipucnn.config.spec import Effect
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
-    absolute,
     entries,
     exists,
     expand,
@@ -297,7 +296,7 @@ def continued(resolved: Resolved) -> Resolved:
 def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
     if directory is None:
         return None
-    return str(absolute(expand(directory)))
+    return str(expand(directory).absolute())
 
 
 def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:

@@ -14,7 +14,7 @@ from typing import Mapping
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import absolute, exists, make_folder, make_new_file
+from ipucnn.filesystem import exists, make_folder, make_new_file
 
 
 class Tracker:
@@ -141,7 +141,7 @@ class WeightsAndBiases(Tracker):
         name = config.wandb_run_name or folder.name
         if config.fold is not None:
             name += f" fold {config.fold}"
-        key = f"{socket.gethostname()} {absolute(folder)} {began}"
+        key = f"{socket.gethostname()} {folder.absolute()} {began}"
         try:
             self._run = wandb.init(
                 project="ipucnn",

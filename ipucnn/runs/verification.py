@@ -23,7 +23,7 @@ from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.errors import DataError, ThresholdError, UserError
 from ipucnn.events import Events, Note
-from ipucnn.filesystem import absolute, write_text
+from ipucnn.filesystem import write_text
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
@@ -208,7 +208,7 @@ def verify(record: PlainDict, path: Path, samples: Samples, run: Optional[RunBat
     try:
         runtime = "the Poplar SDK's runtime"
         if run is None:
-            process = RuntimeProcess({**record, "file": str(absolute(path))})
+            process = RuntimeProcess({**record, "file": str(path.absolute())})
             runtime, run = process.runtime, process.run
             with _failures_of_script():
                 files = check_script(record["input"], samples)

@@ -20,14 +20,12 @@ from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, WorkersError
 from ipucnn.filesystem import (
-    absolute,
     append_text,
     check_makeable,
     entries,
     exists,
     is_file,
     is_folder,
-    is_link,
     locked,
     make_folder,
     reason_of,
@@ -185,7 +183,7 @@ class RunWriter(RunFolder):
             )
         if checkpoints == path / CHECKPOINTS:
             return
-        run, outside = absolute(path), absolute(checkpoints)
+        run, outside = path.absolute(), checkpoints.absolute()
         if outside != run / CHECKPOINTS and (outside == run or run in outside.parents):
             raise ConfigurationError(
                 f"checkpoint folder {checkpoints} lies in the run folder {path}",
@@ -235,7 +233,7 @@ class RunWriter(RunFolder):
                 "--run-dir",
             )
         for path in (fold_path(root, fold) for fold in sorted(taken.values()) if fold in folds):
-            if is_link(path):
+            if path.is_symlink():
                 raise DataError(
                     f"{path} is a link, and a cross-validation writes to its own folder alone",
                     f"remove it: rm {path}",
@@ -332,7 +330,7 @@ class RunWriter(RunFolder):
             inside = RunFolder(self.path)
             for old in (
                 *self.checkpoint_files(),
-                *([] if is_link(inside.checkpoints) else inside.checkpoint_files()),
+                *([] if inside.checkpoints.is_symlink() else inside.checkpoint_files()),
             ):
                 remove_file(old)
             write_text(self.path / PROGRAM, program.to_json())
@@ -391,7 +389,7 @@ class RunWriter(RunFolder):
         """Refuses links in place of subfolders: a run folder may come from other people, and a link leads outside."""
         inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
         for folder in (*inside, self.path / TENSORBOARD, self.path / WANDB):
-            if is_link(folder):
+            if folder.is_symlink():
                 hint = f"remove it: rm {shlex.quote(str(folder))}"
                 if folder in inside:
                     hint += "; checkpoints go elsewhere with --checkpoint-dir"
@@ -408,7 +406,7 @@ class RunWriter(RunFolder):
     def _remove_files(self, kept: Sequence[str] = ()) -> None:
         """Deletes the files of a run, but not its checkpoints."""
         curves = self.path / TENSORBOARD
-        old = [] if is_link(curves) else [p for p in entries(curves) if p.name.startswith(_CURVES)]
+        old = [] if curves.is_symlink() else [p for p in entries(curves) if p.name.startswith(_CURVES)]
         for path in (*(self.path / name for name in RUN_FILES if name not in kept), *old):
             remove_file(path)
         remove_folder(self.path / WANDB)
@@ -600,7 +598,9 @@ def _remove_empty(folder: Path) -> None:
 
 def default_run_dir(model: str, dataset: str) -> Path:
     """Returns the first default name that is free; a link to nothing is not."""
-    return next(path for path in numbered_run_dirs(model, dataset) if not exists(path) and not is_link(path))
+    return next(
+        path for path in numbered_run_dirs(model, dataset) if not exists(path) and not path.is_symlink()
+    )
 
 
 def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunWriter:

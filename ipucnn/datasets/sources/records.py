@@ -8,11 +8,10 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import zipfile
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -34,9 +33,7 @@ from ipucnn.events import Progress, emit
 from ipucnn.filesystem import (
     cache_folder,
     entries,
-    errors_about,
     is_file,
-    read_bytes,
     real,
     shown,
     write_cached,
@@ -52,7 +49,6 @@ LAYOUT = (
     "expected train-00000-of-NNNNN, ... and validation-00000-of-MMMMM, ...; ipucnn build-records makes them"
 )
 _INDEX_VERSION = 2
-_MOST_INDEX_BYTES = 4 * 2**30
 _COLUMNS = {"shards": np.int32, "numbers": np.int32, "places": np.int64, "labels": np.int32}
 _Columns = Dict[str, np.ndarray]
 
@@ -178,39 +174,20 @@ def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -
     """
     described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
     for path in (path for paths in shards.values() for path in paths):
-        with errors_about(path):
-            status = os.stat(path)
+        status = path.stat()
         described.append([path.name, status.st_size, status.st_mtime_ns])
     key = hashlib.sha256(json.dumps(described).encode("utf-8", "surrogateescape")).hexdigest()
     cache = cache_folder("records")
     return None if cache is None else cache / f"{key[:32]}.npz"
 
 
-def _read_cached(
-    path: Optional[Path], shards: Dict[str, List[Path]], num_classes: int
-) -> Optional[Dict[str, _Columns]]:
-    """Reads the columns of both subsets; returns None if the file is absent, damaged or no index of these shards."""
-    if path is None:
-        return None
+def _read_cached(path: Path, subsets: Iterable[str]) -> Optional[Dict[str, _Columns]]:
+    """Reads the columns of both subsets; returns None if the file is absent or damaged."""
     with contextlib.suppress(Exception):  # NumPy and zipfile raise many types for damaged files
-        packed = io.BytesIO(read_bytes(path, _MOST_INDEX_BYTES))
-        if zipfile.ZipFile(packed).testzip() is None:  # NumPy 1.19 prints an error for a file that is none
-            packed.seek(0)
-            stored = np.load(packed, allow_pickle=False)
-            subsets = {subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in shards}
-            if all(_fits(subsets[subset], len(shards[subset]), num_classes) for subset in shards):
-                return subsets
+        zipfile.ZipFile(path).close()  # NumPy 1.19 prints an error for a file that is none
+        with np.load(path, allow_pickle=False) as stored:
+            return {subset: {name: stored[f"{subset}.{name}"] for name in _COLUMNS} for subset in subsets}
     return None
-
-
-def _fits(columns: _Columns, num_shards: int, num_classes: int) -> bool:
-    """Whether columns have the declared types, one length, and numbers of shards and classes that exist."""
-    size = len(columns["labels"])
-    types = {name: column.dtype.type for name, column in columns.items()}
-    if types != _COLUMNS or any(column.shape != (size,) for column in columns.values()) or not size:
-        return False
-    limits = ((columns["shards"], num_shards), (columns["labels"], num_classes))
-    return all(column.min() >= 0 and column.max() < limit for column, limit in limits)
 
 
 def _write_index(path: Optional[Path], subsets: Dict[str, _Columns]) -> None:
@@ -245,7 +222,7 @@ def open_records(folder: Path, skip_damaged: bool = False) -> DataSource:
                 )
     names = class_names(folder)
     cached = _cache_path(folder, shards, len(names))
-    subsets = None if cached is None else _read_cached(cached, shards, len(names))
+    subsets = None if cached is None else _read_cached(cached, shards)
     passed = Passed(skip_damaged)
     if subsets is None:
         subsets, done, total = {}, 0, sum(map(len, shards.values()))

@@ -17,7 +17,7 @@ import google_crc32c
 
 from ipucnn.datasets.limits import LARGEST_FILE_BYTES, TOO_LARGE
 from ipucnn.errors import DataError
-from ipucnn.filesystem import errors_about, open_handle, open_regular, shown
+from ipucnn.filesystem import open_regular, shown
 
 HEAD_BYTES = 12
 FRAME_BYTES = 16
@@ -80,16 +80,12 @@ def read_record(path: str, number: int, at: int) -> bytes:
         DataError: the record is truncated, has a wrong checksum, or is too large; the message names file and record.
     """
     place = (path, number, at)
-    handle = open_handle(path)
-    try:
-        with errors_about(path):
-            num_bytes = os.fstat(handle).st_size
-            length = _length(os.pread(handle, HEAD_BYTES, at), place, num_bytes)
-            if length > LARGEST_FILE_BYTES:
-                raise _damaged(place, f"{length:,} bytes, more than an image can have", TOO_LARGE)
-            record = os.pread(handle, length + FRAME_BYTES, at)
-    finally:
-        os.close(handle)
+    with open_regular(Path(path)) as file:
+        handle = file.fileno()
+        length = _length(os.pread(handle, HEAD_BYTES, at), place, os.fstat(handle).st_size)
+        if length > LARGEST_FILE_BYTES:
+            raise _damaged(place, f"{length:,} bytes, more than an image can have", TOO_LARGE)
+        record = os.pread(handle, length + FRAME_BYTES, at)
     if len(record) < length + FRAME_BYTES:
         text = "truncated: the file became shorter while it was read"
         raise _damaged(place, text, "truncated")

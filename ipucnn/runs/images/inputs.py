@@ -37,7 +37,7 @@ from ipucnn.datasets.formats import EXTENSIONS
 from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.errors import DataError, UserError
-from ipucnn.filesystem import Kind, absolute, shown
+from ipucnn.filesystem import Kind, shown
 from ipucnn.runs.images.stacks import NO_STACK, Stack, read_stack
 from ipucnn.text import counted, printable
 
@@ -97,7 +97,7 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
         paths += images
     unique: Dict[str, str] = {}
     for path in paths:
-        unique.setdefault(os.path.normpath(absolute(Path(path))), path)
+        unique.setdefault(os.path.normpath(Path(path).absolute()), path)
     return list(unique.values()), problems
 
 

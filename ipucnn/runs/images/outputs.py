@@ -20,7 +20,6 @@ from ipucnn import filesystem
 from ipucnn.aliases import PillowImage, PlainDict
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
-    absolute,
     check_makeable,
     check_not_replaced,
     is_folder,
@@ -398,7 +397,7 @@ def check_folder(folder: Path) -> None:
         DataError: a file of that name, a missing parent folder, or no permission.
     """
     check_makeable(folder)
-    parent = absolute(folder).parent
+    parent = folder.absolute().parent
     if not is_folder(parent):
         raise DataError(
             f"--output {folder}: folder {parent} does not exist", "make the folder, or choose another"
