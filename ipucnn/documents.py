@@ -21,7 +21,7 @@ import msgspec
 
 from ipucnn.aliases import Annotated, PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import exists, read_text, shown
+from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
 MAX_BYTES = 1_000_000
@@ -332,7 +332,7 @@ def read_record_if_present(path: Path, without: str, kind: Type[Record]) -> Opti
     Raises:
         DataError: it is not a file, cannot be read, is not JSON, or does not fit the type.
     """
-    if not exists(path) and not path.is_symlink():
+    if not path.exists() and not path.is_symlink():
         return None
     name = shown(path)
     hint = f"restore it, or move it away: mv {shlex.quote(name)} {shlex.quote(name)}.damaged; {without}"

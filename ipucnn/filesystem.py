@@ -1,11 +1,12 @@
 """File access for paths from users: checks, reading, and writing.
 
-Errors of the file system become a :class:`DataError` that names the path; :func:`error_of` adds a hint, for these
-functions and for any other OSError that ends a command (``ipucnn.cli``, ``ipucnn.api``).
+Errors of the file system become a :class:`DataError` that names the path: here, or where they end a command
+(``ipucnn.cli`` and ``ipucnn.api`` call :func:`user_error_of`).  So questions about a path are ``pathlib``'s, which
+raises an error where permission is denied (in all supported versions; that of Python 3.14 answers False).
 
 What is more than ``pathlib`` has one of these reasons:
 
-- Questions about a path (:func:`kind_of` and its kind) name a path that cannot be asked; ``pathlib`` may say False.
+- :func:`kind_of` names the kind of a path, for messages, and reports circular links.
 - Reading (:func:`open_handle`) refuses FIFOs and devices, which would hang, and files beyond a limit of memory.
 - :func:`write_atomically` and :func:`write_folder` leave an old or a new file after a kill or on a full disk.  They
   replace a link in a run folder that came from somebody else; :func:`append_text` refuses it.
@@ -231,27 +232,6 @@ def kind_of(path: Path) -> Kind:
             return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), Kind.OTHER)
         except (FileNotFoundError, NotADirectoryError):
             return Kind.ABSENT
-
-
-def exists(path: Path) -> bool:
-    """Whether a path leads to anything; raises as :func:`kind_of` does."""
-    return kind_of(path) is not Kind.ABSENT
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path leads to a regular file; raises as :func:`kind_of` does."""
-    return kind_of(path) is Kind.FILE
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a path leads to a folder; raises as :func:`kind_of` does."""
-    return kind_of(path) is Kind.FOLDER
-
-
-def file_size(path: Path) -> int:
-    """The size of a path's target in bytes; raises as :func:`kind_of` does, and if the path is absent."""
-    with errors_about(path):
-        return os.stat(path).st_size
 
 
 def free_bytes(folder: Path) -> int:
@@ -648,7 +628,7 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
                 shutil.copyfileobj(source, target)
         return
     target_path = real(path)
-    mode = os.stat(target_path).st_mode & 0o777 if is_file(target_path) else None
+    mode = os.stat(target_path).st_mode & 0o777 if target_path.is_file() else None
 
     def write_same_mode(temporary: Path) -> None:
         write(temporary)
@@ -716,5 +696,5 @@ def remove_temporaries(folder: Path, is_ours: Callable[[str], bool]) -> None:
     """Removes temporary files that killed processes left, for the final file names that ``is_ours`` accepts."""
     for path in entries(folder):
         name = temporary_of(path.name)
-        if name is not None and is_ours(name) and not (is_folder(path) and not path.is_symlink()):
+        if name is not None and is_ours(name) and (path.is_symlink() or not path.is_dir()):
             remove_file(path)

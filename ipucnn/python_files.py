@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
-from ipucnn.filesystem import expand, is_file, read_bytes, shown
+from ipucnn.filesystem import expand, read_bytes, shown
 from ipucnn.text import printable, shown_value
 
 MAX_BYTES = 2**24
@@ -43,7 +43,7 @@ def name_it(option: str, name: str, run: Path) -> str:
     """
     path, colon, function = name.rpartition(":") if ":" in name else (name, "", "")
     places = [path, *(os.path.relpath(folder / path) for folder in Path(os.path.abspath(run)).parents)]
-    place = next((place for place in places if is_file(Path(place))), path)
+    place = next((place for place in places if Path(place).is_file()), path)
     return f"add {option} {shlex.quote(f'{place}{colon}{function}')}"
 
 

@@ -22,7 +22,6 @@ from ipucnn.benchmarking.intervals import CONFIDENCE, QUIET_SHARE, Ratio, unpair
 from ipucnn.benchmarking.records import BenchmarkReport, Execution, Interval, Regression, Request, from_plain
 from ipucnn.documents import read_record
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import is_folder
 from ipucnn.runs.folder import REPORT
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.text import shown_value
@@ -65,7 +64,7 @@ def read_report(path: Path) -> BenchmarkReport:
         ConfigurationError: the report does not contain a network's speed.
         DataError: the file is absent, damaged, of another kind or version, or void.
     """
-    path = path / REPORT if is_folder(path) else path
+    path = path / REPORT if path.is_dir() else path
     data = read_record(path, "give the report.json of a benchmark")
     if isinstance(data, dict) and (data.get("void") or data.get("measured", True) is None):
         raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")

@@ -15,7 +15,7 @@ from ipucnn.config.options import BY_KEY, RunConfig
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.documents import Natural, misfit, read_record
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import is_file, is_folder, shown
+from ipucnn.filesystem import shown
 from ipucnn.models.registry import get_model
 from ipucnn.planning.calibration import Observation
 from ipucnn.planning.network import network_graph, network_options
@@ -69,7 +69,7 @@ def read_observation(path: Path, import_tensorflow: Callable[[], object]) -> Obs
         ConfigurationError: the throughput was not measured on IPUs, or is not a network's.
         DataError: the report is absent, damaged, or without a throughput.
     """
-    path = path / REPORT if is_folder(path) else path
+    path = path / REPORT if path.is_dir() else path
     name = f"--calibrate {shown(path)}"
     data = read_record(path, _HINT)
     if not isinstance(data, dict):
@@ -133,7 +133,7 @@ def _of_run(path: Path, name: str) -> _Report:
         raise DataError(f"{name} is no report of a run", _HINT)
     config = folder.read_config()
     place = RunFolder(path.parent, config.checkpoint_dir).checkpoints
-    kept = [place / each for each in report.checkpoints if is_file(place / each)]
+    kept = [place / each for each in report.checkpoints if (place / each).is_file()]
     if not kept:
         raise DataError(
             f"{name}: the run kept no checkpoint, which knows the size of its images",

@@ -36,7 +36,7 @@ from ipucnn.config.resolve import REPLACES, Resolved
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.values import plain_number
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
-from ipucnn.filesystem import exists, expand, read_text, shown
+from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
 from ipucnn.sessions.poplar.surroundings import read_surroundings
@@ -214,7 +214,7 @@ def find_suite(name: str, parse: Parse) -> Suite:
     """
     built_in = sorted(path.stem for path in FOLDER.glob("*.yml"))
     path = FOLDER / f"{name}.yml" if name in built_in else expand(name)
-    if path.suffix.lower() not in (".yml", ".yaml") and not exists(path):
+    if path.suffix.lower() not in (".yml", ".yaml") and not path.exists():
         raise ConfigurationError(
             f"--suite {shown(name)}: there is no such suite",
             did_you_mean(name, built_in)

@@ -21,7 +21,7 @@ from ipucnn.benchmarking.records import Figures, Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import foreign_names
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import Events, Item
-from ipucnn.filesystem import check_makeable, expand, is_file, is_folder, make_folder, write_text
+from ipucnn.filesystem import check_makeable, expand, make_folder, write_text
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import latest_run_dir
 from ipucnn.runs.writer import check_replaceable, default_run_dir
@@ -62,7 +62,7 @@ def suite_folder(name: str, run_dir: Optional[str], *, resume: bool, overwrite: 
         path = latest
     check_makeable(path)
     foreign = foreign_names(path, FILES)
-    if resume and not foreign and not is_file(path / RESULT):
+    if resume and not foreign and not (path / RESULT).is_file():
         raise ConfigurationError(
             f"--resume: {path} holds no suite to go on with", "leave --resume out to begin one there"
         )
@@ -79,7 +79,7 @@ def read_suite(path: Path, option: str = "--versus") -> SuiteResult:
     Raises:
         DataError: it is absent, damaged, or of another kind or version.
     """
-    path = path / RESULT if is_folder(path) else path
+    path = path / RESULT if path.is_dir() else path
     hint = "give the suite.json that `ipucnn benchmark --suite` wrote, or its folder"
     return from_plain(documents.read_record(path, hint), SuiteResult, f"{option} {path}", hint)
 

@@ -63,12 +63,12 @@ def build_records(options: BuildRecords) -> None:
     """
     from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, build
     from ipucnn.events import show
-    from ipucnn.filesystem import expand, is_folder, shown
+    from ipucnn.filesystem import expand, shown
     from ipucnn.machine import num_cores
     from ipucnn.reports.console import Screen, note
 
     source, target = expand(options.folder), expand(options.out)
-    if not is_folder(source):
+    if not source.is_dir():
         raise ConfigurationError(
             f"FOLDER {shown(source)} is no folder", "give the folder that has train/ and val/"
         )

@@ -32,7 +32,7 @@ def evaluate(options: Evaluate) -> None:
     unless a flag overrides them. Weights that Keras saved need --model-name and --dataset.
     """
     from ipucnn.events import show
-    from ipucnn.filesystem import expand, is_file, write_output
+    from ipucnn.filesystem import expand, write_output
     from ipucnn.reports.console import Screen, note
     from ipucnn.reports.evaluate import WorstSheet, draw_evaluation, evaluation_json, print_evaluation
     from ipucnn.reports.figures import check_can_plot
@@ -45,7 +45,7 @@ def evaluate(options: Evaluate) -> None:
     from ipucnn.sessions.role import find_role
 
     run_folder = expand(options.run)
-    if options.report and not is_file(run_folder / CONFIG):
+    if options.report and not (run_folder / CONFIG).is_file():
         raise ConfigurationError(
             f"--report: {options.run} is no run folder, which has a page", "drop it, or give the folder"
         )

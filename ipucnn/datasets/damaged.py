@@ -25,7 +25,6 @@ from ipucnn.datasets.problems import (
     problem_of,
 )
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size
 from ipucnn.machine import num_cores, side_by_side
 from ipucnn.text import counted, printable
 
@@ -157,8 +156,8 @@ def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
 def _num_bytes(examples: FileExamples) -> int:
     total = 0
     for path in examples.paths:
-        with contextlib.suppress(DataError):  # decoding reports it
-            total += file_size(Path(path))
+        with contextlib.suppress(OSError):  # decoding reports it
+            total += Path(path).stat().st_size
         if total > CHECKED_BYTES:
             break
     return total

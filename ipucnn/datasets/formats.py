@@ -34,8 +34,6 @@ from ipucnn.filesystem import (
     Kind,
     entries,
     errors_about,
-    is_file,
-    is_folder,
     kind_of,
     read_bytes,
     real,
@@ -117,7 +115,7 @@ def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
 
 def subfolders(folder: Path) -> List[Path]:
     """Returns the folders in a folder, and links to folders, in the order of names; none that a system or tool made."""
-    if not is_folder(folder):
+    if not folder.is_dir():
         return []
     listing = list_folder(folder)
     return [Path(e.path) for e in listing if not is_made_by_system(e.name) and _is_folder(e)]
@@ -182,14 +180,14 @@ def num_images(folder: Path) -> int:
 
 def has_image(folder: Path) -> bool:
     """Returns whether a folder, or a folder in it, has an image; False for an unreadable one, which reading reports."""
-    with suppress(DataError):
+    with suppress(DataError, OSError):
         return any(not isinstance(item, Problem) for item in images_below(folder, "", None))
     return False
 
 
 def images_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -> Iterator[Problem]:
     """Yields a problem for each entry of a folder that has images and is not read."""
-    for entry in list_folder(folder) if is_folder(folder) else ():
+    for entry in list_folder(folder) if folder.is_dir() else ():
         path = Path(entry.path)
         if path not in read:
             count = num_images(path) if _is_folder(entry) else int(is_image_name(entry.name))
@@ -323,7 +321,7 @@ def _has_classes(folder: Path) -> bool:
     """Returns whether a folder that is named like a part is one: it has folders in it, or no images."""
     try:
         return bool(subfolders(folder)) or not has_image(folder)
-    except DataError:  # reading the set reports it
+    except (DataError, OSError):  # reading the set reports it
         return True
 
 
@@ -380,7 +378,7 @@ def check_has_masks(found: Found) -> None:
         DataError: there are class folders in it, or files of text beside it as detection sets have.
     """
     images, masks = next(iter(found.parts.values()))
-    error = None if is_folder(masks) or not is_folder(images) else _no_masks(images)
+    error = None if masks.is_dir() or not images.is_dir() else _no_masks(images)
     if error is not None:
         raise error
 
@@ -397,7 +395,7 @@ def _no_masks(images: Path) -> Optional[DataError]:
             "put the images of each class into a folder of its own: DIR/CLASS/*.jpg; or draw masks: "
             "DIR/images/NAME.png and DIR/masks/NAME.png",
         )
-    with suppress(DataError):
+    with suppress(DataError, OSError):
         if part_named(images.name) == "masks" and find_classes(images) is not None:
             return DataError(
                 f"{shown(images)} has class folders in it, and there are no masks beside it",
@@ -455,7 +453,7 @@ def _in_one_folder(folder: Path) -> Dict[str, Path]:
     """Returns the folder itself for images and masks, if it has an image and its mask with an ending of masks."""
     names = {
         pair_name(entry.name)
-        for entry in (list_folder(folder) if is_folder(folder) else ())
+        for entry in (list_folder(folder) if folder.is_dir() else ())
         if is_image_name(entry.name) and not is_made_by_system(entry.name)
     }
     has_pair = any(without_mask_ending(name) in names - {name} for name in names)
@@ -520,9 +518,9 @@ def _find_nnunet(folder: Path) -> Optional[Found]:
 
 def pair_folders(folder: Path) -> Set[Path]:
     """Returns the folders in which training searches for images and masks; none if there are no pairs."""
-    with suppress(DataError):  # choosing the set reports it
+    with suppress(DataError, OSError):  # choosing the set reports it
         found = find_layout("imagemasks", folder)
-        if found is not None and all(map(is_folder, found.parts.get("train", (folder / "train",)))):
+        if found is not None and all(map(Path.is_dir, found.parts.get("train", (folder / "train",)))):
             read = {path for paths in found.parts.values() for path in paths}
             return read if found.is_undivided else read | {path.parent for path in read}
     return set()
@@ -545,14 +543,14 @@ SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 def find_idx_file(folder: Path, stem: str) -> Optional[Path]:
     """Returns the plain or gzipped file of that name, also with the name that some tools unpack to (``idx3.ubyte``)."""
     for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
-        if is_file(folder / name):
+        if (folder / name).is_file():
             return folder / name
     return None
 
 
 def has_shards(folder: Path) -> bool:
     """Returns whether a folder has a file with the name of one of ImageNet's record files."""
-    return is_folder(folder) and any(SHARD.fullmatch(path.name) for path in entries(folder))
+    return folder.is_dir() and any(SHARD.fullmatch(path.name) for path in entries(folder))
 
 
 @dataclass
@@ -589,7 +587,7 @@ def find_cifar_files(name: str, folder: Path) -> Optional[CifarFiles]:
     for files in CIFAR_FILES[name]:
         # Only files count, because an image folder also has train/ and test/.  cifar100's names are common (many
         # folders hold a file "meta"), so two of them are needed.
-        present = [n for n in (*files.train, files.test, files.meta) if is_file(folder / n)]
+        present = [n for n in (*files.train, files.test, files.meta) if (folder / n).is_file()]
         if len(present) >= (2 if name == "cifar100" else 1):
             return files
     return None
@@ -625,8 +623,8 @@ def _has_idx(folder: Path) -> bool:
 def _find_volumes(folder: Path) -> Optional[Found]:
     """Finds a volume of images and one of labels; one of the two may be absent."""
     paths = [folder / f"{stem}.tif" for stem in (VOLUME, VOLUME_LABELS)]
-    paths = [path if is_file(path) else path.with_suffix(".tiff") for path in paths]
-    if not any(map(is_file, paths)):
+    paths = [path if path.is_file() else path.with_suffix(".tiff") for path in paths]
+    if not any(map(Path.is_file, paths)):
         return None
     read = {"train": (paths[0], paths[1])}
     return Found(
@@ -709,7 +707,7 @@ def find_sets(folder: Path) -> List[Found]:
         DataError: a folder may serve for several purposes, or may be no class.
     """
     # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
-    if is_file(folder / INFO_FILE) and not subfolders(folder):
+    if (folder / INFO_FILE).is_file() and not subfolders(folder):
         return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
     has_records = has_shards(folder)
     found = [one for one in (find_set(name, folder) for name in FILE_SETS) if one is not None]
@@ -735,7 +733,7 @@ def is_tfds(name: str, location: Path) -> bool:
     """
     if name.startswith(TFDS_PREFIX):
         return True
-    return name in FILE_SETS and is_file(location / INFO_FILE) and FILE_SETS[name].find(location) is None
+    return name in FILE_SETS and (location / INFO_FILE).is_file() and FILE_SETS[name].find(location) is None
 
 
 def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
@@ -751,7 +749,7 @@ def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
     """
     plain_name, _, version = name.partition(":")
     parts = tuple(plain_name.split("/"))
-    if is_file(path / INFO_FILE):
+    if (path / INFO_FILE).is_file():
         names, its_version = _described(path)
         if names[: len(parts)] == parts and version in ("", its_version):
             return Found(chosen, path)
@@ -761,7 +759,7 @@ def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
     for root in roots:
         below = subfolders(root)
         folders = [*below, *(inside for config in below for inside in subfolders(config))]
-        versions = [inside for inside in folders if is_file(inside / INFO_FILE)]
+        versions = [inside for inside in folders if (inside / INFO_FILE).is_file()]
         versions = [inside for inside in versions if version in ("", inside.name)]
         configs = sorted({inside.parent for inside in versions})
         if len(configs) > 1:

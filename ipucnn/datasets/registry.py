@@ -32,7 +32,7 @@ from ipucnn.datasets.formats import (
 )
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
-from ipucnn.filesystem import Kind, expand, is_folder, kind_of, shown
+from ipucnn.filesystem import Kind, expand, kind_of, shown
 from ipucnn.python_files import (
     OwnFunction,
     entry_points,
@@ -310,7 +310,7 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
 
 def _may_be_elsewhere(name: str) -> bool:
     """Returns whether a name may be that of a TFDS set or a folder, which noise can replace without its files."""
-    return name.lower().startswith(TFDS_PREFIX) or "/" in name or is_folder(expand(name))
+    return name.lower().startswith(TFDS_PREFIX) or "/" in name or expand(name).is_dir()
 
 
 # The kinds of folder that --dataset accepts, by task.
@@ -533,7 +533,9 @@ def _choose_default(path: Path, home: str, task: str, download: bool, is_path_ty
     get = _how_to_get(home, f"--dataset {home} --download")
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
-    with suppress(DataError):  # nobody named this folder, which may be the root of a disk: no tree is walked
+    with suppress(
+        DataError, OSError
+    ):  # nobody named this folder, which may be the root of a disk: no tree is walked
         found = find_layout(layout, path) if task == "segmentation" else find_class_parts(path)
         if found is not None and _is_complete(found, divides=False):
             why += f"; {path} has images {words}: add --dataset {layout} to take them"
@@ -640,7 +642,7 @@ def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
 def _is_complete(found: Found, divides: bool) -> bool:
     """Returns whether a layout has all parts that training needs; class folders alone count if ipucnn ``divides``."""
     if found.name == "imagemasks":
-        return "train" in found.parts and all(map(is_folder, found.parts["train"]))
+        return "train" in found.parts and all(map(Path.is_dir, found.parts["train"]))
     return len(found.parts) == 2 or (divides and found.is_undivided)
 
 

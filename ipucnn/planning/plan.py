@@ -15,7 +15,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_BYTES
 from ipucnn.errors import ConfigurationError, InfeasibleError, UserError, did_you_mean
 from ipucnn.events import Began, Events, Note, emit
-from ipucnn.filesystem import exists, expand, read_text, shown
+from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.planning.cost.layer_times import cut_bytes, program_times, stage_starts
 from ipucnn.planning.cost.memory import MemoryModel
 from ipucnn.planning.cost.products import DEFAULT_CONSTANTS
@@ -282,7 +282,7 @@ def _comparison(name: str) -> Comparison:
     if name in RULES:
         return lambda graph, count: {name: RULES[name](graph, count)} if count > 1 else {}
     path = expand(name)
-    if not exists(path):
+    if not path.exists():
         raise ConfigurationError(
             f"--compare {shown(name)}: neither a rule nor a file",
             did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainValue
-from ipucnn.filesystem import is_file, read_bytes
+from ipucnn.filesystem import read_bytes
 from ipucnn.reports import units
 from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_table, text_table
 from ipucnn.reports.figures import label, new_figure, save_figure
@@ -283,7 +283,7 @@ def write_page(folder: RunWriter, evaluation: Optional[Evaluation] = None) -> No
 def write_page_of(run: TrainingRun) -> None:
     """Writes the page of a finished run, unless it has one already."""
     folder = run.context.folder
-    if is_file(folder.path / REPORT) and not is_file(folder.path / PAGE):
+    if (folder.path / REPORT).is_file() and not (folder.path / PAGE).is_file():
         write_page(folder)
 
 
@@ -347,7 +347,7 @@ def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> Facts:
 
 def _picture(path: Path) -> str:
     """Returns a picture as a data URL; empty if there is no picture."""
-    if not is_file(path):
+    if not path.is_file():
         return ""
     return "data:image/png;base64," + base64.b64encode(read_bytes(path, _MOST_PICTURE_BYTES)).decode()
 

@@ -16,7 +16,7 @@ from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, entries, exists, expand, is_file, kind_of
+from ipucnn.filesystem import Kind, entries, expand, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
@@ -210,7 +210,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         inside = path.absolute().parent
         # A checkpoint may have been copied into the run folder, or be all that is left of the run.
         runs = [inside.parent, inside] if inside.name == CHECKPOINTS else [inside]
-        folder = next((RunFolder(run) for run in runs if is_file(run / CONFIG)), None)
+        folder = next((RunFolder(run) for run in runs if (run / CONFIG).is_file()), None)
         return TrainedRun(folder, config, checkpoint, path)
     check_one_run(path, command)
     config = RunFolder(path).read_config()
@@ -222,7 +222,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:
         candidate = folder.checkpoints / name
-        if exists(candidate):
+        if candidate.exists():
             return TrainedRun(folder, config, load_checkpoint(candidate), candidate)
     present = [p.name for p in entries(folder.checkpoints) if p.name.endswith(".npz")]
     hint = _nearest(present, str(which)) if present else _why_none(folder, config)

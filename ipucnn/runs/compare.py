@@ -29,9 +29,6 @@ from ipucnn.documents import (
 from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     entries,
-    exists,
-    is_file,
-    is_folder,
     is_locked,
     read_text,
     shown,
@@ -190,7 +187,7 @@ def _is_row(row: PlainDict) -> bool:
 
 def _lines(path: Path) -> List[str]:
     """Returns the lines of a file with one JSON value per line; the last item is the text after the last line break."""
-    return read_text(path, MAX_RECORD_BYTES).split("\n") if exists(path) else []
+    return read_text(path, MAX_RECORD_BYTES).split("\n") if path.exists() else []
 
 
 def _object(line: str) -> PlainDict:
@@ -208,13 +205,13 @@ def find_runs(folder: Path) -> List[Path]:
     Raises:
         DataError: the folder does not exist, or is a file.
     """
-    if is_file(folder):
+    if folder.is_file():
         raise DataError(
             f"{folder} is a file, not a folder with runs in it", f"ipucnn runs {shown(folder.parent)}"
         )
-    if not is_folder(folder):
+    if not folder.is_dir():
         usual = Path("runs")
-        has_usual = folder != usual and is_folder(usual)
+        has_usual = folder != usual and usual.is_dir()
         raise DataError(
             f"folder {folder} does not exist",
             "list the runs in runs: ipucnn runs"
@@ -226,17 +223,17 @@ def find_runs(folder: Path) -> List[Path]:
 
 def runs_of(path: Path) -> List[Path]:
     """Returns the folds of a cross-validation, or the path itself if it is none."""
-    return (folds_of(path) if is_folder(path) else []) or [path]
+    return (folds_of(path) if path.is_dir() else []) or [path]
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     folds = folds_of(folder)
-    if is_file(folder / CONFIG) and not folds:
+    if (folder / CONFIG).is_file() and not folds:
         if is_run(folder):
             yield folder
     elif depth:
         for path in folds or sorted(entries(folder), key=lambda path: natural_key(path.name)):
-            if is_folder(path) and not path.is_symlink():
+            if path.is_dir() and not path.is_symlink():
                 yield from _runs_in(path, depth - 1)
 
 

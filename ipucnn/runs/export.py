@@ -24,10 +24,7 @@ from ipucnn.events import LOADING, Began, Events, Note, emit
 from ipucnn.filesystem import (
     check_makeable,
     entries,
-    exists,
     expand,
-    is_file,
-    is_folder,
     real,
     write_folder,
     write_text,
@@ -131,7 +128,7 @@ def export_run(request: ExportRequest) -> Events[PlainDict]:
     yield Began(LOADING)
     _check_request(request)
     target = expand(request.named.target)
-    if is_exported(target) and exists(target):
+    if is_exported(target) and target.exists():
         raise ConfigurationError(
             f"{request.named.target} was exported already", "export the run that it is of: ipucnn export RUN"
         )
@@ -252,9 +249,9 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
             "name a new folder: --output exports/mine",
         )
     written = {LABELS, INPUT, SCRIPT, CARD, RECORD}
-    if is_file(output / RECORD):
+    if (output / RECORD).is_file():
         written |= read_struct(output / RECORD, _Written, "choose another folder: --output DIR").files.keys()
-    names = (str(path.relative_to(output)) for path in _files_below(output)) if exists(output) else ()
+    names = (str(path.relative_to(output)) for path in _files_below(output)) if output.exists() else ()
     foreign = [name for name in names if name not in written]
     check_replaceable(output, foreign, RECORD, "the folder of an export", request.overwrite, "--output")
     return output
@@ -262,7 +259,7 @@ def _output(request: ExportRequest, trained: TrainedSetup) -> Path:
 
 def _files_below(path: Path) -> Iterator[Path]:
     """Yields a file, or all files below a folder; links are yielded and not followed."""
-    if is_folder(path) and not path.is_symlink():
+    if path.is_dir() and not path.is_symlink():
         for entry in entries(path):
             yield from _files_below(entry)
     else:

@@ -26,7 +26,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
 from ipucnn.documents import Above0, Finite, Natural, Positive, read_record, read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import is_file, is_folder, open_regular
+from ipucnn.filesystem import open_regular
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import get_model
 from ipucnn.runs import runtimes
@@ -98,7 +98,7 @@ class ExportRecord(msgspec.Struct):
 
 def is_exported(path: Path) -> bool:
     """Whether a path is a file, or the folder, of an exported network that can replace a run."""
-    return path.suffix.lower() in runtimes.ENDINGS or is_file(path / RECORD)
+    return path.suffix.lower() in runtimes.ENDINGS or (path / RECORD).is_file()
 
 
 def describe_setup(
@@ -164,18 +164,18 @@ def read_exported(path: Path) -> ExportedNetwork:
         DataError: it does not exist, has no ``export.json`` beside it, or has changed since its verification.
         MissingError: its runtime is not installed.
     """
-    is_whole_folder = is_file(path / RECORD)
-    if not is_whole_folder and not is_file(path):
+    is_whole_folder = (path / RECORD).is_file()
+    if not is_whole_folder and not path.is_file():
         raise DataError(f"exported network {path} does not exist", _HINT)
     folder = path if is_whole_folder else path.parent
-    if not is_file(folder / RECORD):
+    if not (folder / RECORD).is_file():
         raise DataError(
             f"{path} has no {RECORD} beside it, which says how images are brought to it and what its classes are",
             _HINT,
         )
     record, config = _read_record(folder / RECORD)
     path = folder / record.file if is_whole_folder else path
-    if is_folder(path):
+    if path.is_dir():
         raise ConfigurationError(
             f"{path} is a SavedModel, which is not run in place of a run: it executes whatever was put into it",
             "name the run that it was exported from; or export that run as onnx or tflite, and name the file",

@@ -43,10 +43,7 @@ from ipucnn.documents import MAX_BYTES, read_record_if_present
 from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     entries,
-    exists,
     expand,
-    is_file,
-    is_folder,
     read_text,
     shown,
     temporary_of,
@@ -73,7 +70,7 @@ _Threshold = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 def is_unfinished(path: Path) -> bool:
     """Whether a folder was left by a process that was killed while it made its run folder."""
     # A link is never such a folder: a run that used it would write somewhere else.
-    if path.is_symlink() or not is_folder(path):
+    if path.is_symlink() or not path.is_dir():
         return False
     if any(p.name != CHECKPOINTS and temporary_of(p.name) not in RUN_FILES for p in entries(path)):
         return False
@@ -104,8 +101,8 @@ class RunFolder:
             DataError: the folder has no configuration (it is not a run folder), or a damaged one.
         """
         path = self.path / CONFIG
-        if not exists(path):
-            inside = [p for p in entries(self.path) if is_folder(p) and is_file(p / CONFIG)]
+        if not path.exists():
+            inside = [p for p in entries(self.path) if p.is_dir() and (p / CONFIG).is_file()]
             some = ", ".join(map(str, inside[:5])) + (", ..." if len(inside) > 5 else "")
             hint = "give a folder that `ipucnn train` wrote" + (f": {some}" if inside else "")
             raise DataError(f"{self.path} is not a run folder: it has no {CONFIG}", hint)
@@ -165,7 +162,7 @@ class RunFolder:
         from ipucnn.training.checkpoints import read_meta
 
         paths = (self.checkpoints / name for name in (LAST, BEST))
-        return next((read_meta(path) for path in paths if exists(path)), {})
+        return next((read_meta(path) for path in paths if path.exists()), {})
 
     @property
     def size_bytes(self) -> int:
@@ -175,7 +172,7 @@ class RunFolder:
 
 def folds_of(path: Path) -> List[Path]:
     """Returns the run folders of a cross-validation, by their numbers; an empty list for a run."""
-    folds = [p for p in entries(path) if p.name.startswith("fold-") and is_folder(p)]
+    folds = [p for p in entries(path) if p.name.startswith("fold-") and p.is_dir()]
     return sorted(folds, key=lambda p: natural_key(p.name))
 
 
@@ -187,16 +184,16 @@ def fold_path(root: Path, fold: int) -> Path:
 def fold_numbers(root: Path) -> List[int]:
     """Returns the numbers of the folds that have a folder."""
     numbers = {int(p.name[5:]) for p in entries(root) if re.fullmatch(r"fold-[0-9]+", p.name)}
-    return sorted(number for number in numbers if is_folder(fold_path(root, number)))
+    return sorted(number for number in numbers if fold_path(root, number).is_dir())
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder is that of one run, and not of a benchmark or a cross-validation."""
-    if not is_folder(path) or not is_file(path / CONFIG) or is_file(path / FOLDS):
+    if not path.is_dir() or not (path / CONFIG).is_file() or (path / FOLDS).is_file():
         return False
     # A run writes its report last; a benchmark writes only configuration, program and report.
-    of_a_run = any(is_file(path / name) for name in (ENVIRONMENT, METRICS))
-    return of_a_run or not is_file(path / REPORT)
+    of_a_run = any((path / name).is_file() for name in (ENVIRONMENT, METRICS))
+    return of_a_run or not (path / REPORT).is_file()
 
 
 def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
@@ -207,7 +204,7 @@ def hint_of_runs(path: Path, command: Optional[str] = None) -> str:
         command: a command that takes a run, for an example line; None: no line is shown.
     """
     for folder in (path.parent, RUNS):
-        runs = [p for p in entries(folder) if is_run(p)] if is_folder(folder) else []
+        runs = [p for p in entries(folder) if is_run(p)] if folder.is_dir() else []
         if runs:
             by_name = {p.name: shown(p) for p in sorted(runs, key=lambda p: natural_key(p.name))}
             close = difflib.get_close_matches(path.name, by_name, 1)
@@ -233,9 +230,9 @@ def check_one_run(path: Path, command: Optional[str] = None) -> None:
     Raises:
         DataError: nothing or a file is there, or a cross-validation, which has a run for each fold.
     """
-    if not exists(path):
+    if not path.exists():
         raise DataError(f"run folder {path} does not exist", hint_of_runs(path, command))
-    if not is_folder(path):
+    if not path.is_dir():
         raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
     folds = [fold for fold in folds_of(path) if is_run(fold)]
     if folds:
@@ -244,7 +241,7 @@ def check_one_run(path: Path, command: Optional[str] = None) -> None:
             f"{path} is a cross-validation of {counted(len(folds), 'fold')}, each of which is a run",
             f"name a fold: {hint}",
         )
-    if is_file(path / FOLDS):
+    if (path / FOLDS).is_file():
         raise DataError(
             f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(shlex.quote(str(path)))
         )
@@ -262,8 +259,8 @@ def latest_run_dir(model: str, dataset: str) -> Optional[Path]:
     names = re.escape(next(numbered_run_dirs(model, dataset)).name) + r"(-[1-9]\d*)?"
     runs = [
         path
-        for path in (entries(RUNS) if is_folder(RUNS) else ())
-        if re.fullmatch(names, path.name) and is_folder(path) and not is_unfinished(path)
+        for path in (entries(RUNS) if RUNS.is_dir() else ())
+        if re.fullmatch(names, path.name) and path.is_dir() and not is_unfinished(path)
     ]
     return max(runs, key=lambda path: (_began(path), natural_key(path.name)), default=None)
 
@@ -276,7 +273,7 @@ def _began(path: Path) -> float:
         if began is not None:
             return began
     config = path / CONFIG
-    return os.stat(config if is_file(config) else path).st_mtime
+    return os.stat(config if config.is_file() else path).st_mtime
 
 
 def seconds_of(started: object) -> Optional[float]:

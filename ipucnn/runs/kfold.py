@@ -17,7 +17,7 @@ from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.events import OPENING, Began, Event, Events
-from ipucnn.filesystem import exists, expand, is_file
+from ipucnn.filesystem import expand
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
@@ -78,7 +78,7 @@ class CrossValidation:
                 f"--kfold in {self._group.size} {who} needs a folder that all of them are given",
                 "add --run-dir DIR",
             )
-        makes_runs = not exists(RUNS)
+        makes_runs = not RUNS.exists()
         self.root = self._find_root(resolved)
         self._verbose = verbose
         # Whether the root has the files from which the cross-validation continues.
@@ -224,7 +224,7 @@ class CrossValidation:
     def _continued(self, resolved: Resolved) -> Resolved:
         """Returns the configuration of the cross-validation to continue; without one, the given configuration."""
         config = resolved.config
-        if not config.resume or not is_file(self.root / CONFIG):
+        if not config.resume or not (self.root / CONFIG).is_file():
             return resolved
         saved = RunFolder(self.root).read_config()
         if saved.kfold is None:
@@ -247,7 +247,7 @@ class CrossValidation:
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
-        run_dir, overwrite = str(path), config.overwrite and exists(path)
+        run_dir, overwrite = str(path), config.overwrite and path.exists()
         resolved = replace(
             self.resolved,
             config=replace(config, fold=fold, run_dir=run_dir, overwrite=overwrite),
@@ -259,7 +259,7 @@ class CrossValidation:
         report, train_s = run.final_report, 0.0
         assert isinstance(report, Report)
         path = run.context.folder.path
-        if is_file(path / CONFIG):  # a process that writes nothing may have no run folder
+        if (path / CONFIG).is_file():  # a process that writes nothing may have no run folder
             train_s = read_run(path).seconds("execution")
         return Fold(
             fold=fold,

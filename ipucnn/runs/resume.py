@@ -24,10 +24,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     entries,
-    exists,
     expand,
-    is_file,
-    is_folder,
 )
 from ipucnn.models.registry import (
     ModelRecord,
@@ -65,8 +62,8 @@ def is_cross_validation(resolved: Resolved) -> bool:
     if not config.resume or config.run_dir is None:
         return False
     path = expand(config.run_dir)
-    if exists(path / FOLDS) or not is_file(path / CONFIG):
-        return exists(path / FOLDS)
+    if (path / FOLDS).exists() or not (path / CONFIG).is_file():
+        return (path / FOLDS).exists()
     saved = RunFolder(path).read_config()
     return saved.kfold is not None and saved.fold is None
 
@@ -258,7 +255,7 @@ def find_start(resolved: Resolved, role: Role = ALONE, locks: bool = False) -> S
     if path is None and config.resume:
         path = latest_run_dir(*names)
     path = path or default_run_dir(*names)
-    if config.resume and is_file(path / CONFIG):
+    if config.resume and (path / CONFIG).is_file():
         run = open_writer(role, path)
         if locks:
             run.lock()
@@ -399,7 +396,7 @@ def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunF
             f"the checkpoints of {folder.path} are in {former.checkpoints}, not in {folder.checkpoints}",
             f"drop --checkpoint-dir, or add --checkpoint-input-dir {former.checkpoints}",
         )
-    if saved.checkpoint_dir and not is_folder(folder.checkpoints) and exists(folder.path / METRICS):
+    if saved.checkpoint_dir and not folder.checkpoints.is_dir() and (folder.path / METRICS).exists():
         raise DataError(
             f"the checkpoint folder {folder.checkpoints} of {folder.path} is not there",
             "bring it back, or give its new place with --checkpoint-dir",
@@ -408,7 +405,7 @@ def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunF
 
 def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     """Returns the newest readable checkpoint of ``--checkpoint-input-dir``, and why newer ones were skipped."""
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise DataError(
             f"checkpoint folder {folder} does not exist", "give the checkpoints folder of a run (*.npz files)"
         )

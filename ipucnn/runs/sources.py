@@ -18,7 +18,7 @@ from ipucnn.config.values import norm_layer_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
 from ipucnn.datasets.classes import are_same, in_order_of
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import exists, expand, is_file, is_folder
+from ipucnn.filesystem import expand
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
@@ -281,7 +281,7 @@ def find_weights(named: Named, reads_data: bool) -> Weights:
     command, target, which = named.command, named.target, named.which
     path = expand(target)
     is_twice_named = named.weights is None and which is not None and _is_network(target)
-    if which is not None and is_twice_named and exists(expand(which)):
+    if which is not None and is_twice_named and expand(which).exists():
         # `infer unet --checkpoint runs/mine`: the network is named twice, and must be the same.
         weights = _of_run(replace(named, target=which, which=None), reads_data)
         name = weights.resolved.record.name
@@ -292,7 +292,7 @@ def find_weights(named: Named, reads_data: bool) -> Weights:
         return weights
     if named.weights is None and is_keras_file(path):
         if "model_name" not in named.flags:
-            if is_file(path.parent / RECORD):
+            if (path.parent / RECORD).is_file():
                 raise ConfigurationError(
                     f"{target} is a network that `ipucnn export` wrote for Keras; `ipucnn {command}` cannot run it",
                     f"name the run it was exported from: ipucnn {command} RUN; or export the run with --format onnx "
@@ -324,7 +324,7 @@ def find_starting_weights(resolved: Resolved) -> Weights:
     if given == IMAGENET:
         return ImageNetWeights(resolved)
     path = expand(given)
-    if not exists(path):
+    if not path.exists():
         raise DataError(
             f"--weights {given} does not exist",
             "give a checkpoint, a run folder, a weight file of Keras (.weights.h5, .h5, .keras), or imagenet",
@@ -409,7 +409,7 @@ def task_of(named: Named) -> Optional[str]:
             return get_model(str(named.flags["model_name"])).task
         if is_exported(path):
             return get_model(read_exported(path).record.model).task
-        if is_file(path):
+        if path.is_file():
             return get_model(read_meta(path)["model"]).task
         return get_model(RunFolder(path).read_config().model_name).task
     except (UserError, KeyError):
@@ -417,7 +417,7 @@ def task_of(named: Named) -> Optional[str]:
 
 
 def _is_network(target: str) -> bool:
-    return not exists(expand(target)) and any(record.name == target for record in list_models())
+    return not expand(target).exists() and any(record.name == target for record in list_models())
 
 
 def _refuse(flags: Mapping[str, PlainValue], names: Tuple[str, ...], why: str, hint: str) -> None:
@@ -434,7 +434,7 @@ def _of_run(named: Named, reads_data: bool) -> Weights:
             f"{target} is a network, and there is no run folder of that name",
             _how_to_get_weights(command, target),
         )
-    if which is not None and is_file(path):
+    if which is not None and path.is_file():
         raise ConfigurationError(
             f"--checkpoint {which}: {target} is one checkpoint, not a run to choose from",
             "drop it, or give the run folder",
@@ -481,7 +481,7 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
     for folder in Path(os.path.abspath(run)).parents:
         nearby = os.path.relpath(folder / given)
         # The parent folder itself is no answer: the run does not name it.
-        if os.path.normpath(given) != os.curdir and is_folder(Path(nearby)):
+        if os.path.normpath(given) != os.curdir and Path(nearby).is_dir():
             return f"{trained}; from here, add {flag} {shlex.quote(nearby)}"
     return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
@@ -530,7 +530,7 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
             f"a run or its checkpoint needs no model: ipucnn {named.command} {weights}",
         )
-    if not is_file(path):
+    if not path.is_file():
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
     if not reads_data and "dataset" not in named.flags:
         raise ConfigurationError(
@@ -542,7 +542,7 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
 
 def _of_imagenet(named: Named, reads_data: bool) -> Weights:
     command, model = named.command, named.target
-    if exists(expand(model)) and not any(record.name == model for record in list_models()):
+    if expand(model).exists() and not any(record.name == model for record in list_models()):
         raise ConfigurationError(
             f"--weights imagenet: {model} is a file or folder, and has its own weights",
             f"name a network instead: ipucnn {command} resnet50-keras --weights imagenet",

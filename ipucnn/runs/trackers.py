@@ -14,7 +14,7 @@ from typing import Mapping
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import exists, make_folder, make_new_file
+from ipucnn.filesystem import make_folder, make_new_file
 
 
 class Tracker:
@@ -133,7 +133,7 @@ class WeightsAndBiases(Tracker):
 
     def __init__(self, config: RunConfig, folder: Path, began: str) -> None:
         wandb = import_wandb()
-        if exists(_SETTINGS):
+        if _SETTINGS.exists():
             raise ConfigurationError(
                 f"--wandb: {_SETTINGS} in this folder would decide where the run is logged to",
                 "move it away; WANDB_ENTITY and WANDB_BASE_URL say the same",

@@ -23,9 +23,6 @@ from ipucnn.filesystem import (
     append_text,
     check_makeable,
     entries,
-    exists,
-    is_file,
-    is_folder,
     locked,
     make_folder,
     reason_of,
@@ -113,10 +110,10 @@ def check_replaceable(
     Raises:
         ConfigurationError: it is not free, and not such a folder, or not to be replaced.
     """
-    if not exists(path) or not entries(path):
+    if not path.exists() or not entries(path):
         return
     stray = next((printable(name) for name in foreign), None)
-    if not is_file(path / mark) or (stray is not None and overwrite):
+    if not (path / mark).is_file() or (stray is not None and overwrite):
         holds = "" if stray is None else f": it holds {stray}"
         raise ConfigurationError(
             f"{path} is not (only) {what}{holds}; not overwritten", f"choose another {flag}"
@@ -210,7 +207,7 @@ class RunWriter(RunFolder):
         """
         root = self.path
         check_makeable(root)
-        if config.resume and is_file(root / CONFIG):
+        if config.resume and (root / CONFIG).is_file():
             return
         names = {p.name for p in entries(root) if not p.name.startswith(".")}
         # The names decide, not the folds: a number of folds may be typed that no data set has.
@@ -238,7 +235,7 @@ class RunWriter(RunFolder):
                     f"{path} is a link, and a cross-validation writes to its own folder alone",
                     f"remove it: rm {path}",
                 )
-            if exists(path) and not config.overwrite:
+            if path.exists() and not config.overwrite:
                 raise ConfigurationError(
                     f"{path} already exists",
                     f"--resume continues it, --overwrite replaces it; or use another --run-dir than {root}",
@@ -255,7 +252,7 @@ class RunWriter(RunFolder):
         """
         in_use = {}
         for folder, flag in ((self.path, "--run-dir"), (self.checkpoints, "--checkpoint-dir")):
-            if not is_folder(folder) or (folder is self.checkpoints and folder.parent == self.path):
+            if not folder.is_dir() or (folder is self.checkpoints and folder.parent == self.path):
                 continue
             try:
                 self._locks.take(folder)
@@ -313,8 +310,8 @@ class RunWriter(RunFolder):
             ConfigurationError: another process is writing the folder, or has written it since :meth:`check_free`.
         """
         self._refuse_links()
-        new = [p for p in (self.path, self.checkpoints) if not exists(p)]
-        is_free = not exists(self.path) or is_unfinished(self.path)
+        new = [p for p in (self.path, self.checkpoints) if not p.exists()]
+        is_free = not self.path.exists() or is_unfinished(self.path)
         self._made = [*(self._made or ()), *new] if is_free else None
         try:
             # The new folders first: a former run is deleted only after this one could be written.
@@ -397,8 +394,8 @@ class RunWriter(RunFolder):
 
     def _check_still_free(self) -> None:
         """Refuses a folder in which another process has put a configuration or checkpoints since ``check_free``."""
-        if exists(self.path / CONFIG) or self.checkpoint_files():
-            taken = self.path if exists(self.path / CONFIG) else self.checkpoints
+        if (self.path / CONFIG).exists() or self.checkpoint_files():
+            taken = self.path if (self.path / CONFIG).exists() else self.checkpoints
             raise ConfigurationError(
                 f"{taken} was written by another run meanwhile", "use another folder, or --overwrite"
             )
@@ -592,14 +589,14 @@ class SilentWriter(RunWriter):
 
 
 def _remove_empty(folder: Path) -> None:
-    if is_folder(folder) and not entries(folder):
+    if folder.is_dir() and not entries(folder):
         folder.rmdir()
 
 
 def default_run_dir(model: str, dataset: str) -> Path:
     """Returns the first default name that is free; a link to nothing is not."""
     return next(
-        path for path in numbered_run_dirs(model, dataset) if not exists(path) and not path.is_symlink()
+        path for path in numbered_run_dirs(model, dataset) if not path.exists() and not path.is_symlink()
     )
 
 

@@ -78,7 +78,6 @@ from ipucnn.datasets.segmentation.masks import (
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_file, is_folder
 from ipucnn.text import counted, printable
 
 SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
@@ -270,7 +269,7 @@ def _sides(
     """
     in_one = folders[0] == folders[1]
     for folder, files in zip(folders[:1] if in_one else folders, sides):
-        if is_file(folder):  # a volume
+        if folder.is_file():  # a volume
             files[""] = folder
             continue
         entries = list_folder(folder) if in_one else ()
@@ -333,11 +332,11 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
     read = {path for folders in found.parts.values() for path in folders}
     for subset, folders in found.parts.items():
         sides: Tuple[_Files, _Files] = ({}, {})
-        for path in [path for path in folders if not is_folder(path) and not is_file(path)]:
+        for path in [path for path in folders if not path.is_dir() and not path.is_file()]:
             text = f"{path.parent} has no {printable(path.name)}"
             error = DataError(text, PAIR_LAYOUT, "missing-file")
             yield Problem("missing-file", subset, printable(path.name), error=error)
-        is_whole = all(is_folder(path) or is_file(path) for path in folders)
+        is_whole = all(path.is_dir() or path.is_file() for path in folders)
         if is_whole:
             yield from guarded(_sides(found, folders, subset, sides), subset, folders[0].name, folders[0])
         files, alone = _matched(*sides)

@@ -17,7 +17,6 @@ from ipucnn.datasets.forms import LARGEST_VALUE, WHITE_IS_ZERO, Mask, pillow
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_file
 from ipucnn.text import counted, printable, shown_value
 
 IGNORE = "ignore"
@@ -189,7 +188,7 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
         DataError: the file cannot be read, or has another format.
     """
     path = folder / TABLE
-    if not is_file(path):
+    if not path.is_file():
         return None
     origin, hint = printable(str(path)), "write one class per line: '0 background' or '255 0 0 tumour'"
     rows: List[Tuple[Tuple[int, ...], str]] = []
@@ -239,7 +238,7 @@ def read_description(folder: Path) -> Optional[MaskClasses]:
         DataError: the file cannot be read, or its labels are no single values.
     """
     path = folder / DESCRIPTION
-    if not is_file(path):
+    if not path.is_file():
         return None
     hint = f"correct it, or name the classes in DIR/{TABLE}, one per line: '0 background', '1 nucleus', ..."
     about = read_record(path, hint)

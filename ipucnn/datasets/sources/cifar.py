@@ -16,7 +16,6 @@ from ipucnn.datasets.base import ArrayExamples, ArrayFile, DataSource, data_sour
 from ipucnn.datasets.formats import CifarFiles, find_cifar_files
 from ipucnn.datasets.problems import Passed, Problem, item_or_problem, readable
 from ipucnn.errors import DataError
-from ipucnn.filesystem import is_file
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
@@ -150,7 +149,7 @@ def _checked(path: Path, planes: np.ndarray, labels: np.ndarray) -> Tuple[np.nda
 def read_class_names(name: str, folder: Path, layout: CifarFiles) -> Tuple[str, ...]:
     """Reads the class names from their file; without it, returns CIFAR-10's known names, or numbers for CIFAR-100."""
     path = folder / layout.meta
-    if not is_file(path):
+    if not path.is_file():
         return CIFAR10_CLASSES if name == "cifar10" else tuple(str(n) for n in range(100))
     data = read_file(str(path))
     if layout.binary:
@@ -172,7 +171,7 @@ def read_files(name: str, folder: Path, layout: CifarFiles) -> Iterator[Union[Ar
         DataError: the set takes more than half of the memory.
     """
     names = {"train": layout.train, "eval": (layout.test,)}
-    present = [folder / n for part in names.values() for n in part if is_file(folder / n)]
+    present = [folder / n for part in names.values() for n in part if (folder / n).is_file()]
     for part, file_names in names.items():
         # Without any file, the part as a whole is missing.
         for path in (folder / n for n in file_names if any(folder / n in present for n in file_names)):

@@ -18,7 +18,7 @@ from ipucnn.datasets.base import ArrayFile, DataSource, data_source
 from ipucnn.datasets.formats import IDX_FILES, find_idx_file
 from ipucnn.datasets.problems import Passed, Problem, item_or_problem, readable
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, open_regular
+from ipucnn.filesystem import open_regular
 from ipucnn.text import printable
 
 FULL_SIZE = {"train": 60000, "eval": 10000}
@@ -60,7 +60,9 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             raise DataError(f"{name} is not a gzip file", AGAIN, "unreadable")
         stream = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
-            return _read_idx(stream, name, num_dimensions, file_size(path) * (_DEFLATED if is_packed else 1))
+            return _read_idx(
+                stream, name, num_dimensions, path.stat().st_size * (_DEFLATED if is_packed else 1)
+            )
         except (OSError, EOFError, zlib.error) as error:
             # gzip's message for a wrong checksum.
             is_changed = str(error).startswith("CRC check failed")

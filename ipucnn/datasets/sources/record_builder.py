@@ -34,9 +34,6 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import Events, Progress
 from ipucnn.filesystem import (
     check_makeable,
-    file_size,
-    is_file,
-    is_folder,
     locked,
     make_folder,
     read_text,
@@ -175,17 +172,17 @@ def _begin(
     digest = hashlib.sha256(json.dumps([_VERSION, names]).encode())
     for shard in shards:
         for image, label in zip(shard.images.paths, shard.images.labels):
-            name, size = os.path.relpath(image, folder), file_size(Path(image))
+            name, size = os.path.relpath(image, folder), Path(image).stat().st_size
             digest.update(f"{name}\0{label}\0{size}\n".encode("utf-8", "surrogateescape"))
     plan = json.dumps({"version": _VERSION, **counts, "images_sha256": digest.hexdigest()}, indent=2) + "\n"
     path = out / PLAN_FILE
-    is_begun = is_file(path)
+    is_begun = path.is_file()
     if is_begun and read_text(path, _MOST_TEXT_BYTES) != plan:
         raise DataError(
             f"{shown(out)} holds records of other images, or another number of files",
             "choose an empty folder for OUT, or give the numbers of the build that was begun there",
         )
-    if not is_begun and (list_shards(out) or is_file(out / CLASSES_FILE)):
+    if not is_begun and (list_shards(out) or (out / CLASSES_FILE).is_file()):
         raise DataError(
             f"{shown(out)} holds records that were not built here", "choose an empty folder for OUT"
         )
@@ -194,7 +191,7 @@ def _begin(
     if not is_begun:
         write_text(path, plan)
     text = "".join(f"{printable(name)}\n" for name in names)
-    if not is_file(out / CLASSES_FILE) or read_text(out / CLASSES_FILE, _MOST_TEXT_BYTES) != text:
+    if not (out / CLASSES_FILE).is_file() or read_text(out / CLASSES_FILE, _MOST_TEXT_BYTES) != text:
         write_text(out / CLASSES_FILE, text)
 
 
@@ -297,7 +294,7 @@ def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tupl
 
 def _is_whole(shard: _Shard, progress: Callable[[int], None]) -> bool:
     """Returns whether the file exists with all its records, each with the right checksum, name and label."""
-    if not is_file(shard.path):
+    if not shard.path.is_file():
         return False
     names = {ENCODED: bytes, LABEL: int, FILENAME: bytes}
     count = 0
@@ -325,13 +322,13 @@ def check_checksums(folder: Path) -> Optional[Dict[str, bool]]:
         DataError: a line of the list is damaged.
     """
     path = folder / CHECKSUMS_FILE
-    if not is_folder(folder) or not is_file(path):
+    if not folder.is_dir() or not path.is_file():
         return None
     results = {}
     for line in read_text(path, _MOST_TEXT_BYTES).splitlines():
         digest, separator, name = line.partition("  ")
         if len(digest) != 64 or not separator or "/" in name or not name:
             raise DataError(f"{shown(path)} is damaged: '{shown(line)}'", "build the records again")
-        if is_file(folder / name):
+        if (folder / name).is_file():
             results[name] = file_digest(folder / name) == digest
     return results

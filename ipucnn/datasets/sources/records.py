@@ -33,7 +33,6 @@ from ipucnn.events import Progress, emit
 from ipucnn.filesystem import (
     cache_folder,
     entries,
-    is_file,
     real,
     shown,
     write_cached,
@@ -90,7 +89,7 @@ def class_names(folder: Path) -> Tuple[str, ...]:
         DataError: the file of the classes is damaged.
     """
     path = folder / CLASSES_FILE
-    if not is_file(path):
+    if not path.is_file():
         return tuple(str(label) for label in range(1, NUM_CLASSES + 1))
     names = [name for _, name in class_lines(path)]
     if not 1 <= len(names) <= MOST_CLASSES:
@@ -215,7 +214,7 @@ def open_records(folder: Path, skip_damaged: bool = False) -> DataSource:
         if subset not in shards:
             raise DataError(f"{shown(folder)} has no {subset} records", LAYOUT)
         for path in shards[subset]:
-            if not is_file(path):
+            if not path.is_file():
                 raise DataError(
                     f"{shown(path)} is missing: the '{subset}' records are {len(shards[subset])} files",
                     "copy or build it again",

@@ -48,7 +48,6 @@ from ipucnn.datasets.verification.samples import Decoded, Lot, Result, measure
 from ipucnn.datasets.verification.stored import stored_as
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
-from ipucnn.filesystem import file_size, is_file
 from ipucnn.text import printable
 
 Lots = Mapping[str, Lot]
@@ -118,7 +117,7 @@ def file_lot(
     def decode(numbers: List[int], drawn: Sequence[int]) -> Iterator[Result]:
         (number,) = numbers
         file, origin = path(number), examples.describe(number)
-        is_large = file is not None and file_size(file) > LARGE_BYTES
+        is_large = file is not None and file.stat().st_size > LARGE_BYTES
 
         def read() -> Decoded:
             with _large_files if is_large else contextlib.nullcontext():
@@ -187,7 +186,7 @@ def cifar_lots(survey: Survey, folder: Path) -> Lots:
     layout = find_cifar_files(name, folder)
     assert layout is not None  # otherwise the set would not have been chosen
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
-    if not is_file(folder / layout.meta):
+    if not (folder / layout.meta).is_file():
         survey.find("class-names", None, layout.meta)
     try:
         survey.class_names = cifar.read_class_names(name, folder, layout)
@@ -195,7 +194,7 @@ def cifar_lots(survey: Survey, folder: Path) -> Lots:
         survey.report(problem_of(error, None, layout.meta, folder / layout.meta))
     survey.is_published = not layout.binary
     for file_name, digest in _CIFAR_MD5[name].items() if survey.is_published else ():
-        if is_file(folder / file_name):
+        if (folder / file_name).is_file():
             subset = EVAL if file_name == layout.test else TRAIN
             survey.compare(subset, folder / file_name, "MD5", digest)
     parts: Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]] = {}
@@ -375,7 +374,7 @@ def imagenet_lots(survey: Survey, folder: Path) -> Lots:
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
         shards = [(path, -1) for path in shards_of.get(name, [])]
         for path, _ in shards:
-            if is_file(path) and file_size(path) == 0:
+            if path.is_file() and path.stat().st_size == 0:
                 survey.find("empty-file", subset, printable(path.name))
         lots[subset] = _shards_lot(survey, subset, shards, form)
     return lots
@@ -408,7 +407,7 @@ def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], 
 
     for shard, (path, length) in enumerate(files):
         name = printable(path.name)
-        if not is_file(path):
+        if not path.is_file():
             survey.find("missing-file", subset, name)
             continue
         if length >= 0 and ".tfrecord" not in path.name:

@@ -28,7 +28,6 @@ from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WAR
 from ipucnn.datasets.verification.samples import Decoded, Drawn, IsDrawn, Lot, Sample, SubsetSurvey
 from ipucnn.errors import DataError
 from ipucnn.events import Event, Progress
-from ipucnn.filesystem import file_size, is_file
 from ipucnn.text import printable
 
 SCHEMA_VERSION = 1
@@ -595,6 +594,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _is_empty(path: Path) -> bool:
-    with contextlib.suppress(DataError):  # a loop of links, for example
-        return is_file(path) and file_size(path) == 0
+    with contextlib.suppress(OSError):  # the reader of the file reports it
+        return path.is_file() and path.stat().st_size == 0
     return False

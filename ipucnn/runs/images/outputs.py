@@ -22,7 +22,6 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     check_makeable,
     check_not_replaced,
-    is_folder,
     is_written_to,
     make_folder,
     real,
@@ -398,7 +397,7 @@ def check_folder(folder: Path) -> None:
     """
     check_makeable(folder)
     parent = folder.absolute().parent
-    if not is_folder(parent):
+    if not parent.is_dir():
         raise DataError(
             f"--output {folder}: folder {parent} does not exist", "make the folder, or choose another"
         )
