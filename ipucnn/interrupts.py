@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Type
 
-_EXIT_CODES = {
-    getattr(signal, name): code
-    for name, code in (("SIGINT", EXIT_SIGINT), ("SIGTERM", EXIT_SIGTERM), ("SIGHUP", EXIT_SIGHUP))
-    if hasattr(signal, name)
+_EXIT_CODES: "Dict[int, int]" = {
+    signal.SIGINT: EXIT_SIGINT,
+    signal.SIGTERM: EXIT_SIGTERM,
+    signal.SIGHUP: EXIT_SIGHUP,
 }
 # The first signal is noted, the second is raised even if something is to be saved, the third ends the process.
 _SIGNALS_TO_DIE = 3
@@ -176,13 +176,12 @@ def left_to_the_system(seconds: int) -> "Iterator[None]":
     """
     import threading
 
-    alarm = getattr(signal, "SIGALRM", None)
-    if alarm is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     check()
     numbers = [number for number in _EXIT_CODES if signal.getsignal(number) is _handle]
-    previous = {number: signal.signal(number, signal.SIG_DFL) for number in (*numbers, alarm)}
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in (*numbers, signal.SIGALRM)}
     signal.alarm(seconds)
     try:
         yield

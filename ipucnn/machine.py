@@ -9,20 +9,15 @@ import contextlib
 import math
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
-# Available memory to assume if the system does not report it.
-_UNKNOWN_MEMORY = 4 * 2**30
 # Files of both versions of control groups: memory limit, use, and the part that is reclaimable pages of files.
 _FILES = ("memory.max", "memory.current", "inactive_file")
 _FILES_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 # Packages and environment variables that can change the last digits of a result, besides processor and threads.
 BYTE_PACKAGES = ("tensorflow", "keras", "numpy")
 BYTE_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS")
-# psutil's exceptions for values that the system does not have or does not show.
-_UNKNOWN = (OSError, ValueError, KeyError, NotImplementedError)
 
 
 _Result = TypeVar("_Result")
@@ -112,56 +107,25 @@ def side_by_side(
 
 
 def host_memory_bytes() -> int:
-    """Physical memory of the machine in bytes; 0 if unknown."""
+    """Physical memory of the machine in bytes."""
     import psutil
 
-    with contextlib.suppress(*_UNKNOWN):
-        return int(psutil.virtual_memory().total)
-    return 0
-
-
-def free_bytes() -> Optional[int]:
-    """Bytes of memory that the system can provide without swapping; None if unknown."""
-    import psutil
-
-    with contextlib.suppress(*_UNKNOWN):
-        return int(psutil.virtual_memory().available)
-    return None
+    return int(psutil.virtual_memory().total)
 
 
 def address_space_bytes() -> Optional[int]:
     """The limit of this process' address space in bytes; None if there is none."""
-    try:
-        import resource
-    except ImportError:
-        return None
+    import resource
+
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def available_bytes() -> int:
     """Bytes that this process can use without swapping: the least of the system's and its control groups' memory."""
-    free = free_bytes()
-    limits = [group.available_bytes for group in control_groups()]
-    return min(limits if free is None else [free, *limits], default=_UNKNOWN_MEMORY)
+    import psutil
 
-
-@dataclass(frozen=True)
-class ControlGroup:
-    """A group of processes with limited memory that this process belongs to.
-
-    Attributes:
-        limit_bytes: limit of the group.
-        used_bytes: memory in use, without reclaimable pages of files.
-    """
-
-    limit_bytes: int
-    used_bytes: int = 0
-
-    @property
-    def available_bytes(self) -> int:
-        """Bytes that the group may still use."""
-        return max(0, self.limit_bytes - self.used_bytes)
+    return min([int(psutil.virtual_memory().available), *group_memories()])
 
 
 _PROCESS, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -194,8 +158,8 @@ def _folders_of_groups(controller: str, process: Path, root: Path) -> Iterator[T
                 yield folder, is_version_1
 
 
-def control_groups(process: Path = _PROCESS, root: Path = _ROOT) -> Iterator[ControlGroup]:
-    """Yields the control groups that limit this process' memory, from the innermost out.
+def group_memories(process: Path = _PROCESS, root: Path = _ROOT) -> Iterator[int]:
+    """Yields the bytes that each control group of this process may still use, from the innermost out.
 
     Args:
         process: file that names the groups.
@@ -205,7 +169,7 @@ def control_groups(process: Path = _PROCESS, root: Path = _ROOT) -> Iterator[Con
         files = _FILES_OF_VERSION_1 if is_version_1 else _FILES
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             limit = int((folder / files[0]).read_text())
-            yield ControlGroup(limit, _used_bytes(folder, *files[1:]))
+            yield max(0, limit - _used_bytes(folder, *files[1:]))
 
 
 def cpu_quotas(process: Path = _PROCESS, root: Path = _ROOT) -> Iterator[float]:
@@ -256,10 +220,8 @@ def peak_memory_bytes() -> Optional[int]:
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):
         pass  # not Linux
-    try:
-        import resource
-    except ImportError:
-        return None
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
 

@@ -91,7 +91,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Ends the process with its children, which would keep the pipes open."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except (OSError, AttributeError):
+    except OSError:
         process.kill()
     # Processes that left its session may hold the pipes open; the call does not wait for them.
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -26,7 +26,7 @@ class Host:
     Attributes:
         num_cores: the cores that this process may use, among ``num_cores_present``.
         cpu_quota: the processor time that its control groups allow, in cores; None if they set no quota.
-        memory_bytes, available_bytes: the physical memory, and its free part; 0 if the system does not report them.
+        memory_bytes, available_bytes: the physical memory, and its free part.
     """
 
     cpu: Optional[str]
