@@ -234,6 +234,17 @@ def kind_of(path: Path) -> Kind:
             return Kind.ABSENT
 
 
+def exists(path: Path) -> bool:
+    """Whether a path leads to anything; raises as :func:`kind_of` does.  Only ``ipucnn.models`` still asks here."""
+    return kind_of(path) is not Kind.ABSENT
+
+
+def file_size(path: Path) -> int:
+    """The size of a path's target in bytes; raises as :func:`kind_of` does.  Only ``ipucnn.models`` still asks here."""
+    with errors_about(path):
+        return os.stat(path).st_size
+
+
 def free_bytes(folder: Path) -> int:
     """Free bytes on the disk that a folder is on, or would be created on; 0 if unknown."""
     # os.path.isdir returns False for every error; the loop looks for a folder that can be used.
