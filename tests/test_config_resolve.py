@@ -144,10 +144,30 @@ def test_options_that_change_a_continued_run_were_typed(preset_file):
     config = of_preset(preset_file, {}).config
     more = {"num_epochs": "9", "run_dir": "r", "max_workers": "4", "checkpoint_input_dir": "c"}
     continued = resolve_resumed(of_preset(preset_file, more), config, "r")
-    typed = {name for name in continued.origins if continued.is_typed(name)}
+    typed = {name for name in continued.origins if continued.origins[name].is_typed}
     assert typed == {"num_epochs", "run_dir", "checkpoint_input_dir"}
     assert str(continued.origins["optimizer"]) == "run"
     assert continued.config.max_workers == 1 and continued.config.checkpoint_input_dir == "c"
+
+
+def test_a_named_preset_is_the_users_and_the_networks_own_is_not(preset_file, tmp_path):
+    named = of_preset(preset_file, {"num_epochs": "9"}).origins
+    own = resolve("train", {}, model="lenet").origins
+    flat = tmp_path / "flat.yml"
+    flat.write_text("optimizer: adam\n", encoding="utf-8")
+    of_file = resolve("train", {}, model="lenet", config_path=str(flat)).origins
+    answers = [
+        (origin.is_given, origin.by_user, origin.is_typed, origin.named_with)
+        for origin in (named["seed"], named["num_epochs"], named["global_batch_size"], of_file["optimizer"])
+    ]
+    assert answers == [
+        (False, False, False, ""),
+        (True, True, True, ""),
+        (True, True, False, "--config and --config-path"),
+        (True, True, False, "--config-path"),
+    ]
+    of_preset_alone = next(origin for origin in own.values() if str(origin) == "preset lenet")
+    assert of_preset_alone.is_given and not of_preset_alone.by_user
 
 
 def test_a_rate_that_another_schedule_keeps_has_the_origin_of_the_rate(preset_file):
@@ -167,7 +187,7 @@ def test_options_of_validations_are_only_for_commands_that_have_them(tmp_path, c
     )
     resolved = resolve(command, {}, model="lenet", config_path=str(file), reads_data=False)
     assert resolved.config.validation_micro_batch_size == size
-    assert resolved.is_given("validation_micro_batch_size") == (size is not None)
+    assert resolved.origins["validation_micro_batch_size"].is_given == (size is not None)
     assert resolved.config.micro_batch_size == 8
 
 
@@ -292,7 +312,7 @@ def test_deterministic_turns_shuffling_off_and_refuses_a_typed_shuffle(tmp_path)
         resolve("train", {"deterministic": True, "shuffle": False}, model="toy_model"),
     ):
         assert resolved.config.deterministic and not resolved.config.shuffle
-        assert ("shuffle" in resolved.typed) == (str(resolved.origins["shuffle"]) != "deterministic")
+        assert resolved.origins["shuffle"].is_given == (str(resolved.origins["shuffle"]) != "deterministic")
     flags, words = {"deterministic": True, "shuffle": True}, "--shuffle contradicts deterministic"
     check_raises(ConfigurationError, words, "", resolve, "train", flags, model="toy_model")
     assert resolve("train", {"shuffle": True}, model="toy_model").config.shuffle

@@ -307,10 +307,10 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     check_device(config.device)
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-    layout = make_layout(config, resolved.is_typed("num_replicas"))
+    layout = make_layout(config, resolved.origins["num_replicas"].is_typed)
     check_rules(Facts(resolved, layout, instances), RULES if settings.training else HOST_SESSION_RULES)
-    # A preset's execution length is for another device; here executions are as long as time allows.
-    steps: Optional[int] = resolved.typed.get("steps_per_execution")
+    # The execution length of a network's own preset is for another device; here executions are as long as time allows.
+    steps = config.steps_per_execution if resolved.origins["steps_per_execution"].by_user else None
     updates = _prescribed_updates(config, steps) if settings.training else 1
     program = program_of(config, seed, instances, updates)
     if program.num_stages > 1:
@@ -456,7 +456,10 @@ def _like_baseline(job: Job, baseline: BenchmarkReport) -> Job:
 
 
 def _compared_options(config: RunConfig) -> PlainDict:
-    """Returns the options of a run that affect its speed, by key, as plain values."""
+    """Returns the options of a run that affect its speed, by key, as plain values.
+
+    The network is compared by itself, and the seed affects no speed.
+    """
     options = {
         spec.key: spec.yaml_value(getattr(config, spec.name))
         for spec in SPECS

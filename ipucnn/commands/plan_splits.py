@@ -116,7 +116,7 @@ def plan_splits(options: PlanSplits) -> None:
     compare, optimisations = list(options.compare), options.optimisations
     planning = {**names, "--compare": compare, "--inference": options.inference, "--row": options.row}
     if options.calibrate:
-        typed = {BY_NAME[name].flag: resolved.is_typed(name) for name in ("ipus", "pipeline_splits")}
+        typed = {BY_NAME[name].flag: resolved.origins[name].is_typed for name in ("ipus", "pipeline_splits")}
         refused = {**planning, "--optimisations": optimisations, "--stages": options.stages, **typed}
         refuse_given(refused, ": --calibrate makes no plan", "drop one of them")
         _calibrate(options.calibrate, options.system, profile_path, options.json)

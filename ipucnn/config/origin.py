@@ -15,12 +15,16 @@ class Giver(enum.IntEnum):
     PUBLIC = 2
     """Graphcore's public application, for an option that a configuration in its layout does not name."""
     PRESET = 3
-    """A preset, which the user named or the network has."""
+    """The built-in preset of the network, which nobody named."""
     RUN = 4
     """The configuration of a saved run."""
-    PLAN = 5
+    CROSS_VALIDATION = 5
+    """The cross-validation, for each of its folds."""
+    NAMED = 6
+    """A preset or a file that the user named, with ``--config`` or ``--config-path``."""
+    PLAN = 7
     """The file of ``--plan``."""
-    TYPED = 6
+    TYPED = 8
     """The command line, or a keyword of the Python interface."""
 
 
@@ -31,14 +35,37 @@ class Origin:
     Attributes:
         giver: the kind of giver.
         text: its name, as ``--print-config`` shows it.
+        named_with: the flags with which the user named a preset, a file or a plan.
     """
 
     giver: Giver
     text: str
+    named_with: str = ""
 
-    def is_given(self, by: Giver = Giver.PUBLIC) -> bool:
-        """Returns whether the value was given at all, or ``by`` this giver or one that overrides it."""
-        return self.giver >= by
+    @property
+    def is_given(self) -> bool:
+        """Whether anybody gave the value: it is no default, and does not follow from another."""
+        return self.giver >= Giver.PUBLIC
+
+    @property
+    def overrides_run(self) -> bool:
+        """Whether the value is asked of a run that continues, which must not contradict it."""
+        return self.giver > Giver.RUN
+
+    @property
+    def by_user(self) -> bool:
+        """Whether the user gave the value: on the command line, or in a preset, a file or a plan that it names."""
+        return self.giver >= Giver.NAMED
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the value is on the command line itself, so that a hint can say to drop its flag."""
+        return self.giver is Giver.TYPED
+
+    def option(self, flag: str, value: str = "") -> str:
+        """Returns an option as messages name it: with its flag if that was typed, else with its giver."""
+        written = f"{flag} {value}".rstrip()
+        return written if self.is_typed else f"{written[2:]} ({self.text})"
 
     def __str__(self) -> str:
         return self.text
@@ -47,6 +74,7 @@ class Origin:
 DEFAULT = Origin(Giver.DEFAULT, "default")
 PUBLIC = Origin(Giver.PUBLIC, "public default")
 RUN = Origin(Giver.RUN, "run")
+CROSS_VALIDATION = Origin(Giver.CROSS_VALIDATION, "cross-validation")
 TYPED = Origin(Giver.TYPED, "flag")
 OWN_NETWORK = Origin(Giver.IMPLIED, "own network")
 """Of a micro-batch that nobody chose for a user's own network; it is smaller for a smaller data set."""
@@ -57,15 +85,20 @@ def implied(by: str) -> Origin:
     return Origin(Giver.IMPLIED, by)
 
 
-def of_preset(name: str) -> Origin:
-    """Returns the origin of a value in a preset."""
-    return Origin(Giver.PRESET, f"preset {name}")
+def of_preset(name: str, named_with: str = "") -> Origin:
+    """Returns the origin of a value in a preset.
+
+    Args:
+        name: the preset's name.
+        named_with: the flags with which the user named it; "" for the network's own preset.
+    """
+    return Origin(Giver.NAMED if named_with else Giver.PRESET, f"preset {name}", named_with)
 
 
 def of_plan(file: str) -> Origin:
     """Returns the origin of a value in the file of ``--plan``."""
-    return Origin(Giver.PLAN, f"plan {file}")
+    return Origin(Giver.PLAN, f"plan {file}", "--plan")
 
 
 Origins = Mapping[str, Origin]
-"""Field name -> origin of its value."""
+"""Field name -> origin of its value.  What else asks who gave a value asks the value's origin."""

@@ -39,7 +39,7 @@ from ipucnn.config.origin import (
     of_preset,
 )
 from ipucnn.config.rules import check
-from ipucnn.config.spec import Effect, convert_value
+from ipucnn.config.spec import Effect, OptionSpec, convert_value
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import expand
@@ -118,10 +118,9 @@ class Resolved:
         data: the chosen data set; its ``message`` names it and explains how to choose another.  None for commands that
             read no data set (infer, plan-splits), and in a suite if the data set is absent.
         preset: the name of the preset that was applied, or None.
-        typed: field name -> value of the options that the user gave, by flag, in a plan or in a preset named on the
-            command line, except those that another option replaced.
         plan: the plan of ``--plan``, or None.
         config_path: the file of ``--config-path``, or None.
+        left_out: what a run that continues does not take over from the command line, a sentence each.
     """
 
     command: str
@@ -130,9 +129,9 @@ class Resolved:
     record: "ModelRecord"
     data: "Optional[Choice]"
     preset: Optional[str]
-    typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Optional[Plan] = None
     config_path: Optional[str] = None
+    left_out: Tuple[str, ...] = ()
 
     @property
     def choice(self) -> "Choice":
@@ -148,20 +147,13 @@ class Resolved:
             )
         return self.data
 
-    def is_given(self, name: str, by: Giver = Giver.PUBLIC) -> bool:
-        """Returns whether the field ``name`` was given, or ``by`` this giver or one that overrides it."""
-        return self.origins[name].is_given(by)
-
-    def is_typed(self, name: str) -> bool:
-        """Returns whether the field ``name`` was given on the command line."""
-        return self.is_given(name, Giver.TYPED)
-
     def notes(self, on_ipus: bool) -> List[str]:
-        """Returns the lines to print before the work: the data set, public defaults, options without effect on a host.
+        """Returns the lines to print before the work.
 
+        They are about options that are left out, the data set, public defaults, and options without effect on a host.
         Options without effect are those that the user gave and that act only on an IPU, or only in 16 bits.
         """
-        lines = [] if self.data is None else [self.data.message]
+        lines = [*self.left_out, *([] if self.data is None else [self.data.message])]
         public = [
             f"{spec.key} {shown_value(spec.yaml_value(getattr(self.config, spec.name)))}"
             for spec in SPECS
@@ -178,7 +170,7 @@ class Resolved:
             spec.key + " (in 32.32)" * spec.host_effect
             for spec in SPECS
             if (not spec.host_effect or spec.name in idle)
-            and spec.name in self.typed
+            and self.origins[spec.name].by_user
             and getattr(self.config, spec.name) != spec.default
         ]
         if without_effect and not on_ipus:
@@ -247,21 +239,17 @@ def resolve(
     if is_public and record.task == "classification":
         layers.append((PUBLIC, _public_defaults(record, dataset, in_file)))
     if preset is not None:
-        layers.append((of_preset(preset.name), preset.values))
+        flags_given = {"--config": config_name, "--config-path": config_path}
+        named_with = " and ".join(flag for flag, value in flags_given.items() if value is not None)
+        layers.append((of_preset(preset.name, named_with), preset.values))
     layers += [(of_plan(str(given.get("plan"))), in_plan), (TYPED, given)]
     settings, origins = overlay(layers)
     settings["model_name"] = record.name
     if not any(settings[name] for name in ("dataset", "host_generated_data", "device_generated_data")):
         settings["dataset"] = dataset
     check(RunConfig(**settings), origins)
-    for name, value, origin in _implied(command, record, settings, origins, chosen is None, config_path):
+    for name, value, origin in _implied(command, record, settings, origins, config_path):
         settings[name], origins[name] = value, origin
-    # Leaves out options that another one replaced or decides: a continued run cannot contradict them.
-    by_user = {
-        name: settings[name]
-        for name in dict.fromkeys((*in_file, *in_plan, *given))
-        if origins[name].is_given()
-    }
     return Resolved(
         command=command,
         config=RunConfig(**settings),
@@ -269,7 +257,6 @@ def resolve(
         record=record,
         data=choice,
         preset=preset.name if preset is not None else None,
-        typed=by_user,
         plan=plan,
         config_path=config_path,
     )
@@ -371,7 +358,6 @@ def _implied(
     record: "ModelRecord",
     settings: PlainDict,
     origins: Dict[str, Origin],
-    is_own_preset: bool,
     config_path: Optional[str],
 ) -> Iterator[Tuple[str, Any, Origin]]:
     """Yields (field name, value, origin) of values that follow from other options and that nobody gave."""
@@ -381,14 +367,13 @@ def _implied(
         yield "shuffle", False, implied("deterministic")
     if settings["eight_bit_transfer"] and not settings["accelerator_side_preprocess"]:
         yield "accelerator_side_preprocess", True, implied("eight-bit-transfer")
-    is_typed = origins["ckpts_per_epoch"].is_given(Giver.TYPED)
+    is_typed = origins["ckpts_per_epoch"].is_typed
     if origins["keep_checkpoints"] == DEFAULT and (is_typed or config_path is not None):
         # Somebody chose how many checkpoints are written, so all of them are kept.
         yield "keep_checkpoints", None, implied("ckpts-per-epoch" if is_typed else "config-path")
     # At least five validations, also in a run shorter than the preset's: one validation has no best.
     most = max(1, settings["num_epochs"] // LEAST_VALIDATIONS)
-    is_presets = is_own_preset and origins["validation_freq"].giver is Giver.PRESET
-    if is_presets and settings["validation_freq"] > most:
+    if origins["validation_freq"].giver is Giver.PRESET and settings["validation_freq"] > most:
         yield "validation_freq", most, implied("num-epochs")
     # A user's own network has no preset; it gets a global batch that suits batch norm.
     batch = ("micro_batch_size", "gradient_accumulation_count", "global_batch_size")
@@ -436,10 +421,7 @@ def resolve_saved(
     choice = _choose_dataset(command, record, given, saved) if reads_data else None
     merged = RunConfig(**settings)
     check(merged, origins)
-    return Resolved(command, merged, origins, record, choice, preset=None, typed=given)
-
-
-CONTINUE_HINT = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
+    return Resolved(command, merged, origins, record, choice, preset=None)
 
 
 def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved:
@@ -453,48 +435,61 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
     Raises:
         ConfigurationError: an option would change what the run computes.
     """
-    from ipucnn.models.registry import folder_name, get_model
+    from ipucnn.models.registry import get_model
 
-    for name, value in requested.typed.items():
-        saved_value = getattr(saved, name)
-        if name == "model_name":
-            # A user's own file may have moved; its digest is compared with the checkpoint's.
-            value, saved_value = (folder_name(get_model(network).name) for network in (value, saved_value))
-        spec = BY_NAME[name]
-        if spec.effect is Effect.RESULT and value != saved_value:
-            typed, saved_text = (
-                shown_value(spec.typed_text(v)) or ("none" if v is None else "''")
-                for v in (value, saved_value)
+    changes: PlainDict = {}
+    left_out: List[str] = []
+    for spec in SPECS:
+        origin, value = requested.origins[spec.name], getattr(requested.config, spec.name)
+        saved_value = getattr(saved, spec.name)
+        if not origin.overrides_run:
+            continue
+        if spec.effect is Effect.RESULT:
+            _check_unchanged(spec, origin, value, saved_value, run)
+        elif spec.effect is not Effect.START:
+            changes[spec.name] = value
+        elif value != saved_value:
+            left_out.append(
+                f"{origin.option(spec.flag, spec.typed_text(value))} is left out: the run keeps "
+                f"{spec.typed_text(saved_value)}, with which it began"
             )
-            raise ConfigurationError(
-                f"{spec.flag} {typed}: the run in {run} has {saved_text}",
-                CONTINUE_HINT,
-            )
-    changes = {name: value for name, value in requested.typed.items() if _may_change(name)}
     config = dataclasses.replace(saved, **changes)
     settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
     origins = {**dict.fromkeys(settings, RUN), **{name: requested.origins[name] for name in changes}}
     check(config, origins)
     record = get_model(config.model_name)
+    is_named = requested.origins["dataset"].overrides_run
+    named = {"dataset": requested.config.dataset if is_named else None, "dry_run": config.dry_run}
     return dataclasses.replace(
         requested,
         config=config,
         origins=origins,
         record=record,
-        data=_choose_dataset(
-            requested.command,
-            record,
-            {"dataset": requested.typed.get("dataset"), "dry_run": config.dry_run},
-            settings,
-        ),
+        data=_choose_dataset(requested.command, record, named, settings),
         preset=None,
+        left_out=(*requested.left_out, *left_out),
     )
 
 
-def _may_change(name: str) -> bool:
-    """Returns whether a run that continues takes an option's new value, such as other checkpoints to go on from."""
-    effect = BY_NAME[name].effect
-    return effect not in (Effect.RESULT, Effect.START) or name == "checkpoint_input_dir"
+def _check_unchanged(
+    spec: OptionSpec, origin: Origin, value: PlainValue, saved: PlainValue, run: str
+) -> None:
+    """Refuses another value of an option than the one with which a run began."""
+    from ipucnn.models.registry import folder_name, get_model
+
+    if spec.name == "model_name":
+        # A user's own file may have moved; its digest is compared with the checkpoint's.
+        value, saved = (folder_name(get_model(str(network)).name) for network in (value, saved))
+    if value == saved:
+        return
+    text, saved_text = (
+        shown_value(spec.typed_text(each)) or ("none" if each is None else "''") for each in (value, saved)
+    )
+    dropped = f"drop {origin.named_with or 'it'} to continue that run as it was, or "
+    raise ConfigurationError(
+        f"{origin.option(spec.flag, text)}: the run in {run} has {saved_text}",
+        f"{dropped * origin.by_user}drop --resume and give another --run-dir",
+    )
 
 
 def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:

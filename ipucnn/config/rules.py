@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Generic, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ipucnn.config.options import AUTO, BY_NAME, SPECS, RunConfig
-from ipucnn.config.origin import RUN, Giver, Origins
+from ipucnn.config.origin import RUN, Origins
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.filesystem import expand
 
@@ -52,7 +52,7 @@ class Rule(Generic[Facts]):
         spec, value = BY_NAME[self.option], getattr(config, self.option)
         # True counts as a request even if it is the default.
         is_off = self.has_off and (value is False if spec.is_bool else value == spec.default)
-        return not is_off and (not self.typed_only or origins[self.option].is_given(Giver.TYPED))
+        return not is_off and (not self.typed_only or origins[self.option].is_typed)
 
     def error(self, config: RunConfig, origins: Origins) -> ConfigurationError:
         """Returns the error with the values of a configuration."""
@@ -111,7 +111,7 @@ RULES: Tuple[Rule[Origins], ...] = (
         lambda config, origins: (
             config.eight_bit_transfer
             and not config.accelerator_side_preprocess
-            and origins["accelerator_side_preprocess"].is_given()
+            and origins["accelerator_side_preprocess"].is_given
         ),
         "eight-bit-transfer with accelerator-side-preprocess False ({origins[accelerator_side_preprocess]}): "
         "normalised pixels do not go into 8 bits",
@@ -160,7 +160,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     Rule(
         lambda config, origins: (
             not (config.decay_biases_and_norms or config.weight_decay or config.l2_regularization)
-            and origins["decay_biases_and_norms"].is_given(Giver.TYPED)
+            and origins["decay_biases_and_norms"].is_typed
         ),
         "--no-decay-biases-and-norms without --weight-decay and --l2-regularization: there is nothing to leave out",
         "for example --l2-regularization 0.0001 --no-decay-biases-and-norms",

@@ -154,6 +154,7 @@ class GeneralOptions:
         aliases=("model",),
         metavar="NAME",
         commands=NETWORK,
+        effect=Effect.RESULT,
     )
     dataset: Optional[str] = option(
         None,
@@ -164,6 +165,7 @@ class GeneralOptions:
         default_text="the model's own if its files are in --dataset-path, else an embedded one; for verify-dataset "
         "the one that is there, for models the model's own",
         wishes="data dataset-name my-images",
+        effect=Effect.RESULT,
     )
     dataset_path: str = option(
         ".",
@@ -186,6 +188,7 @@ class GeneralOptions:
         commands=(*RUN, "plan-splits"),
         default_text="drawn at random, and recorded",
         wishes="random-seed random-state",
+        effect=Effect.RESULT,
     )
     device: str = option(
         "auto",
@@ -257,11 +260,13 @@ class DataOptions:
         commands=(*NETWORK, "verify-dataset", "models"),
         default_text="the data set's, at least the model's smallest",
         wishes="img-size input-size resolution resize",
+        effect=Effect.RESULT,
     )
     augment: bool = option(
         False,
         "Augment the training images, each data set in its own way.",
         wishes="data-augmentation augmentation flip crop random-crop hflip aa auto-augment transform transforms",
+        effect=Effect.RESULT,
     )
     normalise: str = option(
         "network",
@@ -270,6 +275,7 @@ class DataOptions:
         "is divided by its standard deviation).",
         choices=("network", "standard", "image"),
         wishes="normalize mean std",
+        effect=Effect.RESULT,
     )
     limit_train: Optional[str] = option(
         None,
@@ -278,6 +284,7 @@ class DataOptions:
         commands=(*RUN, "infer", "verify-dataset"),
         default_text="all",
         wishes="subset num-samples max-samples",
+        effect=Effect.RESULT,
     )
     limit_eval: Optional[str] = option(
         None,
@@ -285,6 +292,7 @@ class DataOptions:
         kind=LIMIT,
         commands=("train", "evaluate", "infer", "verify-dataset"),
         default_text="all",
+        effect=Effect.RESULT,
     )
     validation_fraction: float = option(
         0.2,
@@ -292,27 +300,38 @@ class DataOptions:
         "evaluation. Every run holds out the same images.",
         within=Range(above=0, below=1),
         commands=("train", "evaluate", "infer", "verify-dataset"),
+        effect=Effect.RESULT,
     )
     allow_partial: bool = option(
         False,
         "Treat missing parts of the data set as a warning, not as an error: images without a mask, and for "
         "verify-dataset also a subset, a file or samples.",
         commands=("train", "evaluate", "infer", "export", "verify-dataset"),
+        effect=Effect.RESULT,
     )
     shuffle: bool = option(
-        True, "Shuffle the training samples in every epoch.", wishes="shuffle-buffer shuffle-buffer-size"
+        True,
+        "Shuffle the training samples in every epoch.",
+        wishes="shuffle-buffer shuffle-buffer-size",
+        effect=Effect.RESULT,
     )
     deterministic: bool = option(
-        False, "Train on the samples in their stored order in every epoch; this turns shuffle off."
+        False,
+        "Train on the samples in their stored order in every epoch; this turns shuffle off.",
+        effect=Effect.RESULT,
     )
     pad_dataset: bool = option(
         False,
         "Fill up the last weight update of an epoch with samples of weight 0, instead of discarding the samples left "
         "over.",
         commands=TRAIN,
+        effect=Effect.RESULT,
     )
     host_generated_data: bool = option(
-        False, "Use random data, generated on the host, instead of a data set.", commands=(*RUN, "evaluate")
+        False,
+        "Use random data, generated on the host, instead of a data set.",
+        commands=(*RUN, "evaluate"),
+        effect=Effect.RESULT,
     )
     synthetic_data: Optional[str] = option(
         None,
@@ -322,12 +341,14 @@ class DataOptions:
         kind=ValueKind(values.parse_noise, "host|ipu", "host"),
         commands=(*RUN, "evaluate"),
         default_text="the data set's images",
+        effect=Effect.RESULT,
     )
     device_generated_data: bool = option(
         False,
         "Use one constant batch that is kept in memory, instead of data from the input pipeline.",
         in_yaml=False,
         commands=("benchmark",),
+        effect=Effect.RESULT,
     )
     pipeline_num_parallel: int = option(
         48,
@@ -350,15 +371,19 @@ class DataOptions:
         "counted and named. All images are decoded once before the run begins.",
         commands=(*RUN, "evaluate", "export"),
         wishes="corrupt broken unreadable truncated images ignore",
+        effect=Effect.RESULT,
     )
     eight_bit_transfer: bool = option(
         False,
         "Send images to the device in 8 bits, where they are then normalised; this turns accelerator-side-preprocess "
         "on.",
         commands=PLAN,
+        effect=Effect.RESULT,
     )
     accelerator_side_preprocess: bool = option(
-        False, "Normalise and cast images on the device instead of in the input pipeline."
+        False,
+        "Normalise and cast images on the device instead of in the input pipeline.",
+        effect=Effect.RESULT,
     )
 
 
@@ -376,6 +401,7 @@ class ModelOptions:
         commands=TRAIN,
         default_text="random from the seed",
         wishes="load load-weights init-weights pretrained finetune fine-tune transfer initial-checkpoint",
+        effect=Effect.RESULT,
     )
     freeze: Optional[str] = option(
         None,
@@ -386,6 +412,7 @@ class ModelOptions:
         commands=(*TRAIN, "plan-splits"),
         default_text="none, all layers are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
+        effect=Effect.RESULT,
     )
     norm_layer: Dict[str, Any] = option(
         {"name": "batch_norm"},
@@ -394,12 +421,14 @@ class ModelOptions:
         kind=ValueKind(values.parse_norm_layer, "NAME|DICT", "batch_norm"),
         commands=NETWORK,
         wishes="batchnorm bn norm group-norm normalization sync-bn",
+        effect=Effect.RESULT,
     )
     bn_momentum: float = option(
         0.97,
         "Momentum of the moving statistics of batch norm, if --norm-layer does not give one.",
         within=Range(minimum=0, below=1),
         commands=TRAIN,
+        effect=Effect.RESULT,
     )
     precise_batch_norm: int = option(
         0,
@@ -409,6 +438,7 @@ class ModelOptions:
         "IPUs. 0 turns it off.",
         within=Range(0, bounds.MAX_MICRO_BATCH),
         commands=TRAIN,
+        effect=Effect.RESULT,
     )
     dropout: Optional[float] = option(
         None,
@@ -416,6 +446,7 @@ class ModelOptions:
         within=Range(minimum=0, below=1),
         default_text="the network's own",
         wishes="drop-rate",
+        effect=Effect.RESULT,
     )
     base_filters: Optional[int] = option(
         None,
@@ -424,6 +455,7 @@ class ModelOptions:
         commands=NETWORK,
         default_text="the network's own",
         wishes="width channels num-filters",
+        effect=Effect.RESULT,
     )
 
 
@@ -434,13 +466,16 @@ class EvaluationOptions:
     PANEL: ClassVar[str] = "Evaluation and checkpoints"
     EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN}
 
-    validation: bool = option(True, "Validate during training.", wishes="test test-set do-eval")
+    validation: bool = option(
+        True, "Validate during training.", wishes="test test-set do-eval", effect=Effect.RESULT
+    )
     validation_micro_batch_size: Optional[int] = option(
         None,
         "Micro-batch size of validation.",
         within=Range(1, bounds.MAX_MICRO_BATCH),
         commands=("train", "evaluate"),
         default_text="micro-batch-size",
+        effect=Effect.RESULT,
     )
     validation_num_replicas: Optional[int] = option(
         None,
@@ -448,6 +483,7 @@ class EvaluationOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=("train", "evaluate"),
         default_text="as many as the training's IPUs hold",
+        effect=Effect.RESULT,
     )
     validation_freq: int = option(
         1,
@@ -455,6 +491,7 @@ class EvaluationOptions:
         aliases=("eval-freq",),
         within=Range(1, bounds.MAX_EPOCHS),
         wishes="eval-every val-freq validate-every eval-interval val-interval",
+        effect=Effect.RESULT,
     )
     kfold: Optional[int] = option(
         None,
@@ -464,19 +501,26 @@ class EvaluationOptions:
         kind=ValueKind(values.parse_folds, "INT", is_number=True),
         default_text="none, the data set's evaluation part is used",
         wishes="cross-validation cv folds",
+        effect=Effect.RESULT,
     )
     fold: Optional[int] = option(
         None,
         "With --kfold: train only this fold; the first one is 1.",
         within=Range(1, bounds.MAX_COUNT),
         default_text="all of them",
+        effect=Effect.RESULT,
     )
     pipeline_validation_model: bool = option(
-        False, "Pipeline the network in validation, too.", commands=("train", "evaluate"), host_effect=False
+        False,
+        "Pipeline the network in validation, too.",
+        commands=("train", "evaluate"),
+        host_effect=False,
+        effect=Effect.RESULT,
     )
     checkpoints: bool = option(
         True,
         "Save checkpoints.",
+        effect=Effect.RESULT,
     )
     checkpoint_dir: Optional[str] = option(
         None,
@@ -491,7 +535,7 @@ class EvaluationOptions:
         "Folder of checkpoints. Training continues from the newest undamaged one, with its optimizer state and "
         "position in the data; with --no-training each of them is validated, and so are weight files of Keras (.h5).",
         kind=DIRECTORY,
-        effect=Effect.START,
+        effect=Effect.FILES,
     )
     ckpts_per_epoch: Optional[float] = option(
         None,
@@ -501,12 +545,14 @@ class EvaluationOptions:
         within=Range(0, bounds.MAX_COUNT),
         default_text="1, or one per execution where that is longer than an epoch",
         wishes="checkpoint checkpoint-every checkpoint-freq save-every save-freq save-interval",
+        effect=Effect.RESULT,
     )
     first_ckpt_epoch: float = option(
         0.0,
         "Epoch of the first checkpoint.",
         kind=FRACTION,
         within=Range(0, bounds.MAX_EPOCHS),
+        effect=Effect.RESULT,
     )
     keep_checkpoints: Optional[int] = option(
         2,
@@ -516,19 +562,19 @@ class EvaluationOptions:
         within=Range(1, bounds.MAX_COUNT),
         metavar="N|all",
         wishes="save-best save-best-only save-top-k save-total-limit max-to-keep checkpoint-hist keep-last",
-        effect=Effect.DELIVERY,
+        effect=Effect.FILES,
     )
     clean_dir: bool = option(
         False,
         "Delete the checkpoints after the final validation.",
-        effect=Effect.DELIVERY,
+        effect=Effect.FILES,
     )
     ckpt_all_instances: bool = option(
         False,
         "Under poprun let every instance save checkpoints: the first one in --checkpoint-dir, the others in its "
         "folders instance-1, instance-2, ... Otherwise only the first instance saves.",
         host_effect=False,
-        effect=Effect.DELIVERY,
+        effect=Effect.FILES,
     )
     target_accuracy: Optional[float] = option(
         None,
@@ -548,7 +594,7 @@ class EvaluationOptions:
     mlperf_logging: bool = option(
         False,
         "Write mlperf.log into the run folder, with the lines (:::MLLOG) that the training rules of MLPerf ask for.",
-        effect=Effect.DELIVERY,
+        effect=Effect.FILES,
     )
     sweep: bool = option(
         False,
@@ -586,7 +632,9 @@ class TrainingOptions:
     PANEL: ClassVar[str] = "Training"
     EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
-    training: bool = option(True, "Train; with --no-training the run only validates.", commands=TRAIN)
+    training: bool = option(
+        True, "Train; with --no-training the run only validates.", commands=TRAIN, effect=Effect.RESULT
+    )
     num_epochs: int = option(
         1,
         "Epochs to train for.",
@@ -602,12 +650,14 @@ class TrainingOptions:
         choices=names_of("optimizer_params"),
         commands=PLAN,
         wishes="opt adam sgd adamw rmsprop lars",
+        effect=Effect.RESULT,
     )
     optimizer_params: Dict[str, Any] = option(
         {"momentum": 0},
         "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'. `--help adam` describes those of adam.",
         commands=PLAN,
         wishes="momentum beta1 beta2 betas eps opt-eps nesterov",
+        effect=Effect.RESULT,
     )
     learning_rate: Optional[float] = option(
         None,
@@ -617,6 +667,7 @@ class TrainingOptions:
         within=Range(maximum=bounds.MAX_FLOAT32, above=0),
         default_text="initial_learning_rate of --lr-schedule-params x global batch",
         wishes="base-lr initial-lr",
+        effect=Effect.RESULT,
     )
     lr_schedule: str = option(
         "const",
@@ -624,12 +675,14 @@ class TrainingOptions:
         choices=names_of("lr_schedule_params"),
         commands=TRAIN,
         wishes="scheduler sched lr-scheduler lr-policy lr-decay decay-rate anneal",
+        effect=Effect.RESULT,
     )
     lr_schedule_params: Dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
         "The schedule's parameters, e.g. '{\"initial_learning_rate\": 0.0001}' (per sample). `--help cosine` "
         "describes those of cosine.",
         commands=TRAIN,
+        effect=Effect.RESULT,
     )
     lr_warmup_params: Optional[Dict[str, Any]] = option(
         None,
@@ -638,28 +691,38 @@ class TrainingOptions:
         commands=TRAIN,
         default_text="no warm-up",
         wishes="warmup warmup-epochs warm-up warmup-lr",
+        effect=Effect.RESULT,
     )
-    lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.", commands=TRAIN)
+    lr_staircase: bool = option(
+        False, "Keep the learning rate constant within an epoch.", commands=TRAIN, effect=Effect.RESULT
+    )
     weight_decay: float = option(
-        0.0, "The optimizer's weight decay.", within=Range(0, bounds.MAX_DECAY), wishes="wd regularization"
+        0.0,
+        "The optimizer's weight decay.",
+        within=Range(0, bounds.MAX_DECAY),
+        wishes="wd regularization",
+        effect=Effect.RESULT,
     )
     l2_regularization: float = option(
         0.0,
         "L2 penalty: this number times the weight is added to each gradient. The reported loss does not include it.",
         within=Range(0, bounds.MAX_DECAY),
         wishes="l2 reg regularization",
+        effect=Effect.RESULT,
     )
     decay_biases_and_norms: bool = option(
         True,
         "Whether weight decay and the L2 penalty act on biases, norms and other weights of one dimension. LARS's own "
         "weight decay never does.",
         wishes="filter-bias-and-bn bias-decay no-weight-decay exclude-from-weight-decay wd",
+        effect=Effect.RESULT,
     )
     clip_gradient_norm: Optional[float] = option(
         None,
         "Largest norm of all gradients of a weight update together; longer ones are scaled down to it.",
         within=Range(maximum=bounds.MAX_FLOAT32, above=0),
         wishes="clip-grad grad-clip gradient-clipping clipnorm max-grad-norm",
+        effect=Effect.RESULT,
     )
     ema_decay: Optional[float] = option(
         None,
@@ -668,20 +731,27 @@ class TrainingOptions:
         within=Range(above=0, below=1),
         commands=TRAIN,
         wishes="ema model-ema moving-average swa",
+        effect=Effect.RESULT,
     )
     loss_scaling: float = option(
         0.0,
         "Constant loss scale for training in 16 bits; 0 turns it off.",
         within=Range(0, bounds.MAX_LOSS_SCALING),
         wishes="grad-scaler",
+        effect=Effect.RESULT,
     )
     auto_loss_scaling: bool = option(
         False,
         "Adapt the loss scale: every 8 weight updates it is doubled, or halved if 16-bit gradients come close to "
         "overflowing. For plain SGD.",
+        effect=Effect.RESULT,
     )
     label_smoothing: Optional[float] = option(
-        None, "Label smoothing factor.", within=Range(minimum=0, below=1), wishes="smoothing"
+        None,
+        "Label smoothing factor.",
+        within=Range(minimum=0, below=1),
+        wishes="smoothing",
+        effect=Effect.RESULT,
     )
     class_weights: Optional[str] = option(
         None,
@@ -693,6 +763,7 @@ class TrainingOptions:
         commands=TRAIN,
         default_text="every sample counts the same",
         wishes="class-weight weighted-loss imbalance imbalanced unbalanced oversampling weighted-sampler pos-weight",
+        effect=Effect.RESULT,
     )
     mixup: Optional[float] = option(
         None,
@@ -701,6 +772,7 @@ class TrainingOptions:
         within=Range(bounds.LEAST_BETA, bounds.MAX_BETA),
         metavar="N",
         commands=TRAIN,
+        effect=Effect.RESULT,
     )
     cutmix: Optional[float] = option(
         None,
@@ -710,6 +782,7 @@ class TrainingOptions:
         within=Range(bounds.LEAST_BETA, bounds.MAX_BETA),
         metavar="N",
         commands=TRAIN,
+        effect=Effect.RESULT,
     )
     random_erasing: float = option(
         0.0,
@@ -718,6 +791,7 @@ class TrainingOptions:
         within=Range(0, 1),
         commands=TRAIN,
         wishes="reprob erasing cutout",
+        effect=Effect.RESULT,
     )
     precision: str = option(
         "32.32",
@@ -726,25 +800,31 @@ class TrainingOptions:
         commands=(*PLAN, "evaluate", "infer"),
         plan_default="the preset's, else 16.16",
         wishes="fp16 half amp mixed mixed-precision bf16 dtype float16",
+        effect=Effect.RESULT,
     )
     stochastic_rounding: str = option(
         "OFF",
         "Stochastic rounding of 16-bit values: ON, OFF, or RI, which rounds so only where all replicas compute the "
         "same.",
         kind=ValueKind(values.parse_rounding, "ON|OFF|RI", "ON"),
+        effect=Effect.RESULT,
     )
     fp_exceptions: bool = option(
         False,
         "Stop at a floating-point exception: an invalid operation, a division by zero, or an overflow.",
+        effect=Effect.RESULT,
     )
     nanoo: bool = option(
-        False, "Let a 16-bit overflow give NaN. Without this option it gives the largest number."
+        False,
+        "Let a 16-bit overflow give NaN. Without this option it gives the largest number.",
+        effect=Effect.RESULT,
     )
     loss: str = option(
         "auto",
         "Loss; auto is cross-entropy, and for the U-Net cross-entropy with Dice.",
         choices=("auto", "cross_entropy", "bce_dice"),
         wishes="criterion loss-function",
+        effect=Effect.RESULT,
     )
 
 
@@ -761,6 +841,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_MICRO_BATCH),
         commands=PLAN,
         wishes="batch-size batch bs mini-batch",
+        effect=Effect.RESULT,
     )
     gradient_accumulation_count: Optional[int] = option(
         None,
@@ -770,6 +851,7 @@ class BatchingOptions:
         commands=PLAN,
         default_text="1, or from global-batch-size",
         wishes="accum-iter grad-accum accumulate grad-accum-steps",
+        effect=Effect.RESULT,
     )
     global_batch_size: Optional[int] = option(
         None,
@@ -778,9 +860,13 @@ class BatchingOptions:
         commands=PLAN,
         default_text="micro-batch size x accumulation count x replicas",
         wishes="batch-size total-batch effective-batch",
+        effect=Effect.RESULT,
     )
     gradient_accumulation_reduction_method: str = option(
-        "mean", "How the gradients of a weight update are combined.", choices=("sum", "mean", "running_mean")
+        "mean",
+        "How the gradients of a weight update are combined.",
+        choices=("sum", "mean", "running_mean"),
+        effect=Effect.RESULT,
     )
     num_replicas: int = option(
         1,
@@ -789,6 +875,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         wishes="data-parallel num-gpus copies",
+        effect=Effect.RESULT,
     )
     dbn_replica_group_size: int = option(
         1,
@@ -796,6 +883,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         wishes="sync-bn distributed-batch-norm",
+        effect=Effect.RESULT,
     )
     weight_updates_per_epoch: Optional[int] = option(
         None,
@@ -805,6 +893,7 @@ class BatchingOptions:
         within=Range(-1, bounds.MAX_COUNT),
         commands=TRAIN,
         default_text="the data set's size / global batch",
+        effect=Effect.RESULT,
     )
     logs_per_epoch: float = option(
         1.0,
@@ -813,6 +902,7 @@ class BatchingOptions:
         within=Range(0, bounds.MAX_COUNT),
         commands=TRAIN,
         wishes="log-interval log-every logging",
+        effect=Effect.RESULT,
     )
     steps_per_execution: Optional[int] = option(
         None,
@@ -821,6 +911,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_COUNT),
         commands=PLAN,
         default_text="from logs-per-epoch",
+        effect=Effect.RESULT,
     )
 
 
@@ -840,7 +931,7 @@ class PipelineOptions:
         "--save` wrote. Other options override them.",
         kind=FILE,
         in_yaml=False,
-        effect=Effect.START,
+        effect=Effect.FILES,
     )
     pipeline_splits: Tuple[str, ...] = option(
         (),
@@ -850,6 +941,7 @@ class PipelineOptions:
         metavar="LAYER...",
         commands=PLAN,
         wishes="split",
+        effect=Effect.RESULT,
     )
     device_mapping: Optional[Tuple[int, ...]] = option(
         None,
@@ -857,6 +949,7 @@ class PipelineOptions:
         within=Range(0, bounds.MAX_IPUS - 1),
         commands=PLAN,
         default_text="stage N on IPU N",
+        effect=Effect.RESULT,
     )
     pipeline_schedule: str = option(
         "Grouped",
@@ -866,6 +959,7 @@ class PipelineOptions:
         commands=PLAN,
         plan_default="the faster of Grouped and Interleaved",
         wishes="gpipe 1f1b",
+        effect=Effect.RESULT,
     )
     ipus_per_replica: Optional[int] = option(
         None,
@@ -875,6 +969,7 @@ class PipelineOptions:
         commands=PLAN,
         default_text="as many as the stages need",
         wishes="stages pipeline-stages num-ipus",
+        effect=Effect.RESULT,
     )
     ipus: Optional[int] = option(
         None,
@@ -883,11 +978,13 @@ class PipelineOptions:
         commands=PLAN,
         default_text="replicas x IPUs per replica",
         wishes="num-ipus world-size",
+        effect=Effect.RESULT,
     )
     recomputation: bool = option(
         False,
         "Recompute activations in the backward pass instead of keeping them. It needs a pipeline.",
         wishes="grad-checkpointing activation-checkpointing remat",
+        effect=Effect.RESULT,
     )
     available_memory_proportion: Tuple[float, ...] = option(
         (),
@@ -898,6 +995,7 @@ class PipelineOptions:
         commands=PLAN,
         host_effect=False,
         wishes="memory-proportion",
+        effect=Effect.RESULT,
     )
 
 
@@ -926,65 +1024,77 @@ class IpuOptions:
         "Keep the optimizer state in remote memory.",
         commands=PLAN,
         wishes="offload offloading zero",
+        effect=Effect.RESULT,
     )
     half_partials: bool = option(
         False,
         "Accumulate partial results of convolutions and matrix products in 16 bits.",
         commands=PLAN,
         wishes="partials partials-type",
+        effect=Effect.RESULT,
     )
     internal_exchange_optimization_target: Optional[str] = option(
         None,
         "What Poplar optimises the exchange between tiles for.",
         choices=("cycles", "memory", "balanced"),
         default_text="Poplar's",
+        effect=Effect.RESULT,
     )
     max_cross_replica_buffer_size: int = option(
         0,
         "Bytes that may wait before a sum over replicas is scheduled; with 0 it is scheduled at once.",
         within=Range(0, bounds.MAX_BYTES),
+        effect=Effect.RESULT,
     )
     max_reduce_many_buffer_size: int = option(
         0,
         "Bytes that a cluster of reductions may reach before it is scheduled.",
         within=Range(0, bounds.MAX_BYTES),
+        effect=Effect.RESULT,
     )
     gather_conv_output: bool = option(
         False,
         "Gather the outputs of convolutions, which saves small all-reduces.",
+        effect=Effect.RESULT,
     )
     stable_norm: bool = option(
         False,
         "Use a normalisation that is numerically more stable and less parallel.",
+        effect=Effect.RESULT,
     )
     conv_dithering: bool = option(
         False,
         "Let convolutions begin at different tiles.",
+        effect=Effect.RESULT,
     )
     min_remote_tensor_size: int = option(
         128,
         "Smallest tensor, in bytes, that may be kept in remote memory.",
         within=Range(0, bounds.MAX_BYTES),
+        effect=Effect.RESULT,
     )
     scheduling_algorithm: str = option(
         "CHOOSE_BEST",
         "Poplar's scheduling algorithm.",
         metavar="NAME",
         choices=("CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"),
+        effect=Effect.RESULT,
     )
     fused_preprocessing: bool = option(
         False,
         "Preprocess on the IPU in one fused operation.",
+        effect=Effect.RESULT,
     )
     accelerator_side_reduction: bool = option(
         False,
         "Reduce metrics over replicas on the IPU.",
+        effect=Effect.RESULT,
     )
     compile_only: bool = option(
         False,
         "Compile for IPUs into --executable-cache, without attaching to any.",
         in_yaml=False,
-        effect=Effect.DELIVERY,
+        effect=Effect.FILES,
     )
     executable_cache: Optional[str] = option(
         None,
@@ -999,29 +1109,35 @@ class IpuOptions:
         {},
         "Further Poplar options of convolutions, e.g. '{\"use128BitConvUnitLoad\": true}'.",
         kind=POPLAR_OPTIONS,
+        effect=Effect.RESULT,
     )
     matmul_options: Dict[str, Any] = option(
         {},
         "Further Poplar options of matrix products, e.g. '{\"enableFastReduce\": true}'.",
         kind=POPLAR_OPTIONS,
+        effect=Effect.RESULT,
     )
     recomputation_mode: str = option(
         "Auto",
         "How --recomputation recomputes; Auto chooses by the pipeline schedule.",
         choices=("Auto", "RecomputeThenBackpropagate", "RecomputeAndBackpropagateInterleaved"),
+        effect=Effect.RESULT,
     )
     offload_activations: bool = option(
         False,
         "Keep the stashed activations of a pipeline in remote memory.",
+        effect=Effect.RESULT,
     )
     offload_gradient_accumulation_buffers: bool = option(
         False,
         "Keep a pipeline's accumulated gradients in remote memory.",
+        effect=Effect.RESULT,
     )
     replicated_optimizer_state_sharding: bool = option(
         False,
         "Divide the offloaded optimizer state among the replicas.",
         wishes="zero sharding rts",
+        effect=Effect.RESULT,
     )
     prefetch_depth: int = option(
         3,
@@ -1034,6 +1150,7 @@ class IpuOptions:
         "portable: random numbers on IPUs do not depend on how the work is spread over workers, so that the same seed "
         "gives the same numbers; false: they may.",
         choices=("portable", "false"),
+        effect=Effect.RESULT,
     )
     dropout_layer: str = option(
         "poprand",
@@ -1041,6 +1158,7 @@ class IpuOptions:
         "the mask a function of seed and micro-batch alone, however many replicas there are. Neither gives the masks "
         "that the host draws, because IPUs have a generator of their own.",
         choices=("poprand", "stateless"),
+        effect=Effect.RESULT,
     )
 
 
@@ -1056,6 +1174,7 @@ class HostOptions:
         "Micro-batches that the host session computes as one batch.",
         within=Range(1, bounds.MAX_ACCUMULATION),
         default_text="chosen by memory and cache",
+        effect=Effect.RESULT,
     )
     threads: Optional[int] = option(
         None,
@@ -1065,6 +1184,7 @@ class HostOptions:
         within=Range(1, bounds.MAX_THREADS),
         commands=TRAIN,
         default_text="half of the cores where a weight update can be halved, otherwise all",
+        effect=Effect.RESULT,
     )
     devices: Optional[int] = option(
         None,
@@ -1084,6 +1204,7 @@ class HostOptions:
         "but a run that is continued no longer equals one that never stopped.",
         commands=(*RUN, "evaluate", "infer"),
         wishes="reproducible cudnn-deterministic",
+        effect=Effect.RESULT,
     )
 
 
@@ -1106,6 +1227,7 @@ class WorkerOptions:
         "How workers add up gradients: ordered adds them group by group of fused micro-batches, and gives the same "
         "bytes as one worker; allreduce is MPI's, which sends less and is equal within rounding.",
         choices=("ordered", "allreduce"),
+        effect=Effect.RESULT,
     )
     rank_timeout: float = option(
         600.0,

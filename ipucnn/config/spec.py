@@ -22,12 +22,21 @@ METADATA_KEY = "ipucnn.option"
 
 
 class Effect(enum.Enum):
-    """What a value of an option changes in a run."""
+    """What a value of an option changes in a run: the first of these questions that is answered with yes.
+
+    1. ``START``: is it chosen when a run begins, so that a run that continues keeps its own without an error?
+    2. ``END``: does it say after how many epochs, or at which validation, a run ends?
+    3. ``RESULT``: can it change the Program, or on the same device a number that a run computes, to the last digit?
+    4. ``FILES``: does it only say which files and folders are read, written, kept or deleted?  What is read is compared
+       by its content: the data set, a checkpoint to continue from.  Nor does a run change that is only checked.
+    5. ``DELIVERY``: the rest.  It says how the same work is done, watched or reported, and perhaps how fast: device,
+       processes, buffers, limits, trackers.  So benchmarks compare it, and leave out only ``FILES``.
+    """
 
     RESULT = "what is computed: a run that continues keeps its value"
     START = "what a run begins with, which is saved with it: a run that continues keeps its own"
     END = "when a run ends: a finished run continues only if it has changed"
-    FILES = "which files are read and written, and not what is computed"
+    FILES = "which files are read, written, kept or deleted, and nothing else"
     DELIVERY = "how the work is done and reported, and not its result"
 
 
@@ -106,8 +115,9 @@ class OptionSpec:
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
         metavar: name of the value in ``--help``, if neither the choices nor the kind define it.
         commands: the commands that take the flag of a run; none for an option of a single command.
-        effect: what it changes in a run.  Continuing a run, comparing runs, benchmarks and processes, and the
-            configuration in a checkpoint depend on it.
+        effect: what it changes in a run, which each option of runs declares; None for an option of a single command.
+            Continuing a run, comparing runs, benchmarks and processes, and the configuration in a checkpoint depend on
+            it.
         host_effect: whether it affects a run on the host.
         ipu_effect: whether it affects a run on IPUs.  At least one of the two is true.
         in_yaml: False for options that only make sense as a flag.
@@ -131,7 +141,7 @@ class OptionSpec:
     choices: Tuple[str, ...] = ()
     metavar: str = ""
     commands: Tuple[str, ...] = ()
-    effect: Effect = Effect.RESULT
+    effect: Optional[Effect] = None
     host_effect: bool = True
     ipu_effect: bool = True
     in_yaml: bool = True
@@ -145,10 +155,17 @@ class OptionSpec:
     def __post_init__(self) -> None:
         if not (self.host_effect or self.ipu_effect):
             raise TypeError(f"the option {self.name} has an effect neither on the host nor on IPUs")
+        if self.commands and self.effect is None:
+            raise TypeError(f"the option {self.name} declares no effect, see config/spec.py")
         if self.kind.is_number and not self.within.is_closed:
             raise TypeError(f"the option {self.name} is a number: declare its bounds, see config/bounds.py")
         if not self.metavar:
             object.__setattr__(self, "metavar", "|".join(self.choices) or self.kind.metavar)
+
+    @property
+    def decides_result(self) -> bool:
+        """Whether the processes of a run need the same value of it, and so do two runs that are to be equal."""
+        return self.effect in (Effect.RESULT, Effect.START, Effect.END)
 
     @property
     def is_bool(self) -> bool:

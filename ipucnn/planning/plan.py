@@ -124,7 +124,8 @@ def make_plan(
         if not any(planner.fits(each, max(LIMITS)) for choice in tried for each in choice.programs):
             no_fit = _why_no_fit(planner, question, tried, max(LIMITS))
     changes, remedy = next_changes(planner, candidate)
-    fixed = [name for name in trial_settings(candidate.settings) if name not in question.resolved.typed]
+    origins = question.resolved.origins
+    fixed = [name for name in trial_settings(candidate.settings) if not origins[name].by_user]
     plan = assemble(
         planner,
         candidate,

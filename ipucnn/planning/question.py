@@ -133,29 +133,28 @@ class Question:
 
     def with_stages(self, num_stages: int) -> str:
         """Returns the options to type for another number of stages, and new values for conflicting typed options."""
-        settings, typed, ipus = self.settings, self.resolved.typed, next_power_of_two(num_stages)
+        settings, origins, ipus = self.settings, self.resolved.origins, next_power_of_two(num_stages)
+        given = {name: getattr(self.resolved.config, name) for name in origins if origins[name].by_user}
         one_each = settings.order.is_sequential and settings.placement is not Placement.SEGMENTS
-        mapped = one_each or self.resolved.is_typed("ipus_per_replica")
+        mapped = one_each or origins["ipus_per_replica"].is_typed
         words = [f"{'--ipus-per-replica' if mapped else '--stages'} {num_stages}"]
         base = overlap_length(settings.schedule, num_stages)
-        count = typed.get("gradient_accumulation_count")
+        count = given.get("gradient_accumulation_count")
         if count is not None and count % base:
             words.append(f"--gradient-accumulation-count {nearest_multiples(count, base)[-1]}")
         replicas = settings.num_replicas
-        if typed.get("ipus"):
-            replicas = max(1, typed["ipus"] // ipus)
-            words += [f"--ipus {ipus}"] if typed["ipus"] < ipus else []
+        if given.get("ipus"):
+            replicas = max(1, given["ipus"] // ipus)
+            words += [f"--ipus {ipus}"] if given["ipus"] < ipus else []
         least = settings.micro_batch_size * replicas * base
-        if (typed.get("global_batch_size") or least) < least:
+        if (given.get("global_batch_size") or least) < least:
             words.append(f"--global-batch-size {least}")
         proportions = self.values["available_memory_proportion"][0]
-        if self.resolved.is_typed("available_memory_proportion") and len(proportions) > 1:
+        if origins["available_memory_proportion"].is_typed and len(proportions) > 1:
             (share,) = smallest(proportions)
             (value,) = percentages(uniform(min(share.convolution, share.matmul)))
             words.append(f"--available-memory-proportion {value:g}")
-        return " ".join(words) + (
-            " without --device-mapping" if self.resolved.is_typed("device_mapping") else ""
-        )
+        return " ".join(words) + (" without --device-mapping" if origins["device_mapping"].is_typed else "")
 
     def choices(self, schedules: Sequence[str] = ()) -> List[Choice]:
         """Returns the programs to choose from, with given stages.
@@ -192,17 +191,17 @@ def make_question(
         ConfigurationError: options that contradict each other or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
-    if not resolved.is_given("model_name"):
+    if not resolved.origins["model_name"].is_given:
         assumed.append(f"network {resolved.record.name}, as none is named")
     if inference:
         config = _for_inference(resolved, config, recomputation)
-    elif resolved.is_typed("steps_per_execution"):
+    elif resolved.origins["steps_per_execution"].is_typed:
         raise ConfigurationError(
             f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
             "add --inference, or give --gradient-accumulation-count",
         )
     named_system = _named_system(system, profile, assumed)
-    if not resolved.is_given("precision"):
+    if not resolved.origins["precision"].is_given:
         config = replace(config, precision="16.16")
         assumed.append("precision 16.16")
     graph, options, assumed_input = _network(resolved, config, classes)
@@ -210,12 +209,12 @@ def make_question(
     own, without_data = resolved.record.own, (None, resolved.record.home_dataset, "random")
     if own is not None and own.architecture is None and classes is None and config.dataset in without_data:
         assumed.append(f"{counted(options.num_classes, 'class')}, as no data set is named")
-    are_typed = resolved.is_typed("pipeline_splits")
+    are_typed = resolved.origins["pipeline_splits"].is_typed
     splits = (config.named_splits or None) if are_typed else None
     count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
-    elif config.training and not resolved.is_given("optimizer"):
+    elif config.training and not resolved.origins["optimizer"].is_given:
         assumed.append(f"optimizer {config.optimizer}")
     config = _with_legal_proportions(resolved, config, count, assumed)
     proportions = given_proportions(config, count or 1)
@@ -283,7 +282,7 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
         ConfigurationError: a training option was typed.
     """
     for name in (*_OF_UPDATES, *_OF_OPTIMIZERS):
-        if resolved.is_typed(name):
+        if resolved.origins[name].is_typed:
             spec, value = BY_NAME[name], getattr(config, name)
             switch = spec.flag if value else f"--no-{spec.key}"
             raise ConfigurationError(
@@ -292,7 +291,7 @@ def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optiona
                 "inference takes",
             )
     schedule = config.pipeline_schedule
-    if resolved.is_typed("pipeline_schedule") and schedule == INTERLEAVED:
+    if resolved.origins["pipeline_schedule"].is_typed and schedule == INTERLEAVED:
         raise ConfigurationError(
             "--pipeline-schedule Interleaved: inference has no backward passes that could alternate with forward ones",
             "--pipeline-schedule Grouped, or Sequential",
@@ -317,7 +316,7 @@ def _with_network(
     """
     record = resolved.record
     if record.file is not None or record.own is not None:
-        untyped: Dict[str, Any] = {name: None for name in OF_INPUT if not resolved.is_typed(name)}
+        untyped: Dict[str, Any] = {name: None for name in OF_INPUT if not resolved.origins[name].is_typed}
         return replace(config, **untyped)
     known = DATASETS.get(known_as(config.dataset or "") or "")
     has_others = classes is not None and known is not None and known.num_classes not in (None, classes)
@@ -343,11 +342,14 @@ def _network(
         shape, num_classes, assumed_input = _input(resolved, classes)
         return None, network_options(record, config, shape, num_classes), assumed_input
     names = ("image_size", "dataset", "norm_layer", "dropout", "base_filters")
-    typed = [BY_NAME[name].flag for name in names if name in resolved.typed]
-    if typed or classes is not None:
+    given = [name for name in names if resolved.origins[name].by_user]
+    if given or classes is not None:
+        texts = [resolved.origins[name].option(BY_NAME[name].flag) for name in given]
+        # One flag that names a preset has all of its options.
+        sources = dict.fromkeys(resolved.origins[name].named_with or "it" for name in given)
         raise ConfigurationError(
-            f"{' '.join(typed) or '--classes'}: {record.name} holds a network that has its input and layers already",
-            "drop it, and save the network as it is to be",
+            f"{' '.join(texts) or '--classes'}: {record.name} holds a network that has its input and layers already",
+            f"drop {' and '.join(sources) or 'it'}, and save the network as it is to be",
         )
     graph = read_layer_graph(record.file)
     return graph, BuildOptions(graph.input_shape, graph.num_classes), None
@@ -395,8 +397,8 @@ def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequ
         ConfigurationError: typed options contradict each other.
     """
     config = resolved.config
-    mapping = config.device_mapping if resolved.is_typed("device_mapping") else None
-    ipus = config.ipus_per_replica if resolved.is_typed("ipus_per_replica") else None
+    mapping = config.device_mapping if resolved.origins["device_mapping"].is_typed else None
+    ipus = config.ipus_per_replica if resolved.origins["ipus_per_replica"].is_typed else None
     named = {"--splits": splits, "--device-mapping": mapping, "--ipus-per-replica": ipus}
     typed = [option for option, value in named.items() if value]
     count = len(ipus_of_stages(splits or (), mapping or (), ipus)) if typed else None
@@ -415,7 +417,9 @@ def _recomputation(resolved: Resolved, text: Optional[str]) -> Tuple[bool, ...]:
     """Returns the values to try."""
     if text is None:
         return (
-            (resolved.config.recomputation,) if resolved.is_given("recomputation") else OPEN["recomputation"]
+            (resolved.config.recomputation,)
+            if resolved.origins["recomputation"].is_given
+            else OPEN["recomputation"]
         )
     word = text.strip().lower()
     values = {
@@ -439,7 +443,7 @@ def _with_legal_proportions(
         ConfigurationError: typed values for another number of stages, or without a number of stages.
     """
     values = config.available_memory_proportion
-    is_typed = resolved.is_typed("available_memory_proportion")
+    is_typed = resolved.origins["available_memory_proportion"].is_typed
     if len(values) < 2:
         return config
     if count is None and is_typed:
@@ -449,7 +453,7 @@ def _with_legal_proportions(
         )
     # A preset's values are for the stages of its own splits.  Their count alone is ambiguous: four values may be one
     # for each of four stages, or two (convolutions and matrix products) for each of two.
-    splits = () if is_typed or resolved.is_typed("pipeline_splits") else config.named_splits
+    splits = () if is_typed or resolved.origins["pipeline_splits"].is_typed else config.named_splits
     if count is not None and (not splits or len(splits) + 1 == count):
         given_proportions(config, count)
         return config
@@ -460,11 +464,12 @@ def _with_legal_proportions(
 
 def _of_stages(question: Question, count: int, system: Optional[System]) -> Question:
     """Returns the question with settings for a number of stages: batch, mapping and system."""
-    config, typed = question.config, question.resolved.typed
+    config, origins = question.config, question.resolved.origins
     assumed, warnings = list(question.assumed), []  # type: List[str], List[str]
     mapping, schedule = _mapping(config, count), config.pipeline_schedule
     base = overlap_length(schedule, count)
     accumulation, total = config.gradient_accumulation_count, config.global_batch_size
+    is_fixed = origins["gradient_accumulation_count"].by_user
     if not config.training:
         accumulation = config.steps_per_execution or default_count(schedule, count)
         if config.steps_per_execution is None:
@@ -472,7 +477,7 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
     elif accumulation is None and total is None:
         accumulation = default_count(schedule, count)
         assumed.append(f"gradient accumulation count {accumulation}")
-    elif accumulation is not None and "gradient_accumulation_count" not in typed and accumulation % base:
+    elif accumulation is not None and not is_fixed and accumulation % base:
         legal = nearest_multiples(accumulation, base)[-1]
         assumed.append(
             f"gradient accumulation count {legal}: the preset's {accumulation} is not legal for {count} "
@@ -491,15 +496,16 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
     layout = make_layout(config if config.training else replace(config, pipeline_schedule=SEQUENTIAL))
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
     assumed += changed
-    if total is not None and "global_batch_size" in typed:
+    if total is not None and origins["global_batch_size"].by_user:
         _check_batch(total, layout, base)
         warnings += changed
     settings = planned_program(config, layout, config.training)
     schedules: Tuple[str, ...] = (schedule,)
-    if not question.resolved.is_typed("pipeline_schedule") and not question.resolved.is_typed(
-        "device_mapping"
+    if (
+        not question.resolved.origins["pipeline_schedule"].is_typed
+        and not question.resolved.origins["device_mapping"].is_typed
     ):
-        schedules = _schedules(settings, total is not None or "gradient_accumulation_count" in typed)
+        schedules = _schedules(settings, total is not None or is_fixed)
     if question.splits is None:
         for name in schedules:
             check_searchable(_under(settings, name))
@@ -525,8 +531,8 @@ def _not_given(resolved: Resolved, settings: PlannedProgram, schedules: Sequence
     titles = {each.name: each.metadata["name"] for each in fields(settings)}
     for name in trial_settings(settings):
         values[name] = f"{titles[name]} {'on' if getattr(settings, name) else 'off'}"
-    given = {name for name in values if resolved.is_given(name)}
-    given |= {"num_replicas"} if resolved.is_given("ipus") else set()
+    given = {name for name in values if resolved.origins[name].is_given}
+    given |= {"num_replicas"} if resolved.origins["ipus"].is_given else set()
     return [text for name, text in values.items() if name not in given]
 
 
@@ -615,8 +621,8 @@ def check_system(question: Question) -> None:
 def _of_search(question: Question, system: Optional[System]) -> Question:
     """Returns the question with a search over configurations."""
     config, resolved, assumed = question.config, question.resolved, list(question.assumed)
-    typed = resolved.typed
-    replicas = config.num_replicas if "num_replicas" in typed else None
+    origins = resolved.origins
+    replicas = config.num_replicas if origins["num_replicas"].by_user else None
     ipus = config.ipus
     if ipus is None:
         ipus = max((system or smallest_system(1)).num_ipus, replicas or 0)
@@ -626,16 +632,16 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
     total = config.global_batch_size
     # A preset's schedule was chosen for its own stages and batch, so only a typed one is kept.  Without a backward pass
     # only the configured schedule is tried.
-    has_one = "pipeline_schedule" in typed or not config.training
-    if not (config.training or resolved.is_given("pipeline_schedule")):
+    has_one = origins["pipeline_schedule"].is_typed or not config.training
+    if not (config.training or origins["pipeline_schedule"].is_given):
         assumed.append(f"schedule {config.pipeline_schedule}")
     values = {
         **OPEN,
         **question.values,
         "schedule": (config.pipeline_schedule,) if has_one else OPEN["schedule"],
         "micro_batch_size": (config.micro_batch_size,),
-        # Typed options are kept, even if others are faster.
-        **{name: (getattr(question.settings, name),) for name in FREE if name in typed},
+        # What the user gave is kept, even if others are faster.
+        **{name: (getattr(question.settings, name),) for name in FREE if origins[name].by_user},
     }
     if replicas is not None:
         values["num_replicas"] = (replicas,)
@@ -644,7 +650,7 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
         "micro_batch_size": values["micro_batch_size"],
         "optimizer_state_offloading": (question.settings.optimizer_state_offloading,),
     }
-    if "micro_batch_size" not in typed:
+    if not origins["micro_batch_size"].by_user:
         compared["micro_batch_size"] = (*{config.micro_batch_size, *micro_batches(total, compared=True)},)
         values["micro_batch_size"] = (*{*compared["micro_batch_size"], *micro_batches(total)},)
     space = Space(
@@ -654,13 +660,11 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
         num_ipus=ipus,
         by_stage=question.by_stage,
         global_batch_size=total,
-        global_batch_from="--global-batch-size"
-        if "global_batch_size" in typed
-        else "the preset's global batch size",
+        global_batch_text=origins["global_batch_size"].option("--global-batch-size", str(total)),
         gradient_accumulation_count=config.gradient_accumulation_count
         if config.training
         else config.steps_per_execution,
     )
-    if total is not None and "global_batch_size" not in typed:
+    if total is not None and not origins["global_batch_size"].by_user:
         assumed.append(f"global batch {total}, the preset's")
     return replace(question, values=values, space=space, system=system, assumed=tuple(assumed))

@@ -15,7 +15,6 @@ import msgspec
 
 from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.spec import Effect
 from ipucnn.datasets.formats import TFDS_PREFIX
 from ipucnn.documents import (
     MAX_RECORD_BYTES,
@@ -323,9 +322,7 @@ def diff_runs(first: RunRecord, second: RunRecord) -> PlainDict:
     if len(contents) == 2:  # the digest comes from a checkpoint
         options["the network's file"] = contents
     differing = _differing(options)
-    without_effect = [
-        key for key in differing if key in named and named[key].effect in (Effect.FILES, Effect.DELIVERY)
-    ]
+    without_effect = [key for key in differing if key in named and not named[key].decides_result]
     places = {key: differing.pop(key) for key in without_effect}
     keys = sorted({*first.program, *second.program})
     program = _differing({key: [run.program.get(key) for run in (first, second)] for key in keys})

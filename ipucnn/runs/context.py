@@ -127,7 +127,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     from ipucnn.sessions.poplar.checks import check_program
 
     resolved = start.resolved
-    layout = make_layout(resolved.config, resolved.is_typed("num_replicas"))
+    layout = make_layout(resolved.config, resolved.origins["num_replicas"].is_typed)
     config = resolved.config
     if group.size > 1:
         rules.check_group(group, config)

@@ -30,7 +30,7 @@ def size_warnings(setup: Setup, weights: Optional[Weights]) -> List[str]:
         setup: the run's data and shapes.
         weights: the weights that the run starts from, if any.
     """
-    if setup.resolved.is_typed("image_size") or setup.source.info.patchwise:
+    if setup.resolved.origins["image_size"].is_typed or setup.source.info.patchwise:
         return []
     input_size = setup.input_shape[:2]
     shape = None if weights is None else weights.input_shape

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from ipucnn.config.origin import CROSS_VALIDATION, DEFAULT, RUN
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, UserError
@@ -231,19 +232,27 @@ class CrossValidation:
             raise ConfigurationError(
                 f"{self.root} is a run, not a cross-validation", "choose another --run-dir, or drop --kfold"
             )
-        typed = {name: value for name, value in resolved.typed.items() if name != "fold"}
-        merged = resolve_resumed(replace(resolved, typed=typed), saved, str(self.root))
+        # The saved configuration is that of all folds.
+        without_fold = replace(resolved, origins={**resolved.origins, "fold": DEFAULT})
+        merged = resolve_resumed(without_fold, saved, str(self.root))
         if merged.record.own is not None:
             merged = self._with_own_network(merged, resolved)
-        return replace(merged, config=replace(merged.config, resume=True, overwrite=False, fold=config.fold))
+        # What the user typed again is asked of each fold, too.
+        again = [name for name, origin in resolved.origins.items() if origin.by_user]
+        asked = {name: CROSS_VALIDATION for name in again if merged.origins[name] == RUN}
+        return replace(
+            merged,
+            config=replace(merged.config, resume=True, overwrite=False, fold=config.fold),
+            origins={**merged.origins, **asked},
+        )
 
     def _with_own_network(self, merged: Resolved, given: Resolved) -> Resolved:
         """Adds the record of a user's own network: from the command line, else from the first readable checkpoint."""
         _, trained = next(self._readable(), (0, None))
         meta, what = (None, "") if trained is None else (trained.meta, f"checkpoint {trained.path}")
         record = network_to_continue(given, merged.config.model_name, meta, what, self.root)
-        # The network counts as typed in each fold.
-        return replace(merged, record=record, typed={**merged.typed, "model_name": record.name})
+        # Each fold takes the network from here.
+        return replace(merged, record=record, origins={**merged.origins, "model_name": CROSS_VALIDATION})
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
@@ -251,7 +260,7 @@ class CrossValidation:
         resolved = replace(
             self.resolved,
             config=replace(config, fold=fold, run_dir=run_dir, overwrite=overwrite),
-            typed={**self.resolved.typed, "fold": fold, "seed": config.seed, "run_dir": run_dir},
+            origins={**self.resolved.origins, **dict.fromkeys(("fold", "seed", "run_dir"), CROSS_VALIDATION)},
         )
         return TrainingRun(resolved, self._verbose)
 

@@ -637,7 +637,8 @@ def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
 def _portable(config: RunConfig) -> RunConfig:
     """Removes the options that do not change the result, so that the same run gives the same file on any machine.
 
-    The data set's path stays, so that a checkpoint without its run folder can be evaluated where it was trained.
+    Two others stay: the data set's path, so that a checkpoint without its run folder can be evaluated where it was
+    trained, and the number of epochs, on which schedules depend.
     """
     keep = ("dataset_path", "num_epochs")
     others = (spec for spec in SPECS if spec.effect is not Effect.RESULT and spec.name not in keep)

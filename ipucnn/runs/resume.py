@@ -320,25 +320,17 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
             "train again with another --run-dir",
         )
     _check_former_checkpoints(resolved, saved, folder)
-    notes = tuple(
-        f"{spec.flag} {spec.typed_text(resolved.typed[spec.name])} is left out: the run keeps "
-        f"{spec.typed_text(getattr(config, spec.name))}, with which it began"
-        for spec in SPECS
-        if spec.effect is Effect.START
-        and spec.in_yaml
-        and getattr(config, spec.name) != resolved.typed.get(spec.name, getattr(config, spec.name))
-    )
     if config.checkpoint_input_dir is not None:
-        return _from_checkpoint(merged, target, *_read(expand(config.checkpoint_input_dir)), notes)
+        return _from_checkpoint(merged, target, *_read(expand(config.checkpoint_input_dir)))
     newest, skipped = newest_checkpoint(folder.checkpoints)
     if newest is not None and is_whole(newest[1].meta):
-        return _from_checkpoint(merged, target, newest, skipped, notes)
+        return _from_checkpoint(merged, target, newest, skipped)
     if skipped:
         hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
         if newest is not None:
             hint = f"train on from the weights of its best validation with --weights {newest[0]}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
-    return Fresh(merged, target, (*notes, f"{path} ended before its first checkpoint: the run begins again"))
+    return Fresh(merged, target, (f"{path} ended before its first checkpoint: the run begins again",))
 
 
 def _with_own_network(start: Start, given: Resolved) -> Start:
@@ -374,7 +366,7 @@ def network_to_continue(
         ConfigurationError: neither names the network.
         DataError: the checkpoint's record is damaged.
     """
-    if "model_name" in given.typed:
+    if given.origins["model_name"].overrides_run:
         return given.record
     hint = name_it("--model-name", name, folder)
     if meta is None:

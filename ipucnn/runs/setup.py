@@ -205,10 +205,10 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     from ipucnn.datasets.registry import DATASETS, Opening, check_divides, known_as, open_dataset
 
     config, record = resolved.config, resolved.record
-    if resolved.is_typed("validation_fraction"):
+    if resolved.origins["validation_fraction"].is_typed:
         check_divides(resolved.choice, config.validation_fraction)
     folded = config.kfold is not None and config.fold is not None
-    if resolved.command != "train" and resolved.is_typed("dataset"):
+    if resolved.command != "train" and resolved.origins["dataset"].is_typed:
         # The folds belong to the data set that the network was trained on; another data set is used whole.
         folded = False
     known = DATASETS.get(known_as(resolved.choice.like or "") or "")
@@ -230,7 +230,7 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         limit_train=None if folded else config.limit_train,
         limit_eval=None if folded else config.limit_eval,
     )
-    if resolved.is_typed("skip_damaged") and not source.info.decoded:
+    if resolved.origins["skip_damaged"].is_typed and not source.info.decoded:
         raise ConfigurationError(
             f"--skip-damaged has no effect: {source.info.name} is held in memory, so nothing is decoded",
             "drop it",

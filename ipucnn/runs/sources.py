@@ -552,7 +552,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> Weights:
     if not reads_data:
         _refuse_data(named.flags)
     resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
-    if not resolved.is_typed("norm_layer"):
+    if not resolved.origins["norm_layer"].is_typed:
         # The weights belong to the published network, whose norm layer a preset may change.
         norm = norm_layer_of(record.default_norm)
         resolved = replace(resolved, config=replace(resolved.config, norm_layer=norm))

@@ -210,6 +210,8 @@ class TrainingRun:
             if context.record.own is not None:
                 compared["the network's file"] = context.record.own.sha256
             compared["the data set's file"] = context.resolved.choice.sha256
+            if not context.config.training:
+                compared["the checkpoints to validate in"] = context.config.checkpoint_input_dir
             compared["weight updates done"] = context.weight_updates_done
             compared["the checkpoint"] = None if checkpoint is None else checkpoint.digest
             threads, self._differences = agree(context.group, context.config, compared, threads)

@@ -58,7 +58,7 @@ class TrainedSetup(Setup):
         """
         from ipucnn.sessions.factory import device_warnings
 
-        chosen = self.weights.facts is None or any(map(self.resolved.is_typed, _CHOOSES_DATA))
+        chosen = self.weights.facts is None or any(self.resolved.origins[n].is_typed for n in _CHOOSES_DATA)
         warnings = [*device_warnings(self.config.device), *(self.source.info.warnings if chosen else ())]
         return [*(f"note: {note}" for note in self.notes), *(f"warning: {text}" for text in warnings)]
 

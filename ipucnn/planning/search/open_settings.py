@@ -85,7 +85,7 @@ class Space:
         num_ipus: the largest number of IPUs, over all replicas.
         by_stage: whether the stages of the fastest program may differ in availableMemoryProportion.
         global_batch_size: the exact global batch of every program.  If None, ``gradient_accumulation_count`` applies.
-        global_batch_from: the source of the global batch size, for messages.
+        global_batch_text: the global batch size as messages name it.
         gradient_accumulation_count: the count of every program.  If this and the global batch size are None, each has
             ``default_count``.
     """
@@ -96,7 +96,7 @@ class Space:
     num_ipus: int
     by_stage: bool = True
     global_batch_size: Optional[int] = None
-    global_batch_from: str = "--global-batch-size"
+    global_batch_text: str = ""
     gradient_accumulation_count: Optional[int] = None
 
     @property
@@ -199,7 +199,7 @@ class Space:
         (size, *_) = self.values["micro_batch_size"]
         micro = "any micro-batch" if self.micro_batch_is_open else f"micro-batch ({size})"
         return ConfigurationError(
-            f"{self.global_batch_from} {total} is not a multiple of {micro} x replicas x a legal number of accumulated "
+            f"{self.global_batch_text} is not a multiple of {micro} x replicas x a legal number of accumulated "
             f"micro-batches in any configuration of {ipus}",
             "use " + (", or ".join(hints) or "other options"),
         )

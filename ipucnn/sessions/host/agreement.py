@@ -9,7 +9,6 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from ipucnn import __version__
 from ipucnn.aliases import PlainValue, TfVariable
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.spec import Effect
 from ipucnn.errors import ConfigurationError
 from ipucnn.machine import BYTE_PACKAGES, BYTE_VARIABLES, cpu_name
 from ipucnn.sessions.group import Alone
@@ -18,7 +17,7 @@ from ipucnn.text import shown_value
 
 def compared_options(config: RunConfig) -> Dict[str, Any]:
     """Returns the options that have to be equal in all processes, by flag."""
-    compared = (spec for spec in SPECS if spec.effect in (Effect.RESULT, Effect.START, Effect.END))
+    compared = (spec for spec in SPECS if spec.decides_result)
     return {spec.flag: spec.yaml_value(getattr(config, spec.name)) for spec in compared}
 
 
