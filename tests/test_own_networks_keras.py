@@ -336,7 +336,7 @@ def test_a_file_s_own_network_scales_its_pixels(first, run, succeeds, report):
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
     assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
     training = ["train", "m.keras", *own[2:], "--normalise", "image"]
-    check_refused(run, Refusal(training, "scales pixels of 0..255 itself", "drop --normalise"))
+    check_refused(run, Refusal(training, "scales pixels of 0..255 itself", "use --normalise network"))
     words = ("train", "m.keras", *own[2:], *TRAIN, "--num-epochs", 1, "--learning-rate", 1e-30)
     _, err = succeeds(*words, "--run-dir", "drawn", columns=400)
     assert "the weights in m.keras are not used" in err and "--weights m.keras begins with them" in err
@@ -357,7 +357,10 @@ def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
     words = ("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1)
     check_refused(
-        run, Refusal([*words, "--normalise", "image"], "scales pixels of 0..255 itself", "drop --normalise")
+        run,
+        Refusal(
+            [*words, "--normalise", "image"], "scales pixels of 0..255 itself", "use --normalise network"
+        ),
     )
     _, err = succeeds(*words, "--weights", "net.h5", "--learning-rate", 1e-30, "--run-dir", "a", columns=400)
     assert "takes pixels of 0..255, which its layer rescaling scales" in err

@@ -385,7 +385,7 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
         ({"pipeline_splits": ("a", "b"), "device_mapping": (0, 1)}, "names 2 stages", "give 3 numbers"),
         ({"pipeline_splits": ("a",), "device_mapping": (0, 1, 1, 0)}, "names 4 stages", "give 2 numbers"),
         ({"pipeline_splits": ("a", "b"), "device_mapping": (0, 2, 0)}, "leaves IPUs out", "without gaps"),
-        ({"recomputation": True}, "needs a pipeline", "drop --recomputation"),
+        ({"recomputation": True}, "needs a pipeline", "--no-recomputation"),
         ({"dbn_replica_group_size": 2}, "does not divide", "-size 1"),
         ({"dbn_replica_group_size": 3, "num_replicas": 4}, "does not divide", "-size 1 or 2 or 4"),
         ({"dbn_replica_group_size": 2, "num_replicas": 2, "pipeline_splits": ("a",)}, "one IPU", "drop the"),

@@ -22,14 +22,53 @@ def _nothing(config: RunConfig) -> Dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class _Drop:
+    """The words of a hint that take away an option's value, whoever gave it: ``{drop[NAME]}`` in a hint.
+
+    A typed flag is left out.  A value that a preset, a plan or a run gave is overridden by the default.
+    ``{drop[A|B]}`` takes away one of two values, ``{drop[A&B]}`` all that are not the default, and ``{drop[it]}``
+    that of the option that the message begins with.
+
+    Attributes:
+        config: the configuration.
+        origins: the origins of its values.
+        option: the name of the rule's own option.
+    """
+
+    config: RunConfig
+    origins: Origins
+    option: str = ""
+
+    def __getitem__(self, names: str) -> str:
+        if names == "it":
+            return "drop it" if self.origins[self.option].is_typed else self._one(self.option)
+        if "&" in names:
+            given = (n for n in names.split("&") if getattr(self.config, n) != BY_NAME[n].default)
+            return " and ".join(map(self._one, given))
+        typed = [name for name in names.split("|") if self.origins[name].is_typed]
+        if len(typed) > 1:
+            return "drop one of them"
+        return self._one(*typed or names.split("|")[:1])
+
+    def _one(self, name: str) -> str:
+        spec = BY_NAME[name]
+        is_off = getattr(self.config, name) is False
+        if self.origins[name].is_typed:
+            return f"drop {spec.off_flags[0] if is_off else spec.flag}"
+        if spec.is_bool:
+            return f"add {spec.flag if is_off else spec.off_flags[0]}"
+        return f"add {spec.flag} {spec.typed_text(spec.default) or 'none'}"
+
+
+@dataclass(frozen=True)
 class Rule(Generic[Facts]):
     """A combination of options that is refused.
 
     Attributes:
         applies: function that decides from configuration and facts whether it is present.
         message: the error, for ``str.format`` with the values of all options, ``option`` (the rule's own option as it
-            is typed), ``origins`` and the values of ``texts``.
-        hint: the remedy, likewise.
+            is typed, or with its giver), ``origins`` and the values of ``texts``.
+        hint: the remedy, likewise; ``drop`` has the words that take away an option's value (:class:`_Drop`).
         option: name of the option that the rule is about: unless it is set, the rule does not apply.  Empty: none.
         has_off: whether the default, or False, switches the option off, so that it may be typed in every run.
         typed_only: whether the option counts as set only if it is typed.  Presets, plans and saved configurations also
@@ -56,11 +95,12 @@ class Rule(Generic[Facts]):
 
     def error(self, config: RunConfig, origins: Origins) -> ConfigurationError:
         """Returns the error with the values of a configuration."""
-        values = {**vars(config), "origins": origins, **self.texts(config)}
+        drop = _Drop(config, origins, self.option)
+        values = {**vars(config), "origins": origins, "drop": drop, **self.texts(config)}
         if self.option:
             spec = BY_NAME[self.option]
-            text = spec.typed_text(getattr(config, self.option))
-            values["option"] = spec.flag if spec.is_bool else f"{spec.flag} {text}"
+            text = "" if spec.is_bool else spec.typed_text(getattr(config, self.option))
+            values["option"] = origins[self.option].option(spec.flag, text)
         return ConfigurationError(self.message.format(**values), self.hint.format(**values))
 
 
@@ -90,7 +130,7 @@ RULES: Tuple[Rule[Origins], ...] = (
                 and RUN not in (origins[name], origins["synthetic_data"])
             ),
             f"synthetic-data {{synthetic_data}} and {name.replace('_', '-')} are two sources of the same data",
-            f"drop --{name.replace('_', '-')}: with --synthetic-data nothing is read",
+            f"{{drop[{name}]}}: with --synthetic-data nothing is read",
         )
         for name in ("host_generated_data", "device_generated_data")
     ),
@@ -128,7 +168,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     Rule(
         lambda config, _: config.learning_rate is not None and config.lr_schedule == "stepped",
         "learning-rate {learning_rate:g} and lr-schedule stepped are both given, and stepped has its own values",
-        "drop one of them",
+        "{drop[learning_rate|lr_schedule]}",
     ),
     Rule(
         lambda config, _: (
@@ -136,13 +176,13 @@ RULES: Tuple[Rule[Origins], ...] = (
         ),
         "gradient-accumulation-count {gradient_accumulation_count} and global-batch-size {global_batch_size} are both "
         "given, but one follows from the other",
-        "drop one of them",
+        "{drop[gradient_accumulation_count|global_batch_size]}",
     ),
     Rule(
         lambda config, _: config.pad_dataset and config.weight_updates_per_epoch not in (None, -1),
         "pad-dataset and weight-updates-per-epoch {weight_updates_per_epoch} are both given, and each says where an "
         "epoch ends",
-        "drop one of them",
+        "{drop[pad_dataset|weight_updates_per_epoch]}",
     ),
     Rule(
         lambda config, _: (
@@ -155,7 +195,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     Rule(
         lambda config, _: config.optimizer == "lars" and config.weight_decay > 0,
         "weight-decay {weight_decay:g} is not LARS's: it has its own, inside the trust ratio",
-        "drop it, and give --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
+        "{drop[weight_decay]}, and give --optimizer-params '{{\"weight_decay\": {weight_decay:g}}}'",
     ),
     Rule(
         lambda config, origins: (
@@ -168,7 +208,7 @@ RULES: Tuple[Rule[Origins], ...] = (
     Rule(
         lambda config, _: not (config.training or config.validation),
         "--no-training and --no-validation are both given: nothing to do",
-        "drop one of them",
+        "{drop[training|validation]}",
     ),
     RESUMED_OR_REPLACED,
     Rule(
@@ -194,14 +234,14 @@ RULES: Tuple[Rule[Origins], ...] = (
             and (config.checkpoint_dir is not None or config.checkpoint_input_dir is not None)
         ),
         "--kfold with a checkpoint folder of its own: every fold has its checkpoints",
-        "drop --checkpoint-dir and --checkpoint-input-dir; they go to fold-K/checkpoints",
+        "{drop[checkpoint_dir&checkpoint_input_dir]}; they go to fold-K/checkpoints",
         "kfold",
         typed_only=False,
     ),
     Rule(
         lambda config, origins: not config.training and not _is_resumed_fold(config, origins),
         "--kfold without training has nothing to do",
-        "drop --no-training",
+        "{drop[training]}",
         "kfold",
         typed_only=False,
     ),

@@ -56,7 +56,8 @@ def _lack(applies: Callable[[RunConfig, Facts], bool], why: str, remedy: str = "
         why: the text that follows "has no effect".
         remedy: the change that gives the option its effect; empty if there is none.
     """
-    return Rule(applies, "{option} has no effect " + why, f"drop it, or {remedy}" if remedy else "drop it")
+    hint = "{drop[it]}" + (f", or {remedy}" if remedy else "")
+    return Rule(applies, "{option} has no effect " + why, hint)
 
 
 def _on_ipus(reason: Reason) -> Reason:
@@ -105,8 +106,8 @@ _RECOMPUTATION = _lack(
     lambda c, f: not c.recomputation, "without recomputation", "add --recomputation, in a pipeline"
 )
 _TRAINING = _lack(lambda c, f: not c.training, "with --no-training")
-_VALIDATION = _lack(lambda c, f: not c.validation, "without validation", "drop --no-validation")
-_CHECKPOINTS = _lack(lambda c, f: not c.checkpoints, "without checkpoints", "drop --no-checkpoints")
+_VALIDATION = _lack(lambda c, f: not c.validation, "without validation", "{drop[validation]}")
+_CHECKPOINTS = _lack(lambda c, f: not c.checkpoints, "without checkpoints", "{drop[checkpoints]}")
 _WANDB = _lack(lambda c, f: not c.wandb, "without Weights & Biases", "add --wandb")
 _DRY_RUN = _lack(lambda c, f: not c.dry_run, "in a run that trains", "add --dry-run")
 _SHOWN = _lack(lambda c, f: c.dry_run, "with --dry-run")
@@ -145,17 +146,17 @@ _ONE_IMAGE = _lack(
 _MASKS: Reason = Rule(
     lambda c, f: f.segments,
     "{option} is for classes, and {model_name} predicts one for each pixel",
-    "drop it",
+    "{drop[it]}",
 )
 _DICE: Reason = Rule(
     lambda c, f: loss_name(c, f.resolved.record.task) == "bce_dice",
     "{option} with the bce_dice loss: Dice couples the samples of a micro-batch, padding too",
-    "drop --pad-dataset, or use --loss cross_entropy",
+    "{drop[pad_dataset]}, or use --loss cross_entropy",
 )
 _RANDOM: Reason = Rule(
     lambda c, f: c.weights is None,
     "{option} without --weights: these layers would keep random numbers",
-    "add --weights RUN, the run that they were trained in, or drop --freeze",
+    "add --weights RUN, the run that they were trained in, or {drop[freeze]}",
 )
 _NO_IMAGENET: Reason = Rule(
     lambda c, f: c.weights == "imagenet" and f.resolved.record.keras_application is None,

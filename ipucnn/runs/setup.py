@@ -134,11 +134,11 @@ def range_name(normalise: str, record: ModelRecord) -> str:
         raise ConfigurationError(
             f"{shown_value(record.name)} scales pixels of 0..255 itself, in its layer {shown_value(rescaling)}, and "
             f"--normalise {name} would scale them before",
-            "drop --normalise",
+            "use --normalise network",
         )
     if is_typed and record.task == "segmentation":
         raise ConfigurationError(
-            f"--normalise {name}: {record.name} sees patches, not whole images", "drop it"
+            f"--normalise {name}: {record.name} sees patches, not whole images", "use --normalise network"
         )
     return name
 

@@ -386,7 +386,7 @@ def make_layout(config: RunConfig, is_num_replicas_typed: bool = False) -> Layou
     if stages == 1 and config.recomputation:
         raise ConfigurationError(
             "--recomputation needs a pipeline: it recomputes stages",
-            "add --ipus-per-replica 2, or drop --recomputation",
+            "add --ipus-per-replica 2, or --no-recomputation",
         )
     stage_proportions(config.available_memory_proportion, stages)
     ipus_per_replica = next_power_of_two(used)

@@ -62,6 +62,13 @@ def _write_plan(words: str) -> None:
     Path("plan.yml").write_text(_plan(words), encoding="utf-8")
 
 
+def _layer_graph() -> None:
+    from ipucnn import cli
+
+    words = ("plan-splits", "lenet", "--dataset", "digits", "--stages", "2")
+    assert cli.run([*words, "--save-graph", "graph.json"]) == 0
+
+
 def _images() -> None:
     Path("in").mkdir()
     for k in range(2):
@@ -77,6 +84,7 @@ SITUATIONS: Dict[str, Callable[[], object]] = {
     "files of mnist": lambda: write_mnist(Path("data")),
     "a plan": lambda: _write_plan("plan-splits lenet --stages 2 --dataset digits"),
     "a plan for inference": lambda: _write_plan("plan-splits lenet --stages 2 --dataset digits --inference"),
+    "a layer graph": _layer_graph,
     "images": _images,
     "an image of cells": lambda: Image.fromarray(noise(0, 204, 204)).save("x.png"),
     "a run": lambda: _copy_run(_LENET, "run"),
