@@ -470,7 +470,7 @@ def test_only_temporary_files_of_killed_processes_are_removed(here):
 def test_files_of_users_are_opened_in_one_place():
     """Other modules read only the package's files, /proc and settings, and files that the process has just written."""
     of_package = ("config/presets", "models/counts", "planning/graphs/", "runs/export.py", "runs/predict.py")
-    of_system = ("benchmarking/peak", "cli", "machine", "models/imagenet", "sessions/host/environment")
+    of_system = ("benchmarking/peak", "cli", "machine", "sessions/host/environment")
     allowed = (*of_package, *of_system, "sessions/role", "runs/provenance", "filesystem", "commands/infer")
     allowed += ("runs/images/outputs",)
     package, readers = Path(filesystem.__file__).parent, set()
