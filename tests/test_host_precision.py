@@ -10,7 +10,16 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sessions import CPU, batches, constant, drawn, make_program, make_trainer, with_fused
+from support.sessions import (
+    CPU,
+    batches,
+    constant,
+    drawn,
+    make_program,
+    make_trainer,
+    restart_names,
+    with_fused,
+)
 from tensorflow import keras
 
 from ipucnn import cli
@@ -131,7 +140,7 @@ def train(trainer, images, labels, stop=None):
 
 def make_model(dropout=0.0):
     """Returns a convolution, batch norm and a dense layer, with a skip."""
-    keras.backend.clear_session()
+    restart_names()
     inputs = keras.Input((5, 5, 2), name="input")
     x = skip = keras.layers.Conv2D(4, 3, padding="same", activation="relu", name="first")(inputs)
     x = keras.layers.Conv2D(4, 3, padding="same", use_bias=False, name="second")(x)
@@ -240,7 +249,7 @@ def naive_update(weights, slots, micro_batches, precision, scale, rate):
 
 @pytest.mark.parametrize("precision", ["16.16", "16.32"])
 def test_a_16_bit_weight_update_equals_a_numpy_loop(precision):
-    keras.backend.clear_session()
+    restart_names()
     inputs = keras.Input((6,), name="input")
     x = keras.layers.Dense(4, activation="relu", name="hidden")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(3, name="logits")(x))
@@ -271,7 +280,7 @@ def test_a_16_bit_weight_update_equals_a_numpy_loop(precision):
 
 def chain(factors):
     """Returns a dense layer that learns, followed by dense layers that only multiply."""
-    keras.backend.clear_session()
+    restart_names()
     inputs = keras.Input((2,), name="input")
     x = keras.layers.Dense(2, use_bias=False, name="learns")(inputs)
     for i, factor in enumerate(factors):

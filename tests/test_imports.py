@@ -10,7 +10,9 @@ COUNTING = (
     "try: main()\n"
     "finally: print(*(name for name in sys.modules if name.split('.')[0] == 'ipucnn'), file=sys.stderr)"
 )
-BENCHMARK = "benchmark unet --host-generated-data --image-size 188 --base-filters 2 --max-time 1 --run-dir ."
+BENCHMARK = (
+    "benchmark lenet --host-generated-data --micro-batch-size 4 --min-time 0 --executions 3 --run-dir ."
+)
 
 
 @pytest.mark.parametrize(("command", "most"), [("plan-splits resnet50 --stages 4", 78), (BENCHMARK, 138)])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poplar_double import installed
-from support.sessions import CLASSES, SIZE, data, drawn, make_program, run
+from support.sessions import CLASSES, SIZE, data, drawn, make_program, restart_names, run
 from tensorflow import keras
 from test_custom_ops import crop_program, needs_compiler  # noqa: F401
 from test_custom_ops import run as run_compiled
@@ -215,7 +215,7 @@ def test_unet_uses_the_crop_for_its_four_skips(sdk, monkeypatch):
 
 def skipping_model():
     """Returns a network with a cropped skip, as in U-Net."""
-    keras.backend.clear_session()
+    restart_names()
     inputs = keras.Input((SIZE, SIZE, 2), name="input")
     skip = keras.layers.Conv2D(3, 3, padding="same", activation="relu", name="skip")(inputs)
     x = keras.layers.Conv2D(3, 3, name="valid")(skip)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from support.own_networks import HEAD, RESIDUAL, TRAIN, built, last, network, weights_of, write
 from support.refusals import Refusal, check_raises, check_refused
+from support.sessions import restart_names
 from tensorflow import keras
 
 from ipucnn.compat import KERAS_3
@@ -284,20 +285,19 @@ FIRST = {
 
 
 def mnist_cnn(first):
-    """Returns the layers of the registered mnist_cnn behind others, trained for an epoch by Keras."""
-    keras.backend.clear_session()
+    """Returns the layers of the registered mnist_cnn behind others, and Keras' loss and accuracy."""
+    restart_names()
     tf.random.set_seed(0)
-    (x, y), (u, v) = find_function(write(DATA, "data.py").replace("build", "load"), "load")()
-    x, u = np.float32(x)[..., None], np.float32(u)[..., None]
+    _, (images, labels) = find_function(write(DATA, "data.py").replace("build", "load"), "load")()
     model = keras.Sequential([
         keras.Input((28, 28, 1)), *(make() for make in FIRST[first]),
         layers.Conv2D(32, 3, activation="relu", name="conv2d"), layers.MaxPooling2D(2),
         layers.Conv2D(64, 3, activation="relu", name="conv2d_1"), layers.MaxPooling2D(2),
         layers.Flatten(), layers.Dropout(0.5), layers.Dense(10, name="dense"),
     ])  # fmt: skip
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    model.fit(x[:640], y[:640], batch_size=32, epochs=1, verbose=0)
-    return model, model.evaluate(u, v, verbose=0)
+    logits = np.float64(model(np.float32(images)[..., None]))
+    logarithms = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return model, (-logarithms[range(len(labels)), labels].mean(), (logits.argmax(axis=1) == labels).mean())
 
 
 @pytest.mark.parametrize("first", ["rescaling", "signed", "normalization", "both"])
@@ -305,11 +305,11 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, repor
     model, (loss, accuracy) = mnist_cnn(first)
     model.save("m.h5")
     words = ("evaluate", "m.h5", "--model-name", "mnist_cnn", "--dataset", "data.py:load")
-    measured = report(*words)["measured"]
+    evaluated = report(*words)
+    measured, notes = evaluated["measured"], evaluated["notes"]
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
     assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
     _, err = run(*words, "--limit-eval", 8, columns=400)[1:]
-    notes = report(*words, "--limit-eval", 8)["notes"]
     assert len(notes) == (first != "rescaling")  # which is the network's own range
     assert all("as the model in m.h5 scales them: pixels x" in n and f"note: {n}" in err for n in notes)
     if first == "signed":
@@ -327,6 +327,7 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, repor
 
 
 @needs_keras_3
+@pytest.mark.slow_cases("rescaling", "normalization")
 @pytest.mark.parametrize("first", ["rescaling", "normalization", "both"])
 def test_a_file_s_own_network_scales_its_pixels(first, run, succeeds, report):
     model, (loss, accuracy) = mnist_cnn(first)
@@ -376,7 +377,7 @@ def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
     )
 
 
-def test_an_exported_network_gets_pixels(succeeds, report):
+def test_an_exported_network_gets_pixels(succeeds, report, in_this_process):
     pytest.importorskip("onnxruntime")
     name = write(network("x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(2, 3, name='c')(x)"))
     succeeds("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1, "--run-dir", "a")
@@ -396,7 +397,7 @@ def test_statistics_without_a_model_are_refused(run):
 
 
 @needs_keras_3
-def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds, report):
+def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds, lightly):
     name = write(RESIDUAL)
     function = find_function(name, "build")
     function((8, 8, 1), 10), function((8, 8, 1), 10).save("net.keras")  # Keras counts on from the first one
@@ -521,7 +522,7 @@ def test_branches_are_matched_by_name_or_refused(run):
     assert "q and p" in error.message or "p and q" in error.message
 
 
-def test_a_chain_is_matched_by_position_and_says_so(succeeds, report):
+def test_a_chain_is_matched_by_position_and_says_so(succeeds, report, lightly):
     def chain(*names):
         lines = [
             f"x = layers.Dense(4, name='{name}')({'x' if n else 'layers.Flatten()(images)'})"
@@ -557,7 +558,7 @@ def test_a_chain_is_matched_by_position_and_says_so(succeeds, report):
     )
 
 
-def test_a_network_with_gelu_is_exported_to_onnx(succeeds):
+def test_a_network_with_gelu_is_exported_to_onnx(succeeds, lightly, in_this_process):
     pytest.importorskip("tf2onnx")
     pytest.importorskip("onnxruntime")
     name = write(network("x = layers.Dense(4, activation='gelu', name='g')(images)"))
@@ -567,11 +568,12 @@ def test_a_network_with_gelu_is_exported_to_onnx(succeeds):
         assert json.loads(Path(f"e{opset}/export.json").read_text())["verification"]
 
 
-def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds, report):
+def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds):
     model = build_model(find_network("unet"), BuildOptions((204, 204, 1), 2, base_filters=2))
     model.save_weights("w.weights.h5")
     data = ("--model-name", "unet", "--base-filters", 2, "--dataset", "membranes", "--limit-eval", 1)
-    stored = report("evaluate", "w.weights.h5", *data, "--patch-size", 204)["notes"]
-    _, err = succeeds("evaluate", "w.weights.h5", *data, "--patch-size", 204, columns=400)
+    words = ("evaluate", "w.weights.h5", *data, "--patch-size", 204, "--json")
+    out, err = succeeds(*words, columns=400)
+    stored = json.loads(out)["notes"]
     (note,) = [line for line in stored if "does not say how its images were scaled" in line]
     assert err.count(f"note: {note}") == 1

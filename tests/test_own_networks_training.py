@@ -73,7 +73,7 @@ def trained_by_keras(model, momentum, from_logits):
     weights, losses = model.trainable_weights, []
     variables = [w if isinstance(w, tf.Variable) else w.value for w in weights]
 
-    @tf.function
+    @tf.function(autograph=False)
     def micro_batch(x, y):
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True)) + tf.add_n([0.0, *model.losses])
@@ -132,22 +132,30 @@ def check_equal(trained, theirs, losses, expected, tolerance):
 @pytest.mark.parametrize("case", [*NETWORKS, *OWN])
 def test_loss_and_weights_are_those_of_keras_after_10_weight_updates(case):
     """With any number of fused micro-batches; Keras computes them one after the other."""
+    check_trained_as_by_keras(case, HostSession(CPU), SGD)
+
+
+# IPUs train the blueprint that the host trains: beside the slow cases, these have a regularizer of each kind of layer,
+# a layer that is called twice, and models within models.
+@pytest.mark.slow_cases("l2 and l1", "elastic", "separable", "group norm", "gelu", "shared layers without weights",
+                        "shared block")  # fmt: skip
+@pytest.mark.parametrize("case", NETWORKS)
+def test_ipus_train_as_keras(case):
+    with installed():
+        session = create_session("auto", config=RunConfig(dropout_layer="stateless"))
+        check_trained_as_by_keras(case, session, PLAIN)
+
+
+def check_trained_as_by_keras(case, session, optimizer):
     record = find_network(file_of(case))
     images, labels = examples()
     program = make_program(SIZE, STEPS, updates_per_epoch=UPDATES, weight_updates_per_execution=1)
     program = with_fused(program, FUSED.get(case, 1))
-    sessions = ((lambda: HostSession(CPU), SGD), (on_ipus, PLAIN))
-    for session_of, momentum in sessions[:1] if case in OWN else sessions:
-        model, theirs = start(record)
-        expected = trained_by_keras(theirs, momentum[1]["momentum"], from_logits=case != "residual")
-        with installed():
-            result = run(session_of(), model, program, momentum, images, labels, schedule=constant(RATE))
-        losses = [event.metrics["loss"] for event in result.events if hasattr(event, "metrics")]
-        check_equal(result.weights, theirs, losses, expected, 2e-4 if case in OWN else 1e-5)
-
-
-def on_ipus():
-    return create_session("auto", config=RunConfig(dropout_layer="stateless"))
+    model, theirs = start(record)
+    expected = trained_by_keras(theirs, optimizer[1]["momentum"], from_logits=case != "residual")
+    result = run(session, model, program, optimizer, images, labels, schedule=constant(RATE))
+    losses = [event.metrics["loss"] for event in result.events if hasattr(event, "metrics")]
+    check_equal(result.weights, theirs, losses, expected, 2e-4 if case in OWN else 1e-5)
 
 
 @pytest.mark.parametrize("case", ["shared layer", "shared block", "norms"])
@@ -173,7 +181,7 @@ def test_checkpoints_and_plans_know_shared_layers_and_regularizers(case):
     assert not set(range(first + 1, second + 1)) & set(graph.cuts)
 
 
-def test_a_network_with_shared_layers_is_trained_and_exported(succeeds, report):
+def test_a_network_with_shared_layers_is_trained_and_exported(succeeds, report, in_this_process):
     pytest.importorskip("onnxruntime")
     name = file_of("shared block")
     Path("net.py").write_text(

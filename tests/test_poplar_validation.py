@@ -14,6 +14,7 @@ import tensorflow as tf
 from poplar_double import installed, rules
 from poplar_double.config import ENUMS
 from support.sessions import make_program as plain_program
+from support.sessions import restart_names
 from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
@@ -159,7 +160,7 @@ def test_every_network_compiles_in_every_layout(name):
 def check_network(name: str) -> None:
     """Builds it for IPUs, copies its weights, in 1, 2 and 4 stages; every schedule and number of replicas compiles."""
     record = get_model(name)
-    keras.backend.clear_session()
+    restart_names()
     size = record.min_size
     shape = (size, size, record.input_shape[2])
     options = BuildOptions(shape, 10, base_filters=2 if name == "unet" else None)

