@@ -14,7 +14,6 @@ from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.benchmarking import contenders, peak, records
 from ipucnn.benchmarking import run as running
-from ipucnn.benchmarking.baseline import read_report
 from ipucnn.benchmarking.job import DEFAULTS, BenchmarkSettings, make_job, make_settings
 from ipucnn.benchmarking.records import BenchmarkReport, from_plain
 from ipucnn.benchmarking.report import first_report
@@ -367,23 +366,6 @@ def test_a_regression_against_a_baseline_fails(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("{", "is not JSON"),
-        ("[]", "no result of"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 99}', "schema_version 99"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 4, "void": "NaN"}', "NaN"),
-        ('{"kind": "ipucnn benchmark", "schema_version": 4, "measured": {}, "executions": [{}]}', "damaged"),
-    ],
-)
-def test_damaged_baselines_are_refused(tmp_path, text, reason):
-    path = tmp_path / "b.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=reason):
-        read_report(path)
-
-
-@pytest.mark.parametrize(
     ("text", "share"),
     [("5%", 0.05), ("0.2", 0.2), (" 10 % ", 0.1), ("0", 0.0)]
     + [(text, None) for text in ("5", "100%", "-1%", "x", "%", "nan")],
@@ -405,18 +387,6 @@ def test_folders_are_not_overwritten(tmp_path):
     assert check_folder(resolved(run_dir="r", overwrite=True)) == Path("r")
     (folder / "mine.txt").write_text("x")
     check_raises(ConfigurationError, "mine", "", check_folder, resolved(run_dir="r", overwrite=True))
-
-
-def test_invalid_options_are_refused_before_anything_is_measured(run):
-    check_refused(
-        run,
-        Refusal("benchmark lenet --loss bce_dice", "--loss"),
-        Refusal("benchmark lenet --precision 16", "--precision"),
-        Refusal("benchmark lenet --mode data --device-generated-data", "--device-generated-data"),
-        Refusal("benchmark lenet --mode datum", "--mode datum"),
-        Refusal("benchmark lenet --mode training --inference", "--mode"),
-        Refusal("benchmark lenet --mode data --compare-with keras", "--compare-with"),
-    )
 
 
 def test_ctrl_c_keeps_what_was_measured(run, monkeypatch):

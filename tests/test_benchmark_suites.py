@@ -16,7 +16,6 @@ from ipucnn.benchmarking.suite import find_suite, given_options, parse_suite, pl
 from ipucnn.benchmarking.suite_run import (
     read_suite,
     speedups,
-    suite_folder,
     with_figures,
     with_kept_rows,
     write_result,
@@ -147,42 +146,6 @@ def test_an_image_size_is_adapted_to_the_network():
     assert "--image-size 75x75" in row.command and "75x75 instead of 32x32" in row.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "hint"),
-    [
-        ("rows:\n  - benchmark lenett\n", "row 1: unknown model", "did you mean 'lenet'"),
-        ("rows:\n  - benchmark vgg9*\n", "no network matches", ""),
-        ("rows:\n  - benchmark lenet --micro-bach-size 3\n", "no option --micro-bach-size", "'--micro-batch-size'"),
-        ("rows:\n  - train lenet --compare-with keras\n", "no option --compare-with", "`ipucnn train --help-all`"),
-        ("rows:\n  - benchmark lenet --micro-batch-size 0\n", "--micro-batch-size 0", ""),
-        ("rows:\n  - benchmark lenet --config\n", "'--config' requires an argument", "--help config`"),
-        ("rows:\n  - benchmark lenet --executions\n", "'--executions' requires an argument", "--help executions`"),
-        ("rows:\n  - benchmark lenet --min-time 1 2\n", "unexpected extra arguments (2)", ""),
-        ("rows:\n  - benchmark lenet --executions 0\n", "--executions 0", "--executions 1"),
-        ("rows:\n  - benchmark lenet --mode trainin\n", "--mode trainin", "did you mean 'training'"),
-        ("rows:\n  - benchmark lenet --system pod15\n", "pod15", "did you mean"),
-        ("rows:\n  - benchmark lenet --run-dir x\n", "--run-dir is the suite's own", ""),
-        ("rows:\n  - benchmark lenet 3\n", "unexpected extra arguments (3)", "ipucnn benchmark --help"),
-        ("rows:\n  - benchmark lenet --help\n", "no command line of a suite", "begin with benchmark or train"),
-        ("rows:\n  - evaluate lenet\n", "no command line of a suite", "begin with benchmark or train"),
-        ("rows:\n  - benchmark net.py:build\n", "your own network", "ipucnn benchmark net.py:build"),
-        ("rows:\n  - benchmark 'lenet\n", "row 1: No closing quotation", "quotation"),
-        ("rows:\n  - [a]\n", "Expected `str | object`, got `array` - at `$.rows[0]`", "benchmark lenet"),
-        ("rows: [{a: benchmark lenet, b: benchmark lenet}]\n", "of length <= 1 - at `$.rows[0]`", ""),
-        ("rows: []\n", "length >= 1", "rows:"),
-        ("", "Expected `object`, got `null`", "rows:"),
-        ("row: [lenet]\nrows: [benchmark lenet]\n", "unknown field `row`", "rows:"),
-        ("defaults: {model: lenet}\nrows: [benchmark lenet]\n", "unknown field `defaults`", "options: --flag"),
-        ("epoch-images: many\nrows: [benchmark lenet]\n", "`$.epoch-images`", "epoch-images: 50000"),
-        ("epoch-images: yes\nrows: [benchmark lenet]\n", "got `bool` - at `$.epoch-images`", ""),
-        ("rows: [benchmark lenet, benchmark unet --precision 8.8]\n", "s.yml, row 2 (unet): ", ""),
-        ("rows: [benchmark lenet\n", "not readable as YAML", ""),
-    ],
-)  # fmt: skip
-def test_invalid_suites_are_refused(text, said, hint):
-    check_raises(ConfigurationError, said, hint, plan, text)
-
-
 # -- running
 
 
@@ -234,14 +197,6 @@ def test_an_interrupted_suite_resumes(monkeypatch, run):
     saved["machine"]["cpu"] = "another CPU"
     Path("runs/my-suite/suite.json").write_text(json.dumps(saved))
     check_refused(run, Refusal(resume, "measured with cpu another CPU", "--versus"))
-
-
-@pytest.mark.parametrize("left", ["mine.txt", "config.yml"])
-def test_folders_with_other_files_are_refused(tmp_path, left):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / left).write_text("x")
-    for options in ({"resume": True, "overwrite": False}, {"resume": False, "overwrite": True}):
-        check_raises(ConfigurationError, left, "", suite_folder, "s", str(tmp_path / "r"), **options)
 
 
 def test_results_of_other_versions_are_refused(tmp_path):

@@ -91,35 +91,12 @@ def test_help_finds_options_by_a_word(run):
     # No option matches the whole word, so options that match each of its parts are shown.
     assert options("fraction-of-validation") == ["validation-fraction"]
     assert run("train", "--help", "lenet") == run("train", "lenet", "--help")
-    check_refused(run, Refusal("train lenet --help frobnicate", "no option is about that", "--help-all"))
 
 
 def test_names_of_other_programs_are_not_options():
     for spec in SPECS:
         for wish in spec.wishes.split():
             assert find_spec(wish) is None, f"{wish} is an option, and {spec.key} claims it"
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "error", "hint"),
-    [
-        ("benchmark lenet --compare-with kers", 2, "kers", "keras"),
-        ("benchmark lenet --executions 2", 2, "--executions 2", "--executions 3"),
-        ("benchmark lenet --max-regression 5%", 2, "something to compare with", "--baseline"),
-        ("benchmark lenet --baseline absent.json", 3, "absent.json: there is no such file", "report.json"),
-        ("benchmark lenet --system pod17", 2, "pod17", "pod16"),
-        ("benchmark lenet --min-time nan", 2, "--min-time nan", "--min-time 10"),
-        ("benchmark lenet --dataset digits --device-generated-data", 2, "both given", "one of them"),
-        (
-            "benchmark lenet --fused-micro-batches 3 --steps-per-execution 4",
-            2,
-            "does not divide",
-            "batches 2",
-        ),
-    ],
-)
-def test_user_errors_have_an_error_and_a_hint(run, args, code, error, hint):
-    check_refused(run, Refusal(args, error, hint, code), alone=True)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +170,6 @@ def test_root_help_finds_commands_and_options_by_a_word(run):
         assert options <= set(about_options.split()), words
     assert "plan-splits: Plan row N" in run("--help", "row")[1]
     assert run("--help", "train") == run("train", "--help")
-    check_refused(run, Refusal("--help frobnicate", "no command and no option is about that"))
 
 
 @pytest.mark.parametrize("columns", [80, 100, None])

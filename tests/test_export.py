@@ -707,16 +707,6 @@ def test_a_file_runs_after_the_thread_that_loaded_it_ended(exported):
     assert len(predictor.predict([np.zeros((2, 8, 8, 3), np.float32)])[0]) == 2
 
 
-def test_exported_files_cannot_be_benchmarked(exported, run):
-    file = exported / "model.onnx"
-    check_refused(
-        run,
-        Refusal(
-            ["benchmark", "lenet", "--compare-with", file], "there is no such rival", "--compare-with keras"
-        ),
-    )
-
-
 @pytest.mark.parametrize("name", ["keras_model", "history"])
 def test_an_exported_file_has_no_layers_and_no_history(exported, name):
     loaded = ipucnn.load(exported / "model.onnx")

@@ -119,20 +119,3 @@ def test_evaluation_figures_and_tables_can_be_written_to_pipes(run, tmp_path, tr
     code, _, _ = run("evaluate", trained, "--plot", "plot", "--predictions", "table")
     assert code == 0
     assert plot.read().startswith(b"\x89PNG") and table.read().startswith(b"index,image,label")
-
-
-def test_inputs_are_never_overwritten(run, tmp_path, trained, image):
-    (tmp_path / "link.png").symlink_to("image.png")
-    (tmp_path / "out.json").symlink_to(trained / "report.json")
-    (tmp_path / "out.csv").symlink_to(trained / "checkpoints" / "last.npz")
-    before = (trained / "report.json").read_bytes()
-    infer, images, own = ["infer", trained, "image.png"], "one of the images", "a file of the run"
-    same = ("--plot", "b.png", "--contact-sheet", "b.png")
-    check_refused(
-        run,
-        *(Refusal([*infer, "--contact-sheet", n], images) for n in ("image.png", "./image.png", "link.png")),
-        *(Refusal([*infer, "--output", name], own) for name in (trained / "report.json", "out.json")),
-        Refusal(["infer", trained / "checkpoints" / "last.npz", "image.png", "--output", "out.csv"], "RUN"),
-        Refusal(["evaluate", trained, "--predictions", "a.csv", *same], "are both"),
-    )
-    assert before == (trained / "report.json").read_bytes()

@@ -60,40 +60,12 @@ def test_run_folder_name_is_short():
     assert folder_name("lenet") == "lenet"
 
 
-def test_files_without_a_network_are_refused(run):
-    for text, name, error, code in (
-        ("", "absent.py:build", "there is no such file", 3),
-        ("def other(a, b): rebuild = 1", "net.py:build", "no function build", 2),
-        ("def build(a, b): pass", "net.py:biuld", "net.py", 2),
-        ("def build(a, b): pass", "net.py", "net.py", 2),
-        ("def build(a, b):\n  retrun 1 2", "net.py:build", "line 2 is not Python", 2),
-        ("x = '\0'", "net.py:build", "is not Python", 2),
-        (b"\xff\xfe", "net.py:build", "is not Python", 2),
-    ):
-        Path("net.py").write_bytes(text if isinstance(text, bytes) else text.encode())
-        hint = {"net.py:biuld": "did you mean 'build'", "net.py": "net.py:build"}.get(name, "")
-        check_refused(run, Refusal(["train", name, "--print-config"], error, hint, code))
-
-
 def test_print_config_executes_nothing(succeeds):
     out, _ = succeeds("train", write("raise SystemExit('was run')\ndef build(a, b): pass"), "--print-config")
     assert "net.py:build" in out
 
 
 # --- names that are trusted
-
-
-def test_a_preset_or_suite_cannot_name_a_python_file(run):
-    Path("net.py").write_text("open('executed', 'w')\ndef build(a, b): pass\ndef load(): pass\n")
-    Path("mine.yml").write_text("mine:\n  model-name: net.py:build\n")
-    Path("data.yml").write_text("mine:\n  model-name: lenet\n  dataset: net.py:load\n")
-    Path("suite.yml").write_text("rows:\n- model: net.py:build\n")
-    check_refused(
-        run,
-        Refusal("train --config-path mine.yml --config mine", "net.py"),
-        Refusal("train --config-path data.yml --config mine", "net.py"),
-        Refusal("benchmark --suite suite.yml", "net.py"),
-    )
 
 
 def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
@@ -119,7 +91,7 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
         check_raises(DataError, "", "", saved_network, "net.py:build", damaged, "checkpoint x", "y")
 
 
-# --- what users write, and refusals
+# --- what users write
 
 
 def test_own_network_gets_the_layers_of_registered_ones():
@@ -180,85 +152,31 @@ def mine(line, arguments="x"):
     return network("x = Mine(name='mine')(images)", imports=imports)
 
 
-SUBCLASSED = """
-from tensorflow import keras
-class M(keras.Model):
-    def call(self, x): return x
-def build(shape, classes): return M()
-"""
-FIXED = network("x = images", "pass").replace("keras.Input(input_shape)", "keras.Input((8, 8, 2))")
 DRAWS = "layer 'mine' .Mine. draws random numbers, or remembers something"
+# The errors name what Keras calls these, and versions of Keras differ.
 REFUSED = {
-    "raises": ("x = images / tf.undefined", "raised AttributeError.*net.py, line"),
-    "no model": ("return 3", "returned int"),
-    "two inputs": (
-        "return keras.Model([images, keras.Input((2,))], layers.Dense(num_classes)(layers.Flatten()(images)))",
-        "2 inputs|an input besides",
-    ),
-    "two outputs": (
-        "return keras.Model(images, [layers.Flatten(name='one')(images), layers.Flatten(name='two')(images)])",
-        "2 outputs",
-    ),
-    "norm called twice": ("d = layers.BatchNormalization(); x = d(d(x))", "called 2 times.*for batch norm"),
     "in two models": (
         "a = keras.Sequential([images, layers.Conv2D(2, 1)], name='a'); b = keras.Sequential([images, a], name='b'); "
         "x = a(b(images))",
         "'b_a_conv2d' and 'a_conv2d' are one layer",
     ),
-    "called with": ("x = layers.BatchNormalization()(x, training=False)", "called with training=False"),
-    "lambda": ("x = layers.Lambda(lambda y: y + 1)(x)", "Lambda"),
-    "augmenting": (
-        "x = getattr(layers, 'RandomFlip', layers.experimental.preprocessing.RandomFlip if 'experimental' in "
-        "dir(layers) else None)('horizontal')(x, training=True)",
-        "RandomFlip.* augments images",
-    ),
-    "noise": ("x = layers.GaussianNoise(0.1)(x)", "GaussianNoise"),
-    "half": ("x = layers.Conv2D(2, 3, dtype='mixed_float16')(x)", "computes in mixed_float16"),
     "regularizer": (
         "x = layers.Conv2D(2, 3, kernel_regularizer=getattr(keras.regularizers, 'OrthogonalRegularizer', "
         "lambda: abs)())(x)",
         "kernel_regularizer .*, and training knows L1 and L2",
     ),
-    "activity": ("x = layers.Conv2D(2, 3, activity_regularizer='l2')(x)", "activity_regularizer"),
-    "constraint": ("x = layers.Conv2D(2, 3, kernel_constraint='max_norm')(x)", "kernel_constraint"),
     "axis": ("x = layers.BatchNormalization(axis=1)(x)", "normalises axis"),
-    "samples joined": ("x = layers.Concatenate(axis=0)([x, x])", "mixes the samples"),
-    "samples weighed": ("x = layers.Softmax(axis=-4)(x)", "mixes the samples"),
-    "zero gamma": ("x = layers.BatchNormalization(gamma_initializer='zeros')(x)", "gamma Zeros"),
-    "initializer": ("x = layers.Conv2D(2, 3, kernel_initializer='orthogonal')(x)", "Orthogonal"),
-    "ends": (
-        "return keras.Model(images, layers.Dense(num_classes, activation='relu')(layers.Flatten()(x)))",
-        "relu",
-    ),
-    "classes": ("return keras.Model(images, layers.Dense(7)(layers.Flatten()(x)))", "7 logits"),
-    "pixels": ("return keras.Model(images, layers.Conv2D(3, 1)(x))", "numbers of the shape"),
     "too small": ("x = layers.Conv2D(2, 9)(x)", "raised|cannot be built"),
-    "loaded": (
-        "d = layers.Conv2D(2, 3); x = d(x); d.set_weights([d.get_weights()[0], d.get_weights()[1] + 1])",
-        "sets weights itself .bias of layer 'conv2d'.",
-    ),
     "type of all": (
         "keras.mixed_precision.set_global_policy('mixed_float16')",
         "sets the type of all of Keras' layers to mixed_float16",
     ),
-    "double": ("x = layers.Conv2D(2, 3, dtype='float64')(x)", "layer 'conv2d' .Conv2D. computes in float64"),
 }
 REFUSED_FILES = {
     "assigns": (mine("self.seen.assign_add(1.0); return x"), DRAWS),
-    "assigns a slice": (
-        mine("self.several[:1].assign([1.0]); return x").replace(
-            "    def call", "        self.several = tf.Variable([1.0, 2.0], trainable=False)\n\n    def call"
-        ),
-        DRAWS,
-    ),
-    "draws": (mine("return x + tf.random.normal(tf.shape(x))"), DRAWS),
-    "loss": (mine("self.add_loss(tf.reduce_mean(x)); return x"), "add 1 loss"),
     # The inner layer gets the training argument even if the outer layer does not.
     "inside": (mine("return self.inside(x)"), DRAWS),
     "inside of training": (mine("return self.inside(x)", "x, training=None"), DRAWS),
-    "subclassed": (SUBCLASSED, "hidden in its code|returned a"),
-    "other input": (FIXED, "takes images of 8x8x2"),
-    "other arguments": ("def build(shape):\n    pass\n", "takes 1 positional argument but 2 were given$"),
     **{case: (network("x = images", line), said) for case, (line, said) in REFUSED.items()},
 }
 
@@ -277,22 +195,9 @@ def test_layers_that_training_cannot_compute_are_refused(case):
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 
-def test_masks_are_refused_with_one_error_and_one_hint(run):
-    name = write(network("return keras.Model(images, layers.Conv2D(num_classes, 1)(images))"))
-    check_refused(
-        run,
-        Refusal(
-            "--dataset membranes",
-            "data set membranes is for segmentation, but the model does classification",
-            "network unet",
-        ),
-        Refusal(
-            "--dataset digits",
-            "net.py:build gives numbers of the shape (8, 8, 10) for each image",
-            "masks are for the network unet",
-        ),
-        command=["train", name],
-    )
+def test_a_file_that_is_no_text_is_refused(run):
+    Path("net.py").write_bytes(b"\xff\xfe")
+    check_refused(run, Refusal("train net.py:build --print-config", "is not Python"))
 
 
 # --- runs
@@ -396,12 +301,6 @@ def test_keras_file_is_trained_like_its_function(run, succeeds):
     succeeds("plan-splits", "net.keras", "--stages", 2, "--json")
 
 
-@pytest.mark.parametrize("text", [b"", b"PK\x03\x04 nothing", b"\x89HDF\r\n\x1a\n"])
-def test_damaged_keras_file_is_reported(text, run):
-    Path("net.keras").write_bytes(text)
-    check_refused(run, Refusal("train net.keras --dataset digits", "net.keras", code=3))
-
-
 # --- data
 
 
@@ -429,31 +328,6 @@ def test_own_data_have_names_and_statistics():
     assert load("return (i, l), (i, l)").info.class_names == ("0", "1", "2")
 
 
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("return i", "no two pairs"),
-        ("return (i / 255, l), (i, l)", "float64"),
-        ("return (i, l[:3]), (i, l)", "labels of training"),
-        ("return (i, l - 1), (i, l)", "-1 to"),
-        ("return (i, l), (i[:, :4], l)", "those of evaluation"),
-        ("return (i, l), (i, l), ['a']", "names of classes"),
-        ("return (i[:0], l[:0]), (i, l)", "images of training"),
-        ("return (i, i % 2), (i, i % 2)", "is for segmentation"),
-        ("return (i, l * 1.5), (i, l)", "labels of training are float64"),
-        ("return (i, 5), (i, l)", "labels of training"),
-        ("return (i, l), (i, l), 3", "names of the classes are 3"),
-        ("return (i, l), (i, l), 'abc'", "names of the classes are 'abc'"),
-        ("return undefined", "raised NameError.*data.py, line 6"),
-    ],
-)
-def test_wrong_data_are_reported(text, said):
-    with pytest.raises((ConfigurationError, DataError)) as caught:
-        load(text)
-    assert re.search(said, caught.value.message), caught.value.message
-    assert caught.value.hint
-
-
 SOURCE = """
     from dataclasses import replace
     from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, EncodedExamples, FileExamples
@@ -474,46 +348,6 @@ def test_own_data_source_is_accepted_and_its_labels_become_int32():
     assert len(source.eval) == 12 and source.eval.labels.dtype == np.int32
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ("DataSource(3, whole, whole)", "info of the type int"),
-        ("DataSource(replace(info, task='boxes'), whole, whole)", "task = 'boxes'"),
-        ("DataSource(replace(info, image_shape=(8, 8)), whole, whole)", "image_shape"),
-        ("DataSource(replace(info, image_shape=(8, 8, 2)), whole, whole)", "image_shape"),
-        ("DataSource(replace(info, image_shape=(9, 8, 1)), whole, whole)", r"train of \(8, 8, 1\)"),
-        ("DataSource(replace(info, class_names=('a', 'b')), whole, whole)", "num_classes = 3 and 2 class_names"),
-        ("DataSource(replace(info, class_names='abc'), whole, whole)", "wrong facts: .*class_names"),
-        ("DataSource(replace(info, num_classes='3'), whole, whole)", "wrong facts: .*num_classes"),
-        ("DataSource(replace(info, mean=(1.0, 2.0)), whole, whole)", "mean = .* for 1 channels"),
-        ("DataSource(replace(info, std=(0.0,)), whole, whole)", "std = "),
-        ("DataSource(replace(info, augmentation='elastic'), whole, whole)", "augmentation = 'elastic'"),
-        ("DataSource(replace(info, mean=('a',)), whole, whole)", "wrong facts: .*mean"),
-        ("DataSource(replace(info, augmentation=3), whole, whole)", "wrong facts: .*augmentation"),
-        ("DataSource(info, FileExamples(('a.png',) * 12, [[1], [1, 2]]), whole)", "labels"),
-        ("DataSource(replace(info, num_train=11), whole, whole)", "num_train = 11, and has 12 examples"),
-        ("DataSource(info, whole, whole.subset(slice(0, 5)))", "num_eval = 12, and has 5"),
-        ("DataSource(info, whole, [1, 2])", "eval of the type list"),
-        ("DataSource(info, ArrayExamples(i[..., None], l * 1.0), whole)", "labels float64"),
-        ("DataSource(info, ArrayExamples(i[..., None], l + 1), whole)", "labels of train from 1 to 3, and 3 classes"),
-        ("DataSource(info, ArrayExamples(i[..., None], l - 1), whole)", "from -1 to 1"),
-        ("DataSource(info, FileExamples(('a.png',) * 5, l), whole)", r"has 5 examples with labels int64 \(12,\)"),
-        ("DataSource(info, FileExamples((1,) * 12, l), whole)", "FileExamples that are not all str"),
-        ("DataSource(info, EncodedExamples(('a',) * 12, l, 'x'), whole)", "not all bytes"),
-        ("DataSource(replace(info, task='segmentation'), files, files)", "masks in FileExamples"),
-        ("DataSource(replace(info, task='segmentation'), whole, whole)", r"labels int64 \(12,\)"),
-        ("DataSource(info, None, whole)", "train of the type NoneType"),
-        ("DataSource(info, whole, ArrayExamples(i[..., None], l, ('a.png',)))", "eval with other numbers of names"),
-        ("DataSource(info, whole, ArrayExamples(i[..., None], l, (1,) * 12))", "ArrayExamples that are not all str"),
-    ],
-)  # fmt: skip
-def test_wrong_data_source_is_reported(change, said):
-    with pytest.raises(DataError) as caught:
-        load(SOURCE + change)
-    assert re.search(said, caught.value.message), caught.value.message
-    assert caught.value.hint and caught.value.message.startswith("data.py:load: ")
-
-
 def test_late_imports_of_a_function_are_resolved(tmp_path):
     Path("neighbour_of_net.py").write_text("FILTERS = 5\n")
     head = "def build(input_shape, num_classes):\n"
@@ -532,17 +366,10 @@ def test_file_of_network_and_data_is_executed_once(capfd):
     assert capfd.readouterr().err.count("it is run") == 1
 
 
-def test_own_data_are_verified_and_noise_does_not_replace_them(run):
+def test_own_data_are_verified(run):
     Path("data.py").write_text(f"{GOOD}def load():\n    return (i, l), (i[:6], l[:6]), ['a', 'b', 'c']\n")
     code, out, err = run("verify-dataset", "data.py:load", "--json")
     assert code == 3 and "leakage" in out, err  # evaluation images were trained on
-    Path("quits.py").write_text("raise SystemExit('was run')\n")
-    noise = "train lenet --dataset quits.py:load --synthetic-data host --dry-run"
-    check_refused(
-        run,
-        Refusal("verify-dataset absent.py:load", "there is no such file", code=3),
-        Refusal(noise, "synthetic data in place of quits.py:load", "drop --dataset"),
-    )
 
 
 # --- entry points

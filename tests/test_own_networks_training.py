@@ -200,7 +200,7 @@ def test_a_network_with_shared_layers_is_trained_and_exported(succeeds, report, 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 writes no .keras files")
 def test_a_file_and_a_function_are_trained_and_refused_alike(run):
     for line, error in (
-        ("c = layers.Conv2D(2, 3, kernel_constraint='max_norm'); x = c(images)", "has a kernel_constraint"),
+        ("c = layers.Conv2D(2, 3, kernel_constraint='max_norm'); x = c(images)", "has kernel_constraint"),
         ("c = layers.BatchNormalization(); x = c(c(images))", "is called 2 times"),
         (
             "x = layers.Conv2D(2, 3, kernel_regularizer=keras.regularizers.OrthogonalRegularizer())(images)",

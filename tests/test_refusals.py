@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 from support.refused import all_refusals, ways
-from support.situations import SITUATIONS
+from support.situations import make_situation
 
 
 @pytest.fixture
 def situation(run, monkeypatch):
     """Makes the situation of a refusal in a new folder, which becomes the current one."""
 
-    def enter(folder, given, files):
+    def enter(folder, refusal, files):
         folder.mkdir()
         monkeypatch.chdir(folder)
-        for name in given:
-            SITUATIONS[name]()
+        for name in refusal.given:
+            make_situation(name)
         for name, text in files.items():
-            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, encoding="utf-8")
+        for line in refusal.first:
+            subprocess.run(line, shell=True, check=True)
 
     return enter
 
@@ -48,7 +50,8 @@ def contents():
 
 @pytest.mark.parametrize("refusal", all_refusals(), ids=str)
 def test_a_refused_command_says_why_and_its_hint_works(refusal, run, situation, imported, tmp_path):
-    situation(tmp_path / "refused", refusal.given, refusal.files)
+    situation(tmp_path / "refused", refusal, refusal.files)
+    imported.clear()  # by a run that the situation has
     before = contents()
     code, out, err = run(*shlex.split(refusal.command), columns=4000)
     err = err.replace(os.getcwd(), "HERE")
@@ -66,7 +69,7 @@ def test_a_refused_command_says_why_and_its_hint_works(refusal, run, situation, 
         assert stops or way.words[0] not in ("train", "benchmark"), (
             f"{way.words} would take long: add `typed with`"
         )
-        situation(tmp_path / str(number), refusal.given, way.files)
+        situation(tmp_path / str(number), refusal, way.files)
         if way.shell:
             subprocess.run(way.shell, shell=True, check=True)
         code, _, err = run(*way.words, columns=4000)

@@ -3,13 +3,11 @@
 import contextlib
 import io
 import json
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.own_networks import assert_equal
-from support.refusals import Refusal, check_refused
 from support.trained_runs import rows
 
 from ipucnn import cli
@@ -82,32 +80,6 @@ def test_pipelined_training_chooses_checked_splits(lightly, succeeds, tmp_path):
     program = json.loads((tmp_path / "p" / "program.json").read_text())
     assert program["num_stages"] == 2 and len(program["pipeline_splits"]) == 1
     assert program["gradient_accumulation_count"] % 4 == 0 and program["num_ipus"] == 2
-
-
-def test_folders_of_others_are_left_alone(trained, run, tmp_path):
-    folder, foreign = trained[0], trained[0] / "checkpoints"
-    before = {p: p.lstat().st_mtime_ns for p in folder.rglob("*")}
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    (tmp_path / "noted").mkdir()
-    (tmp_path / "noted" / "notes.txt").write_text("x")
-    shutil.copy(str(folder / "config.yml"), "noted")
-    (tmp_path / "file").write_text("x")
-    check_refused(
-        run,
-        Refusal(["--run-dir", folder], "already exists", "--overwrite"),
-        Refusal(["--checkpoint-dir", foreign, "--run-dir", "new"], "another run's checkpoints"),
-        *(
-            Refusal(f"--run-dir mine {option}", "thesis.txt", "choose another --run-dir")
-            for option in ("", "--resume", "--overwrite")
-        ),
-        # A run with a file of somebody else can be continued, but not replaced.
-        Refusal("--run-dir noted", "already exists", "--resume continues it; or use another"),
-        Refusal("--run-dir noted --overwrite", "notes.txt", "choose another --run-dir"),
-        Refusal("--run-dir file/run", "is a file", code=3),
-        command=["train", "toy_model"],
-    )
-    assert {p: p.lstat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
 def test_last_checkpoint_is_written_elsewhere_and_cleaned_on_request(lightly, succeeds, tmp_path):

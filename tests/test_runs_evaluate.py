@@ -3,14 +3,11 @@
 import json
 import math
 import os
-import shutil
 import warnings
 import zipfile
-from pathlib import Path
 from statistics import harmonic_mean
 from types import SimpleNamespace
 
-import h5py
 import msgspec
 import numpy as np
 import pytest
@@ -22,6 +19,7 @@ from support.refusals import Refusal, check_refused
 from support.scores import naive_scores
 from support.streams import RAW
 from support.trained_runs import run_of
+from support.weight_files import layers_of, write_keras_2, write_keras_3
 
 from ipucnn.datasets.base import ArrayExamples, data_source
 from ipucnn.reports.evaluate import draw_evaluation, worst_pairs
@@ -162,17 +160,7 @@ def test_evaluation_figure_is_written(trained, run, tmp_path, monkeypatch):
     assert texts == [("1,200", 1.5), ("3", 2.5)]
 
 
-def test_impossible_figures_are_refused_before_any_work(trained, run, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "d.png").mkdir()
-    check_refused(
-        run,
-        Refusal(["evaluate", trained, "--plot", "f.bmp"], ".png, .pdf, .svg"),
-        Refusal(["evaluate", trained, "--plot", "absent/f.png"], "there is no folder", code=3),
-        Refusal(["evaluate", trained, "--plot", "file/f.png"], "is a file", code=3),
-        Refusal(["evaluate", trained, "--plot", "d.png"], "is a folder", code=3),
-        Refusal(["evaluate", trained, "--predictions", "p.txt"], ".csv"),
-    )
+def test_pictures_without_matplotlib_are_refused(trained, run, monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -183,50 +171,16 @@ def test_impossible_figures_are_refused_before_any_work(trained, run, tmp_path, 
 # Keras weights.
 
 
-def layers_of(trained):
-    """Returns layer -> its weights, in the network's order, of the run's last checkpoint."""
-    layers = {}
-    for name, value in load_checkpoint(trained / "checkpoints" / "last.npz").weights.items():
-        layers.setdefault(name.split("/")[0], {})[name.split("/")[1]] = value
-    order = ["conv1", "conv3", "dense5", "dense6", "dense7"]
-    assert sorted(layers) == order
-    return {name: {w: layers[name][w] for w in ("kernel", "bias")} for name in order}
-
-
-def write_keras_2(path, layers, below=None):
-    with h5py.File(str(path), "w") as file:
-        root = file.create_group(below) if below else file
-        root.attrs["layer_names"] = [name.encode() for name in ["input", *layers]]
-        for name, weights in {"input": {}, **layers}.items():
-            group = root.create_group(name)
-            group.attrs["weight_names"] = [f"{name}/{w}:0".encode() for w in weights]
-            for weight, value in weights.items():
-                group[f"{name}/{weight}:0"] = value
-
-
-def write_keras_3(path, layers, with_names=True):
-    with h5py.File(str(path), "w") as file:
-        counts = {}
-        for name, weights in layers.items():
-            kind = "conv2d" if name.startswith("conv") else "dense"
-            number = counts.get(kind, 0)
-            counts[kind] = number + 1
-            variables = file.create_group(f"layers/{kind}{f'_{number}' if number else ''}/vars")
-            if with_names:
-                variables.attrs["name"] = name
-            for i, value in enumerate(weights.values()):
-                variables[str(i)] = value
-        file.create_group("layers/dropout/seed_generator/vars")["0"] = np.zeros(2, np.uint32)
-        file.create_group("optimizer/vars")["0"] = np.zeros((), np.int64)
-
-
 def foreign(layers):
     return {f"my_layer_{9 - i}": weights for i, weights in enumerate(layers.values())}
 
 
 def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_path):
     # All 360 samples: a limit selects by seed, and only a run has one.
-    expected, layers = evaluated(run, trained, "--limit-eval", "100%"), layers_of(trained)
+    expected, layers = (
+        evaluated(run, trained, "--limit-eval", "100%"),
+        layers_of(trained / "checkpoints" / "last.npz"),
+    )
     assert expected["dataset"]["size"] == expected["dataset"]["stored"] == 360
     write_keras_2(tmp_path / "a.weights.h5", layers)
     write_keras_2(tmp_path / "b.h5", foreign(layers), below="model_weights")
@@ -245,8 +199,14 @@ def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_pa
     assert code == 0 and "37 of 37" in out and "data set digits" in err
 
 
+def test_a_cut_weight_file_is_refused(trained, run, tmp_path):
+    write_keras_2(tmp_path / "cut.h5", layers_of(trained / "checkpoints" / "last.npz"))
+    os.truncate(tmp_path / "cut.h5", 9000)
+    check_refused(run, Refusal(["evaluate", "cut.h5", *LENET], "cut.h5 is damaged", code=3))
+
+
 def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(trained, run, tmp_path):
-    layers = layers_of(trained)
+    layers = layers_of(trained / "checkpoints" / "last.npz")
     zeros = {name: {w: 0 * value for w, value in weights.items()} for name, weights in layers.items()}
     folder = tmp_path / "saved"
     folder.mkdir()
@@ -306,84 +266,6 @@ def test_code_in_a_keras_file_is_never_executed(run, tmp_path, extension):
     assert (tmp_path / "executed").exists()
 
 
-def test_weight_files_that_do_not_fit_are_refused(trained, run, tmp_path):
-    layers = layers_of(trained)
-    write_keras_2(tmp_path / "good.h5", layers)
-    data = (tmp_path / "good.h5").read_bytes()
-    (tmp_path / "cut.h5").write_bytes(data[: len(data) // 2])
-    (tmp_path / "text.h5").write_text("hello")
-    (tmp_path / "empty.keras").write_bytes(b"")
-    with zipfile.ZipFile(str(tmp_path / "other.keras"), "w") as archive:
-        archive.writestr("readme", "x")
-    with h5py.File(str(tmp_path / "foreign.h5"), "w") as file:
-        file["data"] = np.zeros(3)
-    write_keras_2(tmp_path / "few.h5", dict(list(layers.items())[:-1]))
-    write_keras_2(
-        tmp_path / "classes.h5", {**layers, "dense7": {"kernel": np.zeros((84, 3)), "bias": np.zeros(3)}}
-    )
-    write_keras_3(
-        tmp_path / "shape.h5", {**layers, "conv3": {"kernel": np.zeros((3, 3, 6, 16)), "bias": np.zeros(16)}}
-    )
-    nan = {name: dict(weights) for name, weights in layers.items()}
-    nan["dense6"]["bias"] = np.full(84, np.nan, np.float32)
-    write_keras_2(tmp_path / "nan.h5", nan)
-    write_keras_2(tmp_path / "link.h5", layers)
-    with h5py.File(str(tmp_path / "link.h5"), "r+") as file:
-        del file["conv1/conv1/kernel:0"]
-        file["conv1/conv1/kernel:0"] = h5py.ExternalLink(str(tmp_path / "good.h5"), "conv1/conv1/kernel:0")
-    write_keras_3(tmp_path / "loop.h5", layers)
-    with h5py.File(str(tmp_path / "loop.h5"), "r+") as file:
-        file["layers/functional/layers"] = file["layers"]
-    errors = (
-        ("absent.h5", "does not exist"),
-        ("cut.h5", "damaged"),
-        ("text.h5", "neither HDF5 nor a zip"),
-        ("empty.keras", "neither HDF5 nor a zip"),
-        ("other.keras", "holds no model.weights.h5"),
-        ("foreign.h5", "holds no layers"),
-        ("few.h5", "4 layers with weights, lenet has 5"),
-        ("classes.h5", "dense7"),
-        ("shape.h5", "3x3x6x16"),
-        ("nan.h5", "not finite"),
-        ("link.h5", "a link elsewhere"),
-        ("loop.h5", "not a layer of its own"),
-    )
-    check_refused(run, *(Refusal(["evaluate", name, *LENET], error, code=3) for name, error in errors))
-
-
-def test_missing_options_for_weights_are_reported(trained, run, tmp_path):
-    write_keras_2(tmp_path / "w.h5", layers_of(trained))
-    (tmp_path / "w.npz").write_bytes(b"PK\x03\x04 nothing")
-    checkpoint = load_checkpoint(trained / "checkpoints" / "last.npz")
-    save_checkpoint(tmp_path / "bare.npz", checkpoint.weights, {}, {"model": "lenet"})
-    meta = {**checkpoint.meta, "config": checkpoint.meta["config"].replace("lenet", "mnist_cnn")}
-    save_checkpoint(tmp_path / "mixed.npz", checkpoint.weights, {}, meta)
-    np.save(str(tmp_path / "array.npy"), np.array([{}], dtype=object))
-    for name, lacking in (("seedless.npz", "seed"), ("classless.npz", "class_names")):
-        rest = {key: value for key, value in checkpoint.meta.items() if key != lacking}
-        save_checkpoint(tmp_path / name, checkpoint.weights, {}, rest)
-    check_refused(
-        run,
-        Refusal("w.h5", "", "--model-name"),
-        Refusal("w.h5 --model-name lenett", "", "did you mean 'lenet'"),
-        Refusal(["w.h5", *LENET, "--checkpoint", "best"], "--checkpoint"),
-        Refusal("lenet --weights w.npz", "neither imagenet nor"),
-        Refusal("lenet --weights imagenet", "no ImageNet weights"),
-        Refusal("lenet", "is a network", code=3),
-        Refusal("w.npz", "damaged or no checkpoint", code=3),
-        Refusal("bare.npz", "required field", code=3),
-        Refusal("mixed.npz", "another model", code=3),
-        Refusal("array.npy", "damaged or no checkpoint", code=3),
-        Refusal("seedless.npz", "required field `seed`", code=3),
-        Refusal("classless.npz", "lacks class_names", code=3),
-        Refusal([trained / "checkpoints" / "last.npz", "--checkpoint", "best"], "not a run to choose from"),
-        Refusal([trained, "--model-name", "lenet"], "its own network"),
-        Refusal([trained, "--host-generated-data", "--device", "ipu"], "Poplar", code=6),
-        Refusal("mobilenet --weights imagenet --dataset digits", "1,000 classes", code=3),
-        command=["evaluate"],
-    )
-
-
 def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, run, tmp_path):
     names = ["ab", "a\x1b[31mb", "东京", os.fsdecode(b"\xff"), "$x_{$", *"56789"]
     for name in names:
@@ -427,55 +309,6 @@ def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
 
     monkeypatch.setattr("ipucnn.sessions.host.session.HostPredictor.logits", too_large)
     check_refused(run, Refusal(["evaluate", trained], "do not fit into memory", "lower", 4))
-
-
-@pytest.mark.parametrize(
-    ("options", "report", "hint"),
-    [
-        ({"training": False}, True, "did not train (--no-training)"),
-        ({"checkpoints": False}, True, "--no-checkpoints"),
-        ({"clean_dir": True}, True, "--clean-dir"),
-        ({"clean_dir": True}, False, "ended before its first checkpoint"),
-        ({}, False, "ended before its first checkpoint"),
-        ({}, True, "deleted or moved since"),
-    ],
-)
-def test_missing_checkpoint_is_explained(trained, run, tmp_path, options, report, hint):
-    from dataclasses import replace
-
-    from ipucnn.runs.folder import RunFolder
-
-    (tmp_path / "r").mkdir()
-    config = replace(RunFolder(trained).read_config(), checkpoint_dir=None, **options)
-    (tmp_path / "r" / "config.yml").write_text(config.to_yaml())
-    if report:
-        shutil.copy(str(trained / "report.json"), str(tmp_path / "r" / "report.json"))
-    check_refused(run, Refusal("evaluate r", "has no last.npz or best.npz", hint, 3))
-
-
-def test_unknown_runs_and_checkpoints_list_existing_ones(trained, run, tmp_path):
-    check_refused(run, Refusal("evaluate nosuchrun", "", "train one with: ipucnn train toy_model", 3))
-    for name in [*"abcdefg", "lenet-digits"]:
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "config.yml").write_text("")
-    shutil.copytree(str(trained / "checkpoints"), "runs/full/checkpoints")
-    shutil.copy(str(trained / "config.yml"), "runs/full/config.yml")
-    for number in range(0, 100, 10):
-        Path(f"runs/full/checkpoints/checkpoint-{number:08d}.npz").touch()
-    nearest = ", ".join(f"checkpoint-{n:08d}.npz" for n in (10, 20, 30, 40, 50))
-    check_refused(
-        run,
-        Refusal(
-            "evaluate nosuchrun",
-            "",
-            "there are: runs/a, runs/b, runs/c, runs/d, runs/e and 4 more; type: ipucnn evaluate runs/a",
-            3,
-        ),
-        Refusal("infer runs/lenet-digit image.png", "", "did you mean 'runs/lenet-digits'?", 3),
-        Refusal(
-            "evaluate runs/full --checkpoint 34", "", f"the nearest are {nearest}; also last and best", 3
-        ),
-    )
 
 
 def test_run_of_another_folder_hints_at_its_data_path(run, tmp_path, monkeypatch, lightly):

@@ -262,12 +262,6 @@ def test_unreadable_images_are_reported_and_skipped(trained, run, images, tmp_pa
     assert [r["predictions"][0]["label"] for r in json.loads(out)["results"]] == [
         r["predictions"][0]["label"] for r in results
     ]
-    check_refused(
-        run,
-        Refusal("in/text.jpg --output n.csv --contact-sheet n.png", "1 of 1 inputs could not be", code=3),
-        Refusal("absent.png", "there is no image to classify", code=3),
-        command=["infer", trained],
-    )
 
 
 def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypatch):
@@ -368,46 +362,6 @@ def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
         assert image.format == "PNG" and GREEN in {c for _, c in image.getcolors(1 << 24)}
 
 
-def test_contradictory_requests_are_refused(trained, run, images):
-    checkpoint = trained / "checkpoints" / "last.npz"
-    check_refused(
-        run,
-        Refusal("", "nothing to classify"),
-        Refusal("in --split eval", "both given"),
-        Refusal("--split test", "eval, train"),
-        Refusal("in --format xml", "csv, json, jsonl"),
-        Refusal("in --json --format csv", "both given"),
-        Refusal("in --output o.txt", ".csv, .json, .jsonl"),
-        Refusal("in --output absent/o.csv", "there is no folder", code=3),
-        Refusal("in --output in/0.png/o.csv", "is a file", code=3),
-        Refusal("in --contact-sheet s.jpg", ".png"),
-        Refusal("in --contact-sheet in/0.png", "one of the images"),
-        Refusal("in --dataset digits", "", "--split eval"),
-        Refusal("in --top 0", "--top"),
-        Refusal("in --only-mistakes", "true class is known"),
-        Refusal("--split eval --only-mistakes", "true class is known"),
-        command=["infer", trained],
-    )
-    check_refused(
-        run,
-        Refusal("infer lenet in", "is a network", "`ipucnn train lenet`", 3),
-        Refusal("infer mobilenet in", "is a network", "--weights imagenet", 3),
-        Refusal(["infer", checkpoint, "in", "--checkpoint", "last"], "not a run to choose from"),
-        Refusal("infer lenet in --weights imagenet", "no ImageNet weights"),
-        Refusal("infer w.h5 in", "", "--model-name"),
-        Refusal("infer unet in --weights imagenet", "no ImageNet weights"),
-    )
-    # ImageNet weights are recommended only where there are some.
-    assert "imagenet" not in run("infer", "lenet", "in")[2]
-
-
-def test_missing_run_is_reported_before_options_are_checked(trained, run, images):
-    missing = trained.parent / "lenett"
-    error, hint = f"run folder {missing} does not exist", f"did you mean '{trained}'"
-    for options in ("--output masks --overlay", "--test-time-augmentation 8", "--only-mistakes"):
-        check_refused(run, Refusal(["infer", missing, images, *options.split()], error, hint, 3))
-
-
 def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images):
     from ipucnn.runs.sources import Named
     from ipucnn.runs.trained import open_trained
@@ -424,7 +378,6 @@ def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images)
     assert "does not say how its images were scaled" in of_file["notes"][0] and expected["notes"] == []
     for one, other in zip(of_file["results"], expected["results"]):
         assert [p["label"] for p in one["predictions"]] == [p["label"] for p in other["predictions"]]
-    check_refused(run, Refusal("infer w.weights.h5 in --model-name lenet", "", "--dataset"))
 
 
 def test_keras_export_is_not_accepted_as_weights(trained, run, images, in_this_process):

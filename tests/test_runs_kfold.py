@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from light_training import train_lightly
-from support.data_sets import noise, write_class_folders, write_pairs
+from support.data_sets import noise, write_pairs
 from support.own_networks import assert_equal
 from support.refusals import Refusal, check_refused
 from support.trained_runs import report_of, train
@@ -155,25 +155,6 @@ def test_events_report_finished_folds(lightly, tmp_path):
     assert validation.report().mean == {}
 
 
-def test_invalid_cross_validations_are_refused(run):
-    write_class_folders(Path("files"), {(part, name): 1 for part in ("train", "val") for name in "ab"})
-    check_refused(
-        run,
-        Refusal("--dataset files", "are files"),
-        command=[*OPTIONS, "--run-dir", "cv"],
-    )
-
-
-def test_existing_folders_are_refused(whole, run):
-    check_refused(
-        run,
-        Refusal([whole], "", "--resume continues it"),
-        Refusal([whole / "fold-1"], "holds checkpoints"),
-        Refusal([whole, "--resume", "--learning-rate", "0.2"], "--learning-rate 0.2"),
-        command=[*OPTIONS, "--run-dir"],
-    )
-
-
 def test_fold_is_evaluated_on_its_held_out_part(whole, report):
     measured = report("evaluate", whole / "fold-3")["measured"]
     assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
@@ -222,15 +203,6 @@ def test_all_folds_have_the_checksum_of_the_same_data():
     assert parts[0].pool_sha256 == parts[1].pool_sha256 != select_fold(changed, 3, 1).pool_sha256
 
 
-def test_fold_must_be_named(whole, run):
-    error, fold = "is a cross-validation", whole / "fold-1"
-    check_refused(
-        run,
-        Refusal(["evaluate", whole], error, f"ipucnn evaluate {fold}", 3),
-        Refusal(["infer", whole, whole], error, f"ipucnn infer {fold}", 3),
-    )
-
-
 def test_a_fold_may_move_its_checkpoints(whole, succeeds):
     """A fold is a run like any other; only a cross-validation refuses a folder of checkpoints."""
     shutil.copytree(whole / "fold-1", "fold-1")
@@ -252,13 +224,6 @@ def test_a_fold_trains_on_as_a_run_with_a_folder_of_checkpoints(
     _, error = succeeds("train", "--resume", "--run-dir", "cv/fold-1", *given)
     assert "continuing after weight update" in error
     assert report_of(tmp_path / "cv" / "fold-1")["program"]["num_epochs"] == 3
-    words = "--kfold with a checkpoint folder of its own"
-    check_refused(
-        run,
-        Refusal(["train", "--resume", "--run-dir", "cv", *given], words),
-        Refusal(["train", "--resume", "--run-dir", "cv", "--kfold", 3, "--fold", 1, *given], words),
-        Refusal([*OPTIONS, "--fold", 1, "--run-dir", "new", "--checkpoint-dir", "x"], words),
-    )
 
 
 def test_the_hint_for_a_fold_can_be_typed(whole, tmp_path, run):

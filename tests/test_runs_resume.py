@@ -320,12 +320,6 @@ def test_finished_run_continues_with_more_epochs(tmp_path):
 
 
 def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run, tmp_path, run):
-    check_refused(
-        run,
-        Refusal("r/checkpoints --seed 9", "another run"),
-        Refusal("nowhere", "does not exist", code=3),
-        command=["train", "mnist_cnn", "--run-dir", "x", "--checkpoint-input-dir"],
-    )
     # It continues from its own checkpoints as soon as it has some.
     assert cut(training(tmp_path / "new", checkpoint_input_dir="r/checkpoints"), 9, signal.SIGINT)
     reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
@@ -369,11 +363,6 @@ def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, suc
 # --- refusals
 
 
-def no_checkpoint_is_readable(folder):
-    for path in (folder / "checkpoints").iterdir():
-        path.write_bytes(b"PK damaged")
-
-
 def only(folder, **changes):
     """Changes the content of a folder's single checkpoint."""
     last = folder / "checkpoints" / "last.npz"
@@ -384,21 +373,9 @@ def only(folder, **changes):
     save_checkpoint(last, good.weights, changes.get("slots", lambda slots: slots)(good.slots), meta)
 
 
-def damaged_configuration(folder):
-    (folder / "config.yml").write_text("")
-
-
-def of_another_seed(folder):
-    meta = load_checkpoint(folder / "checkpoints" / "last.npz").meta
-    only(folder, meta={"config": meta["config"].replace("seed: 5", "seed: 6")})
-
-
 @pytest.mark.parametrize(
     "prepare, code, error",
     [
-        (no_checkpoint_is_readable, 3, "damaged"),
-        (damaged_configuration, 3, "is damaged"),
-        (of_another_seed, 2, "is of another run: seed 6 there, 5 here"),
         (lambda f: only(f, slots=lambda slots: {k: v[..., None] for k, v in slots.items()}), 3, "optimizer state"),
         (lambda f: only(f, meta={"position": 3}), 3, "position"),
     ],
@@ -408,31 +385,10 @@ def test_unusable_runs_are_refused_and_left_unchanged(cut_run, run, prepare, cod
     check_refused(run, Refusal(RESUME, error, code=code))
 
 
-def test_options_that_do_not_continue_a_run_are_refused(cut_run, run):
-    check_refused(
-        run,
-        Refusal("--micro-batch-size 8", "--micro-batch-size 8: the run in r has 4"),
-        Refusal("--lr-schedule const", "the run in r has cosine"),
-        Refusal("--clip-gradient-norm 1", "--clip-gradient-norm 1: the run in r has none"),
-        Refusal("--limit-train none", "--limit-train none: the run in r has 160"),
-        Refusal(["--device-mapping", ""], "--device-mapping '': the run in r has none"),
-        Refusal("--overwrite", "both given"),
-        Refusal("--no-training", "nothing to continue"),
-        Refusal("--checkpoint-dir new", "are in r/checkpoints, not in"),
-        command=RESUME,
-    )
-
-
-def test_a_continued_run_keeps_what_it_began_with_and_checks_typed_options(cut_run, run, succeeds):
-    check_refused(run, Refusal("--wandb-tags x", "has no effect without Weights & Biases"), command=RESUME)
+def test_a_continued_run_keeps_what_it_began_with(cut_run, succeeds):
     _, err = succeeds(*RESUME, "--max-workers", 2)
     assert "--max-workers 2 is left out: the run keeps 1, with which it began" in err
     assert "max-workers: 1\n" in (cut_run / "config.yml").read_text()
-
-
-def test_fewer_epochs_than_already_trained_are_refused(tmp_path, run):
-    assert cut(training(tmp_path / "r"), 14)
-    check_refused(run, Refusal([*RESUME, "--num-epochs", 1], "--num-epochs 1 are", "give more epochs"))
 
 
 def test_other_data_are_refused(tmp_path, run):
@@ -630,7 +586,6 @@ def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, run):
         path.write_text("x")
     train(tmp_path / "r", resume=True, clean_dir=True)
     assert not list((tmp_path / "r" / "checkpoints").glob("*.npz"))
-    check_refused(run, Refusal([*RESUME, "--num-epochs", 3], "were deleted (--clean-dir)", code=3))
     train(tmp_path / "r", num_epochs="1", overwrite=True, clean_dir=True)
     train(tmp_path / "s", clean_dir=True)
     assert not (tmp_path / "s" / "checkpoints").exists()

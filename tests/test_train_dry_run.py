@@ -189,7 +189,7 @@ def test_dry_run_of_a_continued_run_uses_the_published_size_of_an_absent_set(run
 
 def test_dry_run_refuses_unusable_checkpoints(run, finished, monkeypatch):
     resume = ["train", "--resume", "--run-dir", finished, "--dry-run", "--num-epochs"]
-    epochs = Refusal([*resume, 1], "--num-epochs 1 are 2 weight updates", "give more epochs")
+    epochs = Refusal([*resume, 1], "--num-epochs 1 are 2 weight updates", "use --num-epochs 3, or more")
     check_refused(run, epochs, unchanged=[finished])
     # Another run is named before anything that its checkpoint fixes, such as groups that two workers cannot share.
     words = "--limit-train 64 --limit-eval 8 --learning-rate 0.7 --max-workers 2 --run-dir other --resume --dry-run"

@@ -67,7 +67,8 @@ def read_report(path: Path) -> BenchmarkReport:
     path = path / REPORT if path.is_dir() else path
     data = read_record(path, "give the report.json of a benchmark")
     if isinstance(data, dict) and (data.get("void") or data.get("measured", True) is None):
-        raise DataError(f"{path}: {shown_value(data.get('void') or 'nothing was measured')}", "make it again")
+        why = shown_value(data.get("void") or "nothing was measured")
+        raise DataError(f"--baseline {path} has no result: {why}", "make it again")
     hint = "give the report.json that `ipucnn benchmark` wrote"
     report = from_plain(data, BenchmarkReport, f"--baseline {path}", hint)
     if report.scope != "session":

@@ -14,7 +14,6 @@ import numpy as np
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport, DataFacts, Limits, Request
-from ipucnn.benchmarking.rounds import MIN_ROUNDS
 from ipucnn.config import bounds, values
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
@@ -167,11 +166,6 @@ def _limits(
         raise ConfigurationError(
             f"--compare-with {shown_value(compare_with)}: there is no such rival",
             did_you_mean(compare_with, (KERAS,)) or f"use --compare-with {KERAS}",
-        )
-    if executions < MIN_ROUNDS:
-        raise ConfigurationError(
-            f"--executions {executions}: fewer than {MIN_ROUNDS} show no spread",
-            f"use --executions {MIN_ROUNDS}",
         )
     if min_time_s is None:
         min_time_s = min(DEFAULTS.min_time_s, max_time_s)
@@ -374,8 +368,8 @@ def _check_settings(settings: BenchmarkSettings, kind: str, num_instances: int) 
     """
     if settings.scope != SESSION and kind == DEVICE_GENERATED:
         raise ConfigurationError(
-            f"--mode {settings.scope} measures the input pipeline, and --device-generated-data has none",
-            "use --host-generated-data, or a data set",
+            f"--device-generated-data has no input pipeline, which --mode {settings.scope} measures",
+            "drop it, and give --host-generated-data or a data set",
         )
     alone = {
         f"--mode {settings.scope}": settings.scope != SESSION,

@@ -123,7 +123,7 @@ class Limits(Record, frozen=True, kw_only=True):
             ``max_time_s`` allows.  The time is the sum of the first contender's executions, without other contenders
             and the reference.
         max_time_s: the limit of everything, from ``started`` on.  A third of it is kept for the measured executions,
-            however long compiling takes, and at least ``MIN_ROUNDS`` rounds are measured whatever time they take.
+            however long compiling takes, and at least ``MIN_EXECUTIONS`` rounds are measured whatever time they take.
         max_warmup_s: the time of each contender after which warm-up ends, steady or not; at least one execution is run.
             Warm-up also ends when the measured executions need the rest of ``max_time_s``.
         execution_s: the target length of an execution, if one unit takes less.

@@ -11,10 +11,10 @@ from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.benchmarking.intervals import is_steady
 from ipucnn.benchmarking.records import Execution, Limits, Warmup
+from ipucnn.config.bounds import MIN_EXECUTIONS
 from ipucnn.events import Event, Events, Note, Progress
 from ipucnn.text import counted, number
 
-MIN_ROUNDS = 3
 # The most by which an execution is lengthened at a time: the first ones are slower than those that follow.
 _GROWTH = 8
 
@@ -165,7 +165,7 @@ def measure(
             before = after
             # Only whole rounds count, so that contenders stay paired.
             rounds = replace(rounds, turns=(*rounds.turns, turn))
-            is_over = 2 * clocks.spent_s - start_s > ends_s and len(rounds.turns) >= MIN_ROUNDS
+            is_over = 2 * clocks.spent_s - start_s > ends_s and len(rounds.turns) >= MIN_EXECUTIONS
             left = _left(rounds, limits)
             is_last = is_over or (not left and is_decided(rounds))
             if is_last and left:

@@ -1,5 +1,6 @@
 """``ipucnn infer``: predict the classes or the masks of images."""
 
+import shlex
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -126,9 +127,12 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
 
     output_to, sheet_to = request.output, request.contact_sheet
     if only_mistakes and (request.subset is None or sheet_to is None):
+        run, rest = shlex.quote(request.named.target), "--contact-sheet sheet.png"
         raise ConfigurationError(
             "--only-mistakes draws images whose true class is known, on a contact sheet",
-            "add --split eval --contact-sheet sheet.png",
+            f"add {rest}"
+            if request.subset
+            else f"type: ipucnn infer {run} --split eval --only-mistakes {rest}",
         )
     if form is not None and form not in FORMATS:
         raise ConfigurationError(

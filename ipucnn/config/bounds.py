@@ -72,7 +72,9 @@ LEAST_FRACTION = 1 / MAX_EPOCHS
 
 # Bounds of the numbers of single commands.
 
-EXECUTIONS = Range(1, 10**6)
+MIN_EXECUTIONS = 3
+"""Fewer measured executions of a benchmark show no spread."""
+EXECUTIONS = Range(MIN_EXECUTIONS, 10**6)
 """Measured executions of a benchmark; all of them are stored."""
 SECONDS = Range(0, MAX_SECONDS)
 """Duration of a measurement."""

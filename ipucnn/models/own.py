@@ -51,7 +51,7 @@ PER_SAMPLE = (
 """Stock layers that compute each sample separately and have no state, and layers that are exchanged for such ones."""
 # Keras layers that augment images, in addition to those whose names begin with Random.
 _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
-_OFF_BY_DEFAULT = ("Dropout", "SpatialDropout2D")
+_OFF_BY_DEFAULT = ("Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout2D")
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
 # Stateful operations that only read variables, call functions, or check.  All others change state for the next call,
 # draw random numbers from hidden state, or run Python code.
@@ -595,7 +595,7 @@ def _accepted(
             if is_own
             else "give each call a batch norm of its own, or use GroupNormalization or LayerNormalization",
         )
-    # Keras 3 records Dropout's default as if it had been given.
+    # Keras 3 records the default of these as if it had been given.
     others = ", ".join(
         f"{key}={value}"[:40] if key else str(value)[:40]
         for key, value in node.arguments

@@ -72,7 +72,7 @@ def plain_settings(where: str, node: Node, keras: Optional[int] = None) -> Dict[
         if key == "activity_regularizer" or key.endswith("_constraint"):
             if value is not None:
                 raise ConfigurationError(
-                    f"{where} has a {key}, which training does not know",
+                    f"{where} has {key}, which training does not know",
                     "drop it; kernel_regularizer='l2' keeps weights small, and so does --weight-decay",
                 )
         elif key.endswith("_regularizer"):

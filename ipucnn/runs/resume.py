@@ -447,15 +447,20 @@ def check_same_run(
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.path))
     differing = differences(start.checkpoint.meta, config, program, None if is_absent else info, data_sha256)
     if differing:
+        way = (
+            "--resume, give another --run-dir"
+            if config.checkpoint_input_dir is None
+            else "--checkpoint-input-dir"
+        )
         raise ConfigurationError(
             f"{start.path} is of another run: {differing[0]}",
-            f"continue with that run's options, or start from its weights: --weights {start.path}",
+            f"continue with that run's options; or drop {way}, and begin with its weights: --weights {start.path}",
         )
     if start.weight_updates > program.num_weight_updates:
         raise ConfigurationError(
             f"--num-epochs {config.num_epochs} are {counted(program.num_weight_updates, 'weight update')}, and "
             f"{start.path} has {start.weight_updates}",
-            "give more epochs",
+            f"use --num-epochs {start.weight_updates // program.weight_updates_per_epoch + 1}, or more",
         )
 
 

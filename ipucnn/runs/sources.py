@@ -229,7 +229,7 @@ class ImageNetWeights(Weights):
 
     def __init__(self, resolved: Resolved) -> None:
         hint = "give ImageNet's images: --dataset imagefolder --dataset-path DIR"
-        super().__init__(resolved, "imagenet, of Keras Applications", _IMAGENET_FACTS, hint)
+        super().__init__(resolved, "imagenet of Keras Applications", _IMAGENET_FACTS, hint)
 
     def labels(self, info: DatasetInfo) -> Tuple[str, ...]:
         return info.class_names or class_names()
@@ -447,7 +447,7 @@ def _of_run(named: Named, reads_data: bool) -> Weights:
     refused = _NETWORK_OPTIONS if record is None else tuple(n for n in _NETWORK_OPTIONS if n != "model_name")
     _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
     if not reads_data:
-        _refuse_data(flags)
+        _refuse_data(named)
     # Without data first: a wrong value is reported with its own hint, and later errors can only concern the data.
     resolved = resolve_saved(command, run.config, flags, reads_data=False)
     if reads_data:
@@ -519,8 +519,10 @@ def _how_to_get_weights(command: str, model: str) -> str:
     return f"give a run folder; `ipucnn train {model}` makes one"
 
 
-def _refuse_data(flags: Mapping[str, PlainValue]) -> None:
-    _refuse(flags, _DATA_OPTIONS, "no data set is read", "drop it, or ask for the data set with --split eval")
+def _refuse_data(named: Named) -> None:
+    of_data = f"ipucnn {named.command} {shlex.quote(named.target)} --split eval"
+    hint = f"drop it; for the images of a data set in place of these: {of_data}"
+    _refuse(named.flags, _DATA_OPTIONS, "no data set is read", hint)
 
 
 def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
@@ -550,7 +552,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> Weights:
     record = get_model(model)
     check_has_weights(record)
     if not reads_data:
-        _refuse_data(named.flags)
+        _refuse_data(named)
     resolved = resolve(command, named.flags, model=model, reads_data=reads_data)
     if not resolved.origins["norm_layer"].is_typed:
         # The weights belong to the published network, whose norm layer a preset may change.

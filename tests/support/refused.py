@@ -10,8 +10,9 @@ A file is a list of blocks, which blank lines separate; ``#`` begins a comment::
     error 2: --num-epochs 0: must be at least 1
     hint: the nearest legal value is --num-epochs 1
 
-``Given`` names situations (``support/situations.py``), and a line that ends in a colon is a file with its content; both
-hold for all commands down to the next such block.  The two lines after a command are its whole error and hint.  Then
+``Given`` names situations (``support/situations.py``), a line that ends in a colon is a file with its content, and
+``first: LINE`` is a line of the shell that changes them; all hold for the commands down to the next such block, and
+``Given`` also where that block has none.  The two lines after a command are its whole error and hint.  Then
 the hint is typed, unless a line says otherwise:
 
     where DIR is photos, FILE is p.yml    words of the hint that stand for something
@@ -19,7 +20,7 @@ the hint is typed, unless a line says otherwise:
     then 3: no such file (WHY)            the code and a part of the error of the hinted command
     not typed: WHY                        what the hint says cannot be typed here
 
-``nothing to type: WHY`` before the first command says why hints of the file may give no command.
+``nothing to type: WHY`` or ``not typed: WHY`` in a block without a command holds for the commands below it.
 """
 
 import difflib
@@ -35,8 +36,8 @@ from ipucnn.config.command import own_options, run_options
 from ipucnn.config.spec import OptionSpec
 
 FOLDER = Path(__file__).resolve().parents[1] / "refusals"
-_NOTES = ("where", "typed with", "then", "not typed:")
-_NOTHING = "nothing to type:"
+_NOTHING, _NOT_TYPED = "nothing to type:", "not typed:"
+_NOTES = ("where", "typed with", "then", _NOT_TYPED)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Refusal:
         page: the name of its file.
         given: names of situations.
         files: name -> content.
+        first: lines of the shell that come before the command.
         command: the words after ``ipucnn``.
         ending: the lines on stderr.
         code: the exit code.
@@ -56,6 +58,7 @@ class Refusal:
     page: str
     given: Tuple[str, ...]
     files: Dict[str, str]
+    first: Tuple[str, ...]
     command: str
     code: int = 0
     ending: Tuple[str, ...] = ()
@@ -67,7 +70,8 @@ class Refusal:
 
 def read(path: Path) -> Iterator[Refusal]:
     """Yields the refusals of a page."""
-    given, files, default = (), {}, {}  # type: Tuple[str, ...], Dict[str, str], Dict[str, str]
+    given, first = (), ()  # type: Tuple[str, ...], Tuple[str, ...]
+    files, default = {}, {}  # type: Dict[str, str], Dict[str, str]
     for block in re.split(r"\n\n+", path.read_text(encoding="utf-8")):
         lines = [line for line in block.splitlines() if line and not line.startswith("#")]
         if lines and lines[0].startswith("$ ipucnn "):
@@ -76,20 +80,20 @@ def read(path: Path) -> Iterator[Refusal]:
             }
             kind, _, error = lines[1].partition(": ")
             ending = (f"error: {error}", lines[2])
-            yield Refusal(
-                path.stem, given, files, lines[0][9:], int(kind.split()[1]), ending, {**default, **notes}
-            )
+            code, notes = int(kind.split()[1]), {**default, **notes}
+            yield Refusal(path.stem, given, files, first, lines[0][9:], code, ending, notes)
             continue
         texts = {line[:-1]: "" for line in lines if line.endswith(":") and not line.startswith("    ")}
         files, name = texts, ""
+        first = tuple(line[7:] for line in lines if line.startswith("first: "))
         for line in lines:
             if line.startswith("    "):
                 texts[name] += line[4:] + "\n"
             elif line.startswith("Given "):
                 given = tuple(line[6:].split(", "))
-            elif line.startswith(_NOTHING):
-                default = {_NOTHING: line}
-            else:
+            elif line.startswith((_NOTHING, _NOT_TYPED)):
+                default = {line.partition(":")[0] + ":": line}
+            elif not line.startswith("first: "):
                 name = line[:-1]
 
 

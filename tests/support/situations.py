@@ -9,9 +9,11 @@ from typing import Callable, Dict
 
 from PIL import Image
 
+from ipucnn import cli
 from support.data_sets import noise, write_class_folders, write_mnist, write_pairs
 from support.own_networks import RESIDUAL
 from support.trained_runs import train
+from support.weight_files import write_weight_files
 
 
 def _photographs() -> None:
@@ -30,7 +32,7 @@ def _nothing() -> None:
 
 _LENET = "lenet --dataset digits --limit-train 16 --limit-eval 8 --num-epochs 2 --seed 7 --micro-batch-size 4"
 _UNET = (
-    "unet --dataset membranes --limit-train 2 --limit-eval 1 --num-epochs 1 --image-size 204 --base-filters 2"
+    "unet --dataset membranes --limit-train 4 --limit-eval 1 --num-epochs 1 --image-size 204 --base-filters 2"
 )
 
 
@@ -45,15 +47,21 @@ def _copy_run(line: str, name: str) -> None:
     shutil.copytree(str(_trained(line)), name)
 
 
-def _run_without_history() -> None:
-    _copy_run(_LENET, "run")
-    Path("run/metrics.jsonl").write_text("")
+@functools.lru_cache(maxsize=None)
+def _weight_files() -> Path:
+    folder = _trained(_LENET).parent / "weights"
+    folder.mkdir()
+    write_weight_files(folder, _trained(_LENET) / "checkpoints" / "last.npz")
+    return folder
+
+
+def _copy_files(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.copy(str(path), path.name)
 
 
 @functools.lru_cache(maxsize=None)
 def _plan(words: str) -> str:
-    from ipucnn import cli
-
     assert cli.run([*words.split(), "--save", "plan.yml"]) == 0
     return Path("plan.yml").read_text(encoding="utf-8")
 
@@ -88,9 +96,18 @@ SITUATIONS: Dict[str, Callable[[], object]] = {
     "images": _images,
     "an image of cells": lambda: Image.fromarray(noise(0, 204, 204)).save("x.png"),
     "a run": lambda: _copy_run(_LENET, "run"),
-    "a run whose history is lost": _run_without_history,
+    "weight files": lambda: _copy_files(_weight_files()),
     "a run of a U-Net": lambda: _copy_run(_UNET, "cells"),
     "folds": lambda: _copy_run(f"{_LENET} --kfold 2", "folds"),
     "a file": lambda: Path("file").write_text("x"),
     "a folder": lambda: Path("folder").mkdir(),
 }
+
+
+def make_situation(name: str) -> None:
+    """Fills the current folder; ``a run with OPTIONS`` is a run of LeNet with these options of ``train``, too."""
+    beginning = "a run with "
+    if name.startswith(beginning):
+        _copy_run(f"{_LENET} {name[len(beginning) :]}", "run")
+    else:
+        SITUATIONS[name]()

@@ -210,8 +210,10 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         images, labels = (np.asarray(array) for array in part)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         raise DataError(f"{location}: {what} is no pair of arrays", _HINT) from None
+    if not images.size:
+        raise DataError(f"{location}: there are no images of {what}", _HINT)
     images = images[..., np.newaxis] if images.ndim == 3 else images
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or not images.size:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
         raise DataError(
             f"{location}: images of {what} are {images.dtype} {images.shape}, wanted uint8 of 0 to 255 "
             "[n, height, width, 1 or 3]",
@@ -282,13 +284,17 @@ def _checked(made: DataSource, location: str) -> DataSource:
             need(not is_masks, f"has masks in {kind}, which is for classes")
         attribute, content = next(_CONTENTS[cls] for cls in _CONTENTS if isinstance(examples, cls))
         is_right = all(isinstance(value, content) for value in getattr(examples, attribute))
-        need(is_right, f"has {what} with {kind} that are not all {content.__name__}")
-        labels: np.ndarray = np.zeros(0)
-        with contextlib.suppress(ValueError):  # lists of several lengths
+        need(is_right, f"has {what} with {attribute} that are not all {content.__name__}")
+        has_all = number == len(examples) > 0
+        need(has_all, f"says num_{what} = {number}, and has {len(examples)} examples")
+        labels: np.ndarray = np.zeros(0, object)
+        with contextlib.suppress(
+            ValueError
+        ):  # lists of several lengths; an older NumPy makes objects of them
             labels = np.asarray(examples.labels)
-        is_right = number == len(examples) > 0 and labels.dtype.kind in "iu" and labels.shape == shape
-        text = f"says num_{what} = {number}, and has {len(examples)} examples with labels {labels.dtype} {labels.shape}"
-        need(is_right, text)
+        shown = "lists" if labels.dtype == object else f"{labels.dtype} {labels.shape}"
+        is_right = labels.dtype.kind in "iu" and labels.shape == shape
+        need(is_right, f"has labels of {what} that are {shown}, wanted whole numbers {shape}")
         low, high = int(labels.min()), int(labels.max())
         text = f"has labels of {what} from {low} to {high}, and {info.num_classes} classes"
         need(0 <= low <= high < info.num_classes, text)
