@@ -301,15 +301,14 @@ def mnist_cnn(first):
 
 
 @pytest.mark.parametrize("first", ["rescaling", "signed", "normalization", "both"])
-def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, report):
+def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succeeds):
     model, (loss, accuracy) = mnist_cnn(first)
     model.save("m.h5")
     words = ("evaluate", "m.h5", "--model-name", "mnist_cnn", "--dataset", "data.py:load")
-    evaluated = report(*words)
-    measured, notes = evaluated["measured"], evaluated["notes"]
+    out, err = succeeds(*words, "--json", columns=400)
+    measured, notes = json.loads(out)["measured"], json.loads(out)["notes"]
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
     assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
-    _, err = run(*words, "--limit-eval", 8, columns=400)[1:]
     assert len(notes) == (first != "rescaling")  # which is the network's own range
     assert all("as the model in m.h5 scales them: pixels x" in n and f"note: {n}" in err for n in notes)
     if first == "signed":
