@@ -114,12 +114,12 @@ def measure(
 
 def measure_pairs(folder: Path, rounds: int) -> Dict[str, List[float]]:
     """Returns milliseconds of processor time per pair to open a set of images and masks, for each turn."""
-    from ipucnn.datasets.segmentation.imagemasks import open_pairs
+    from ipucnn.datasets.registry import choose_dataset, open_dataset
 
     milliseconds = []
     for turn in range(rounds + 1):
         begun = time.process_time()
-        source = open_pairs("imagemasks", folder)
+        source = open_dataset(choose_dataset("imagemasks", folder, home="", task="segmentation"))
         spent = time.process_time() - begun
         if turn:
             milliseconds.append(1e3 * spent / (len(source.train) + len(source.eval)))
@@ -163,7 +163,7 @@ def main(arguments: List[str]) -> int:
 
 def measured_rows(kind: str, folder: Path, images: int, rounds: int, size: int) -> List[Dict[str, Any]]:
     """Measures a folder; returns the row of each pipeline, with milliseconds of processor time an image."""
-    from ipucnn.datasets.sources.imagefolder import open_imagefolder
+    from ipucnn.datasets.registry import choose_dataset, open_dataset
     from ipucnn.datasets.sources.record_builder import build
     from ipucnn.datasets.sources.records import open_records
     from ipucnn.events import show
@@ -177,7 +177,8 @@ def measured_rows(kind: str, folder: Path, images: int, rounds: int, size: int) 
         if kind == "pairs":
             milliseconds = measure_pairs(folder, rounds)
         elif kind == "classes":
-            milliseconds = measure(open_imagefolder(folder), images, rounds, size, with_plain=False)
+            chosen = choose_dataset("imagefolder", folder, home="", task="classification")
+            milliseconds = measure(open_dataset(chosen), images, rounds, size, with_plain=False)
         else:
             source = open_records(folder if kind == "records" else Path(temporary))
             milliseconds = measure(source, images, rounds, size)

@@ -12,7 +12,7 @@ from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.data_sets import encode, smooth, write_class_folders
+from support.data_sets import encode, open_imagefolder, smooth, write_class_folders
 from support.image_files import turned
 from support.refusals import Refusal, check_raises, check_refused
 from support.streams import RAW, check_pure, take
@@ -28,7 +28,6 @@ from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 from ipucnn.datasets.problems import Unused, problem_of
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
-from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.errors import DataError
 from ipucnn.models.registry import list_models
 from ipucnn.runs.images.inputs import images_of_files

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.data_sets import noise, save_pages, verified, write_pairs
+from support.data_sets import noise, open_pairs, save_pages, verified, write_pairs
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
-from ipucnn.datasets.segmentation.imagemasks import open_pairs
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.datasets.verification.verify import choose, verify
 from ipucnn.errors import ConfigurationError, DataError

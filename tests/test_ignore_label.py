@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 from poplar_double import installed
 from sklearn import metrics
-from support.data_sets import verified, write_pairs
+from support.data_sets import open_pairs, verified, write_pairs
 from support.refusals import check_raises
 from support.scores import naive_scores
 from support.sessions import CPU, SGD, SIZE, chain, data, make_program, run, with_fused
@@ -19,7 +19,6 @@ from tensorflow import keras
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import fingerprint
 from ipucnn.datasets.pipeline import eval_batches
-from ipucnn.datasets.segmentation.imagemasks import open_pairs
 from ipucnn.datasets.segmentation.masks import read_table
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError

@@ -227,7 +227,8 @@ def test_a_stopped_comparison_of_pipelines_goes_on(measuring, monkeypatch, tmp_p
 
     monkeypatch.setattr(pipeline, "measure_pairs", measure_pairs)
     monkeypatch.setattr(pipeline, "measure", measure)
-    monkeypatch.setattr("ipucnn.datasets.sources.imagefolder.open_imagefolder", lambda folder: folder)
+    monkeypatch.setattr("ipucnn.datasets.registry.choose_dataset", lambda name, folder, **_: folder)
+    monkeypatch.setattr("ipucnn.datasets.registry.open_dataset", lambda folder: folder)
     path = tmp_path / "t.csv"
     line = ["--classes", str(tmp_path / "c"), "--pairs", str(tmp_path / "p"), "--csv", str(path)]
     with pytest.raises(KeyboardInterrupt):

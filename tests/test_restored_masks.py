@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from support.data_sets import write_pairs
+from support.data_sets import open_pairs, write_pairs
 
-from ipucnn.datasets.segmentation.imagemasks import open_pairs
 from ipucnn.runs import runtimes
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, MaskForm, PageSpool, class_colours

@@ -21,6 +21,8 @@ from support.data_sets import (
     encode,
     idx_bytes,
     noise,
+    open_imagefolder,
+    open_pairs,
     save_pages,
     verified,
     write_cifar10,
@@ -39,7 +41,6 @@ from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.sources import cifar
 from ipucnn.datasets.sources.idx import open_idx
-from ipucnn.datasets.sources.imagefolder import open_imagefolder
 from ipucnn.datasets.verification import lots, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
@@ -497,7 +498,7 @@ def test_each_mask_is_decoded_once(made, monkeypatch, table, training):
 
     monkeypatch.setattr(imagemasks, "pages", pages)
     if training:
-        assert len(imagemasks.open_pairs("imagemasks", folder).train) == 8
+        assert len(open_pairs("imagemasks", folder).train) == 8
     else:
         assert verified("imagemasks", folder)[:2] == (set(), set())
     assert sorted(decoded) == [f"{n}.png" for n in range(10)]
@@ -589,8 +590,8 @@ OPENING = {
     "cifar": lambda f: cifar.open_cifar("cifar10", f),
     "cifar-python": lambda f: cifar.open_cifar("cifar10", f),
     "folders": lambda f: refuse_damaged(open_imagefolder(f)),
-    "masks": partial(imagemasks.open_pairs, "imagemasks"),
-    "volumes": partial(imagemasks.open_pairs, "isbi2012"),
+    "masks": partial(open_pairs, "imagemasks"),
+    "volumes": partial(open_pairs, "isbi2012"),
 }
 NOT_READ = {
     *("truncated", "empty-file", "checksum", "unreadable", "count-mismatch", "wrong-dtype", "wrong-shape"),

@@ -34,7 +34,6 @@ def verify_dataset(options: VerifyDataset) -> None:
     """
     from ipucnn.config.options import RunConfig
     from ipucnn.config.resolve import convert_flags
-    from ipucnn.datasets.formats import find_classes
     from ipucnn.datasets.registry import check_is_there
     from ipucnn.datasets.sources.imagefolder import division
     from ipucnn.datasets.verification.verify import choose, verify
@@ -69,8 +68,8 @@ def verify_dataset(options: VerifyDataset) -> None:
         validation_fraction=given.get("validation_fraction"),
     )
     verification = show(work, Screen(take=sheet.take))
-    found = None if choice.location is None or choice.name != "imagefolder" else find_classes(choice.location)
-    if found is not None and found.is_undivided:
+    found = choice.found
+    if found is not None and found.name == "imagefolder" and found.is_undivided:
         note(division(found.location, *(subset.samples or 0 for subset in verification.subsets)))
     if options.json:
         print(json.dumps(verification.to_dict(), indent=2))

@@ -59,6 +59,7 @@ class Found(NamedTuple):
         choice: words for a run's first line: what serves for what, and what for nothing.
         is_undivided: whether ipucnn divides the set itself.
         has_channel_numbers: whether names of images end in the number of a channel, ``_0000``, as in nnU-Net.
+        is_tfds: whether TFDS prepared it, whatever its name.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     choice: str = ""
     is_undivided: bool = False
     has_channel_numbers: bool = False
+    is_tfds: bool = False
 
 
 # -- names and listings ---------------------------------------------------------------------------------------
@@ -708,7 +710,7 @@ def find_sets(folder: Path) -> List[Found]:
     """
     # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
     if (folder / INFO_FILE).is_file() and not subfolders(folder):
-        return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder)]
+        return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder, is_tfds=True)]
     has_records = has_shards(folder)
     found = [one for one in (find_set(name, folder) for name in FILE_SETS) if one is not None]
     if not has_records:  # class folders are an image folder, even if its name is "imagenet"
@@ -723,17 +725,6 @@ def find_sets(folder: Path) -> List[Found]:
 
 
 # -- sets of TensorFlow Datasets ------------------------------------------------------------------------------
-
-
-def is_tfds(name: str, location: Path) -> bool:
-    """Returns whether the set at a location is stored in the format of TFDS.
-
-    Hugging Face also writes a file with the name of TFDS's description; it is ignored beside files of the set's own
-    layout.
-    """
-    if name.startswith(TFDS_PREFIX):
-        return True
-    return name in FILE_SETS and (location / INFO_FILE).is_file() and FILE_SETS[name].find(location) is None
 
 
 def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
@@ -752,7 +743,7 @@ def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
     if (path / INFO_FILE).is_file():
         names, its_version = _described(path)
         if names[: len(parts)] == parts and version in ("", its_version):
-            return Found(chosen, path)
+            return Found(chosen, path, is_tfds=True)
     roots = [path.joinpath(*parts)]
     if real(path).name == parts[0]:
         roots.append(path.joinpath(*parts[1:]))
@@ -770,7 +761,8 @@ def find_tfds(name: str, path: Path, chosen: str) -> Optional[Found]:
             )
         if versions:
             newest = max(versions, key=lambda inside: _version(inside.name))
-            return Found(chosen, newest, choice=", the newest version" if len(versions) > 1 else "")
+            choice = ", the newest version" if len(versions) > 1 else ""
+            return Found(chosen, newest, choice=choice, is_tfds=True)
     return None
 
 

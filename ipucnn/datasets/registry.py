@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -22,12 +22,9 @@ from ipucnn.datasets.formats import (
     base_name,
     check_has_masks,
     find_class_parts,
-    find_classes,
     find_layout,
     find_set,
     find_sets,
-    has_shards,
-    is_tfds,
     quoted,
 )
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
@@ -84,7 +81,6 @@ class Opening(NamedTuple):
         allow_partial: whether to leave out images without a mask, and masks without an image.
         skip_damaged: whether to leave out images that cannot be decoded.
         has_class_weights: whether the loss weighs the classes; without it, a warning about unbalanced ones names it.
-        name, location, task: the chosen set, its folder and its task; :func:`open_dataset` sets them.
     """
 
     seed: int = 0
@@ -96,9 +92,6 @@ class Opening(NamedTuple):
     allow_partial: bool = False
     skip_damaged: bool = False
     has_class_weights: bool = False
-    name: str = ""
-    location: Path = Path()
-    task: str = "classification"
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ class DatasetRecord:
     Attributes:
         task: "classification", "segmentation", or "any".
         summary: one line for tables and help.
-        open: the reader.
+        open: the reader of a choice of this set, whose files are found.
         files: the expected files, for messages; empty for sets without files.
         image_shape: (height, width, channels) of its images, if known without reading them.
         num_classes: number of classes, if known without reading the set.
@@ -117,62 +110,56 @@ class DatasetRecord:
 
     task: str
     summary: str
-    open: "Callable[[Opening], DataSource]"
+    open: "Callable[[Choice, Opening], DataSource]"
     files: str = ""
     image_shape: Optional[Tuple[int, int, int]] = None
     num_classes: Optional[int] = None
     num_examples: Optional[Tuple[int, int]] = None
 
 
-def _open_membranes(opening: Opening) -> "DataSource":
+def _open_membranes(choice: "Choice", opening: Opening) -> "DataSource":
     from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
 
     height, width = opening.image_shape[:2] if opening.image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
     return open_membranes(height, width, opening.seed)
 
 
-def _open_random(opening: Opening) -> "DataSource":
-    classes = opening.num_classes or (2 if opening.task == "segmentation" else 10)
+def _open_random(choice: "Choice", opening: Opening) -> "DataSource":
+    classes = opening.num_classes or (2 if choice.task == "segmentation" else 10)
     shape, num_train = (
         opening.image_shape or embedded.DEFAULT_SHAPE,
         max(embedded.NUM_TRAIN, opening.least_train),
     )
-    return embedded.open_random(*shape, classes, opening.task, opening.seed, num_train)
+    return embedded.open_random(*shape, classes, choice.task, opening.seed, num_train)
 
 
-def _open_imagenet(opening: Opening) -> "DataSource":
-    if has_shards(opening.location):
-        return records.open_records(opening.location, opening.skip_damaged)
-    return _open_imagefolder(opening)
+def _open_imagenet(choice: "Choice", opening: Opening) -> "DataSource":
+    if not choice.files.parts:
+        return records.open_records(choice.files.location, opening.skip_damaged)
+    return _open_imagefolder(choice, opening)
 
 
-def _open_imagefolder(opening: Opening) -> "DataSource":
-    return imagefolder.open_imagefolder(
-        opening.location, opening.name, opening.validation_fraction, opening.has_class_weights
-    )
+def _open_imagefolder(choice: "Choice", opening: Opening) -> "DataSource":
+    return imagefolder.open_imagefolder(choice.files, opening.validation_fraction, opening.has_class_weights)
 
 
-def _open_pairs(opening: Opening) -> "DataSource":
+def _open_pairs(choice: "Choice", opening: Opening) -> "DataSource":
     return imagemasks.open_pairs(
-        opening.name,
-        opening.location,
-        opening.max_image_pixels,
-        opening.allow_partial,
-        opening.skip_damaged,
+        choice.files, opening.max_image_pixels, opening.allow_partial, opening.skip_damaged
     )
 
 
-def _open_tfds(opening: Opening) -> "DataSource":
+def _open_tfds(choice: "Choice", opening: Opening) -> "DataSource":
     from ipucnn.datasets.sources.tfds import open_tfds
 
-    return open_tfds(opening.name, opening.location)
+    return open_tfds(choice.name, choice.files.location)
 
 
 def _idx_record(summary: str) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         summary,
-        lambda opening: idx.open_idx(opening.name, opening.location),
+        lambda choice, opening: idx.open_idx(choice.name, choice.files.location),
         "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]",
         (28, 28, 1),
         10,
@@ -184,7 +171,7 @@ def _cifar_record(name: str, num_classes: int) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         f"32x32 colour, {num_classes} classes",
-        lambda opening: cifar.open_cifar(opening.name, opening.location),
+        lambda choice, opening: cifar.open_cifar(choice.name, choice.files.location),
         " or ".join(FILE_SETS[name].folders[:2]),
         (32, 32, 3),
         num_classes,
@@ -196,7 +183,7 @@ DATASETS: Dict[str, DatasetRecord] = {
     "digits": DatasetRecord(
         "classification",
         "8x8 handwritten digits, embedded (scikit-learn)",
-        lambda opening: embedded.open_digits(),
+        lambda choice, opening: embedded.open_digits(),
         image_shape=(8, 8, 1),
         num_classes=10,
     ),
@@ -254,7 +241,7 @@ class Choice:
 
     Attributes:
         name: a key of DATASETS, "tfds:NAME", the label of a function of the user's, or the name of arrays in memory.
-        location: the folder of the set; None for embedded and generated sets, and before a download.
+        found: the set in its folder; None for embedded and generated sets, and before a download.
         message: one line for stderr: the set, its source, and the way to get the other one.
         task: "classification" or "segmentation".
         download_to: the data folder to download into; None if there is no download.
@@ -264,13 +251,24 @@ class Choice:
     """
 
     name: str
-    location: Optional[Path]
+    found: Optional[Found]
     message: str
     task: str = "classification"
     download_to: Optional[Path] = None
     like: Optional[str] = None
     make: Optional[Callable[[], Any]] = None
     is_absent: bool = False
+
+    @property
+    def files(self) -> Found:
+        """The set in its folder, for a choice that has one."""
+        assert self.found is not None
+        return self.found
+
+    @property
+    def location(self) -> Optional[Path]:
+        """The folder of the set; None if there is none."""
+        return None if self.found is None else self.found.location
 
     @property
     def is_noise(self) -> bool:
@@ -378,7 +376,8 @@ def choose_dataset(
         return _choose_unregistered(name, task, divides)
     chosen_task = _task_for(known, f"data set {known}", task)
     if known in LAYOUTS and task != ANY_TASK:
-        return _choose_layout(known, path, divides)
+        check_is_there(path)
+        return _choose_layout(known, path, find_layout(known, path), divides)
     if not needs_files(known):
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
     found = find_set(known, path, explicit=True)
@@ -419,12 +418,11 @@ def check_divides(choice: Choice, validation_fraction: float) -> None:
     Raises:
         ConfigurationError: the set has one.
     """
-    folder = choice.location if choice.name == "imagefolder" else None
-    found = None if folder is None else find_classes(folder)
+    found = choice.found if choice.name == "imagefolder" else None
     if found is not None and found.is_undivided:
         return
-    if folder is not None:
-        why = f"{shown(folder)} has parts of its own"
+    if found is not None:
+        why = f"{shown(found.location)} has parts of its own"
     else:
         why = f"the data set {choice.name} has an evaluation part of its own"
     raise ConfigurationError(
@@ -462,9 +460,9 @@ def open_dataset(
     elif choice.is_absent:
         return base.limit_source(_open_published(choice.name), limit_train, limit_eval, options.seed)
     else:
-        location = fetch(choice, download) if needs_files(choice.name) else Path()
-        read = _open_tfds if is_tfds(choice.name, location) else DATASETS[choice.name].open
-        source = read(options._replace(name=choice.name, location=location, task=choice.task))
+        choice = fetch(choice, download) if needs_files(choice.name) else choice
+        is_tfds = choice.found is not None and choice.found.is_tfds
+        source = (_open_tfds if is_tfds else DATASETS[choice.name].open)(choice, options)
     source = replace(source, info=replace(source.info, max_image_pixels=options.max_image_pixels))
     if options.skip_damaged and not isinstance(source.train, base.IN_MEMORY):
         source = damaged.without_damaged(source)
@@ -496,22 +494,23 @@ def _open_published(name: str) -> "DataSource":
     return replace(source, info=replace(source.info, image_shape=shape), train=train, eval=evaluation)
 
 
-def fetch(choice: Choice, download: bool) -> Path:
-    """Returns the folder of a set's files, after downloading them if necessary and allowed.
+def fetch(choice: Choice, download: bool) -> Choice:
+    """Returns the choice of a set whose files are there, after downloading them if necessary and allowed.
 
     Raises:
         DataError: the files are absent, or the downloaded ones are damaged.
         MissingError: the network or a package is missing.
     """
     name = choice.name
-    if choice.location is not None:
-        return choice.location
+    if choice.found is not None:
+        return choice
     if download and choice.download_to is not None:
         if name.startswith(TFDS_PREFIX):
             from ipucnn.datasets.sources.tfds import prepare
 
-            return prepare(name[len(TFDS_PREFIX) :], choice.download_to)
-        return downloads.download(name, choice.download_to)
+            folder = prepare(name[len(TFDS_PREFIX) :], choice.download_to)
+            return replace(choice, found=Found(name, folder, is_tfds=True))
+        return replace(choice, found=Found(name, downloads.download(name, choice.download_to)))
     raise DataError(f"data set {name} is not here", _how_to_get(name, "--download"))
 
 
@@ -552,9 +551,7 @@ def _located(
         other: text about other sets, for the end of the message.
     """
     if found is not None:
-        return Choice(
-            name, found.location, f"data set {name} from {found.location}{found.choice}{other}", task
-        )
+        return Choice(name, found, f"data set {name} from {found.location}{found.choice}{other}", task)
     if download and (name in downloads.REMOTES or name.startswith(TFDS_PREFIX)):
         return Choice(name, None, f"data set {name}, to be downloaded to {path}{other}", task, path)
     return None
@@ -580,7 +577,11 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         ConfigurationError: the folder holds a set for another task, or several sets.
         DataError: the folder holds no set, or one that lacks a part that training needs.
     """
-    sets = find_sets(folder)
+    return choose_found(find_sets(folder), folder, task, divides)
+
+
+def choose_found(sets: Sequence[Found], folder: Path, task: str, divides: bool) -> Choice:
+    """Chooses one of the data sets that were found in a folder; raises as :func:`choose_folder` does."""
     if not sets and task == ANY_TASK:
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
@@ -597,9 +598,8 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
     name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
     chosen_task = _task_for(name, f"folder {folder}", task)
     if not sets or (name in LAYOUTS and task != ANY_TASK):
-        return _choose_layout(name, folder, divides)
-    location = sets[0].location
-    return Choice(name, location, f"data set {name} from {location}{sets[0].choice}", chosen_task)
+        return _choose_layout(name, folder, sets[0] if sets else None, divides)
+    return Choice(name, sets[0], f"data set {name} from {sets[0].location}{sets[0].choice}", chosen_task)
 
 
 def _task_for(name: str, what: str, requested: str) -> str:
@@ -614,17 +614,15 @@ def _task_for(name: str, what: str, requested: str) -> str:
     return task
 
 
-def _choose_layout(name: str, folder: Path, divides: bool) -> Choice:
+def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: bool) -> Choice:
     """Chooses an image folder, or a folder of images and masks, that has all parts that training needs.
 
     Raises:
-        DataError: the folder does not exist, or lacks a part.
+        DataError: the folder lacks a part.
     """
-    check_is_there(folder)
-    found = find_layout(name, folder)
     if found is not None and _is_complete(found, divides):
         message = f"data set {name} from {folder}{found.choice}"
-        return Choice(name, folder, message, DATASETS[name].task)
+        return Choice(name, found, message, DATASETS[name].task)
     if name == "imagemasks":
         if found is not None:
             check_has_masks(found)

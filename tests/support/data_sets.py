@@ -9,7 +9,9 @@ import struct
 import numpy as np
 from PIL import Image
 
-from ipucnn.datasets.sources import cifar
+from ipucnn.datasets.registry import choose_dataset
+from ipucnn.datasets.segmentation import imagemasks
+from ipucnn.datasets.sources import cifar, imagefolder
 from ipucnn.datasets.verification import verify
 from ipucnn.datasets.verification.findings import ERROR
 from ipucnn.events import View, show
@@ -118,3 +120,15 @@ def write_pairs(folder, pairs, ending="png", numbers=None):
             image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
             image.save(folder / part / f"{k}.{end}")
     return folder
+
+
+def open_pairs(name, folder, **options):
+    """Opens a set of images and masks in a folder itself."""
+    choice = choose_dataset(name, folder, home="", task="segmentation")
+    return imagemasks.open_pairs(choice.files, **options)
+
+
+def open_imagefolder(folder, **options):
+    """Opens class folders, in parts or alone, in a folder itself."""
+    choice = choose_dataset("imagefolder", folder, home="", task="classification", divides=True)
+    return imagefolder.open_imagefolder(choice.files, **options)

@@ -31,7 +31,6 @@ from ipucnn.datasets.base import DataSource, MaskedExamples, data_source, read_f
 from ipucnn.datasets.formats import (
     PAIR_LAYOUT,
     Found,
-    find_layout,
     images_at,
     images_below,
     images_beside,
@@ -520,8 +519,7 @@ def _check_any_left(pairs: Collection[Pair], passed: Passed) -> int:
 
 
 def open_pairs(
-    name: str,
-    folder: Path,
+    found: Found,
     max_pixels: int = MAX_IMAGE_PIXELS,
     allow_partial: bool = False,
     skip_damaged: bool = False,
@@ -529,8 +527,7 @@ def open_pairs(
     """Reads all pairs of a folder.  Images are grey or colour; ``masks`` describes the masks.
 
     Args:
-        name: the set's name, "imagemasks" or "isbi2012".
-        folder: the folder of the set.
+        found: the folders of images and of masks, or the volumes of isbi2012.
         max_pixels: the most pixels of an image.
         allow_partial: whether to leave out images without a mask, and masks without an image.
         skip_damaged: whether to leave out pairs of which a file cannot be decoded.
@@ -539,9 +536,7 @@ def open_pairs(
         DataError: there are no pairs, a file has no partner, sizes or numbers of pages differ, a file is damaged or has
             unsupported pixels, values of masks are no classes, or the pairs take more than half of the memory.
     """
-    found = find_layout(name, folder)
-    if found is None:
-        raise DataError(f"{folder} has no pairs of images and masks", PAIR_LAYOUT)
+    name, folder = found.name, found.location
     passed = Passed(skip_damaged)
     files = list(readable(read_pairs(found, allow_partial), passed))
     for subset, folders in found.parts.items():

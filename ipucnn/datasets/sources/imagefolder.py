@@ -18,7 +18,6 @@ from ipucnn.datasets.formats import (
     EMPTY,
     LOOSE,
     Found,
-    find_classes,
     images_at,
     images_below,
     images_beside,
@@ -219,25 +218,19 @@ def _few(names: Sequence[str], counts: np.ndarray, has_weights: bool) -> Tuple[s
 
 
 def open_imagefolder(
-    folder: Path,
-    name: str = "imagefolder",
-    validation_fraction: float = HELD_OUT_SHARE,
-    has_class_weights: bool = False,
+    found: Found, validation_fraction: float = HELD_OUT_SHARE, has_class_weights: bool = False
 ) -> DataSource:
-    """Lists the images of a folder without decoding them.  Classes are numbered in the order of their names.
+    """Lists the images of class folders without decoding them.  Classes are numbered in the order of their names.
 
     Args:
-        folder: the folder of the set.
-        name: the set's name, "imagefolder" or "imagenet".
+        found: the class folders.
         validation_fraction: the share of each class that is for evaluation, if class folders have no parts.
         has_class_weights: whether the loss weighs the classes.
 
     Raises:
         DataError: a part is absent or has no images, or the evaluation part has a class that training lacks.
     """
-    found = find_classes(folder)
-    if found is None:
-        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT)
+    name, folder = found.name, found.location
     passed = Passed()
     parts, names = read_classes(found, validation_fraction, passed)
     train, evaluation = parts["train"], parts["eval"]

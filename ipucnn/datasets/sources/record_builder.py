@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.datasets.base import CLASSES_FILE, FileExamples, file_digest, read_file
+from ipucnn.datasets.formats import CLASS_LAYOUT, find_classes
 from ipucnn.datasets.forms import GREY, RGB, displayed, opened
 from ipucnn.datasets.hashing import ORDER, permutation
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
@@ -111,7 +112,10 @@ def build(
             build.
     """
     check_makeable(out)
-    source = open_imagefolder(folder)
+    found = find_classes(folder)
+    if found is None:
+        raise DataError(f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT)
+    source = open_imagefolder(found)
     names, counts = source.info.class_names, {TRAIN: num_shards, VALIDATION: num_validation_shards}
     for name in names:
         if name != name.strip() or name.startswith("#"):

@@ -22,10 +22,7 @@ from ipucnn.datasets.formats import (
     IDX_FILES,
     Found,
     find_cifar_files,
-    find_classes,
     find_idx_file,
-    find_layout,
-    has_shards,
 )
 from ipucnn.datasets.forms import Mask, displayed, opened
 from ipucnn.datasets.problems import Problem, guarded, item_or_problem, problem_of, readable
@@ -143,9 +140,9 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
 # -- sets in memory -----------------------------------------------------------------------------------------------
 
 
-def idx_lots(survey: Survey, folder: Path) -> Lots:
+def idx_lots(survey: Survey, found: Found) -> Lots:
     """Returns the samples of MNIST or Fashion-MNIST, and compares packed files with their published checksums."""
-    survey.class_names = idx.CLASS_NAMES[survey.dataset]
+    folder, survey.class_names = found.location, idx.CLASS_NAMES[survey.dataset]
     published = dict(REMOTES[survey.dataset].files)
     survey.is_published = True
     lots = {}
@@ -177,12 +174,12 @@ _CIFAR_MD5: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def cifar_lots(survey: Survey, folder: Path) -> Lots:
+def cifar_lots(survey: Survey, found: Found) -> Lots:
     """Returns the samples of CIFAR-10 or CIFAR-100, file by file.
 
     Raises DataError if the set takes more than half of the memory.
     """
-    name = survey.dataset
+    name, folder = survey.dataset, found.location
     layout = find_cifar_files(name, folder)
     assert layout is not None  # otherwise the set would not have been chosen
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
@@ -206,9 +203,8 @@ def cifar_lots(survey: Survey, folder: Path) -> Lots:
 # -- class folders ------------------------------------------------------------------------------------------------
 
 
-def imagefolder_lots(survey: Survey, folder: Path) -> Lots:
-    found = find_classes(folder)
-    assert found is not None  # otherwise the set would not have been chosen
+def imagefolder_lots(survey: Survey, found: Found) -> Lots:
+    folder = found.location
     parts, names = imagefolder.read_classes(found, survey.validation_fraction, survey.report)
     survey.class_names = tuple(map(printable, names))
     for pair in written_alike(names):
@@ -227,10 +223,9 @@ def _name_of_file(paths: Sequence[str], begin: int, number: int) -> str:
 # -- images with masks --------------------------------------------------------------------------------------------
 
 
-def pairs_lots(survey: Survey, folder: Path) -> Lots:
+def pairs_lots(survey: Survey, found: Found) -> Lots:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
-    found = find_layout(survey.dataset, folder)
-    assert found is not None  # otherwise the set would not have been chosen
+    folder = found.location
     files = list(readable(imagemasks.read_pairs(found), survey.report))
     table = item_or_problem(partial(imagemasks.table_of, found), None, TABLE, folder / TABLE)
     if isinstance(table, Problem):
@@ -351,14 +346,15 @@ def tfds_lots(survey: Survey, folder: Path) -> Lots:
     return lots
 
 
-def imagenet_lots(survey: Survey, folder: Path) -> Lots:
+def imagenet_lots(survey: Survey, found: Found) -> Lots:
     """Returns the samples in ImageNet's record files, or in its class folders.
 
     Raises:
         DataError: the folder has files of several sets, or the file of the classes is damaged.
     """
-    if not has_shards(folder):
-        return imagefolder_lots(survey, folder)
+    if found.parts:
+        return imagefolder_lots(survey, found)
+    folder = found.location
     shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
     compared: Dict[str, bool] = {}
     try:
@@ -461,7 +457,7 @@ def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int],
     return decode_image(data, place_of(*place), label - first, is_drawn, survey.max_pixels, form.channels)
 
 
-OF_SETS: Mapping[str, Callable[[Survey, Path], Lots]] = {
+OF_SETS: Mapping[str, Callable[[Survey, Found], Lots]] = {
     **dict.fromkeys(idx.CLASS_NAMES, idx_lots),
     **dict.fromkeys(CIFAR_FILES, cifar_lots),
     "isbi2012": pairs_lots,

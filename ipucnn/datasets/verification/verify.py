@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from ipucnn.datasets.base import IMAGENET_MEAN
-from ipucnn.datasets.formats import base_name, find_sets, has_shards, is_tfds
+from ipucnn.datasets.formats import Found, base_name, find_sets
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
     ANY_TASK,
@@ -18,7 +18,7 @@ from ipucnn.datasets.registry import (
     Opening,
     check_divides,
     choose_dataset,
-    choose_folder,
+    choose_found,
     fetch,
     needs_files,
     open_dataset,
@@ -93,15 +93,15 @@ def verify(
     if validation_fraction is not None:
         check_divides(choice, validation_fraction)
     has_files = choice.make is None and needs_files(choice.name)
-    location = fetch(choice, download) if has_files else None
+    found = fetch(choice, download).files if has_files else None
     known = KNOWN.get(base_name(choice.name), Known())
-    is_records = choice.name == "imagenet" and location is not None and has_shards(location)
-    if is_records and len(records.class_names(location)) != records.NUM_CLASSES:  # type: ignore[arg-type]
+    is_records = found is not None and found.name == "imagenet" and not (found.parts or found.is_tfds)
+    if found is not None and is_records and len(records.class_names(found.location)) != records.NUM_CLASSES:
         known = Known()  # records of another set in ImageNet's layout
     survey = Survey(
         choice.name,
         choice.task,
-        shown(location) if location is not None else "",
+        "" if found is None else shown(found.location),
         known,
         is_drawn,
         {TRAIN: limit_train, EVAL: limit_eval},
@@ -109,7 +109,7 @@ def verify(
         validation_fraction or HELD_OUT_SHARE,
         max_pixels,
     )
-    survey.expect(_lots(survey, choice, location, image_size))
+    survey.expect(_lots(survey, choice, found, image_size))
 
     def decode(name: str, numbers: List[int], drawn: List[int]) -> Tuple[str, List[Result]]:
         return name, list(survey.subsets[name].lot.decode(numbers, drawn))
@@ -123,18 +123,18 @@ def verify(
 
 
 def _lots(
-    survey: Survey, choice: Choice, location: Optional[Path], image_size: Optional[Tuple[int, int]]
+    survey: Survey, choice: Choice, found: Optional[Found], image_size: Optional[Tuple[int, int]]
 ) -> lots.Lots:
     """Returns the samples of a set, with the function for its kind."""
-    if location is None:
+    if found is None:
         image_shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
         source = open_dataset(choice, Opening(image_shape=image_shape, max_image_pixels=survey.max_pixels))
         return lots.source_lots(survey, source)
-    if is_tfds(choice.name, location):
-        return lots.tfds_lots(survey, location)
+    if found.is_tfds:
+        return lots.tfds_lots(survey, found.location)
     shape = DATASETS[choice.name].image_shape
     survey.shape = None if shape is None else shape[:2]
-    return lots.OF_SETS[choice.name](survey, location)
+    return lots.OF_SETS[choice.name](survey, found)
 
 
 # -- choosing the set -----------------------------------------------------------------------------------------
@@ -154,12 +154,13 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
     """
     if name is None:
         folder = expand(path)
-        if not find_sets(folder):
+        sets = find_sets(folder)
+        if not sets:
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(folder)}",
                 f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, or a folder",
             )
-        return choose_folder(folder, ANY_TASK, divides=True)
+        return choose_found(sets, folder, ANY_TASK, divides=True)
     choice = choose_dataset(name, Path(path), home="", task=ANY_TASK, download=download, divides=True)
     if choice.make is None:
         return choice
