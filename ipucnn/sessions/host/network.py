@@ -158,7 +158,8 @@ class Network:
             for node in stage.nodes:
                 inputs_of_node = [tensors[name] for name in node.inputs]
                 if node.name in computes:
-                    output = computes[node.name](inputs_of_node[0])
+                    with tf.name_scope(node.name):  # as Keras does: profilers show operations by layer
+                        output = computes[node.name](inputs_of_node[0])
                 else:
                     options = {"training": training} if node.name in self._takes_training else {}
                     output = self._layers[node.name](
