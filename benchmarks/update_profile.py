@@ -187,7 +187,7 @@ def stream_bytes_per_s(cores: int) -> float:
 
     from ipucnn.machine import side_by_side
 
-    arrays = [[np.ones(STREAM_NUMBERS, np.float32) for _ in range(3)] for _ in range(cores)]
+    arrays: List[List[Any]] = [[np.ones(STREAM_NUMBERS, np.float32) for _ in range(3)] for _ in range(cores)]
     seconds = []
     for _ in range(7):
         started = time.perf_counter()
@@ -212,7 +212,8 @@ def profile(case: Case, updates: int) -> List[Dict[str, Any]]:
     cores = num_cores()
     flop_per_s, bytes_per_s = peak.measure().flop_per_s / cores, stream_bytes_per_s(cores)
     weights = frozenset(tuple(v.shape) for v in side.model.trainable_weights)
-    by_name = {op.name: op for op in operations(side.trainer._loop.trace(side.batches))}
+    trainer: Any = side.trainer
+    by_name = {op.name: op for op in operations(trainer._loop.trace(side.batches))}
     rows: Dict[str, List[float]] = collections.defaultdict(lambda: [0.0] * 4)
     for name, (kind, seconds, count) in traced.items():
         # Names of inlined functions begin with the names of their callers.
