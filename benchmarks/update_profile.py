@@ -1,6 +1,6 @@
 """Divides the time of a weight update of the host session among kinds of operations, each beside its lower bound.
 
-    python benchmarks/update_profile.py [--only NETWORK] [--updates 10] [--csv FILE]
+    python benchmarks/update_profile.py [--only NETWORK] [--updates 6] [--csv FILE]
 
 TensorFlow's profiler times every operation of the weight updates.  An operation's time is its median, so that other
 programs disturb it little.  Its bound is the larger of two times: its multiplications and additions at the rate of the
@@ -249,7 +249,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=[case.network for case in shown_cases()])
-    parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--updates", type=int, default=6)
     parser.add_argument("--csv", type=Path, help="also write the rows there; its rows of other networks stay")
     arguments = parser.parse_args()
     cases = [case for case in shown_cases() if arguments.only in (None, case.network)]
