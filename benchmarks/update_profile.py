@@ -2,14 +2,14 @@
 
     python benchmarks/update_profile.py [--only NETWORK] [--updates 6] [--csv FILE]
 
-TensorFlow's profiler times every operation of the weight updates.  An operation's time is its median, so that other
-programs disturb it little.  Its bound is the larger of two times: its multiplications and additions at the rate of the
-fastest large matrix product of one core, and its inputs and outputs at the memory bandwidth of one core, both while
-the other cores do the same.  Data that stay in a cache can be faster than that.  oneDNN's conversions of layouts are
-inside its operations.
+TensorFlow's profiler times every operation of the weight updates; an operation's time is its median.  Its bound is the
+larger of two times: its multiplications and additions at the rate of the fastest large matrix product of one core, and
+its inputs and outputs at the memory bandwidth of one core, both while the other cores do the same.  Data that stay in a
+cache can be faster than that.  oneDNN's conversions of layouts are inside its operations.
 
-Times are sums over the lanes that compute at the same time.  The rest of a weight update, which is its wall time on all
-lanes without the times of operations, is TensorFlow's executor, and lanes that wait.
+Times are sums over the lanes that compute at the same time.  The rest of a weight update has two parts: "executor" is
+processor time outside operations, and "waiting" is time without processor time.  Other programs lengthen operations and
+waiting, so the machine should be idle.
 """
 
 import argparse
@@ -37,7 +37,6 @@ CONVOLUTIONS = {
 NORM_OR_ACTIVATION = re.compile(r"bn|norm|relu|activation|swish", re.IGNORECASE)
 # Operations with fewer numbers are not worth a kind.
 SMALL_NUMBERS = 2**12
-REST = "executor, waiting"
 # Operations that hand their inputs on.
 FREE = (
     "Reshape",
@@ -198,16 +197,19 @@ def stream_bytes_per_s(cores: int) -> float:
 
 
 def profile(case: Case, updates: int) -> List[Dict[str, Any]]:
-    """Returns the rows of a network: one for each kind, the longest first, and the rest."""
+    """Returns the rows of a network: one for each kind, the longest first."""
     from ipucnn.benchmarking.peak import MatmulPeak
     from ipucnn.machine import num_cores
 
     side = SessionSide(case)
     side.run(2)
     peak = MatmulPeak()
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), time.process_time()
     side.run(updates)
-    wall_s = (time.perf_counter() - started) / updates
+    wall_s, processor_s = (
+        (time.perf_counter() - started) / updates,
+        (time.process_time() - processor) / updates,
+    )
     traced = timed(side, updates)
     cores = num_cores()
     flop_per_s, bytes_per_s = peak.measure().flop_per_s / cores, stream_bytes_per_s(cores)
@@ -225,7 +227,11 @@ def profile(case: Case, updates: int) -> List[Dict[str, Any]]:
         bound = max(spent.flop / flop_per_s, spent.moved / bytes_per_s)
         for i, value in enumerate((seconds, spent.flop, spent.moved, bound)):
             rows[spent.kind][i] += value * count
-    rows[REST] = [max(0.0, wall_s * side.side_by_side - sum(row[0] for row in rows.values())), 0.0, 0.0, 0.0]
+    rest = (
+        ("executor", processor_s - sum(row[0] for row in rows.values())),
+        ("waiting", wall_s * side.side_by_side - processor_s),
+    )
+    rows.update((kind, [max(0.0, seconds), 0.0, 0.0, 0.0]) for kind, seconds in rest)
     total = sum(row[0] for row in rows.values())
     return [
         {

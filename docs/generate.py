@@ -2,8 +2,8 @@
 
 The tables of commands and exit codes in commands.md come from the program's own table of commands and from its errors,
 that of findings in verify-dataset.md from verify-dataset, the reference of options in configuration.md from their
-declarations and presets, the tables of results.md from ../results; the pictures of terminals in images/ from
-what they print.
+declarations and presets, the tables of results.md and host-session.md from ../results; the pictures of terminals in
+images/ from what they print.
 """
 
 import signal
@@ -171,6 +171,7 @@ PARTS = {
     "configuration.md": {"keys": keys, "options": options},
     "commands.md": {"commands": commands, "exit codes": exit_codes},
     "verify-dataset.md": {"findings": findings},
+    "host-session.md": {"weight update": result_tables.weight_updates},
     "results.md": result_tables.PARTS,
 }
 

@@ -66,6 +66,30 @@ def sessions() -> str:
     )
 
 
+def weight_updates() -> str:
+    """A table of the time of a weight update by kind of operation, beside its lower bound."""
+    rows = read("update_profile")
+    if not rows:
+        return "Not measured."
+    kinds = sorted({row["kind"] for row in rows}, key=lambda kind: -sum(_ms(rows, kind=kind)))
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    lines = [f"| ms, and its bound | `{'` | `'.join(networks)}` |", "|" + " --- |" * (len(networks) + 1)]
+    for kind in kinds:
+        cells = []
+        for network in networks:
+            cell = [row for row in rows if row["network"] == network and row["kind"] == kind]
+            bound = f" ({number(cell[0]['bound_ms'])})" if cell and float(cell[0]["bound_ms"]) else ""
+            cells.append(number(cell[0]["ms"]) + bound if cell else "")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    totals = [number(str(sum(_ms(rows, network=network)))) for network in networks]
+    lines.append(f"| all lanes together | {' | '.join(totals)} |")
+    return "\n".join([*lines, "", conditions(rows)])
+
+
+def _ms(rows: Sequence[Row], **values: str) -> List[float]:
+    return [float(row["ms"]) for row in rows if all(row[key] == value for key, value in values.items())]
+
+
 def public_documents() -> str:
     """A table of what public applications and tutorials say that they reach, and of what ipucnn gives."""
     lines = ["| document | figure | published | here | only an IPU shows |", "|" + " --- |" * 5]
