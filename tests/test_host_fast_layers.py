@@ -28,7 +28,7 @@ from ipucnn.models.layers.per_sample import SubsamplePad
 from ipucnn.models.registry import get_model
 from ipucnn.sessions.host import fast_layers, operations
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
-from ipucnn.sessions.host.network import Network
+from ipucnn.sessions.host.network import Network, _scope
 
 HAS_KERNELS = not operations.why_not()
 if HAS_KERNELS:
@@ -594,3 +594,17 @@ def test_numba_compiles_without_a_working_cache(monkeypatch, error):
     monkeypatch.setattr(kernels.numba, "njit", njit)
     function, signatures, nogil = jit(kernels.numba.int64)(len)
     assert function is len and len(signatures) == 1 and nogil is True
+
+
+@pytest.mark.parametrize("name", ["conv 1", "_x", "größe", "a:b", "block/conv/", "", "block1a_se_reduce"])
+def test_any_name_of_a_layer_makes_a_scope_of_a_graph(name):
+    def compute(x):
+        with tf.name_scope(_scope(name)):
+            return x + 1.0
+
+    names = [
+        op.name
+        for op in tf.function(compute).get_concrete_function(tf.TensorSpec([2])).graph.get_operations()
+    ]
+    assert any("/add" in given for given in names)
+    assert name != "block1a_se_reduce" or f"{name}/add" in names

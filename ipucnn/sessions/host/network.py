@@ -15,6 +15,7 @@ added in float32 and rounded once.
 import contextlib
 import functools
 import inspect
+import re
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -46,6 +47,11 @@ def _is_exact(layer: KerasLayer) -> bool:
     if kind == "UpSampling2D":
         return config["interpolation"] == "nearest"
     return kind in _EXACT or (kind == "Dropout" and not config["rate"])
+
+
+def _scope(name: str) -> str:
+    """Returns a valid scope with the name of a layer: profilers show operations by layer, as for Keras's own."""
+    return re.sub(r"[^A-Za-z0-9.]", "_", name).lstrip("_") or "layer"
 
 
 class _Stage(NamedTuple):
@@ -158,7 +164,7 @@ class Network:
             for node in stage.nodes:
                 inputs_of_node = [tensors[name] for name in node.inputs]
                 if node.name in computes:
-                    with tf.name_scope(node.name):  # as Keras does: profilers show operations by layer
+                    with tf.name_scope(_scope(node.name)):
                         output = computes[node.name](inputs_of_node[0])
                 else:
                     options = {"training": training} if node.name in self._takes_training else {}
