@@ -3,10 +3,12 @@
 Texts that a page can show are in ``tests/refusals/yaml.txt``.
 """
 
+import dataclasses
 import json
 import os
 import time
 from pathlib import Path
+from typing import List
 
 import pytest
 import yaml
@@ -19,7 +21,7 @@ from ipucnn import documents
 from ipucnn.config import presets
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_DEPTH, BadDocument
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.text import shown_value
 
 # Nine levels of nine aliases each: 9 ** 9 values.
@@ -189,6 +191,47 @@ def test_a_value_in_a_message_is_short_and_printable():
     assert shown_value("a\x1b\nb") == "a\\x1b\\nb"
     assert max(len(shown_value(value)) for value in ("x" * 10_000_000, list(range(50_000)))) < 300
     assert "digits" in shown_value(10**5000)
+
+
+def test_a_repeated_key_of_json_is_named():
+    with pytest.raises(BadDocument, match="'b' is given twice"):
+        documents.load_record('{"a": 1, "b": 2, "b": 3}')
+
+
+@pytest.mark.parametrize("kind", [documents.Natural, documents.Positive])
+def test_counts_in_files_have_at_most_63_bits(kind):
+    assert documents.misfit(9_223_372_036_854_775_807, kind) == ""
+    assert "9223372036854775807" in documents.misfit(9_223_372_036_854_775_808, kind)
+
+
+@dataclasses.dataclass
+class _Row:
+    count: int = 1
+    values: List[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class _Table:
+    rows: List[_Row]
+
+
+@pytest.mark.parametrize(
+    "row, problem",
+    [
+        ({"count": 9_223_372_036_854_775_807, "values": [0.5, -3.0]}, ""),
+        ({"count": 9_223_372_036_854_775_808}, "Expected `int` of at most 64 bits - at `$.rows[1].count`"),
+        ({"values": [0.5, float("inf")]}, "Expected a finite number - at `$.rows[1].values[1]`"),
+        ({"number": 1}, "Object contains unknown field `number` - at `$.rows[1]`"),
+    ],
+)
+def test_what_no_array_holds_and_unknown_fields_are_damage_at_any_depth(row, problem):
+    data = {"rows": [{}, row]}
+    if not problem:
+        assert documents.to_record(data, _Table, "x.json", "restore it") == _Table([_Row(), _Row(**row)])
+        return
+    with pytest.raises(DataError) as caught:
+        documents.to_record(data, _Table, "x.json", "restore it")
+    assert (caught.value.message, caught.value.hint) == (f"x.json is damaged: {problem}", "restore it")
 
 
 # -- property tests --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The memory model against naive counts on random graphs, the planner's tables, and published facts."""
 
+import csv
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
@@ -362,6 +363,10 @@ def test_published_configurations_are_counted_by_fill() -> None:
     assert published_at(1.1) == published_at(7.0) == (0, 4)
     shares = [fits / number for fits, number in map(published_at, (0.45, 0.85, 0.95, 1.2))]
     assert shares == sorted(shares, reverse=True)
+    with open(ROOT / "results" / "published_fits.csv") as file:
+        outcomes = [row["outcome"] for row in csv.DictReader(file)]
+    counts = np.array([published_at(tenth / 10 + 0.05) for tenth in range(12)])
+    assert counts.sum(axis=0).tolist() == [outcomes.count("fits"), len(outcomes)]
 
 
 @pytest.mark.slow
