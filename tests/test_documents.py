@@ -119,6 +119,7 @@ def test_numbers_have_at_most_308_characters(number):
         ("a: ]", 1, 4),
         ("a: 1\nb: [1, }\n", 2, 8),
         ("a: 1\n b: 2\n", 2, 3),
+        ("a: 1\rb: ]", 2, 4),
     ],
 )
 def test_lines_and_columns_of_errors_count_from_one(text, line, column):
