@@ -512,3 +512,11 @@ def test_two_sets_in_a_folder_need_a_name(tmp_path):
     for choosing in (lambda: choose(str(tmp_path), "."), lambda: verify.choose(None, str(tmp_path))):
         hint = "--dataset mnist --dataset-path"
         check_raises(ConfigurationError, "holds mnist and cifar10", hint, choosing)
+
+
+def test_class_folders_are_a_set_beside_the_folder_of_another_one_but_not_beside_its_files(tmp_path):
+    write_class_folders(tmp_path, {(".", name): 3 for name in ("ant", "bee")})
+    write_mnist(tmp_path / "mnist")
+    assert [one.name for one in find_sets(tmp_path)] == ["mnist", "imagefolder"]
+    write_cifar10(tmp_path)
+    assert [one.name for one in find_sets(tmp_path)] == ["mnist", "cifar10"]
