@@ -252,7 +252,7 @@ def test_simulated_pipeline_takes_the_time_of_the_formulas(seed, cuts, schedule,
     ran = [operation for phase in simulation.phases for operation in phase]
     assert len(ran) == len(set(ran)) == count * k * (2 if training else 1)
     if training:
-        depth = {"Grouped": 2, "Interleaved": 1, "Sequential": 0}[schedule]
+        depth = Schedule(schedule).fifo_factor
         assert simulation.max_in_flight == tuple(depth * (k - 1 - s) + 1 for s in range(k))
 
 
