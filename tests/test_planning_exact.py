@@ -1,5 +1,6 @@
 """The planner against brute force, an integer program, a simulated pipeline, and properties of any planner."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -267,6 +268,43 @@ def test_simulated_tick_equals_one_computed_by_hand():
     )
     with pytest.raises(ValueError):
         simulate(tables, (0, 1), "GPipe", 2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("training", [True, False])
+def test_no_split_has_a_shorter_tick_than_the_lower_bound(schedule, training):
+    order = Schedule(schedule, training)
+    for seed, (n, k), recompute in itertools.product(
+        range(9), [(1, 1), (5, 2), (6, 3), (6, 4)], [True, False]
+    ):
+        tables = make_tables(seed, n, whole=False, recompute=recompute, training=training)
+        bound = order.least_tick_s(tables.forward_s, tables.backward_s, k, recompute and training)
+        splits = ((0, *cuts) for cuts in itertools.combinations(range(1, n), k - 1))
+        assert bound <= min(tick_s(tables, starts, schedule) for starts in splits) * (1 + 1e-12)
+    # Four stages of 1 s forward and 1 s backward leave nothing to gain.
+    ones = np.ones(4)
+    assert order.least_tick_s(ones, ones * training, 4, False) == (8 if training else 4) / (
+        1 if schedule == "Sequential" else 4
+    )
+
+
+@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
+def test_every_stage_works_in_each_tick_that_neither_fills_nor_drains(schedule):
+    for k, count in itertools.product(range(1, 6), range(1, 12)):
+        ticks, last = Ticks(Schedule(schedule), k, count), k - 1
+        full = set(range(ticks.num_ticks)) - set(ticks.edges)
+        for t in range(ticks.num_ticks):
+            if schedule == "Grouped":
+                ahead = {s: m for s in range(k) for m in range(count) if m + s == t}
+                back = {s: m for s in range(k) for m in range(count) if m + 2 * last - s == t}
+            else:
+                ahead = {s: m for s in range(k) for m in range(count) if 2 * m + s == t}
+                back = {s: m for s in range(k) for m in range(count) if 2 * m + 2 * last + 1 - s == t}
+            assert ticks.at(t) == (ahead, back)
+            passes = len(ahead) + len(back)
+            assert passes > 0 and (passes == (2 * k if schedule == "Grouped" else k) or t not in full)
+        # There are some, unless the micro-batches are too few to fill the pipeline.
+        assert full or count <= (2 * last if schedule == "Grouped" else k)
 
 
 # --- properties of any planner
