@@ -534,39 +534,6 @@ def test_the_comparison_equals_a_loop(shape):
     assert (same["relative"], same["agreement"], same["first_disagreement"]) == (0, 1, None)
 
 
-def test_invalid_options_are_refused(trained, run):
-    for name, file in (("full", "mine.txt"), ("old", "export.json")):
-        Path(name).mkdir()
-        (Path(name) / file).write_text('{"files": {}}')
-    Path("kept/1").mkdir(parents=True)
-    Path("kept/export.json").write_text('{"files": {"1/saved_model.pb": {}}}')
-    for file in ("labels.json", "1/saved_model.pb", "1/mine.txt"):
-        (Path("kept") / file).write_text("mine")
-    above = "the folder that you are in"
-    foreign = "is not (only) the folder of an export: it holds"
-    check_refused(
-        run,
-        Refusal("", "--format is missing", "--format onnx"),
-        Refusal("--format onx", "--format onx: must be one of", "onnx"),
-        Refusal("--format keras --half", "--half: weights of 16 bits", "drop it"),
-        Refusal("--format onnx --int8", "--int8: networks of 8-bit integers", "--format tflite"),
-        Refusal("--format tflite --int8 --half", "in 8 or in 16 bits", "drop --half or --int8"),
-        Refusal("--format tflite --opset 13", "--opset 13: only ONNX", "drop it"),
-        Refusal(
-            "--format ipu --batch 8", "Poplar SDK's TensorFlow, which is not installed", "docs/ipu.md", 6
-        ),
-        Refusal("--format saved-model --batch some", "--batch some", "--batch 1"),
-        Refusal("--format saved-model --batch 0", "--batch 0: must be at least 1", "--batch 1"),
-        Refusal("--format keras --output full", f"full {foreign} mine.txt", "choose another --output"),
-        Refusal("--format keras --output old", "old already exists", "--overwrite replaces old"),
-        Refusal("--format keras --output kept --overwrite", f"kept {foreign} 1/mine.txt", "choose another"),
-        Refusal("--format keras --output .", above, "exports/mine"),
-        Refusal("--format keras --output /", above, "exports/mine"),
-        command=["export", trained],
-        alone=True,
-    )
-
-
 # -- exported files used as runs ------------------------------------------------------------------------------
 
 

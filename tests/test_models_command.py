@@ -48,20 +48,6 @@ def test_summary(run, report):
     assert summary["macs"] == sum(layer["macs"] for layer in summary["layers"])
 
 
-def test_errors(run):
-    check_refused(
-        run,
-        Refusal("resnet5", "", "did you mean"),
-        Refusal("none-such*", "no model matches"),
-        Refusal("resnet* --summary", "unknown model"),
-        Refusal("lenet --image-size 32", "--summary"),
-        Refusal("lenet --summary --image-size x", "--image-size"),
-        Refusal("unet --summary --image-size 256", "", "252 or 268"),
-        Refusal("lenet --summary --dataset nosuch", "nosuch"),
-        command=["models"],
-    )
-
-
 def test_a_summary_for_the_images_and_classes_of_a_data_set(run, succeeds, report, tmp_path):
     """A network from a file takes its input shape and classes from the data set."""
     (tmp_path / "net.py").write_text(

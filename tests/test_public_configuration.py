@@ -211,12 +211,6 @@ def test_values_of_its_readmes_have_the_same_meaning(flag, value, expected):
     assert getattr(resolve("plan-splits", {flag: value}, model="resnet50").config, flag) == expected
 
 
-def test_its_configuration_names_hint_at_a_file_of_the_user(run):
-    command = "train --config resnet50_16ipus_8k_bn_pipeline"
-    hint = "did you mean 'mk2_resnet50_8k_bn_pipeline'?"
-    check_refused(run, Refusal(command, "", hint), Refusal(command, "", "add --config-path FILE"))
-
-
 @pytest.mark.parametrize(
     ("precision", "flags", "conflicts"),
     [
@@ -268,30 +262,6 @@ def test_described_command_lines_are_accepted(report, line):
             if spec.kind.is_list:
                 expected = [expected[0], *shown[spec.key][1:]]
             assert shown[spec.key] == expected, option
-
-
-# --- contradictions
-
-
-ON_THE_HOST = "eight-bit-transfer with accelerator-side-preprocess False (preset entry)"
-
-
-@pytest.mark.parametrize(
-    ("text", "flags", "message", "hint"),
-    [
-        ("eight-bit-transfer: True\n  accelerator_side_preprocess: False", "", ON_THE_HOST,
-         "add --accelerator-side-preprocess, or --no-eight-bit-transfer"),
-        ("accelerator-side-preprocess: False", "--eight-bit-transfer", ON_THE_HOST,
-         "add --accelerator-side-preprocess"),
-        ("synthetic-data: gpu", "", "synthetic-data: gpu: must be one of host, ipu", "did you mean 'ipu'?"),
-        ("host-generated-data: True", "--synthetic-data ipu",
-         "synthetic-data ipu and host-generated-data are two sources", "drop --host-generated-data"),
-    ],
-)  # fmt: skip
-def test_contradictions_are_refused(run, text, flags, message, hint):
-    Path("mine.yml").write_text(f"entry:\n  {text}\n", encoding="utf-8")
-    command = f"train toy_model --config entry --config-path mine.yml {flags}"
-    check_refused(run, Refusal(command, message, hint))
 
 
 def test_eight_bit_transfer_defaults_to_preprocessing_on_the_device():

@@ -119,24 +119,6 @@ def test_dry_run_has_the_program_of_the_run(report):
     assert os.listdir() == []
 
 
-def test_impossible_dry_runs_are_refused(run):
-    # Values that only layers check
-    options = "--dataset digits --device cpu --dry-run --gradient-accumulation-count 64 --micro-batch-size 1"
-    check_refused(
-        run,
-        Refusal(
-            f"cifar_resnet8 {options} --norm-layer '{{name: group_norm, num_groups: 7}}'",
-            "normalised in 7 groups",
-        ),
-        Refusal(f"lenet {options} --dropout 0.1", "no dropout layer"),
-        Refusal(f"mnist_cnn {options} --dropout 0.1 --pipeline-splits conv9", "'conv9' is not a layer"),
-        Refusal(
-            f"lenet {options} --pipeline-splits auto --ipus-per-replica 32", "32 stages, but lenet can be cut"
-        ),
-        command=["train"],
-    )
-
-
 def test_dry_run_writes_only_the_picture(run):
     code, _, err = run(*TRAIN, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
     assert code == 0 and "lr.png" in err

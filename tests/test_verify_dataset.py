@@ -32,7 +32,7 @@ from support.data_sets import (
 )
 from support.events import Recorded
 from support.image_files import SHORT, exif, tiff, tiff_page
-from support.refusals import Refusal, check_raises, check_refused
+from support.refusals import check_raises
 
 from ipucnn.datasets import base
 from ipucnn.datasets.damaged import refuse_damaged
@@ -947,31 +947,6 @@ def test_frames_are_red_around_findings(run, made, tmp_path, kind, side):
         widths = np.flatnonzero(starts == -1) - np.flatnonzero(starts == 1)
         edges += (widths >= side).sum()
     assert edges == 2
-
-
-@pytest.mark.parametrize(
-    "line, code, error",
-    [
-        ("verify-dataset folders --contact-sheet absent/sheet.png", 3, "sheet.png: there is no folder"),
-        ("verify-dataset --dataset-path absent", 3, "data folder absent does not exist"),
-        ("verify-dataset imagefolder --dataset-path absent", 3, "data folder absent does not exist"),
-        ("verify-dataset --dataset-path notes.txt", 3, "--dataset-path notes.txt is a file, not a folder"),
-        ("verify-dataset imagefolder --dataset-path notes.txt", 3, "notes.txt is a file, not a folder"),
-        ("verify-dataset digits --dataset random", 2, "given twice"),
-        ("verify-dataset folders --validation-fraction 0.3", 2, "--validation-fraction 0.3 has no effect"),
-        ("verify-dataset digits --validation-fraction 0.3", 2, "--validation-fraction 0.3 has no effect"),
-        (
-            "train lenet --dataset folders --validation-fraction 0.3",
-            2,
-            "--validation-fraction 0.3 has no effect",
-        ),
-        ("train lenet --validation-fraction 0.3", 2, "--validation-fraction 0.3 has no effect"),
-    ],
-)
-def test_invalid_commands_are_refused(run, made, line, code, error):
-    made("folders")
-    Path("notes.txt").write_text("x")
-    check_refused(run, Refusal(line, error, code=code))
 
 
 def test_an_option_of_generated_sets(succeeds):

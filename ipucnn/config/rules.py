@@ -130,7 +130,7 @@ RULES: Tuple[Rule[Origins], ...] = (
                 and RUN not in (origins[name], origins["synthetic_data"])
             ),
             f"synthetic-data {{synthetic_data}} and {name.replace('_', '-')} are two sources of the same data",
-            f"{{drop[{name}]}}: with --synthetic-data nothing is read",
+            f"{{drop[{name}]}}",
         )
         for name in ("host_generated_data", "device_generated_data")
     ),

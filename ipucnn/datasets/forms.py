@@ -160,7 +160,7 @@ def opened(
         raise
     except Image.DecompressionBombError as error:
         text = f"{origin} has far more than --max-image-pixels {max_pixels}"
-        raise DataError(text, "shrink it, or allow more of them", TOO_LARGE) from error
+        raise DataError(text, "shrink it, or raise --max-image-pixels", TOO_LARGE) from error
     except Image.UnidentifiedImageError as error:
         raise DataError(f"{origin} is not an image in a known format", hint, "unreadable") from error
     except Exception as error:

@@ -79,8 +79,8 @@ def check_cuts(splits: Sequence[str], graph: LayerGraph) -> None:
         )
 
 
-def check_stages(num_stages: int, graph: LayerGraph) -> None:
-    """Refuses more stages than the model can be cut into.
+def check_stages(num_stages: int, graph: LayerGraph, option: str = "--stages") -> None:
+    """Refuses more stages than the model can be cut into; ``option`` is the command's for their number.
 
     Raises:
         ConfigurationError: too many stages; the message says how many are possible.
@@ -89,7 +89,7 @@ def check_stages(num_stages: int, graph: LayerGraph) -> None:
     if num_stages > most:
         raise ConfigurationError(
             f"{num_stages} stages, but {graph.model} can be cut in {most - 1} places only",
-            f"use --stages {most} or less",
+            f"use {option} {most} or less",
         )
 
 
@@ -284,7 +284,7 @@ def choose_splits(
 
     # The machine of the run is unknown, so the splits are for the smallest system with enough IPUs.
     graph, system = graph_of(model, name), smallest_system(program.num_ipus)
-    check_stages(program.num_stages, graph)
+    check_stages(program.num_stages, graph, "--ipus-per-replica")
     settings = planned_program(config, program)
     planner = Planner(graph, system)
     candidate = planner.fastest_program([Choice(settings)])

@@ -220,7 +220,7 @@ def _check_request(request: ExportRequest) -> None:
         (
             request.int8 and request.half,
             "--int8 --half: the weights are stored in 8 or in 16 bits",
-            "drop --half or --int8",
+            "drop one of them",
         ),
     ):
         if is_refused:

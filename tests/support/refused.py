@@ -20,15 +20,19 @@ the hint is typed, unless a line says otherwise:
     then 3: no such file (WHY)            the code and a part of the error of the hinted command
     not typed: WHY                        what the hint says cannot be typed here
 
-``nothing to type: WHY`` or ``not typed: WHY`` in a block without a command holds for the commands below it.
+``nothing to type: WHY`` or ``not typed: WHY`` in a block without a command holds for the commands below it, down to the
+next ``Given``.
 """
 
 import difflib
+import json
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import yaml
 
 from ipucnn.command_group import options_class
 from ipucnn.command_table import COMMANDS
@@ -67,6 +71,11 @@ class Refusal:
     def __str__(self) -> str:
         return f"{self.page}: {self.command}"
 
+    @property
+    def has_tensorflow(self) -> bool:
+        """Whether the command may import TensorFlow, or follows a run that did."""
+        return any(name.startswith(("TensorFlow", "a run", "folds", "weight files")) for name in self.given)
+
 
 def read(path: Path) -> Iterator[Refusal]:
     """Yields the refusals of a page."""
@@ -90,7 +99,7 @@ def read(path: Path) -> Iterator[Refusal]:
             if line.startswith("    "):
                 texts[name] += line[4:] + "\n"
             elif line.startswith("Given "):
-                given = tuple(line[6:].split(", "))
+                given, default = tuple(line[6:].split(", ")), {}
             elif line.startswith((_NOTHING, _NOT_TYPED)):
                 default = {line.partition(":")[0] + ":": line}
             elif not line.startswith("first: "):
@@ -143,8 +152,14 @@ def ways(refusal: Refusal) -> List[Way]:
     hint = _PROGRAM.sub("", hint)
     found += [Way(words, refusal.files, line) for line in _SHELL.findall(hint)]
     hint = _SHELL.sub("", hint)
+    row = re.match(r"(\S+\.yml), row (\d+)(?: \(\S+\))?: ", error)
+    if row and not found:
+        return _with_row(refusal, words, row[1], int(row[2]) - 1, error[row.end() :])
     if hint.startswith("did you mean"):
         return [_with_name(refusal, words, error, hint.split("'")[1])]
+    code = _with_code(refusal.files, error, hint)
+    if code != refusal.files:
+        return [Way(words, code)]
     line = re.search(r"\b([a-z-]+): (\S+|\{.*\})$", hint)
     if line and any(f"{line[1]}:" in text for text in refusal.files.values()):
         files = {name: re.sub(rf"\b{line[1]}:.*", line[0], text) for name, text in refusal.files.items()}
@@ -185,6 +200,33 @@ def _with_name(refusal: Refusal, words: List[str], error: str, name: str) -> Way
     return Way(typed, {**refusal.files, **files})
 
 
+def _with_row(refusal: Refusal, words: List[str], name: str, number: int, error: str) -> List[Way]:
+    """Changes a command line of a suite as the hint says."""
+    suite = yaml.safe_load(refusal.files[name])
+    ending = (f"error: {error}", refusal.ending[1])
+    row = replace(refusal, command=suite["rows"][number], files={}, ending=ending, notes={})
+    found = []
+    for way in ways(row):
+        rows = [*suite["rows"]]
+        rows[number] = " ".join(map(shlex.quote, way.words))
+        found.append(Way(words, {**refusal.files, name: json.dumps({**suite, "rows": rows})}))
+    return found
+
+
+def _with_code(files: Dict[str, str], error: str, hint: str) -> Dict[str, str]:
+    """Changes, or leaves out, the argument that a hint names in Python files; returns the files, perhaps unchanged."""
+    given = re.search(r"such as (\w+)=\S+$", hint)
+    wrong = re.search(r" (?:has|begins with|called with) (\w+)", error)
+    if given:
+        old, new = rf"\b{given[1]}=[^,)]+", given[0][8:]
+    elif wrong and re.search(r"\bleave out|^drop it|^call it", hint):
+        named = re.search(r"leave out (\w+)$", hint) or wrong
+        old, new = rf",? ?\b{named[1]}=[^,)]+", ""
+    else:
+        return files
+    return {name: re.sub(old, new, text) if name.endswith(".py") else text for name, text in files.items()}
+
+
 def _changed(
     words: List[str], clause: str, subjects: List[str], options: Dict[str, OptionSpec]
 ) -> Iterator[List[str]]:
@@ -196,7 +238,7 @@ def _changed(
     if is_one_of_them:
         for flag in subjects[:2]:
             yield _without(words, flag, options)
-    elif named and _REMOVAL.search(clause) and "drop it" not in clause:
+    elif named and _REMOVAL.search(clause[: named[0].start()]) and "drop it" not in clause:
         for match in named:
             words = _without(words, match.group(), options)
         yield words

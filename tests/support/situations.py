@@ -7,9 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Callable, Dict
 
+import pytest
 from PIL import Image
 
 from ipucnn import cli
+from ipucnn.runs.export import FORMATS
+from ipucnn.runs.runtimes import missing_packages
 from support.data_sets import noise, write_class_folders, write_mnist, write_pairs
 from support.own_networks import RESIDUAL
 from support.trained_runs import train
@@ -83,6 +86,12 @@ def _images() -> None:
         Image.fromarray(noise(k, 8, 8)).save(f"in/{k}.png")
 
 
+def _packages_for_exports() -> None:
+    missing = [name for form in FORMATS for name in missing_packages(form)]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed")
+
+
 SITUATIONS: Dict[str, Callable[[], object]] = {
     "nothing": _nothing,
     "TensorFlow": _nothing,  # the command may import it
@@ -99,6 +108,7 @@ SITUATIONS: Dict[str, Callable[[], object]] = {
     "weight files": lambda: _copy_files(_weight_files()),
     "a run of a U-Net": lambda: _copy_run(_UNET, "cells"),
     "folds": lambda: _copy_run(f"{_LENET} --kfold 2", "folds"),
+    "packages for exports": _packages_for_exports,
     "a file": lambda: Path("file").write_text("x"),
     "a folder": lambda: Path("folder").mkdir(),
 }

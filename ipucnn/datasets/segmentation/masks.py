@@ -207,7 +207,9 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     values, names = [value for value, _ in rows], [name for _, name in rows]
     num_classes = len(names) - names.count(IGNORE)
     if not 2 <= num_classes <= MOST_CLASSES:
-        raise DataError(f"{origin} has {num_classes} classes; a mask has from 2 to {MOST_CLASSES}", hint)
+        raise DataError(
+            f"{origin} has {counted(num_classes, 'class')}; a mask has from 2 to {MOST_CLASSES}", hint
+        )
     lengths = {len(value) for value in values if value}
     if len(lengths) > 1:
         raise DataError(f"{origin} has both grey values and colours", hint)

@@ -24,7 +24,7 @@ from ipucnn.datasets.classes import default_mask_names
 from ipucnn.datasets.segmentation.masks import classes_of_values, mask_values
 from ipucnn.datasets.sources.imagefolder import HELD_OUT_SHARE, held_out
 from ipucnn.errors import DataError
-from ipucnn.text import printable, shown_value
+from ipucnn.text import counted, printable, shown_value
 
 PREFIX = "arrays-"
 """The prefix of the arrays' name in a run's configuration."""
@@ -264,7 +264,7 @@ def _checked(made: DataSource, location: str) -> DataSource:
         is_right = (
             len(values) == channels and np.isfinite(values).all() and (key == "mean" or min(values) > 0)
         )
-        need(is_right, f"has {key} = {shown_value(repr(values))} for {channels} channels")
+        need(is_right, f"has {key} = {shown_value(repr(values))} for {counted(channels, 'channel')}")
     shown = f"augmentation = {shown_value(repr(info.augmentation))}, which is unknown or for files of images and masks"
     need(info.augmentation in AUGMENTATION_NAMES and info.augmentation != "elastic", f"has {shown}")
     need(not info.patchwise, "has patchwise = True, which is for files of images and masks")
@@ -288,9 +288,8 @@ def _checked(made: DataSource, location: str) -> DataSource:
         has_all = number == len(examples) > 0
         need(has_all, f"says num_{what} = {number}, and has {len(examples)} examples")
         labels: np.ndarray = np.zeros(0, object)
-        with contextlib.suppress(
-            ValueError
-        ):  # lists of several lengths; an older NumPy makes objects of them
+        # Lists of several lengths are an error; an older NumPy makes objects of them.
+        with contextlib.suppress(ValueError):
             labels = np.asarray(examples.labels)
         shown = "lists" if labels.dtype == object else f"{labels.dtype} {labels.shape}"
         is_right = labels.dtype.kind in "iu" and labels.shape == shape
