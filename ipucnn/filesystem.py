@@ -7,7 +7,7 @@ raises an error where permission is denied (in all supported versions; that of P
 What is more than ``pathlib`` has one of these reasons:
 
 - :func:`kind_of` names the kind of a path, for messages, and reports circular links.
-- Reading (:func:`open_handle`) refuses FIFOs and devices, which would hang, and files beyond a limit of memory.
+- Reading (:func:`open_regular`) refuses FIFOs and devices, which would hang, and files beyond a limit of memory.
 - :func:`write_atomically` and :func:`write_folder` leave an old or a new file after a kill or on a full disk.  They
   replace a link in a run folder that came from somebody else; :func:`append_text` refuses it.
 - Locks (:func:`locked`) keep two processes out of one folder.
@@ -315,9 +315,8 @@ def open_regular(path: Path, hint: Optional[str] = None) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | _SAFELY), "rb") as file:
             yield file
-    except (
-        OSError
-    ) as problem:  # also of the block: some regular files of /proc can be neither measured nor read
+    # Of the block, too: some regular files of /proc can be neither measured nor read.
+    except OSError as problem:
         raise error_of(problem, path) from problem
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,14 +184,19 @@ def broken(name, shown, wide, width):
     )
 
 
+@pytest.fixture
+def short_folder():
+    """Makes a folder with a short name: screens print folders, and a path may be longer than a line."""
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder:
+        yield folder
+
+
 @pytest.mark.parametrize("name", sorted(SCREENS))
-def test_screens_fit(name, monkeypatch, request, tmp_path):
+def test_screens_fit(name, monkeypatch, request, short_folder):
     if name in NEEDS_A_RUN:
         monkeypatch.chdir(request.getfixturevalue("trained"))
     else:
-        # A short folder name: screens print the folder, and a path may be longer than a line.
-        monkeypatch.setattr("ipucnn.diagnosis.look.absolute", lambda folder: Path("/data"))
-        monkeypatch.chdir(tmp_path)
+        monkeypatch.chdir(short_folder)
     wide = printed(name, WIDE, monkeypatch).out
     for width in () if name in PIPED_WHOLE else WIDTHS:
         assert broken(name, printed(name, width, monkeypatch).out, wide, width) == ([], [], []), width
