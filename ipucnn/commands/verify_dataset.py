@@ -33,7 +33,10 @@ def verify_dataset(options: VerifyDataset) -> None:
     errors, and 0 if there are only warnings.
     """
     from ipucnn.config.options import RunConfig
-    from ipucnn.config.resolve import convert_flags
+    from ipucnn.config.origin import TYPED
+    from ipucnn.config.resolve import convert_flags, overlay
+    from ipucnn.config.rules import NOT_READ_FROM_FILES, check_rules
+    from ipucnn.config.values import parse_dataset
     from ipucnn.datasets.registry import check_is_there
     from ipucnn.datasets.sources.imagefolder import division
     from ipucnn.datasets.verification.verify import choose, verify
@@ -54,6 +57,9 @@ def verify_dataset(options: VerifyDataset) -> None:
         check_output(sheet_to)
     if name is None and config.dataset is None and "dataset_path" in given:
         check_is_there(expand(config.dataset_path))
+    named = given if name is None else {**given, "dataset": parse_dataset(name)}
+    settings, origins = overlay([(TYPED, named)])
+    check_rules([NOT_READ_FROM_FILES], RunConfig(**settings), origins, origins)
     choice = choose(config.dataset if name is None else name, config.dataset_path, config.download)
     sheet = LabelSheet(choice.task)
     work = verify(

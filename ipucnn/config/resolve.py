@@ -446,9 +446,11 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
             continue
         if spec.effect is Effect.RESULT:
             _check_unchanged(spec, origin, value, saved_value, run)
+        elif value == saved_value:
+            continue
         elif spec.effect is not Effect.START:
             changes[spec.name] = value
-        elif value != saved_value:
+        else:
             left_out.append(
                 f"{origin.option(spec.flag, spec.typed_text(value))} is left out: the run keeps "
                 f"{spec.typed_text(saved_value)}, with which it began"

@@ -120,7 +120,22 @@ RESUMED_OR_REPLACED: Rule[Origins] = Rule(
     "--resume and --overwrite are both given",
     "drop one of them",
 )
+NOT_READ_FROM_FILES: Rule[Origins] = Rule(
+    lambda config, origins: (
+        _is_in_use(config)
+        and _has_no_files(config.dataset)
+        and origins["dataset"].is_given
+        and origins["dataset_path"].overrides_run
+        # A data set that a higher giver names replaces the files that a lower one has a folder for.
+        and origins["dataset_path"].giver >= origins["dataset"].giver
+    ),
+    "{option}: {dataset} is not read from files",
+    "{drop[dataset_path]}",
+    "dataset_path",
+    typed_only=False,
+)
 RULES: Tuple[Rule[Origins], ...] = (
+    NOT_READ_FROM_FILES,
     *(
         Rule(
             lambda config, origins, name=name: (  # type: ignore[misc]
@@ -264,6 +279,18 @@ def _sources(config: RunConfig) -> Dict[str, str]:
     named = {} if config.dataset is None else {"dataset": f"dataset {config.dataset}"}
     drawn = (name for name in ("host_generated_data", "device_generated_data") if getattr(config, name))
     return {**named, **{name: BY_NAME[name].key for name in drawn}}
+
+
+def _is_in_use(config: RunConfig) -> bool:
+    """Whether the data set is read: neither noise nor generated data replace it."""
+    return config.synthetic_data is None and not (config.host_generated_data or config.device_generated_data)
+
+
+def _has_no_files(dataset: Optional[str]) -> bool:
+    """Whether a data set is a registered one that is embedded or generated."""
+    from ipucnn.datasets.registry import DATASETS, needs_files
+
+    return dataset in DATASETS and not needs_files(str(dataset))
 
 
 def _is_resumed_fold(config: RunConfig, origins: Origins) -> bool:
