@@ -11,8 +11,9 @@ from ipucnn.benchmarking.records import Figures
 from ipucnn.benchmarking.suite import CommandLine, Parse, given_options
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError, InfeasibleError, UserError
+from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.runs import setup as run_setup
+from ipucnn.sessions.memory import memory_errors
 from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
 
@@ -42,24 +43,20 @@ def fit(resolved: Resolved) -> Figures:
     from ipucnn.sessions.factory import create_session
 
     session = create_session(config.device, config=config)
-    import tensorflow as tf
-
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.models.counts import count_macs, count_parameters
     from ipucnn.training.losses import Loss
 
     model = run_setup.build(setup)
     loss = Loss(run_setup.loss_name(config, resolved.record.task), config.label_smoothing)
-    try:
-        with data_errors():
-            seconds, training_accuracy = _train(model, setup, program, loss)
-            predictor = session.predictor(model)
-            metrics = predictor.evaluate(run_setup.evaluation_batches(setup, 64, predictor), loss)
-    except (MemoryError, tf.errors.ResourceExhaustedError, InfeasibleError):
-        # The session's own hint names options that Keras' loop does not have.
-        raise InfeasibleError(
-            "out of memory in Keras' loop", "use a smaller --micro-batch-size or --image-size"
-        ) from None
+    # The session's own hint names options that Keras' loop does not have.
+    too_large = memory_errors(
+        "out of memory in Keras' loop", "use a smaller --micro-batch-size or --image-size"
+    )
+    with too_large, data_errors():
+        seconds, training_accuracy = _train(model, setup, program, loss)
+        predictor = session.predictor(model)
+        metrics = predictor.evaluate(run_setup.evaluation_batches(setup, 64, predictor), loss)
     return figures_of_fit(
         program.to_dict(),
         {"num_trainable_parameters": count_parameters(model), "macs_per_sample": count_macs(model)},

@@ -24,6 +24,7 @@ from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak
 from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.division import threads_of_training
+from ipucnn.sessions.memory import is_out_of_memory
 from ipucnn.sessions.session import NotFiniteError, Session
 from ipucnn.training.program import Layers
 
@@ -187,7 +188,7 @@ def _void(latest: BenchmarkReport, error: Exception) -> Tuple[BenchmarkReport, i
         # A benchmark writes no checkpoints.
         hint = error.advice if isinstance(error, NotFiniteError) else error.hint
         why, code = error.message, error.exit_code
-    elif isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+    elif is_out_of_memory(error):
         why = f"out of memory: {_without_nodes(str(getattr(error, 'message', error)))}"
         hint = "use a smaller --micro-batch-size or --image-size"
         # IPUs refuse the option.

@@ -26,11 +26,12 @@ from ipucnn.runs.images.segmentation import (
     SegmentedImage,
     foreground_probability,
 )
-from ipucnn.runs.predicting import check_task, memory_errors
+from ipucnn.runs.predicting import check_task
 from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.writer import open_writer
+from ipucnn.sessions.memory import memory_errors
 from ipucnn.sessions.role import find_role
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
@@ -150,7 +151,9 @@ def _evaluate_classes(
     batch *= config.validation_num_replicas or config.num_replicas
     rows = Spool()
 
-    too_large = memory_errors(f"batches of {counted(batch, 'image')}", "lower --validation-micro-batch-size")
+    too_large = memory_errors(
+        f"batches of {counted(batch, 'image')} do not fit into memory", "lower --validation-micro-batch-size"
+    )
     with too_large, data_errors():
         predictor, notes = trained.load(session, "evaluate")
         yield from (Note(f"note: {note}") for note in notes)

@@ -1,11 +1,10 @@
 """Shared by ``evaluate``, ``infer`` and ``export``: checks of options, and errors of predictions."""
 
-import contextlib
-from typing import Iterable, Iterator, Tuple
+from typing import Iterable, Tuple
 
 import numpy as np
 
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.errors import ConfigurationError, DataError
 
 
 def check_task(segments: bool, network: str, options: Iterable[Tuple[str, bool, bool]]) -> None:
@@ -23,21 +22,6 @@ def check_task(segments: bool, network: str, options: Iterable[Tuple[str, bool, 
     for option, is_given, is_for_masks in options:
         if is_given and is_for_masks != segments:
             raise ConfigurationError(f"{option}: {network} {makes}", "drop it")
-
-
-@contextlib.contextmanager
-def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Replaces out-of-memory errors by messages that name the data that do not fit, and the option to change.
-
-    Raises:
-        InfeasibleError: memory ran out within the block.
-    """
-    import tensorflow as tf
-
-    try:
-        yield
-    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-        raise InfeasibleError(f"{what} do not fit into memory", hint) from error
 
 
 def check_finite(logits: np.ndarray) -> np.ndarray:

@@ -31,9 +31,10 @@ from ipucnn.events import Item, Note, emit
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
 from ipucnn.runs.network_input import COST_OF_PATCHES
-from ipucnn.runs.predicting import check_finite, memory_errors
+from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
+from ipucnn.sessions.memory import memory_errors
 from ipucnn.sessions.session import Predictor
 
 TEST_TIME_AUGMENTATIONS = (1, 2, 4, 8)
@@ -293,7 +294,8 @@ class PatchwiseNetwork:
         shape = (*patches[0].shape[:2], trained.input_shape[2])
         images = prepare_range(stacked, shape, trained.input_range)
         with memory_errors(
-            f"patches of {shape[0]}x{shape[1]} pixels", f"--patch-size {OUTPUTS[0] + self._margin}"
+            f"patches of {shape[0]}x{shape[1]} pixels do not fit into memory",
+            f"--patch-size {OUTPUTS[0] + self._margin}",
         ):
             return predictor.predict([images])[0][: len(patches)]
 

@@ -12,7 +12,7 @@ import itertools
 import re
 import time
 from dataclasses import replace
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
-from ipucnn.errors import ConfigurationError, InfeasibleError
+from ipucnn.errors import ConfigurationError
 from ipucnn.machine import side_by_side
 from ipucnn.models.names import moved_statistics, penalties
 from ipucnn.sessions.group import Alone, Mpi
@@ -31,6 +31,7 @@ from ipucnn.sessions.host.division import Capacity, Division, divide, fused_in_i
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop, sums_of
+from ipucnn.sessions.memory import memory_errors
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -186,8 +187,11 @@ class HostPredictor(Predictor):
         group, totals = self._session.group, Totals()
         first, batches = peeked(dataset)
         size = 0 if first is None else len(first[0])
-        what = f"in a validation, with batches of {counted(size, 'image')}"
-        with tf.device(self._places[0]), _exceptions((what, "use a smaller --validation-micro-batch-size")):
+        too_large = memory_errors(
+            f"out of memory in a validation, with batches of {counted(size, 'image')}",
+            "use a smaller --validation-micro-batch-size",
+        )
+        with tf.device(self._places[0]), _exceptions(), too_large:
             self.weights.round_to_nearest()
             # A process without a batch does not know the batch size, so the minimum over all of them counts.
             at_once = min(group.gather("batches at once", self.batches_at_once(size)))
@@ -319,24 +323,23 @@ class HostTrainer(Trainer):
         last = first + num_weight_updates
         rates = self.schedule(np.arange(first, last))
         started = time.perf_counter()
-        with tf.device(self._place), _exceptions(self._memory, first, last):
+        with tf.device(self._place), _exceptions(first, last), self._too_large():
             results = self._loop.run(batches, tf.constant(rates, tf.float32), tf.constant(first, tf.int64))
             losses, hits = (values.numpy().tolist() for values in results)
         return TrainedPart(losses, hits, time.perf_counter() - started)
 
-    @property
-    def _memory(self) -> Tuple[str, str]:
-        """Returns the work of training and the option to change, if it does not fit into memory."""
+    def _too_large(self) -> ContextManager[None]:
+        """Returns the block in which training may run out of memory."""
         fused = self.division.fused_micro_batches
         smaller = "--fused-micro-batches 1" if fused > 1 else "a smaller --micro-batch-size or --image-size"
-        what = f"with {counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}"
-        return what, f"use {smaller}"
+        what = f"{counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}"
+        return memory_errors(f"out of memory with {what}", f"use {smaller}")
 
     def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Runs the training loop's forward pass over the batches."""
         if self._loop.collected:
             iterator = self.feed(make_dataset(self.state.weight_updates, self.division.samples_per_group))
-            with tf.device(self._place), _exceptions(self._memory):
+            with tf.device(self._place), _exceptions(), self._too_large():
                 self._weights.round_to_nearest()
                 self._loop.collect(iterator, tf.constant(num_updates))
                 self._weights.round_to_nearest()
@@ -353,11 +356,10 @@ class HostTrainer(Trainer):
 
 
 @contextlib.contextmanager
-def _exceptions(memory: Optional[Tuple[str, str]] = None, first: int = 0, last: int = 0) -> Iterator[None]:
-    """Translates TensorFlow's errors: out of memory, floating-point exceptions, and no deterministic operation.
+def _exceptions(first: int = 0, last: int = 0) -> Iterator[None]:
+    """Translates TensorFlow's errors: floating-point exceptions, and no deterministic operation.
 
     Args:
-        memory: the work that may not fit into memory, and the option to change; None: such errors pass.
         first, last: the numbers of weight updates before and after the block; 0: the block does not train.
     """
     try:
@@ -377,12 +379,8 @@ def _exceptions(memory: Optional[Tuple[str, str]] = None, first: int = 0, last: 
         when = f", in weight updates {first + 1} to {last}" if last else ""
         raise NotFiniteError(
             f"--fp-exceptions: {EXCEPTION}{match.group(1)}{when}: its result is too large, or no number",
-            "lower --loss-scaling or the learning rate, or drop --fp-exceptions",
+            "lower --loss-scaling or the learning rate, or add --no-fp-exceptions",
         ) from None
-    except (MemoryError, tf.errors.ResourceExhaustedError):
-        if memory is None:
-            raise
-        raise InfeasibleError(f"out of memory {memory[0]}", memory[1]) from None
 
 
 def _count_operations(graph: TfGraph) -> int:

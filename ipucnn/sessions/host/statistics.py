@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfVariable
-from ipucnn.errors import InfeasibleError
 from ipucnn.machine import side_by_side
 from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
@@ -29,6 +28,7 @@ from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.memory import memory_errors
 from ipucnn.sessions.session import Batch
 
 
@@ -233,14 +233,13 @@ class LargeBatches:
 
         def of_batch(images: Tensor, *_: Tensor) -> Dict[str, _Moments]:
             interrupts.check()
-            try:
+            too_large = memory_errors(
+                f"out of memory with {len(images)} training images at once, to measure batch norm's statistics",
+                "use a smaller --precise-batch-norm; 0 leaves it out",
+            )
+            with too_large:
                 moments: Dict[str, _Moments] = self._moments(images)
-                return moments
-            except tf.errors.ResourceExhaustedError:
-                raise InfeasibleError(
-                    f"out of memory with {len(images)} training images at once, to measure batch norm's statistics",
-                    "use a smaller --precise-batch-norm; 0 leaves it out",
-                ) from None
+            return moments
 
         first, batches = peeked(batches if self.names else ())
         at_once = 1 if first is None else self._at_once(len(first[0]))
