@@ -292,7 +292,11 @@ REFUSED = (
     Refusal("train toy_model --device cpu", "2 instances", "without poprun"),
     Refusal("train toy_model --num-replicas 4", "need the same seed", "--seed 1"),
     Refusal("train toy_model --seed 1", "the program 1", "--num-replicas 4"),
-    Refusal("train toy_model --seed 1 --num-replicas 4 --select-ipu 1", "poprun chooses the IPUs", "drop it"),
+    Refusal(
+        "train toy_model --seed 1 --num-replicas 4 --select-ipu 1",
+        "poprun chooses the IPUs",
+        "--select-ipu none",
+    ),
 )
 
 

@@ -361,8 +361,8 @@ def test_ipus_are_replicas_times_ipus_per_replica(values, stages, ipus):
     for other in set(range(1, 9)) - {used} if values.keys() - {"ipus_per_replica"} else ():
         with pytest.raises(ConfigurationError, match=f"--ipus-per-replica {other} does not suit") as error:
             make_layout(RunConfig(**{**values, "ipus_per_replica": other}))
-        drop = "it" if "device_mapping" in values else "--pipeline-splits"
-        assert error.value.hint.startswith(f"use --ipus-per-replica {used}, or drop {drop}")
+        instead = "" if "device_mapping" in values else ", or --pipeline-splits auto"
+        assert error.value.hint.startswith(f"use --ipus-per-replica {used}{instead}")
 
 
 @given(st.integers(1, 64), st.sampled_from([1, 2, 4]))
@@ -380,7 +380,7 @@ def test_ipus_are_filled_with_replicas(ipus, stages):
 @pytest.mark.parametrize(
     "values, message, hint",
     [
-        ({"ipus": 4, "num_replicas": 3}, "makes 4 replica", "drop one of them, or use --ipus 3"),
+        ({"ipus": 4, "num_replicas": 3}, "makes 4 replica", "use --ipus 3, or --num-replicas 4"),
         ({"pipeline_splits": ("a",), "gradient_accumulation_count": 3}, "multiple of 4", "-count 4"),
         ({"pipeline_splits": ("a", "b"), "device_mapping": (0, 1)}, "names 2 stages", "give 3 numbers"),
         ({"pipeline_splits": ("a",), "device_mapping": (0, 1, 1, 0)}, "names 4 stages", "give 2 numbers"),

@@ -295,7 +295,7 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
     if like is not None and is_python_name(like):
         raise ConfigurationError(
             f"synthetic data in place of {shown_value(like)}: only running that file would tell the size of its images",
-            "drop --dataset; --image-size says how large the images are",
+            "use --dataset random; --image-size says how large the images are",
         )
     if like is not None and known_as(like) is None and not _may_be_elsewhere(like):
         raise _unknown(like, task)

@@ -386,7 +386,7 @@ def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunF
     if former.checkpoints != folder.checkpoints and former.checkpoint_files():
         raise ConfigurationError(
             f"the checkpoints of {folder.path} are in {former.checkpoints}, not in {folder.checkpoints}",
-            f"drop --checkpoint-dir, or add --checkpoint-input-dir {former.checkpoints}",
+            f"use --checkpoint-dir {former.checkpoints}, or add --checkpoint-input-dir {former.checkpoints}",
         )
     if saved.checkpoint_dir and not folder.checkpoints.is_dir() and (folder.path / METRICS).exists():
         raise DataError(

@@ -73,7 +73,7 @@ def _configure_devices(device: str, num_devices: int) -> None:
         if device != "cpu":
             raise MissingError(
                 f"--devices {num_devices}: TensorFlow sees no GPU here",
-                f"use --device cpu --devices {num_devices} to split the processor, or drop --devices",
+                f"use --device cpu --devices {num_devices} to split the processor, or --devices 1",
             )
         (processor,) = tf.config.list_physical_devices("CPU")
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(num_devices)]

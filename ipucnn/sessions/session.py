@@ -555,7 +555,7 @@ def _require_finite(trainer: Trainer, losses: List[float], first: int) -> None:
         where = f"at weight update {first + bad[0] + 1}"
     what = f"the learning rate (it was {_rate(trainer, last - 1):.4g})"
     if trainer.program.precision != "32.32":
-        what += " or --loss-scaling, or drop --nanoo, if they are given"
+        what += " or --loss-scaling, or add --no-nanoo, if they are on"
     raise NotFiniteError(f"the loss became {losses[bad[0]]} {where}", f"lower {what}")
 
 

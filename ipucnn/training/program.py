@@ -213,13 +213,15 @@ def ipus_of_stages(
     mapping = mapping or tuple(range(splits + 1 if splits else ipus or 1))
     used = max(mapping) + 1
     if ipus not in (None, used):
-        what, instead = f"--device-mapping, which uses {counted(used, 'IPU')}", "it"
+        what, instead = f"--device-mapping, which uses {counted(used, 'IPU')}", ""
         if not device_mapping:
             what = f"{used} stages, opened by {counted(splits, 'pipeline split')}"
-            instead = "--pipeline-splits to have them chosen"
+            instead = ", or --pipeline-splits auto"
+        elif splits + 1 == ipus:
+            instead = f", or --device-mapping {' '.join(map(str, range(ipus)))}"
         raise ConfigurationError(
             f"--ipus-per-replica {ipus} does not suit {what}",
-            f"use --ipus-per-replica {used}, or drop {instead}",
+            f"use --ipus-per-replica {used}{instead}",
         )
     if set(mapping) != set(range(used)):
         raise ConfigurationError(
@@ -308,7 +310,7 @@ def _replicas(config: RunConfig, ipus_per_replica: int, is_fixed: bool) -> int:
         raise ConfigurationError(
             f"--ipus {ipus} makes {counted(filled, 'replica')} of {counted(ipus_per_replica, 'IPU')}, but "
             f"--num-replicas is {replicas}",
-            f"drop one of them, or use --ipus {replicas * ipus_per_replica}",
+            f"use --ipus {replicas * ipus_per_replica}, or --num-replicas {filled}",
         )
     return filled
 

@@ -78,7 +78,7 @@ def agree(
     if warnings and config.require_same_bytes:
         raise ConfigurationError(
             f"--require-same-bytes: {warnings[0]}",
-            "use machines of one type with the same installation, or drop --require-same-bytes",
+            "use machines of one type with the same installation, or add --no-require-same-bytes",
         )
     return int(everyone[0]["threads"]), warnings
 

@@ -254,7 +254,7 @@ def divide(
         raise ConfigurationError(
             f"{option} {combined}: layer '{mixing[0]}' of the network is of a class of its own and may mix samples, so "
             "that micro-batches are computed one by one",
-            f"drop {option}",
+            f"use {option} 1",
         )
     if fused is None:
         sharing = max(config.max_workers, workers * num_devices)

@@ -39,7 +39,7 @@ def _power_of_two(num_ipus: int, what: str, options: str) -> Check:
 
 def _not_selected(config: RunConfig) -> Check:
     message = f"--select-ipu {config.select_ipu}: poprun chooses the IPUs of each instance"
-    return config.select_ipu is not None, message, "drop it"
+    return config.select_ipu is not None, message, "use --select-ipu none"
 
 
 def check_program(program: Program, config: RunConfig, instances: ProcessGroup = Alone()) -> None:
@@ -82,12 +82,12 @@ def check_program(program: Program, config: RunConfig, instances: ProcessGroup =
         (
             shares_state and count > 1,
             "--replicated-optimizer-state-sharding does not work over several instances",
-            "drop it",
+            "add --no-replicated-optimizer-state-sharding",
         ),
         (
             validated is not None and validated != on_ipus,
             f"--validation-num-replicas {validated}: validation runs on the IPUs of training, which hold {on_ipus}",
-            f"use --validation-num-replicas {on_ipus}, or drop it",
+            f"use --validation-num-replicas {on_ipus}",
         ),
     )
 
@@ -135,7 +135,7 @@ def evaluation_replicas(instances: ProcessGroup, config: RunConfig) -> int:
             (
                 requested is not None and requested != given,
                 f"--validation-num-replicas {requested}: poprun gave each instance {counted(given, 'IPU')}",
-                f"use --validation-num-replicas {given}, or drop it",
+                f"use --validation-num-replicas {given}",
             ),
             _not_selected(config),
         )
@@ -188,7 +188,7 @@ def check_selected(select_ipu: int, ipus_of_device: int, num_ipus: int) -> None:
         (
             ipus_of_device != num_ipus,
             f"--select-ipu {select_ipu}: that device has {counted(ipus_of_device, 'IPU')}, and {num_ipus} are needed",
-            f"take the number of a device of {num_ipus} from gc-info -l, or drop --select-ipu",
+            f"take the number of a device of {num_ipus} from gc-info -l, or use --select-ipu none",
         )
     )
 

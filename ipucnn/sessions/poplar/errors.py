@@ -150,10 +150,10 @@ def _unsupported(match: Match[str], context: ErrorContext) -> UserError:
 # is not among them, because in a pipeline that means no offloading.
 REMOTE_MEMORY = {
     "optimizer_state_offloading": ("the optimizer's state was", "add --no-optimizer-state-offloading"),
-    "offload_activations": ("activations were", "drop --offload-activations"),
+    "offload_activations": ("activations were", "add --no-offload-activations"),
     "offload_gradient_accumulation_buffers": (
         "accumulated gradients were",
-        "drop --offload-gradient-accumulation-buffers",
+        "add --no-offload-gradient-accumulation-buffers",
     ),
 }
 

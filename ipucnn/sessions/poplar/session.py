@@ -79,7 +79,7 @@ class PoplarSession(Session):
             what = "an image by itself" if input_range.per_image else "other channels"
             raise ConfigurationError(
                 f"--fused-preprocessing normalises red, green and blue by constants, and this network takes {what}",
-                "drop it; preprocessing still runs on the IPU",
+                "add --no-fused-preprocessing; preprocessing still runs on the IPU",
             )
         return PoplarSession(self._api, self._instances, config, moved)
 
