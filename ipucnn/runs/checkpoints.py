@@ -1,18 +1,18 @@
 """Checkpoints of runs: their names, the facts of the training set in them, and opening a trained run.
 
 ``resume.py`` decides which checkpoint a run continues from, and what it takes from it; ``training/checkpoints.py``
-defines the file format.  Nothing here imports TensorFlow; functions that load weights take a built network.
+defines the file format.  Nothing here imports TensorFlow.
 """
 
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, PlainValue, TfVariable
+from ipucnn.aliases import PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
@@ -30,8 +30,8 @@ from ipucnn.runs.folder import (
     check_one_run,
     is_checkpoint_name,
 )
-from ipucnn.sessions.session import NotFiniteError, TrainState, is_checkpoint_due
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint
+from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
+from ipucnn.training.checkpoints import Checkpoint, load_checkpoint
 from ipucnn.training.program import Program
 
 
@@ -57,71 +57,14 @@ def keras_checkpoints(folder: Path) -> List[Path]:
     if any(is_checkpoint_name(path.name) for path in paths):
         return []
     return sorted(
-        (path for path in paths if is_keras_file(path)), key=lambda path: (_epoch_of(path), path.name)
+        (path for path in paths if is_keras_file(path)), key=lambda path: (epoch_of(path), path.name)
     )
 
 
-def _epoch_of(path: Path) -> float:
+def epoch_of(path: Path) -> float:
     """Returns the epoch in a name such as ``epoch_2.5.h5``, which Graphcore's public application writes; else 0."""
     epoch = re.search(r"epoch_(\d{1,9}(\.\d{1,9})?)", path.name)
     return float(epoch.group(1)) if epoch else 0.0
-
-
-def list_checkpoints(
-    folder: Path, state: TrainState, model: KerasModel
-) -> Tuple[List[Path], List[str], List[str]]:
-    """Returns the readable checkpoints of a folder, the error of each of the others, and notes for the user.
-
-    These are the numbered checkpoints, in the order of training.  Without numbered ones it is the last or else the best
-    checkpoint, or the weight files of Keras.
-
-    Args:
-        folder: a folder with at least one readable checkpoint.
-        state: the session's ``TrainState``; its weights are overwritten with those of each checkpoint, as a check.
-        model: the network, whose layers are matched with those of weight files.
-
-    Raises:
-        DataError: a checkpoint is of another model.
-    """
-    names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
-    names = [path for path in names if path.name not in (LAST, BEST)] or [
-        path for name in (LAST, BEST) for path in names if path.name == name
-    ][:1]
-    good, bad, notes = keras_checkpoints(folder), [], []
-    for path in good:
-        notes += load_for_validation(path, state, model, 0)[1]
-    for path in names:
-        try:
-            checkpoint = load_checkpoint(path)
-        except DataError as error:
-            bad.append(error.message)
-            continue
-        assign_weights(state.weights, checkpoint, what=str(path))
-        good.append(path)
-    return good, bad, notes
-
-
-def load_for_validation(
-    path: Path, state: TrainState, model: KerasModel, updates_per_epoch: int
-) -> Tuple[int, List[str]]:
-    """Loads only the weights of a checkpoint.
-
-    Returns:
-        The weight updates of the checkpoint, for a weight file those of the epoch in its name; and notes for the user.
-
-    Raises:
-        DataError: the checkpoint is of another model.
-    """
-    if is_keras_file(path):
-        from ipucnn.models.keras_files import read_keras_weights
-
-        weights, notes = read_keras_weights(model, path)
-        checkpoint = Checkpoint(weights, {})
-        checkpoint.meta["weight_updates"] = round(_epoch_of(path) * updates_per_epoch)
-    else:
-        checkpoint, notes = load_checkpoint(path), []
-    assign_weights(state.weights, checkpoint, what=str(path))
-    return int(checkpoint.meta["weight_updates"]), notes
 
 
 def checkpoint_name(weight_updates: int) -> str:

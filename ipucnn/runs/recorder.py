@@ -42,6 +42,7 @@ from ipucnn.runs.records import Compilation, Measured, Report, ReportedDataset, 
 from ipucnn.runs.resume import RunState, position, resume_command
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trackers import Curves, Tracker, WeightsAndBiases
+from ipucnn.runs.validated import load_validated
 from ipucnn.sessions.evaluated import (
     AS_TRAINED,
     evaluated_weights,
@@ -382,8 +383,7 @@ class Recorder:
     def validate_each(self, paths: Sequence[Path], model: KerasModel) -> Iterator[Event]:
         """Validates checkpoints, in the order given."""
         for path in paths:
-            per_epoch = self._program.weight_updates_per_epoch
-            updates, _ = checkpoints.load_for_validation(path, self._trainer.state, model, per_epoch)
+            updates = load_validated(self._context, path, self._trainer.state, model)
             yield Note(f"checkpoint {path}")
             yield from self.handle(ValidationDue(updates))
 

@@ -1,7 +1,7 @@
 """Sources of trained weights: a run or its checkpoint, a Keras file, ImageNet, an exported file; a class each.
 
 :func:`find_weights` opens what evaluate, infer and export name, :func:`find_starting_weights` what ``train --weights``
-names, without TensorFlow.
+names, :func:`stored_weights` each file that ``train --no-training`` validates; without TensorFlow.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from ipucnn.runs.setup import Setup, SomeSetup
 from ipucnn.runs.weight_files import check_scaling, scaling_of_file, take_over
 from ipucnn.sessions.session import Session
 from ipucnn.text import shown_value
-from ipucnn.training.checkpoints import Checkpoint, assign_weights, read_meta
+from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 
 IMAGENET = "imagenet"
 _NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
@@ -147,18 +147,30 @@ class Weights:
         return create_session(config.device, verbose=verbose, config=config)
 
 
-class RunWeights(Weights):
+class StoredWeights(Weights):
+    """Weights in a file, which a built network matches with its own by their names."""
+
+    def read(self, setup: Setup, model: KerasModel) -> Tuple[Checkpoint, List[str]]:
+        """Returns the weights for the built network of a setup, checked, and notes for the user."""
+        raise NotImplementedError
+
+    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
+        from ipucnn.models.names import named_weights
+
+        checkpoint, notes = self.read(setup, model)
+        assign_weights(named_weights(model), checkpoint, what=self.name)
+        return notes
+
+
+class RunWeights(StoredWeights):
     """The weights in a checkpoint of a run."""
 
     def __init__(self, resolved: Resolved, run: TrainedRun) -> None:
         super().__init__(resolved, **_facts_of_training(run), folder=run.folder)
         self._run = run
 
-    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
-        from ipucnn.models.names import named_weights
-
-        assign_weights(named_weights(model), self._run.checkpoint, what=self.name)
-        return []
+    def read(self, setup: Setup, model: KerasModel) -> Tuple[Checkpoint, List[str]]:
+        return self._run.checkpoint, []
 
     def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
         from ipucnn.models.names import named_weights
@@ -197,7 +209,7 @@ class ExportedWeights(Weights):
         return self._network.session()
 
 
-class KerasFileWeights(Weights):
+class KerasFileWeights(StoredWeights):
     """The weights in a file that Keras saved, for a network that the command line names."""
 
     def __init__(self, resolved: Resolved, path: Path) -> None:
@@ -211,16 +223,17 @@ class KerasFileWeights(Weights):
         run_setup.build_options(setup)
         return setup, notes
 
-    def fill(self, setup: Setup, model: KerasModel) -> List[str]:
-        return self._load(setup, model, False)[1]
+    def read(self, setup: Setup, model: KerasModel) -> Tuple[Checkpoint, List[str]]:
+        from ipucnn.models.keras_files import read_keras_weights
+
+        values, notes = read_keras_weights(model, self._path)
+        return Checkpoint(values, {}), [*check_scaling(setup, self._path), *notes]
 
     def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
-        return self._load(setup, model, True)  # the file does not name its classes: shapes alone decide
-
-    def _load(self, setup: Setup, model: KerasModel, new_head: bool) -> Tuple[int, List[str]]:
         from ipucnn.models.keras_files import load_keras_weights
 
-        fresh, notes = load_keras_weights(model, self._path, new_head)
+        # The file does not name its classes: shapes alone decide.
+        fresh, notes = load_keras_weights(model, self._path, new_head=True)
         return len(fresh), [*check_scaling(setup, self._path), *notes]
 
 
@@ -333,6 +346,18 @@ def find_starting_weights(resolved: Resolved) -> Weights:
         return KerasFileWeights(resolved, path)
     with _whole_facts(given):
         return RunWeights(resolved, open_run(path, command=f"train {resolved.record.name} --weights"))
+
+
+def stored_weights(resolved: Resolved, path: Path) -> StoredWeights:
+    """Opens a checkpoint of any run with this network, or a weight file of Keras, to validate its weights.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if is_keras_file(path):
+        return KerasFileWeights(resolved, path)
+    with _whole_facts(str(path)):
+        return RunWeights(resolved, TrainedRun(None, resolved.config, load_checkpoint(path), path))
 
 
 @contextlib.contextmanager

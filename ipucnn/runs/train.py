@@ -16,11 +16,10 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import IN_MEMORY
 from ipucnn.events import Events, Note
-from ipucnn.filesystem import expand, free_bytes
+from ipucnn.filesystem import free_bytes
 from ipucnn.interrupts import InterruptGuard, check
 from ipucnn.machine import fix_threads, fixed_threads, num_cores
 from ipucnn.models.build import freeze_layers
-from ipucnn.models.keras_files import is_keras_file
 from ipucnn.planning.network import network_options
 from ipucnn.planning.search.neighbours import training_advice
 from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
@@ -31,7 +30,8 @@ from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Predicted, Recorder, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
 from ipucnn.runs.resume import Continue, Finished, RunState, restore, resume_command
-from ipucnn.runs.weight_files import check_scaling, file_with_weights
+from ipucnn.runs.validated import list_validated
+from ipucnn.runs.weight_files import file_with_weights
 from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import Division, threads_of_training
@@ -292,10 +292,7 @@ class TrainingRun:
         matched: List[str] = []
         if not config.training and config.checkpoint_input_dir is not None:
             # Before the run folder is made, so that a checkpoint of another model leaves no folder behind.
-            folder = expand(config.checkpoint_input_dir)
-            validated, skipped, matched = checkpoints.list_checkpoints(folder, state, model)
-            for path in filter(is_keras_file, validated):
-                matched += check_scaling(context, path)
+            validated, skipped, matched = list_validated(context, state, model)
         check()
         # From here on there is something to save, or a half-made folder: signals wait for the end of a slice or batch.
         guard.defer()
