@@ -13,7 +13,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.runs import setup as run_setup
-from ipucnn.sessions.memory import memory_errors
+from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
 

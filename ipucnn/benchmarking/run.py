@@ -24,7 +24,7 @@ from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak
 from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.division import threads_of_training
-from ipucnn.sessions.memory import is_out_of_memory
+from ipucnn.sessions.out_of_memory import is_out_of_memory
 from ipucnn.sessions.session import NotFiniteError, Session
 from ipucnn.training.program import Layers
 

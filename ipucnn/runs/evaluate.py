@@ -31,7 +31,7 @@ from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.writer import open_writer
-from ipucnn.sessions.memory import memory_errors
+from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.role import find_role
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice

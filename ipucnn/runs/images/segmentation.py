@@ -34,7 +34,7 @@ from ipucnn.runs.network_input import COST_OF_PATCHES
 from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
-from ipucnn.sessions.memory import memory_errors
+from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.session import Predictor
 
 TEST_TIME_AUGMENTATIONS = (1, 2, 4, 8)

@@ -31,7 +31,7 @@ from ipucnn.sessions.host.division import Capacity, Division, divide, fused_in_i
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop, sums_of
-from ipucnn.sessions.memory import memory_errors
+from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,

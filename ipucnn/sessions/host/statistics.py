@@ -28,7 +28,7 @@ from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
-from ipucnn.sessions.memory import memory_errors
+from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.session import Batch
 
 
