@@ -198,7 +198,7 @@ def run(capsys, monkeypatch, tmp_path):
         capsys.readouterr()
         code = cli.run([str(a) for a in args])
         captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
+        assert "Traceback" not in captured.err, captured.err
         return code, captured.out, captured.err
 
     return call
