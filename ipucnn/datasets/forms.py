@@ -145,8 +145,8 @@ def opened(
         DataError: the file is no image, is damaged, has too many pixels, or has a form that is not read.
     """
     Image = pillow()
-    # Pillow rejects twice as many, before it allocates the canvas of a WebP or the first frame of a GIF.  Its limit holds
-    # for texts that are drawn later, too, so it is never small.
+    # Pillow rejects twice as many, before it allocates the canvas of a WebP or the first frame of a GIF.  Its limit
+    # holds for texts that are drawn later, too, so it is never small.
     Image.MAX_IMAGE_PIXELS = max(max_pixels, 2**20)  # type: ignore[attr-defined]
     try:
         file = _TiffFile(data, origin, max_pixels) if is_tiff(data) else _open_other(data, origin, strict)
