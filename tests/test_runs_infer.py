@@ -59,17 +59,41 @@ def test_images_are_found_in_files_folders_and_patterns(images, monkeypatch):
         ("in/*", everything),
         ("in/notes.txt", ["in/notes.txt"]),
     ):
-        paths, problems = find_images([pattern])
-        assert [p.replace(os.sep, "/") for p in paths] == expected and not problems, pattern
-    assert find_images(["in/1.png", "in/0.png"])[0] == ["in/1.png", "in/0.png"]
-    paths, problems = find_images(["absent.png", "no*.png", "in/0.png"])
-    assert paths == ["in/0.png"] and len(problems) == 2
+        found = find_images([pattern])
+        assert list(found.paths) == expected and not found.problems, pattern
+    assert find_images(["in/1.png", "in/0.png"]).paths == ("in/1.png", "in/0.png")
+    found = find_images(["absent.png", "no*.png", "in/0.png"])
+    assert found.paths == ("in/0.png",) and len(found.problems) == 2
     (images / "strange[1].png").write_bytes(b"")
-    without_duplicates, _ = find_images(["in/1.png", "in", "in/*.png", "./in/0.png"])
+    without_duplicates = find_images(["in/1.png", "in", "in/*.png", "./in/0.png"]).paths
     assert without_duplicates[0] == "in/1.png" and sorted(without_duplicates[1:]) == sorted(
-        set(find_images(["in"])[0]) - {"in/1.png"}
+        set(find_images(["in"]).paths) - {"in/1.png"}
     )
-    assert find_images(["in/strange[1].png"])[0] == ["in/strange[1].png"]
+    assert find_images(["in/strange[1].png"]).paths == ("in/strange[1].png",)
+
+
+def test_images_of_systems_and_behind_links_are_left_out_and_counted(here):
+    """As they are in a folder for training; one that is named is taken."""
+    for name in (
+        "a.png",
+        "__MACOSX/in/._a.png",
+        "@eaDir/a.png/THUMB_M.jpg",
+        ".cache/b.png",
+        "sub/._c.png",
+        "sub/c.png",
+    ):
+        path = Path("in", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    Path("in", "link").symlink_to(here / "in" / "sub")
+    found = find_images(["in"])
+    assert found.paths == ("in/a.png", "in/sub/c.png") and not found.problems
+    # One each of the three folders and of sub, and the two of sub behind the link.
+    assert found.left_out[0].startswith("left out: 6 images ") and found.left_out[0].endswith(" and 2 more)")
+    assert find_images(["in/**/*.png"]).paths == ("in/a.png", "in/sub/c.png")
+    assert find_images(["in/@eaDir/*/*.jpg"]).paths == ("in/@eaDir/a.png/THUMB_M.jpg",)
+    assert find_images(["in/sub/._c.png", "in/.c*/*"]).paths == ("in/sub/._c.png", "in/.cache/b.png")
+    assert find_images(["in/a.png"]).left_out == ()
 
 
 def test_names_are_one_line_of_valid_text():
@@ -494,12 +518,12 @@ def test_circular_links_do_not_multiply_matches(tmp_path, monkeypatch):
     for name in ("one", "two", "three"):
         (tmp_path / "a" / name).symlink_to(tmp_path / "a")
     monkeypatch.chdir(tmp_path)
-    assert find_images(["**/*.png"])[0] == ["a/x.png"]
-    assert find_images([str(tmp_path / "**" / "**" / "x.p?g")])[0] == [str(tmp_path / "a" / "x.png")]
-    assert find_images(["a/*/x.png"])[0] == ["a/one/x.png", "a/three/x.png", "a/two/x.png"]
+    assert find_images(["**/*.png"]).paths == ("a/x.png",)
+    assert find_images([str(tmp_path / "**" / "**" / "x.p?g")]).paths == (str(tmp_path / "a" / "x.png"),)
+    assert find_images(["a/*/x.png"]).paths == ("a/one/x.png", "a/three/x.png", "a/two/x.png")
     (tmp_path / "loop.png").symlink_to("loop.png")
-    paths, problems = find_images(["loop.png", "a/" + "n" * 300, "a/x.png", "nul\0"])
-    assert paths == ["a/x.png"] and len(problems) == 3
+    found = find_images(["loop.png", "a/" + "n" * 300, "a/x.png", "nul\0"])
+    assert found.paths == ("a/x.png",) and len(found.problems) == 3
 
 
 def test_class_names_may_be_any_text():
@@ -543,7 +567,7 @@ def test_stars_within_a_name_are_one_star(tmp_path, monkeypatch, pattern):
     (tmp_path / "folder").mkdir()
     place = tmp_path / ("folder" if "/" in pattern else "") / "cat.png"
     place.write_bytes(b"")
-    assert [Path(path).name for path in find_images([pattern])[0]] == ["cat.png"]
+    assert [Path(path).name for path in find_images([pattern]).paths] == ["cat.png"]
 
 
 def test_an_image_that_ends_the_process_ends_the_decoding():

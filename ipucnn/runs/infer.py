@@ -22,6 +22,7 @@ from ipucnn.machine import num_cores
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.inputs import (
     SUBSETS,
+    ImageFiles,
     ImageInput,
     PageSource,
     array_pages,
@@ -101,8 +102,8 @@ class InferRequest:
 
 def _open(
     request: InferRequest, verb: str, outputs: Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
-) -> Tuple[TrainedSetup, List[str], List[str]]:
-    """Returns the network, the image files, and a line for each input that names no image.
+) -> Tuple[TrainedSetup, ImageFiles]:
+    """Returns the network and the image files.
 
     Args:
         outputs: (flag, file, extensions) that the caller will write; none may replace an input.
@@ -120,26 +121,25 @@ def _open(
         raise ConfigurationError(
             f"there is nothing to {verb}", "give images, or a data set with --split eval"
         )
-    paths, problems = find_images(images)
-    images_read = [("one of the images", Path(path)) for path in paths]
+    files = find_images(images)
+    images_read = [("one of the images", Path(path)) for path in files.paths]
     check_outputs(outputs, [*images_read, *weight_inputs(request.named)])
-    return open_trained(request.named, reads_data=subset is not None), paths, problems
+    return open_trained(request.named, reads_data=subset is not None), files
 
 
 def _begin(
     trained: TrainedSetup,
     verb: str,
     request: InferRequest,
-    paths: List[str],
-    problems: List[str],
+    files: ImageFiles,
 ) -> Iterator[Event]:
-    """Yields a note for each input that names no image, and for each warning.
+    """Yields a note for each input that names no image, for what is left out, and for each warning.
 
     Raises:
         DataError: no image is left.
     """
-    yield from map(Note, problems)
-    if request.subset is None and not paths:
+    yield from map(Note, (*files.problems, *files.left_out))
+    if request.subset is None and not files.paths:
         raise DataError(f"there is no image to {verb}", "give image files, folders or patterns")
     yield from map(Note, trained.introduction())
     # An index of records, whose bar this replaces, may have been made.
@@ -202,18 +202,18 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
     """
     yield Began(LOADING)
     outputs = (("--output", request.output, OUTPUTS), ("--contact-sheet", request.contact_sheet, (".png",)))
-    trained, paths, problems = _open(request, "classify", outputs)
+    trained, found = _open(request, "classify", outputs)
     if trained.record.task != "classification":
         raise DataError(
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
         )
     subset, info, shape = request.subset, trained.source.info, trained.input_shape
     if subset is None:
-        inputs, total = images_of_files(paths, info, shape), len(paths)
+        inputs, total = images_of_files(found.paths, info, shape), len(found.paths)
     else:
         examples = _examples(trained, subset)
         inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
-    yield from _begin(trained, "classify", request, paths, problems)
+    yield from _begin(trained, "classify", request, found)
     session = trained.session(request.verbose)
     trained, session = run_setup.move_preprocessing(trained, session)
     names = tuple(map(printable, trained.labels))
@@ -228,8 +228,8 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
             yield ClassifiedImage(position, total, result, pixels)
         yield Progress("classifying", done, total)
     yield Progress("classifying", total, total)
-    failed = len(problems) + batches.num_failed
-    top, notes = min(request.top, len(names)), [*trained.notes, *notes]
+    failed = len(found.problems) + batches.num_failed
+    top, notes = min(request.top, len(names)), [*found.left_out, *trained.notes, *notes]
     return Predictions(spool, failed, top, subset is not None, notes)
 
 
@@ -337,9 +337,7 @@ def infer_masks(request: InferRequest) -> Events[Masks]:
     folder = request.output
     assert folder is not None
     check_folder(folder)
-    trained, paths, problems = _open(
-        request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),)
-    )
+    trained, found = _open(request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),))
     _check_no_training_folder(trained.config, folder)
     network = PatchwiseNetwork(trained, request.patch_size, request.verbose, request.test_time_augmentation)
     num_classes = trained.source.info.num_classes
@@ -349,9 +347,9 @@ def infer_masks(request: InferRequest) -> Events[Masks]:
             "separates two",
             "leave it out: each pixel gets its most probable class",
         )
-    yield from _begin(trained, "segment", request, paths, problems)
+    yield from _begin(trained, "segment", request, found)
     if request.subset is None:
-        files = plan_files(paths, folder, request.with_overlay, num_classes)
+        files = plan_files(found.paths, folder, request.with_overlay, num_classes)
     else:
         name = trained.source.info.name.replace(":", "-").replace("/", "-")
         files = [MaskFiles(folder, f"{name}-{request.subset}", True, request.with_overlay, num_classes)]
@@ -367,8 +365,8 @@ def infer_masks(request: InferRequest) -> Events[Masks]:
                 f"a pixel is {names[1]} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for "
                 "this checkpoint; --threshold 0.5 takes the more probable class"
             )
-    opened, failed = yield from _open_all(trained, request.subset, paths)
-    failed += len(problems)
+    opened, failed = yield from _open_all(trained, request.subset, found.paths)
+    failed += len(found.problems)
     if not opened:
         if failed == 1:
             raise DataError("the input could not be read", "the line above says why")
@@ -395,7 +393,7 @@ def infer_masks(request: InferRequest) -> Events[Masks]:
             masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
     masks.patch_sizes, masks.device = network.patch_sizes, network.device
-    masks.notes = [*trained.notes, *network.notes]
+    masks.notes = [*found.left_out, *trained.notes, *network.notes]
     return masks
 
 

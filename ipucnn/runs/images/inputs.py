@@ -21,6 +21,7 @@ from typing import (
     Iterable,
     Iterator,
     List,
+    Mapping,
     Optional,
     Sequence,
     Set,
@@ -33,9 +34,10 @@ import numpy as np
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, Examples, FileExamples, read_file
-from ipucnn.datasets.formats import EXTENSIONS
+from ipucnn.datasets.formats import EXTENSIONS, is_image_name, is_made_by_system, num_images
 from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
+from ipucnn.datasets.problems import MOST_NAMED
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, shown
 from ipucnn.runs.images.stacks import NO_STACK, Stack, read_stack
@@ -63,19 +65,34 @@ class ImageInput:
     truth: Optional[int] = None
 
 
-def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
-    """Returns the image files that paths and patterns name; those of one folder or pattern are sorted.
+@dataclass(frozen=True)
+class ImageFiles:
+    """The image files that inputs name.
+
+    Attributes:
+        paths: in the order of the inputs; a file that several inputs name appears once.
+        problems: a line for each input that names no image.
+        left_out: a line about the images in folders that are no images of the user's; empty if there are none.
+    """
+
+    paths: Tuple[str, ...]
+    problems: Tuple[str, ...]
+    left_out: Tuple[str, ...]
+
+
+def find_images(inputs: Sequence[str]) -> ImageFiles:
+    """Finds the image files that inputs name.
+
+    Folders are searched as folders of a data set are: what is hidden, or made by systems and tools, is left out, and
+    links to folders are not followed.
 
     Args:
         inputs: files (accepted with any name), folders (searched recursively for the extensions of images), or patterns
-            with ``*``, ``?``, ``[...]`` and ``**``.  Names that begin with a dot are skipped in folders.
-
-    Returns:
-        paths: in the order of the inputs; a file that several inputs name appears once.
-        problems: a line for each input that names no image.
+            with ``*``, ``?``, ``[...]`` and ``**``.
     """
     paths: List[str] = []
     problems: List[str] = []
+    left_out: Dict[str, int] = {}
     for given in inputs:
         try:
             expanded = str(filesystem.expand(given))
@@ -84,11 +101,11 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
             problems.append(error.message)
             continue
         if kind is Kind.FOLDER:
-            images = _in_folder(expanded, problems)
+            images = _in_folder(expanded, problems, left_out)
         elif kind is not Kind.ABSENT:
             images = [expanded]
         elif glob.has_magic(expanded):
-            images = _matching(expanded, problems)
+            images = _matching(expanded, problems, left_out)
         else:
             problems.append(f"image {shown(given)} does not exist")
             continue
@@ -98,42 +115,58 @@ def find_images(inputs: Sequence[str]) -> Tuple[List[str], List[str]]:
     unique: Dict[str, str] = {}
     for path in paths:
         unique.setdefault(os.path.normpath(Path(path).absolute()), path)
-    return list(unique.values()), problems
+    return ImageFiles(tuple(unique.values()), tuple(problems), _left_out_line(left_out))
 
 
-def _is_image_name(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
+def _left_out_line(left_out: Mapping[str, int]) -> Tuple[str, ...]:
+    """Returns a line that counts the images of each path, and names the first paths; none without paths."""
+    if not left_out:
+        return ()
+    named = ", ".join(shown(path) for path in list(left_out)[:MOST_NAMED])
+    more = f" and {len(left_out) - MOST_NAMED:,} more" if len(left_out) > MOST_NAMED else ""
+    number = counted(sum(left_out.values()), "image")
+    return (
+        f"left out: {number} hidden, made by a system or tool, or behind a link to a folder ({named}{more})",
+    )
 
 
-def _in_folder(folder: str, problems: List[str]) -> List[str]:
+def _in_folder(folder: str, problems: List[str], left_out: Dict[str, int]) -> List[str]:
     def unreadable(error: OSError) -> None:
         problems.append(f"cannot read {printable(str(error.filename))}: {error.strerror or error}")
 
     images = []
     for place, folders, files in os.walk(folder, onerror=unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        images += [os.path.join(place, name) for name in files if _is_image_name(name)]
+        for name in folders:
+            path = Path(place, name)
+            if (is_made_by_system(name) or path.is_symlink()) and num_images(path):
+                left_out[str(path)] = num_images(path)
+        folders[:] = [name for name in folders if not is_made_by_system(name)]
+        for name in filter(is_image_name, files):
+            if is_made_by_system(name):
+                left_out[os.path.join(place, name)] = 1
+            else:
+                images.append(os.path.join(place, name))
     return sorted(images)
 
 
-def _matching(pattern: str, problems: List[str]) -> List[str]:
+def _matching(pattern: str, problems: List[str], left_out: Dict[str, int]) -> List[str]:
     """Returns the images that a pattern names, and all images below folders that it names, as with a shell's expansion.
 
     ``**`` follows no links to folders, unlike ``glob.glob``: with two links that lead back up, it would visit 2^40
-    folders. Names that begin with a dot match only if the pattern spells the dot.
+    folders. Names that are hidden, or of systems and tools, match only if the pattern spells them.
     """
     # Within a name, two stars are one; ``Path.glob`` refuses them.
     parts = (part if part == "**" else re.sub(r"\*+", "*", part) for part in Path(pattern).parts)
     pattern_path = Path(*parts)
-    spelled = [part for part in pattern_path.parts if part.startswith(".")]
+    spelled = [part for part in pattern_path.parts if is_made_by_system(part)]
     paths: Set[str] = set()
     for match in Path(pattern_path.anchor).glob(str(pattern_path.relative_to(pattern_path.anchor))):
-        hidden = (part for part in match.parts if part.startswith("."))
-        if any(not any(fnmatch.fnmatch(part, spelling) for spelling in spelled) for part in hidden):
+        of_system = (part for part in match.parts if is_made_by_system(part))
+        if any(not any(fnmatch.fnmatch(part, spelling) for spelling in spelled) for part in of_system):
             continue
         if os.path.isdir(match):
-            paths.update(_in_folder(str(match), problems))
-        elif _is_image_name(str(match)):
+            paths.update(_in_folder(str(match), problems, left_out))
+        elif is_image_name(match.name):
             paths.add(str(match))
     return sorted(paths)
 
