@@ -229,7 +229,7 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
         yield Progress("classifying", done, total)
     yield Progress("classifying", total, total)
     failed = len(found.problems) + batches.num_failed
-    top, notes = min(request.top, len(names)), [*found.left_out, *trained.notes, *notes]
+    top, notes = min(request.top, len(names)), [*trained.notes, *notes, *found.left_out]
     return Predictions(spool, failed, top, subset is not None, notes)
 
 
@@ -393,7 +393,7 @@ def infer_masks(request: InferRequest) -> Events[Masks]:
             masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
     masks.patch_sizes, masks.device = network.patch_sizes, network.device
-    masks.notes = [*found.left_out, *trained.notes, *network.notes]
+    masks.notes = [*trained.notes, *network.notes, *found.left_out]
     return masks
 
 
