@@ -353,6 +353,13 @@ def test_memory_exhausted_in_a_validation_names_the_option(part, monkeypatch):
     )
 
 
+def test_memory_exhausted_in_a_prediction_is_no_bug():
+    predictor = HostSession(CPU).predictor(make_model("none"))
+    predictor._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
+    images = [data(8, 0)[0]]
+    check_raises(InfeasibleError, "out of memory in a prediction", "end other", predictor.predict, images)
+
+
 def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
     check_raises(MissingError, "no GPU", "", factory.create_session, "gpu")
     gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]

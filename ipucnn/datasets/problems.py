@@ -8,9 +8,11 @@ and gives each problem to a function that decides:
 - With ``--skip-damaged``, :class:`Passed` leaves out what is damaged (:func:`is_damaged`), and counts and names it.
 - ``verify-dataset`` collects all problems (``verification/survey.py``).
 
-Files and records of classes are decoded when they are needed.  For them, ``damaged.py`` asks the same question before
-``train``, ``evaluate`` and ``export`` begin, and gives the hint of a run that ends at an image.  ``infer`` names and
-counts each of them that it cannot read, as it does for ``infer IMAGE...``, and continues (``runs/images/inputs.py``).
+Image files of class folders, and images in records, are decoded when they are needed, and a damaged one ends the run
+there.  So ``damaged.py`` decodes the files of a small part before ``train``, ``evaluate``, ``export`` or ``benchmark``
+begins, and with ``--skip-damaged`` all files and records; it also has the hint of a run that ends at an image.
+``infer --split`` names and counts each of these images that it cannot read, as ``infer IMAGE...`` does, and continues
+(``runs/infer.py``).  Of sets of TensorFlow Datasets, whose library reads them, the first damaged sample ends the run.
 """
 
 from dataclasses import dataclass, replace

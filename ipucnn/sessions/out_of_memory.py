@@ -1,4 +1,8 @@
-"""How exhausted memory becomes an error for users: the only place that recognises and converts it."""
+"""How exhausted memory becomes an error for users while a session works.
+
+Elsewhere it is an error at the end of the command (``user_error_of`` in ``ipucnn.filesystem``).  On IPUs Poplar's
+messages say what does not fit (``ipucnn.sessions.poplar.errors``).
+"""
 
 import contextlib
 from typing import Iterator

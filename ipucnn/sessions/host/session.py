@@ -234,7 +234,8 @@ class HostPredictor(Predictor):
                 array: np.ndarray = np.asarray(predict(pack(images)))
             return array
 
-        with tf.device(self._places[0]), _exceptions():
+        too_large = memory_errors("out of memory in a prediction", "end other programs")
+        with tf.device(self._places[0]), _exceptions(), too_large:
             self.weights.round_to_nearest()
             first, batches = peeked(dataset)
             at_once = 1 if first is None else self.batches_at_once(len(first))
