@@ -163,6 +163,9 @@ def expand(text: str) -> Path:
     path = _expand_user(text)
     with errors_about(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(path)
+    # A circular link, which pathlib calls absent.
+    with errors_about(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        os.stat(path)
     return path
 
 

@@ -77,6 +77,14 @@ def test_a_saved_config_is_a_preset(tmp_path):
     assert presets.load_preset(None, str(path)).values == {"model_name": "lenet", "num_epochs": 4}
 
 
+def test_a_run_on_digits_for_want_of_files_is_repeated_with_its_configuration(here):
+    Path("no-files").mkdir()
+    first = resolve("train", {"dataset_path": "no-files"}, model="lenet").config
+    assert (first.dataset, first.dataset_path) == ("digits", "no-files")
+    Path("config.yml").write_text(first.to_yaml())
+    assert resolve("train", {}, config_path="config.yml").config.dataset == "digits"
+
+
 def test_built_in_presets_are_valid_and_belong_to_models():
     registry = pytest.importorskip("ipucnn.models.registry")
     names = presets.built_in_names()

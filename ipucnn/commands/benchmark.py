@@ -278,7 +278,7 @@ def benchmark_suite(
 
     check_starter("ipucnn benchmark --suite", in_processes=False, in_instances=False)
     overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
-    check_rules([RESUMED_OR_REPLACED], RunConfig(resume=resume, overwrite=overwrite), {}, {})
+    check_rules([RESUMED_OR_REPLACED], RunConfig(resume=resume, overwrite=overwrite), {}, "benchmark", {})
     if name is not None:
         written = suites.find_suite(name, parse)
     else:

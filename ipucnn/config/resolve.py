@@ -247,7 +247,7 @@ def resolve(
     settings["model_name"] = record.name
     if not any(settings[name] for name in ("dataset", "host_generated_data", "device_generated_data")):
         settings["dataset"] = dataset
-    check(RunConfig(**settings), origins)
+    check(RunConfig(**settings), origins, command)
     for name, value, origin in _implied(command, record, settings, origins, config_path):
         settings[name], origins[name] = value, origin
     return Resolved(
@@ -420,7 +420,7 @@ def resolve_saved(
     record = get_model(settings["model_name"])
     choice = _choose_dataset(command, record, given, saved) if reads_data else None
     merged = RunConfig(**settings)
-    check(merged, origins)
+    check(merged, origins, command)
     return Resolved(command, merged, origins, record, choice, preset=None)
 
 
@@ -458,7 +458,7 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
     config = dataclasses.replace(saved, **changes)
     settings = {spec.name: getattr(config, spec.name) for spec in SPECS}
     origins = {**dict.fromkeys(settings, RUN), **{name: requested.origins[name] for name in changes}}
-    check(config, origins)
+    check(config, origins, requested.command)
     record = get_model(config.model_name)
     is_named = requested.origins["dataset"].overrides_run
     named = {"dataset": requested.config.dataset if is_named else None, "dry_run": config.dry_run}

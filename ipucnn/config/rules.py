@@ -25,18 +25,21 @@ def _nothing(config: RunConfig) -> Dict[str, Any]:
 class _Drop:
     """The words of a hint that take away an option's value, whoever gave it: ``{drop[NAME]}`` in a hint.
 
-    A typed flag is left out.  A value that a preset, a plan or a run gave is overridden by the default.
+    A typed flag is left out.  A value that a preset, a plan or a run gave is overridden by the default, or taken out of
+    the preset if the command has no such flag.
     ``{drop[A|B]}`` takes away one of two values, ``{drop[A&B]}`` all that are not the default, and ``{drop[it]}``
     that of the option that the message begins with.
 
     Attributes:
         config: the configuration.
         origins: the origins of its values.
+        command: the command.
         option: the name of the rule's own option.
     """
 
     config: RunConfig
     origins: Origins
+    command: str
     option: str = ""
 
     def __getitem__(self, names: str) -> str:
@@ -44,7 +47,7 @@ class _Drop:
             return "drop it" if self.origins[self.option].is_typed else self._one(self.option)
         if "&" in names:
             given = (n for n in names.split("&") if getattr(self.config, n) != BY_NAME[n].default)
-            return " and ".join(map(self._one, given))
+            return " and ".join(map(self._one, given)).replace(" and drop ", " and ")
         typed = [name for name in names.split("|") if self.origins[name].is_typed]
         if len(typed) > 1:
             return "drop one of them"
@@ -55,6 +58,8 @@ class _Drop:
         is_off = getattr(self.config, name) is False
         if self.origins[name].is_typed:
             return f"drop {spec.off_flags[0] if is_off else spec.flag}"
+        if self.command not in spec.commands:
+            return f"take {spec.key} out of {self.origins[name]}"
         if spec.is_bool:
             return f"add {spec.flag if is_off else spec.off_flags[0]}"
         return f"add {spec.flag} {spec.typed_text(spec.default) or 'none'}"
@@ -93,9 +98,9 @@ class Rule(Generic[Facts]):
         is_off = self.has_off and (value is False if spec.is_bool else value == spec.default)
         return not is_off and (not self.typed_only or origins[self.option].is_typed)
 
-    def error(self, config: RunConfig, origins: Origins) -> ConfigurationError:
-        """Returns the error with the values of a configuration."""
-        drop = _Drop(config, origins, self.option)
+    def error(self, config: RunConfig, origins: Origins, command: str) -> ConfigurationError:
+        """Returns the error with the values of a command's configuration."""
+        drop = _Drop(config, origins, command, self.option)
         values = {**vars(config), "origins": origins, "drop": drop, **self.texts(config)}
         if self.option:
             spec = BY_NAME[self.option]
@@ -104,15 +109,17 @@ class Rule(Generic[Facts]):
         return ConfigurationError(self.message.format(**values), self.hint.format(**values))
 
 
-def check_rules(rules: Iterable[Rule[Facts]], config: RunConfig, origins: Origins, facts: Facts) -> None:
-    """Refuses the first combination of options that a rule forbids.
+def check_rules(
+    rules: Iterable[Rule[Facts]], config: RunConfig, origins: Origins, command: str, facts: Facts
+) -> None:
+    """Refuses the first combination of a command's options that a rule forbids.
 
     Raises:
         ConfigurationError: the message names the options, and the hint the remedy.
     """
     for rule in rules:
         if rule.holds(config, origins) and rule.applies(config, facts):
-            raise rule.error(config, origins)
+            raise rule.error(config, origins, command)
 
 
 RESUMED_OR_REPLACED: Rule[Origins] = Rule(
@@ -124,15 +131,12 @@ NOT_READ_FROM_FILES: Rule[Origins] = Rule(
     lambda config, origins: (
         _is_in_use(config)
         and _has_no_files(config.dataset)
+        # A run that took such a set because no files are in a folder saves the folder, and may be repeated.
         and origins["dataset"].is_given
-        and origins["dataset_path"].overrides_run
-        # A data set that a higher giver names replaces the files that a lower one has a folder for.
-        and origins["dataset_path"].giver >= origins["dataset"].giver
     ),
     "{option}: {dataset} is not read from files",
-    "{drop[dataset_path]}",
+    "drop --dataset-path",
     "dataset_path",
-    typed_only=False,
 )
 RULES: Tuple[Rule[Origins], ...] = (
     NOT_READ_FROM_FILES,
@@ -303,8 +307,8 @@ def _repeated(splits: Sequence[str]) -> Optional[str]:
     return next((name for number, name in enumerate(splits) if name in splits[:number]), None)
 
 
-def check(config: RunConfig, origins: Origins) -> None:
-    """Refuses options that exclude each other, and texts that cannot be paths.
+def check(config: RunConfig, origins: Origins, command: str) -> None:
+    """Refuses options of a command that exclude each other, and texts that cannot be paths.
 
     Paths need not exist.  Those of a saved run are not checked, because they may belong to another machine.
 
@@ -313,7 +317,7 @@ def check(config: RunConfig, origins: Origins) -> None:
             unknown user.
         DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
     """
-    check_rules(RULES, config, origins, origins)
+    check_rules(RULES, config, origins, command, origins)
     for spec in SPECS:
         path = getattr(config, spec.name)
         if path is not None and spec.kind.is_path and origins[spec.name] != RUN:

@@ -227,8 +227,9 @@ def check_rules(facts: Facts, rules: Sequence[Reason] = RULES) -> None:
     Raises:
         ConfigurationError: such an option is set; the error names it and the reason.
     """
-    loss_name(facts.resolved.config, facts.resolved.record.task)  # refuses a loss for another task
-    check_table(rules, facts.resolved.config, facts.resolved.origins, facts)
+    resolved = facts.resolved
+    loss_name(resolved.config, resolved.record.task)  # refuses a loss for another task
+    check_table(rules, resolved.config, resolved.origins, resolved.command, facts)
 
 
 def check_group(group: ProcessGroup, config: RunConfig, draws: bool = True) -> None:

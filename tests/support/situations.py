@@ -111,6 +111,7 @@ SITUATIONS: Dict[str, Callable[[], object]] = {
     "packages for exports": _packages_for_exports,
     "a file": lambda: Path("file").write_text("x"),
     "a folder": lambda: Path("folder").mkdir(),
+    "a circular link": lambda: Path("circle").symlink_to("circle"),
 }
 
 
