@@ -89,7 +89,7 @@ def test_all_ways_to_type_a_list_are_equal(items):
         ("benchmark --train --executions 3", {"training": True, "executions": 3, "flags": {}}),
         ("export run --infer", None),
         ("benchmark --infer", {"training": False}),
-        ("models -v", {"pattern": "*", "json": False, "verbose": True, "image_size": None}),
+        ("models -v", {"pattern": "*", "json": False, "verbose": True}),
     ],
 )
 def test_a_command_gets_its_own_values_and_the_texts_of_runs(monkeypatch, typed, expected):
