@@ -70,6 +70,10 @@ class InfeasibleError(UserError):
     exit_code = EXIT_INFEASIBLE
 
 
+class OutOfMemoryError(InfeasibleError):
+    """Work did not fit into the memory of the host or of its GPUs."""
+
+
 class ThresholdError(UserError):
     """A result missed its required threshold."""
 
@@ -86,6 +90,38 @@ class WorkersError(UserError):
     """Another process of the run was lost, or continues this run."""
 
     exit_code = EXIT_WORKERS
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether Python or TensorFlow could not allocate memory."""
+    import sys
+
+    # Without TensorFlow the error is none of its errors; while it is imported it may have none yet.
+    of_tensorflow = getattr(sys.modules.get("tensorflow"), "errors", None)
+    exhausted = getattr(of_tensorflow, "ResourceExhaustedError", MemoryError)
+    return isinstance(error, (MemoryError, OutOfMemoryError, exhausted))
+
+
+class MemoryErrors:
+    """A block that converts exhausted memory; the outermost block knows best which options the user has.
+
+    Args:
+        message: the work that does not fit.
+        hint: the option to change.
+
+    Raises:
+        OutOfMemoryError: memory ran out within the block.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        self._error = OutOfMemoryError(message, hint)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: "Optional[BaseException]", traceback: object) -> None:
+        if error is not None and is_out_of_memory(error):
+            raise self._error from error
 
 
 def text_of(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
+from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError, is_out_of_memory
 from ipucnn.text import printable, shown_value
 
 NAME_BYTES = 255
@@ -115,7 +115,7 @@ def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError
     Returns:
         None for a bug.
     """
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         hint = f"use a smaller {smaller}, or raise the limit (ulimit -v)" if smaller else "end other programs"
         return InfeasibleError("out of memory", hint)
     if not isinstance(error, OSError) or error.errno is None:
@@ -161,11 +161,12 @@ def expand(text: str) -> Path:
     if not text:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     path = _expand_user(text)
-    with errors_about(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    absent = (FileNotFoundError, NotADirectoryError)
+    with errors_about(path), contextlib.suppress(*absent):
         os.lstat(path)
-    # A circular link, which pathlib calls absent.
-    with errors_about(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        os.stat(path)
+        # A circular link, which pathlib calls absent.  What a link leads to is checked where it is used.
+        with contextlib.suppress(PermissionError):
+            os.stat(path)
     return path
 
 
@@ -235,17 +236,6 @@ def kind_of(path: Path) -> Kind:
             return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), Kind.OTHER)
         except (FileNotFoundError, NotADirectoryError):
             return Kind.ABSENT
-
-
-def exists(path: Path) -> bool:
-    """Whether a path leads to anything; raises as :func:`kind_of` does.  Only ``ipucnn.models`` still asks here."""
-    return kind_of(path) is not Kind.ABSENT
-
-
-def file_size(path: Path) -> int:
-    """The size of a path's target in bytes; raises as :func:`kind_of` does.  Only ``ipucnn.models`` still asks here."""
-    with errors_about(path):
-        return os.stat(path).st_size
 
 
 def free_bytes(folder: Path) -> int:

@@ -33,7 +33,7 @@ def test_options_that_only_name_places_or_switch_files_change_neither_result_nor
         assert BY_NAME[name].effect is Effect.FILES, name
 
 
-def test_options_that_two_equal_runs_may_differ_in_are_neither_compared_nor_kept_by_a_run():
+def test_processes_compare_all_options_but_those_of_files_and_delivery():
     config = RunConfig()
     compared = {flag[2:].replace("-", "_") for flag in compared_options(config)}
     free = {spec.name for spec in SPECS if spec.effect in (Effect.FILES, Effect.DELIVERY)}

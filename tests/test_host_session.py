@@ -31,6 +31,7 @@ from tensorflow import keras
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import InfeasibleError, MissingError
+from ipucnn.filesystem import user_error_of
 from ipucnn.models.names import named_weights
 from ipucnn.sessions import factory
 from ipucnn.sessions.host import division
@@ -358,6 +359,11 @@ def test_memory_exhausted_in_a_prediction_is_no_bug():
     predictor._forward = tf.function(lambda images: tf.numpy_function(exhaust, [], tf.float32))
     images = [data(8, 0)[0]]
     check_raises(InfeasibleError, "out of memory in a prediction", "end other", predictor.predict, images)
+
+
+def test_memory_that_tensorflow_exhausts_anywhere_in_a_command_is_no_bug():
+    error = user_error_of(tf.errors.ResourceExhaustedError(None, None, "OOM"), "--micro-batch-size")
+    assert error.exit_code == 4 and error.message == "out of memory" and "--micro-batch-size" in error.hint
 
 
 def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):

@@ -11,9 +11,8 @@ from ipucnn.benchmarking.records import Figures
 from ipucnn.benchmarking.suite import CommandLine, Parse, given_options
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import ConfigurationError, MemoryErrors, UserError
 from ipucnn.runs import setup as run_setup
-from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
 
@@ -50,7 +49,7 @@ def fit(resolved: Resolved) -> Figures:
     model = run_setup.build(setup)
     loss = Loss(run_setup.loss_name(config, resolved.record.task), config.label_smoothing)
     # The session's own hint names options that Keras' loop does not have.
-    too_large = memory_errors(
+    too_large = MemoryErrors(
         "out of memory in Keras' loop", "use a smaller --micro-batch-size or --image-size"
     )
     with too_large, data_errors():

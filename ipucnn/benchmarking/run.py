@@ -18,13 +18,12 @@ from ipucnn.benchmarking.job import DATA, Job
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
 from ipucnn.benchmarking.rounds import Clocks, Rounds, measure
-from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError
+from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError, is_out_of_memory
 from ipucnn.events import Began, Event, Events, Note, Progress
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
 from ipucnn.sessions.host.division import threads_of_training
-from ipucnn.sessions.out_of_memory import is_out_of_memory
 from ipucnn.sessions.session import NotFiniteError, Session
 from ipucnn.training.program import Layers
 

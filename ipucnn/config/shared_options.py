@@ -258,7 +258,7 @@ class DataOptions:
         None,
         "Size of the network's input, such as 224, or 388x512 (height x width).",
         commands=(*NETWORK, "verify-dataset", "models"),
-        default_text="the data set's, at least the model's smallest",
+        default_text="the data set's, at least the model's smallest; for models the model's own",
         wishes="img-size input-size resolution resize",
         effect=Effect.RESULT,
     )

@@ -33,9 +33,9 @@ class Effect(enum.Enum):
        processes, buffers, limits, trackers.  So benchmarks compare it, and leave out only ``FILES``.
     """
 
-    RESULT = "what is computed: a run that continues keeps its value"
     START = "what a run begins with, which is saved with it: a run that continues keeps its own"
     END = "when a run ends: a finished run continues only if it has changed"
+    RESULT = "what is computed: a run that continues keeps its value"
     FILES = "which files are read, written, kept or deleted, and nothing else"
     DELIVERY = "how the work is done and reported, and not its result"
 

@@ -532,9 +532,8 @@ def _choose_default(path: Path, home: str, task: str, download: bool, is_path_ty
     get = _how_to_get(home, f"--dataset {home} --download")
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
-    with suppress(
-        DataError, OSError
-    ):  # nobody named this folder, which may be the root of a disk: no tree is walked
+    # Nobody named this folder, which may be the root of a disk: no tree is walked, and no error concerns the user.
+    with suppress(DataError, OSError):
         found = find_layout(layout, path) if task == "segmentation" else find_class_parts(path)
         if found is not None and _is_complete(found, divides=False):
             why += f"; {path} has images {words}: add --dataset {layout} to take them"

@@ -31,7 +31,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
-from ipucnn.filesystem import file_size, read_bytes
+from ipucnn.filesystem import read_bytes
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
 from ipucnn.models.keras_config import FUNCTIONAL_HINT, LAYER_OF_OPERATION, output_shape, read_nodes
 from ipucnn.models.keras_files import read_configuration, read_statistics
@@ -840,7 +840,7 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
-    digest = hashlib.sha256(read_bytes(path, file_size(path))).hexdigest()
+    digest = hashlib.sha256(read_bytes(path, path.stat().st_size)).hexdigest()
     return OwnNetwork(name, digest, architecture=architecture, remarks=changes)
 
 

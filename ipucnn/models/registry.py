@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
-from ipucnn.filesystem import exists, expand
+from ipucnn.filesystem import expand
 from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
 from ipucnn.text import counted, shown_value
 
@@ -479,8 +479,8 @@ def _path_of(name: str) -> Optional[Path]:
     """The path of a name that means a network file, a Python file or an existing path; None for other names."""
     try:
         path = expand(name)
-        return path if is_network_file(name) or is_python_name(name) or exists(path) else None
-    except UserError:  # not a possible path
+        return path if is_network_file(name) or is_python_name(name) or path.exists() else None
+    except (UserError, OSError):  # not a possible path, or a link to where nobody may look
         return None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.segmentation.patches import IGNORED
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, MemoryErrors
 from ipucnn.events import LOADING, Began, Event, Events, Note, Progress
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
@@ -31,7 +31,6 @@ from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.sources import Named, weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.writer import open_writer
-from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.role import find_role
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
@@ -151,7 +150,7 @@ def _evaluate_classes(
     batch *= config.validation_num_replicas or config.num_replicas
     rows = Spool()
 
-    too_large = memory_errors(
+    too_large = MemoryErrors(
         f"batches of {counted(batch, 'image')} do not fit into memory", "lower --validation-micro-batch-size"
     )
     with too_large, data_errors():

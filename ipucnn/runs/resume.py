@@ -460,7 +460,7 @@ def check_same_run(
         raise ConfigurationError(
             f"--num-epochs {config.num_epochs} are {counted(program.num_weight_updates, 'weight update')}, and "
             f"{start.path} has {start.weight_updates}",
-            f"use --num-epochs {start.weight_updates // program.weight_updates_per_epoch + 1}, or more",
+            f"use --num-epochs {-(-start.weight_updates // program.weight_updates_per_epoch)}, or more",
         )
 
 

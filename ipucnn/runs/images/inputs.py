@@ -92,7 +92,7 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
     """
     paths: List[str] = []
     problems: List[str] = []
-    left_out: Dict[str, int] = {}
+    left_out: Dict[str, Optional[int]] = {}
     for given in inputs:
         try:
             expanded = str(filesystem.expand(given))
@@ -118,19 +118,24 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
     return ImageFiles(tuple(unique.values()), tuple(problems), _left_out_line(left_out))
 
 
-def _left_out_line(left_out: Mapping[str, int]) -> Tuple[str, ...]:
-    """Returns a line that counts the images of each path, and names the first paths; none without paths."""
+def _left_out_line(left_out: Mapping[str, Optional[int]]) -> Tuple[str, ...]:
+    """Returns a line that counts what is left out, and names the first paths; none if nothing is.
+
+    Args:
+        left_out: path -> number of images; None for a link to a folder, behind which anything may be.
+    """
     if not left_out:
         return ()
+    numbers = [number for number in left_out.values() if number is not None]
+    links = len(left_out) - len(numbers)
+    parts = [f"{counted(sum(numbers), 'image')} hidden, or made by a system or tool"] if numbers else []
+    parts += [counted(links, "link") + " to folders"] if links else []
     named = ", ".join(shown(path) for path in list(left_out)[:MOST_NAMED])
     more = f" and {len(left_out) - MOST_NAMED:,} more" if len(left_out) > MOST_NAMED else ""
-    number = counted(sum(left_out.values()), "image")
-    return (
-        f"left out: {number} hidden, made by a system or tool, or behind a link to a folder ({named}{more})",
-    )
+    return (f"left out: {'; '.join(parts)} ({named}{more})",)
 
 
-def _in_folder(folder: str, problems: List[str], left_out: Dict[str, int]) -> List[str]:
+def _in_folder(folder: str, problems: List[str], left_out: Dict[str, Optional[int]]) -> List[str]:
     def unreadable(error: OSError) -> None:
         problems.append(f"cannot read {printable(str(error.filename))}: {error.strerror or error}")
 
@@ -138,8 +143,11 @@ def _in_folder(folder: str, problems: List[str], left_out: Dict[str, int]) -> Li
     for place, folders, files in os.walk(folder, onerror=unreadable):
         for name in folders:
             path = Path(place, name)
-            if (is_made_by_system(name) or path.is_symlink()) and num_images(path):
-                left_out[str(path)] = num_images(path)
+            number = num_images(path) if is_made_by_system(name) and not path.is_symlink() else 0
+            if number:
+                left_out[str(path)] = number
+            elif path.is_symlink():
+                left_out[str(path)] = None
         folders[:] = [name for name in folders if not is_made_by_system(name)]
         for name in filter(is_image_name, files):
             if is_made_by_system(name):
@@ -149,7 +157,7 @@ def _in_folder(folder: str, problems: List[str], left_out: Dict[str, int]) -> Li
     return sorted(images)
 
 
-def _matching(pattern: str, problems: List[str], left_out: Dict[str, int]) -> List[str]:
+def _matching(pattern: str, problems: List[str], left_out: Dict[str, Optional[int]]) -> List[str]:
     """Returns the images that a pattern names, and all images below folders that it names, as with a shell's expansion.
 
     ``**`` follows no links to folders, unlike ``glob.glob``: with two links that lead back up, it would visit 2^40

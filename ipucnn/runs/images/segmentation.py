@@ -26,7 +26,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import IN_MEMORY, InMemory, MaskedExamples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.datasets.segmentation.patches import mirror, patch_starts, patch_table
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, MemoryErrors
 from ipucnn.events import Item, Note, emit
 from ipucnn.models.registry import ModelRecord, nearest_legal_sizes, output_shape
 from ipucnn.runs.images.outputs import Classes, class_colours
@@ -34,7 +34,6 @@ from ipucnn.runs.network_input import COST_OF_PATCHES
 from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.trained import TrainedSetup
-from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.session import Predictor
 
 TEST_TIME_AUGMENTATIONS = (1, 2, 4, 8)
@@ -293,7 +292,7 @@ class PatchwiseNetwork:
         stacked[: len(patches)] = patches
         shape = (*patches[0].shape[:2], trained.input_shape[2])
         images = prepare_range(stacked, shape, trained.input_range)
-        with memory_errors(
+        with MemoryErrors(
             f"patches of {shape[0]}x{shape[1]} pixels do not fit into memory",
             f"--patch-size {OUTPUTS[0] + self._margin}",
         ):

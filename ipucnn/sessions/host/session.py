@@ -12,7 +12,7 @@ import itertools
 import re
 import time
 from dataclasses import replace
-from typing import Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, MemoryErrors
 from ipucnn.machine import side_by_side
 from ipucnn.models.names import moved_statistics, penalties
 from ipucnn.sessions.group import Alone, Mpi
@@ -31,7 +31,6 @@ from ipucnn.sessions.host.division import Capacity, Division, divide, fused_in_i
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop, sums_of
-from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.session import (
     Batch,
     CompilationReport,
@@ -187,7 +186,7 @@ class HostPredictor(Predictor):
         group, totals = self._session.group, Totals()
         first, batches = peeked(dataset)
         size = 0 if first is None else len(first[0])
-        too_large = memory_errors(
+        too_large = MemoryErrors(
             f"out of memory in a validation, with batches of {counted(size, 'image')}",
             "use a smaller --validation-micro-batch-size",
         )
@@ -234,7 +233,7 @@ class HostPredictor(Predictor):
                 array: np.ndarray = np.asarray(predict(pack(images)))
             return array
 
-        too_large = memory_errors("out of memory in a prediction", "end other programs")
+        too_large = MemoryErrors("out of memory in a prediction", "end other programs")
         with tf.device(self._places[0]), _exceptions(), too_large:
             self.weights.round_to_nearest()
             first, batches = peeked(dataset)
@@ -329,12 +328,12 @@ class HostTrainer(Trainer):
             losses, hits = (values.numpy().tolist() for values in results)
         return TrainedPart(losses, hits, time.perf_counter() - started)
 
-    def _too_large(self) -> ContextManager[None]:
+    def _too_large(self) -> MemoryErrors:
         """Returns the block in which training may run out of memory."""
         fused = self.division.fused_micro_batches
         smaller = "--fused-micro-batches 1" if fused > 1 else "a smaller --micro-batch-size or --image-size"
         what = f"{counted(fused, 'fused micro-batch')} of {self.program.micro_batch_size}"
-        return memory_errors(f"out of memory with {what}", f"use {smaller}")
+        return MemoryErrors(f"out of memory with {what}", f"use {smaller}")
 
     def recompute_statistics(self, make_dataset: MakeDataset, num_updates: int) -> List[str]:
         """Runs the training loop's forward pass over the batches."""

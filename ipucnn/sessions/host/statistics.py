@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfVariable
+from ipucnn.errors import MemoryErrors
 from ipucnn.machine import side_by_side
 from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
@@ -28,7 +29,6 @@ from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
-from ipucnn.sessions.out_of_memory import memory_errors
 from ipucnn.sessions.session import Batch
 
 
@@ -233,7 +233,7 @@ class LargeBatches:
 
         def of_batch(images: Tensor, *_: Tensor) -> Dict[str, _Moments]:
             interrupts.check()
-            too_large = memory_errors(
+            too_large = MemoryErrors(
                 f"out of memory with {len(images)} training images at once, to measure batch norm's statistics",
                 "use a smaller --precise-batch-norm; 0 leaves it out",
             )
