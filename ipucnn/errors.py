@@ -96,10 +96,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether Python or TensorFlow could not allocate memory."""
     import sys
 
+    if system_error_in(error) is not None:
+        return False  # TensorFlow's type of a full disk is that of exhausted memory
+
     # Without TensorFlow the error is none of its errors; while it is imported it may have none yet.
     of_tensorflow = getattr(sys.modules.get("tensorflow"), "errors", None)
     exhausted = getattr(of_tensorflow, "ResourceExhaustedError", MemoryError)
     return isinstance(error, (MemoryError, OutOfMemoryError, exhausted))
+
+
+def system_error_in(error: BaseException) -> "Optional[OSError]":
+    """Returns the system's error about a file that TensorFlow reports as ``PATH; REASON``; None for any other error."""
+    import errno
+    import os
+
+    path, semicolon, reason = str(getattr(error, "message", "")).rpartition("; ")
+    number = next((number for number in errno.errorcode if os.strerror(number) == reason), None)
+    return OSError(number, reason, path) if semicolon and number is not None else None
 
 
 class MemoryErrors:

@@ -28,7 +28,14 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
-from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError, is_out_of_memory
+from ipucnn.errors import (
+    ConfigurationError,
+    DataError,
+    InfeasibleError,
+    UserError,
+    is_out_of_memory,
+    system_error_in,
+)
 from ipucnn.text import printable, shown_value
 
 NAME_BYTES = 255
@@ -118,6 +125,7 @@ def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError
     if is_out_of_memory(error):
         hint = f"use a smaller {smaller}, or raise the limit (ulimit -v)" if smaller else "end other programs"
         return InfeasibleError("out of memory", hint)
+    error = system_error_in(error) or error
     if not isinstance(error, OSError) or error.errno is None:
         return None
     if isinstance(error.filename, (str, bytes, os.PathLike)) or error.errno in _OF_MACHINE:

@@ -132,6 +132,16 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
     assert any("more than the 4" in note for note in small.notes)
 
 
+def test_a_full_disk_voids_the_result_and_is_no_bug(monkeypatch):
+    def broken(self, dataset):
+        raise OSError(28, "No space left on device", "/tmp/cache")
+
+    monkeypatch.setattr(HostPredictor, "predict", broken)
+    report, code = show(running.run(make_job(resolved(), measured())))
+    assert (report.void, code, report.traceback) == ("/tmp/cache: No space left on device", 3, None)
+    assert "free some space" in report.hint
+
+
 OUT_OF_MEMORY = (
     "Graph execution error:\n\nDetected at node 'net/conv' defined at:\n"
     "{{function_node __wrapped__Conv2D_device_/job:localhost/CPU:0}} OOM when allocating tensor with "

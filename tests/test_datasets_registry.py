@@ -401,7 +401,10 @@ def server(tmp_path, monkeypatch):
         )
 
     def fetch(downloader, url, output_file, _):
-        Path(output_file).write_bytes((folder / url.rsplit("/", 1)[1]).read_bytes())
+        sent = folder / url.rsplit("/", 1)[1]
+        if not sent.exists():
+            raise ConnectionError("404 Not Found")
+        Path(output_file).write_bytes(sent.read_bytes())
 
     monkeypatch.setattr(pooch.HTTPDownloader, "__call__", fetch)
     return folder
@@ -431,6 +434,16 @@ def test_a_download_with_another_checksum_is_removed(tmp_path, server):
     (server / "t10k-labels-idx1-ubyte.gz").write_bytes(b"changed")
     failed_download(DataError, "SHA-256", "mnist", tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_full_disk_is_no_failure_of_the_network(tmp_path, server, monkeypatch):
+    pooch = pytest.importorskip("pooch")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "file")
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", full)
+    failed_download(DataError, "cannot store mnist", "mnist", tmp_path / "data")
 
 
 def test_every_address_is_https_with_a_sha256():

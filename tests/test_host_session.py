@@ -366,6 +366,15 @@ def test_memory_that_tensorflow_exhausts_anywhere_in_a_command_is_no_bug():
     assert error.exit_code == 4 and error.message == "out of memory" and "--micro-batch-size" in error.hint
 
 
+def test_a_full_disk_that_tensorflow_finds_is_not_called_exhausted_memory():
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.io.TFRecordWriter("/dev/full") as writer:
+        writer.write(b"x" * 2**20)
+        writer.flush()
+    error = user_error_of(caught.value)
+    assert error.exit_code == 3 and error.message == "/dev/full: No space left on device"
+    assert "free some space" in error.hint
+
+
 def test_training_uses_all_gpus_or_the_requested_number(monkeypatch):
     check_raises(MissingError, "no GPU", "", factory.create_session, "gpu")
     gpus = [(f"/device:GPU:{n}", "NVIDIA H200") for n in range(2)]

@@ -267,6 +267,8 @@ def test_missing_weights_and_biases_requirements_are_reported(run, tmp_path, mon
     assert "more" not in run(*command)[2]
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(ValueError("tags: too long\nmore")))
     check_refused(run, Refusal([*command, "--wandb-tags", "t" * 65], "refuses a value: tags: too long"))
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(OSError(28, "No space left on device", "run/wandb")))
+    check_refused(run, Refusal(command, "run/wandb: No space left on device", "free some space", 3))
     # Settings that somebody else may have put into the folder have no effect.
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     (tmp_path / "wandb").mkdir()

@@ -20,6 +20,7 @@ from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
 from ipucnn.benchmarking.rounds import Clocks, Rounds, measure
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError, is_out_of_memory
 from ipucnn.events import Began, Event, Events, Note, Progress
+from ipucnn.filesystem import user_error_of
 from ipucnn.machine import fix_threads, num_cores, peak_memory_bytes, reset_peak_memory
 from ipucnn.planning.splits import splits_of_run
 from ipucnn.runs import setup as run_setup
@@ -183,11 +184,13 @@ def _void(latest: BenchmarkReport, error: Exception) -> Tuple[BenchmarkReport, i
     import tensorflow as tf
 
     where = None
-    if isinstance(error, UserError):
+    is_memory = is_out_of_memory(error) and not isinstance(error, UserError)
+    known = error if isinstance(error, UserError) else user_error_of(error)
+    if known is not None and not is_memory:
         # A benchmark writes no checkpoints.
-        hint = error.advice if isinstance(error, NotFiniteError) else error.hint
-        why, code = error.message, error.exit_code
-    elif is_out_of_memory(error):
+        hint = known.advice if isinstance(known, NotFiniteError) else known.hint
+        why, code = known.message, known.exit_code
+    elif is_memory:
         why = f"out of memory: {_without_nodes(str(getattr(error, 'message', error)))}"
         hint = "use a smaller --micro-batch-size or --image-size"
         # IPUs refuse the option.

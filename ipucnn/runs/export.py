@@ -26,6 +26,7 @@ from ipucnn.filesystem import (
     entries,
     expand,
     real,
+    user_error_of,
     write_folder,
     write_text,
 )
@@ -464,9 +465,11 @@ def _converting(request: ExportRequest) -> Iterator[None]:
     try:
         with contextlib.nullcontext() if request.verbose else stderr_aside(shown_if_failed=False):
             yield
-    except (UserError, OSError, MemoryError):
+    except UserError:
         raise
     except Exception as error:
+        if user_error_of(error) is not None:
+            raise
         reason = " ".join(str(error).split())[:300]
         raise ThresholdError(
             f"the network could not be written as {request.form}: {type(error).__name__}: {printable(reason)}",

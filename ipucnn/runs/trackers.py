@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Mapping
 
 from ipucnn.config.options import RunConfig
-from ipucnn.errors import ConfigurationError, DataError, MissingError
-from ipucnn.filesystem import make_folder, make_new_file
+from ipucnn.errors import ConfigurationError, MissingError
+from ipucnn.filesystem import make_folder, make_new_file, user_error_of
 
 
 class Tracker:
@@ -70,15 +70,8 @@ class Curves(Tracker):
         self._write(self._event(wall_time=now, step=first_step, session_log=log))
 
     def _write(self, event: object) -> None:
-        import tensorflow as tf
-
-        try:
-            self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
-            self._writer.flush()
-        except tf.errors.OpError as error:
-            raise DataError(
-                f"TensorBoard events cannot be written: {error.message}", "free some space"
-            ) from None
+        self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
+        self._writer.flush()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         import tensorflow as tf
@@ -128,6 +121,7 @@ class WeightsAndBiases(Tracker):
 
     Raises:
         MissingError: the library has no account to log to, or does not start.
+        DataError: it cannot write its files.
         ConfigurationError: the library refuses a value, or would take settings from the current folder.
     """
 
@@ -160,7 +154,7 @@ class WeightsAndBiases(Tracker):
                 "correct --wandb-run-name, --wandb-tags (64 characters each) or the WANDB_ variables",
             ) from None
         except (wandb.errors.Error, OSError) as error:
-            raise MissingError(
+            raise user_error_of(error) or MissingError(
                 f"--wandb: Weights & Biases does not start: {_first_line(error)}",
                 "type: wandb login; or log to the run folder alone with WANDB_MODE=offline",
             ) from None

@@ -23,7 +23,7 @@ from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.pixels import in_8_bits
 from ipucnn.errors import DataError, ThresholdError, UserError
 from ipucnn.events import Events, Note
-from ipucnn.filesystem import write_text
+from ipucnn.filesystem import user_error_of, write_text
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess, outputs_of
@@ -238,9 +238,11 @@ def _failures_of_script() -> Iterator[None]:
     """Turns what ``predict.py`` raises into :class:`RuntimeFailed`, but for errors of users, the system and memory."""
     try:
         yield
-    except (UserError, RuntimeFailed, OSError, MemoryError):
+    except (UserError, RuntimeFailed):
         raise
     except Exception as error:
+        if user_error_of(error) is not None:
+            raise
         raise RuntimeFailed(f"its predict.py raises {type(error).__name__}: {error}") from error
 
 

@@ -11,6 +11,7 @@ from typing import Dict, List, Tuple
 
 from ipucnn.errors import DataError, MissingError
 from ipucnn.events import Note, Progress, emit
+from ipucnn.filesystem import reason_of, user_error_of
 
 TIMEOUT_S = 60
 
@@ -88,7 +89,7 @@ def download(name: str, path: Path) -> Path:
                 os.replace(file, target / os.path.basename(file))
     except OSError as error:
         raise DataError(
-            f"cannot store {name} in {path}: {error.strerror or error}", "choose another --dataset-path"
+            f"cannot store {name} in {path}: {reason_of(error)}", "choose another --dataset-path"
         ) from error
     return target
 
@@ -117,6 +118,8 @@ def _fetch(remote: Remote, file_name: str, sha256: str, folder: Path) -> List[st
         if isinstance(error, ValueError) and "hash" in str(error).lower():
             text = f"{url} does not have the SHA-256 {sha256}; it was not kept"
             raise DataError(text, "try again, or fetch it elsewhere") from None
+        if user_error_of(error) is not None:
+            raise  # of the folder
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise MissingError(
             f"cannot download {url}: {reason}",

@@ -63,7 +63,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             return _read_idx(
                 stream, name, num_dimensions, path.stat().st_size * (_DEFLATED if is_packed else 1)
             )
-        except (OSError, EOFError, zlib.error) as error:
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             # gzip's message for a wrong checksum.
             is_changed = str(error).startswith("CRC check failed")
             code = "truncated" if isinstance(error, EOFError) else "checksum" if is_changed else "unreadable"

@@ -20,8 +20,8 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.datasets.formats import base_name
 from ipucnn.datasets.limits import check_memory
-from ipucnn.errors import DataError, MissingError
-from ipucnn.filesystem import shown
+from ipucnn.errors import DataError, MissingError, UserError
+from ipucnn.filesystem import shown, user_error_of
 
 READ_BATCH = 1024
 EVAL_SPLITS = ("test", "validation", "val", "valid")
@@ -78,6 +78,7 @@ def prepare(name: str, data_dir: Path) -> Path:
 
     Raises:
         MissingError: the set does not exist, the network fails, or tensorflow-datasets is not installed.
+        DataError: the folder cannot be written.
     """
     tfds = _import_tfds()
     try:
@@ -85,7 +86,7 @@ def prepare(name: str, data_dir: Path) -> Path:
         builder.download_and_prepare()
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MissingError(
+        raise user_error_of(error) or MissingError(
             f"cannot prepare tfds:{name}: {reason}", "check the name and the network, or prepare it elsewhere"
         ) from error
     return Path(str(getattr(builder, "data_path", None) or builder.data_dir))
@@ -137,9 +138,11 @@ def open_builder(name: str, folder: Path) -> Tuple[TfdsBuilder, str, str]:
     return builder, image_key, label_key
 
 
-def _cannot_read(name: str, folder: Path, error: Exception) -> DataError:
+def _cannot_read(name: str, folder: Path, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return DataError(f"cannot read {name} in {folder}: {reason}", "prepare the data set again")
+    return user_error_of(error) or DataError(
+        f"cannot read {name} in {folder}: {reason}", "prepare the data set again"
+    )
 
 
 def eval_split(builder: TfdsBuilder) -> Optional[str]:
