@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from light_training import train_lightly
 from support.own_networks import HEAD, RESIDUAL, TRAIN, built, last, network, weights_of, write
 from support.refusals import Refusal, check_raises, check_refused
 from support.sessions import restart_names
@@ -284,15 +285,22 @@ FIRST = {
 }  # fmt: skip
 
 
-def mnist_cnn(first):
+def trained_lightly(succeeds, *words):
+    """Runs a training that compiles nothing, and returns stderr; at a rate of 0, weights stay as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch)
+        return succeeds("train", *TRAIN, "--num-epochs", 1, *words, columns=400)[1]
+
+
+def mnist_cnn(first, filters=(32, 64)):
     """Returns the layers of the registered mnist_cnn behind others, and Keras' loss and accuracy."""
     restart_names()
     tf.random.set_seed(0)
     _, (images, labels) = find_function(write(DATA, "data.py").replace("build", "load"), "load")()
     model = keras.Sequential([
         keras.Input((28, 28, 1)), *(make() for make in FIRST[first]),
-        layers.Conv2D(32, 3, activation="relu", name="conv2d"), layers.MaxPooling2D(2),
-        layers.Conv2D(64, 3, activation="relu", name="conv2d_1"), layers.MaxPooling2D(2),
+        layers.Conv2D(filters[0], 3, activation="relu", name="conv2d"), layers.MaxPooling2D(2),
+        layers.Conv2D(filters[1], 3, activation="relu", name="conv2d_1"), layers.MaxPooling2D(2),
         layers.Flatten(), layers.Dropout(0.5), layers.Dense(10, name="dense"),
     ])  # fmt: skip
     logits = np.float64(model(np.float32(images)[..., None]))
@@ -300,6 +308,7 @@ def mnist_cnn(first):
     return model, (-logarithms[range(len(labels)), labels].mean(), (logits.argmax(axis=1) == labels).mean())
 
 
+@pytest.mark.slow_cases("normalization")
 @pytest.mark.parametrize("first", ["rescaling", "signed", "normalization", "both"])
 def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succeeds):
     model, (loss, accuracy) = mnist_cnn(first)
@@ -312,16 +321,7 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succe
     assert len(notes) == (first != "rescaling")  # which is the network's own range
     assert all("as the model in m.h5 scales them: pixels x" in n and f"note: {n}" in err for n in notes)
     if first == "signed":
-        training = [
-            "train",
-            "mnist_cnn",
-            "--weights",
-            "m.h5",
-            "--dataset",
-            "data.py:load",
-            "--limit-train",
-            32,
-        ]
+        training = "train mnist_cnn --weights m.h5 --dataset data.py:load --limit-train 32"
         check_refused(run, Refusal(training, "scales its images to", "as .keras"))
 
 
@@ -329,7 +329,7 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succe
 @pytest.mark.slow_cases("rescaling", "normalization")
 @pytest.mark.parametrize("first", ["rescaling", "normalization", "both"])
 def test_a_file_s_own_network_scales_its_pixels(first, run, succeeds, report):
-    model, (loss, accuracy) = mnist_cnn(first)
+    model, (loss, accuracy) = mnist_cnn(first, (4, 4))
     model.save("m.keras")
     own = ("--model-name", "m.keras", "--dataset", "data.py:load")
     measured = report("evaluate", "m.keras", *own)["measured"]
@@ -337,10 +337,10 @@ def test_a_file_s_own_network_scales_its_pixels(first, run, succeeds, report):
     assert measured["accuracy"] == pytest.approx(accuracy, abs=1e-5)
     training = ["train", "m.keras", *own[2:], "--normalise", "image"]
     check_refused(run, Refusal(training, "scales pixels of 0..255 itself", "use --normalise network"))
-    words = ("train", "m.keras", *own[2:], *TRAIN, "--num-epochs", 1, "--learning-rate", 1e-30)
-    _, err = succeeds(*words, "--run-dir", "drawn", columns=400)
+    words = ("m.keras", *own[2:], "--learning-rate", 1e-30)
+    err = trained_lightly(succeeds, *words, "--run-dir", "drawn")
     assert "the weights in m.keras are not used" in err and "--weights m.keras begins with them" in err
-    _, err = succeeds(*words, "--weights", "m.keras", "--run-dir", "kept", columns=400)
+    err = trained_lightly(succeeds, *words, "--weights", "m.keras", "--run-dir", "kept")
     assert "are not used" not in err and "takes pixels of 0..255" in err
     measured = report("evaluate", "kept", "--dataset", "data.py:load", "--limit-eval", "100%")["measured"]
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
@@ -355,14 +355,10 @@ def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
     loss = model.evaluate(np.float32(source.eval.images), source.eval.labels, verbose=0)
     measured = report("evaluate", "net.h5", "--model-name", name, "--dataset", "digits")["measured"]
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
-    words = ("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1)
-    check_refused(
-        run,
-        Refusal(
-            [*words, "--normalise", "image"], "scales pixels of 0..255 itself", "use --normalise network"
-        ),
-    )
-    _, err = succeeds(*words, "--weights", "net.h5", "--learning-rate", 1e-30, "--run-dir", "a", columns=400)
+    words = (name, "--dataset", "digits")
+    refused = ["train", *words, "--normalise", "image"]
+    check_refused(run, Refusal(refused, "scales pixels of 0..255 itself", "use --normalise network"))
+    err = trained_lightly(succeeds, *words, "--weights", "net.h5", "--learning-rate", 1e-30, "--run-dir", "a")
     assert "takes pixels of 0..255, which its layer rescaling scales" in err
     for more in ((), ("--model-name", name)):
         measured = report("evaluate", "a", *more, "--limit-eval", "100%")["measured"]
@@ -376,14 +372,20 @@ def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
     )
 
 
-def test_an_exported_network_gets_pixels(succeeds, report, in_this_process):
+def test_an_exported_network_with_gelu_gets_pixels(succeeds, report, in_this_process):
+    pytest.importorskip("tf2onnx")
     pytest.importorskip("onnxruntime")
-    name = write(network("x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(2, 3, name='c')(x)"))
-    succeeds("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1, "--run-dir", "a")
+    name = write(
+        network("x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(2, 3, activation='gelu')(x)")
+    )
+    trained_lightly(succeeds, name, "--dataset", "digits", "--run-dir", "a")
     losses = {report("evaluate", "a", "--limit-eval", "100%")["measured"]["loss"]}
-    for number, more in enumerate(((), ("--raw-uint8",))):
-        succeeds("export", "a", "--format", "onnx", *more, "--output", f"e{number}")
-        losses.add(report("evaluate", f"e{number}/model.onnx", "--limit-eval", "100%")["measured"]["loss"])
+    for opset, more in ((13, ()), (15, ("--raw-uint8",))):
+        folder = f"e{opset}"
+        succeeds("export", "a", "--format", "onnx", "--opset", opset, *more, "--output", folder)
+        # The file is kept only if it computes what the run computes.
+        assert json.loads(Path(folder, "export.json").read_text())["verification"]
+        losses.add(report("evaluate", f"{folder}/model.onnx", "--limit-eval", "100%")["measured"]["loss"])
     assert max(losses) - min(losses) < 1e-4
 
 
@@ -409,17 +411,8 @@ def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds,
     for one, other in ((name, "net.keras"), ("net.keras", name)):
         folder = f"of-{one[-5:]}"
         succeeds("train", one, *train, "--run-dir", folder)
-        succeeds(
-            "train",
-            other,
-            *train,
-            "--weights",
-            folder,
-            "--learning-rate",
-            1e-30,
-            "--run-dir",
-            f"then-{folder}",
-        )
+        rate = ("--weights", folder, "--learning-rate", 1e-30)
+        succeeds("train", other, *train, *rate, "--run-dir", f"then-{folder}")
         first, second = last(folder), last(f"then-{folder}")
         for key in first.weights:
             if "moving" not in key:
@@ -521,7 +514,7 @@ def test_branches_are_matched_by_name_or_refused(run):
     assert "q and p" in error.message or "p and q" in error.message
 
 
-def test_a_chain_is_matched_by_position_and_says_so(succeeds, report, lightly):
+def test_a_chain_is_matched_by_position_and_says_so(succeeds, lightly):
     def chain(*names):
         lines = [
             f"x = layers.Dense(4, name='{name}')({'x' if n else 'layers.Flatten()(images)'})"
@@ -537,9 +530,9 @@ def test_a_chain_is_matched_by_position_and_says_so(succeeds, report, lightly):
     np.testing.assert_array_equal(found["b/kernel"], theirs.get_layer("q").get_weights()[0])
     assert "4 layers in w.weights.h5 are matched by position" in note
     words = ("evaluate", "w.weights.h5", "--model-name", name, "--dataset", "digits")
-    _, err = succeeds(*words, columns=400)
+    out, err = succeeds(*words, "--json", columns=400)
     assert "note: " + note in err
-    notes = report(*words)["notes"]
+    notes = json.loads(out)["notes"]
     assert note in notes and any("does not say how its images were scaled" in line for line in notes)
     # Training that begins with the weights, and validation of all files of a folder, say and store the same.
     words = ("train", name, "--dataset", "digits", "--run-dir")
@@ -556,20 +549,10 @@ def test_a_chain_is_matched_by_position_and_says_so(succeeds, report, lightly):
     assert all(f"note: {line}" in err for line in stored)
 
 
-def test_a_network_with_gelu_is_exported_to_onnx(succeeds, lightly, in_this_process):
-    pytest.importorskip("tf2onnx")
-    pytest.importorskip("onnxruntime")
-    name = write(network("x = layers.Dense(4, activation='gelu', name='g')(images)"))
-    succeeds("train", name, "--dataset", "digits", *TRAIN, "--num-epochs", 1, "--run-dir", "a")
-    for opset in (13, 15):  # the file is kept only if it computes what the run computes
-        succeeds("export", "a", "--format", "onnx", "--opset", opset, "--output", f"e{opset}")
-        assert json.loads(Path(f"e{opset}/export.json").read_text())["verification"]
-
-
-def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds):
-    model = build_model(find_network("unet"), BuildOptions((204, 204, 1), 2, base_filters=2))
+def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds, membranes_once):
+    model = build_model(find_network("unet"), BuildOptions((204, 204, 1), 2, base_filters=1))
     model.save_weights("w.weights.h5")
-    data = ("--model-name", "unet", "--base-filters", 2, "--dataset", "membranes", "--limit-eval", 1)
+    data = ("--model-name", "unet", "--base-filters", 1, "--dataset", "membranes", "--limit-eval", 1)
     words = ("evaluate", "w.weights.h5", *data, "--patch-size", 204, "--json")
     out, err = succeeds(*words, columns=400)
     stored = json.loads(out)["notes"]
