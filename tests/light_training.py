@@ -35,11 +35,12 @@ def benchmark_briefly(patch):
     patch.setattr(contenders, "_LEAST_S", 0.005)
 
 
-def train_lightly(patch):
+def train_lightly(patch, evaluates=False):
     """Makes the runs of this process train without compiling, as the module describes.
 
     Args:
         patch: pytest's monkeypatch, which undoes it.
+        evaluates: whether validations are real ones, of the weights as they are.
     """
     from ipucnn.runs import setup as run_setup
     from ipucnn.sessions.host.session import HostPredictor, HostTrainer
@@ -63,7 +64,8 @@ def train_lightly(patch):
     patch.setattr(HostTrainer, "start", lambda trainer, make_dataset: start(trainer, lambda *place: None))
     patch.setattr(HostTrainer, "feed", lambda trainer, dataset: dataset)
     patch.setattr(HostTrainer, "run", _run)
-    patch.setattr(HostPredictor, "evaluate", _evaluate)
+    if not evaluates:
+        patch.setattr(HostPredictor, "evaluate", _evaluate)
 
 
 def _run(trainer, batches, num_weight_updates):

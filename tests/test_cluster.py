@@ -365,6 +365,7 @@ SMALL = [*with_values(FLAGS, threads=None), "--run-dir", "run"]
 
 
 @needs_mpi
+@pytest.mark.slow_cases("others3-2---optimizer absent: must be one of")
 @pytest.mark.parametrize(
     ("others", "code", "error"),
     [

@@ -83,6 +83,7 @@ def test_ipus_equal_the_naive_loop(accumulate, replicas):
 PIPELINE = dict(num_stages=2, pipeline_splits=("relu0",), device_mapping=(0, 1), ipus_per_replica=2)
 
 
+@pytest.mark.slow_cases("distributed-on_host", "pipeline-on_ipus")
 @pytest.mark.parametrize("session", [on_host, on_ipus])
 @pytest.mark.parametrize(
     "accumulate, replicas, changes",

@@ -32,6 +32,7 @@ def load(folder, **variables):
 
 
 # Each process that imports Keras takes seconds, so one has several settings.
+@pytest.mark.slow_cases("{'epsilon': 'nonsense'}")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -62,6 +63,7 @@ def test_settings_of_keras_change_nothing_or_are_an_error(settings, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
+@pytest.mark.slow_cases("{'XDG_CACHE_HOME': ''}")
 @pytest.mark.parametrize(
     "variables",
     [{"XDG_CACHE_HOME": ""}, {"HOME": "~", "XDG_CACHE_HOME": None}, {"NUMBA_CACHE_DIR": "cache"}],

@@ -249,6 +249,8 @@ def test_arrays_files_and_evaluation_give_the_same_input(photographs):
     np.testing.assert_allclose(of_files[:1], run.predict(arrays[0]), rtol=1e-5)  # a batch of another size
 
 
+# The script of a TFLite file is run where one of 8-bit integers is exported.
+@pytest.mark.slow_cases("tflite")
 @pytest.mark.parametrize("form", ["onnx", "tflite", "saved-model"])
 def test_the_script_of_an_export_feeds_its_network(photographs, in_this_process, form, tmp_path):
     if runtimes.missing_packages(form):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from poplar_double import installed
+from support import trained_runs
 from support.refusals import Refusal, check_refused
 
 from ipucnn import cli
@@ -22,6 +23,13 @@ FEW = ["--limit-train", "8", "--limit-eval", "4", "--num-epochs", "1", "--micro-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def of_the_host(folder):
+    """Returns a run of the host, which trained without compiling anything."""
+    line = "toy_model --micro-batch-size 4 --limit-train 8 --limit-eval 32 --num-epochs 1 --seed 3"
+    return trained_runs.train(folder / "of-the-host", line, lightly=True)
 
 
 def train(report, run_dir, *more):
@@ -112,16 +120,12 @@ def test_training_uses_the_cache_that_compile_only_filled(run, report, tmp_path,
     assert sorted(path.name for path in cache.iterdir()) == compiled
 
 
-def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(
-    run, report, folder, monkeypatch
-):
-    with installed():
-        train(report, folder / "cached", *FEW)
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(run, of_the_host, monkeypatch):
     Path("file").write_text("")
     new = ["train", "toy_model", "--run-dir", "run", *SMALL]
     with installed() as machine:
         for cache in ("/proc/nope/x", "file", "file/below"):
-            for command in (new, [*new, "--compile-only"], ["evaluate", folder / "cached"]):
+            for command in (new, [*new, "--compile-only"], ["evaluate", of_the_host]):
                 words = [*command, "--executable-cache", cache]
                 check_refused(run, Refusal(words, f"{cache} cannot be made: ", code=3))
         monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path='/proc/a b'")
@@ -175,7 +179,14 @@ def test_sdk_errors_become_command_errors_and_leave_no_folder(run):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_optimizer_state_is_offloaded_if_the_planner_says_so(report, folder, count):
-    args = ["--run-dir", folder / f"offload{count}", *FEW, "--gradient-accumulation-count", count]
+    args = [
+        "--run-dir",
+        folder / f"offload{count}",
+        *FEW,
+        "--no-validation",
+        "--gradient-accumulation-count",
+        count,
+    ]
     with installed() as machine:
         report("train", "toy_model", *args)
     calls = machine.calls("set_gradient_accumulation_options")
@@ -222,16 +233,15 @@ def test_stdout_has_only_the_result_also_of_the_driver(capfd, monkeypatch, tmp_p
     """The driver's progress bar, which C++ prints on stdout, is shown on request only, on stderr."""
     monkeypatch.setenv("TF_POPLAR_FLAGS", users)
     with installed() as machine:
-        words = ["train", "toy_model", *SMALL, *FEW, "--run-dir", str(tmp_path / "run"), "--json"]
+        words = ["train", "toy_model", *FEW, "--no-validation", "--run-dir", str(tmp_path / "run"), "--json"]
         assert cli.run(words) == 0
         assert machine.flags["show_progress_bar"] == ("true" if users else "false")
     out, err = capfd.readouterr()
     assert json.loads(out) and ("Compiling module" in err) == bool(users)
 
 
-def test_prediction_out_of_memory_hints_at_a_fit(short_benchmarks, run, report, folder):
-    run_dir = folder / "memory"
-    train(report, run_dir, "--num-epochs", 1, "--pad-dataset")
+def test_prediction_out_of_memory_hints_at_a_fit(short_benchmarks, run, of_the_host):
+    run_dir = of_the_host
     weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
     run_bytes = 4 * sum(value.size for value in weights.values()) - 1
     network_bytes = 66_472 - 1  # of the published toy_model
@@ -273,7 +283,16 @@ def test_a_selected_device_of_another_size_is_refused(run, flags, device, has, n
 
 
 def test_a_selected_device_of_the_right_size_is_taken(report, folder):
-    args = ["--run-dir", folder / "selected", *FEW, "--num-replicas", 2, "--select-ipu", 17]
+    args = [
+        "--run-dir",
+        folder / "selected",
+        *FEW,
+        "--no-validation",
+        "--num-replicas",
+        2,
+        "--select-ipu",
+        17,
+    ]
     with installed(num_ipus=16) as machine:
         report("train", "toy_model", *args)
         assert machine.config["ipus"] == 2

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from light_training import train_lightly
 from PIL import Image, ImageDraw
 
 from ipucnn import cli
@@ -88,7 +89,8 @@ def test_white_panels_have_an_outline_and_the_image_is_named(tmp_path, monkeypat
     assert width == plain[0] and height == plain[1] + 15
 
 
-def test_continued_run_writes_missing_pictures_report_and_page(tmp_path, monkeypatch, capsys):
+def test_continued_run_writes_missing_pictures_report_and_page(membranes_once, tmp_path, monkeypatch, capsys):
+    train_lightly(monkeypatch, evaluates=True)
     from ipucnn.reports import runs, sheets
     from ipucnn.runs.writer import RunWriter
 

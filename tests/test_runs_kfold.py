@@ -174,7 +174,9 @@ def of_pairs(tmp_path_factory):
         f"unet --dataset imagemasks --dataset-path '{data}' --image-size 188 --base-filters 1 --norm-layer none "
         "--no-augment --num-epochs 1 --kfold 2 --fold 1"
     )
-    return train(place / "cv", line), data, other
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch, evaluates=True)
+        return train(place / "cv", line), data, other
 
 
 @pytest.mark.parametrize("has_list", [True, False])

@@ -208,6 +208,7 @@ def as_hinted(action):
 MISHAPS = (move, leave_temporaries, damage_side_files, damage_history, damage_newest_checkpoint)
 
 
+@pytest.mark.slow_cases("2", "3")
 @pytest.mark.parametrize("seed", range(4))
 def test_repeatedly_cut_damaged_and_moved_run_has_the_same_bytes(uninterrupted, tmp_path, seed):
     """Each process gets a little further and ends by a kill or signal, then its folder is damaged or moved."""

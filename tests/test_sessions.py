@@ -104,6 +104,7 @@ def test_training_is_a_sequence_of_events(session):
     assert report.first_update_s > 0 and report.num_parameters == make_model("batch").count_params()
 
 
+@pytest.mark.slow_cases("host-custom", "ipu-batch")
 @pytest.mark.parametrize("norm", ["batch", "custom"])
 def test_a_trainer_continues_from_a_state(session, norm):
     """Half of a run, and the rest in another trainer, give the bytes of one run."""
@@ -123,6 +124,7 @@ def test_a_trainer_continues_from_a_state(session, norm):
             assert value.tobytes() == other[name].tobytes(), name
 
 
+@pytest.mark.slow_cases("host-pipeline", "ipu-16.16")
 @pytest.mark.parametrize("kind", ["pipeline", "16.16"])
 def test_recomputed_statistics_are_means_over_the_next_batches(session, kind):
     """Training's own statistics stay; within the block the predictor uses the recomputed ones."""

@@ -34,6 +34,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow_cases("True-1", "True-4", "False-16", "True-48")
 @pytest.mark.parametrize("size", [1, 4, 16, 48])
 @pytest.mark.parametrize("augment", [False, True])
 def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):

@@ -12,6 +12,8 @@ from typing import Any, Dict, List, Optional, Union
 import pytest
 from light_training import train_lightly
 
+# Exports need weights and statistics, and no learning.
+_LIGHT = ("resnet",)
 _LINES = {
     "lenet": "lenet --dataset digits --limit-train 320 --limit-eval 37 --num-epochs 2 --seed 7 --micro-batch-size 32",
     "resnet": "cifar_resnet8 --dataset digits --limit-train 64 --limit-eval 40 --num-epochs 1 --seed 1 "
@@ -54,4 +56,4 @@ def run_of(name: str) -> Path:
     """Returns the run folder, which no test may change."""
     folder = Path(tempfile.mkdtemp(prefix="ipucnn-tests-")) / name
     atexit.register(shutil.rmtree, str(folder.parent), ignore_errors=True)
-    return train(folder, _LINES[name])
+    return train(folder, _LINES[name], lightly=name in _LIGHT)
