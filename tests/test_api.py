@@ -275,7 +275,7 @@ def test_arrays_are_a_data_set(lightly, here):
     del two
 
 
-def test_a_training_can_be_iterated_over_only_once(here):
+def test_a_training_can_be_iterated_over_only_once(lightly, here):
     """A second pass, even after an early stop, would write a second run that contains the rows of the first."""
     options = dict(dataset="digits", limit_train=32, limit_eval=10, num_epochs=1, seed=1)
 

@@ -50,6 +50,7 @@ def images(model, batch=2, seed=0):
     return np.random.RandomState(seed).uniform(-1, 1, (batch, *model.input_shape[1:])).astype("float32")
 
 
+@pytest.mark.slow_cases("3-toy_model", "1-mnist_cnn", "3-lenet", "1-cifar_resnet8", "1-mobilenet")
 @pytest.mark.parametrize("name", ["toy_model", "mnist_cnn", "lenet", "cifar_resnet8", "mobilenet"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_logits_of_small_inputs(name, channels):
@@ -104,6 +105,7 @@ def test_unet_shapes_filters_and_norms():
     assert len(layers_of(normed, BatchNormalization)) == 18
 
 
+@pytest.mark.slow_cases("mobilenet-28")
 @pytest.mark.parametrize(("name", "num_drawn"), [("cifar_resnet8", 8), ("mobilenet", 28)])
 def test_the_same_seed_gives_the_same_bytes(name, num_drawn):
     first = build(name, seed=3)
@@ -299,10 +301,11 @@ def test_unavailable_imagenet_weights_are_an_error(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_download_of_imagenet_weights_is_reported_in_events_and_prints_nothing(
+def test_imagenet_weights_are_matched_by_position_and_their_download_is_reported_in_events(
     monkeypatch, tmp_path, capsys
 ):
-    source = keras.applications.MobileNet(weights=None, classes=4, input_shape=(32, 32, 3))
+    """Nothing is printed."""
+    source = keras.applications.MobileNet(weights=None, classes=7, input_shape=(32, 32, 3))
     (tmp_path / "published").write_bytes(bytes(3 * 2**20))
 
     def downloaded(weights):
@@ -313,18 +316,11 @@ def test_a_download_of_imagenet_weights_is_reported_in_events_and_prints_nothing
     events, view = [], View()
     view.show = events.append
     model, record = build("mobilenet", classes=4), get_model("mobilenet")
-    show(during("loading", lambda: load_imagenet_weights(model, record)), view)
+    not_loaded = show(during("loading", lambda: load_imagenet_weights(model, record)), view)
     counts = [(event.done, event.total) for event in events[1:]]
     assert {event.work for event in events[1:]} == {"downloading the ImageNet weights of mobilenet, MiB"}
     assert counts[-1] == (3, 3) and {total for _, total in counts} == {3}
-    assert capsys.readouterr().out == ""
-
-
-def test_imagenet_weights_are_matched_by_position(monkeypatch):
-    source = keras.applications.MobileNet(weights=None, classes=7, input_shape=(32, 32, 3))
-    model = build("mobilenet", classes=4)
-    monkeypatch.setattr(imagenet, "application", lambda name: lambda weights: source)
-    assert load_imagenet_weights(model, get_model("mobilenet")) == 2
+    assert capsys.readouterr().out == "" and not_loaded == 2
     np.testing.assert_array_equal(
         model.get_layer("conv_pw_13").get_weights()[0], source.get_layer("conv_pw_13").get_weights()[0]
     )

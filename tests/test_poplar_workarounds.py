@@ -68,35 +68,28 @@ def test_variance_of_a_group_is_unbiased_as_for_one_replica(monkeypatch):
     assert far() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("rounding", "precision", "stages"), [("ON", "16.16", 1), ("ON", "16.16", 2), ("RI", "16.32", 1)]
-)
-def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, stages):
+def rounded_at_random(program, rounding, replicas=1):
+    """Trains and predicts; returns the models that rounded at random, and all models."""
+    options = dict(precision=program.precision, stochastic_rounding=rounding, num_replicas=replicas)
+    with installed() as machine:
+        session = create_session("auto", config=RunConfig(**options))
+        images, labels = make_data(8, 1)
+        trained = run(session, make_model("batch"), program, SGD, images, labels)
+        trained.trainer.predictor.predict([images])
+    rounded = machine.rounded_at_random
+    return {model for (model, _), names in rounded.items() if names}, {model for model, _ in rounded}
+
+
+def test_only_training_rounds_stochastically_in_a_pipeline(monkeypatch):
     """Without the scopes, or with a scope around the whole call, other programs of a training run do, too."""
     pipeline = dict(
         num_stages=2, pipeline_splits=("relu0",), device_mapping=(0, 1), ipus_per_replica=2, num_ipus=2
     )
-    changes = pipeline if stages == 2 else {}
-    program = make_program(2, 4, 1, updates_per_epoch=1, precision=precision, **changes)
-
-    def rounded_at_random():
-        with installed() as machine:
-            session = create_session(
-                "auto", config=RunConfig(precision=precision, stochastic_rounding=rounding)
-            )
-            images, labels = make_data(8, 1)
-            trained = run(session, make_model("batch"), program, SGD, images, labels)
-            trained.trainer.predictor.predict([images])
-        return {model for (model, _), names in machine.rounded_at_random.items() if names}, machine
-
-    random, machine = rounded_at_random()
-    of_statistics = {"statistics"} if precision == "16.16" else set()
-    assert random == {"training"}
-    assert {model for model, _ in machine.rounded_at_random} == {"training", "validation"} | of_statistics
-    if stages == 1:  # the test double notices a missing scope in one program as in another
-        return
+    program = make_program(2, 4, 1, updates_per_epoch=1, precision="16.16", **pipeline)
+    every = {"training", "validation", "statistics"}
+    assert rounded_at_random(program, "ON") == ({"training"}, every)
     monkeypatch.setattr(model, "_round_to_nearest", lambda layer, api: None)
-    assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
+    assert rounded_at_random(program, "ON")[0] == every
     running = device.Ipus.running
 
     @contextlib.contextmanager
@@ -105,11 +98,15 @@ def test_only_training_rounds_stochastically(monkeypatch, rounding, precision, s
             yield
 
     monkeypatch.setattr(device.Ipus, "running", scoped)
-    assert rounded_at_random()[0] == {"training", "validation"} | of_statistics
+    assert rounded_at_random(program, "ON")[0] == every
 
 
-@pytest.mark.parametrize(("precision", "is_averaged"), [("16.32", True), ("16.16", False)])
-def test_replicas_average_only_statistics_that_are_read(monkeypatch, precision, is_averaged):
+@pytest.mark.parametrize(
+    ("precision", "rounding", "is_averaged"), [("16.32", "RI", True), ("16.16", "ON", False)]
+)
+def test_only_training_rounds_stochastically_and_replicas_average_only_statistics_that_are_read(
+    monkeypatch, precision, rounding, is_averaged
+):
     """With 16-bit weights the statistics are recomputed before each use."""
     program = make_program(2, 2, 2, updates_per_epoch=1, precision=precision)
     mean, averaged = device.Ipus.mean_over_replicas, []
@@ -119,9 +116,9 @@ def test_replicas_average_only_statistics_that_are_read(monkeypatch, precision, 
         return mean(self, value)
 
     monkeypatch.setattr(device.Ipus, "mean_over_replicas", noted)
-    with installed():
-        session = create_session("auto", config=RunConfig(precision=precision, num_replicas=2))
-        run(session, make_model("batch"), program, SGD, *make_data(8, 1))
+    of_statistics = set() if is_averaged else {"statistics"}
+    expected = {"training"}, {"training", "validation"} | of_statistics
+    assert rounded_at_random(program, rounding, replicas=2) == expected
     assert any("moving" in name for name in averaged) == is_averaged
 
 

@@ -1,6 +1,9 @@
 """ipucnn infer and evaluate of a segmentation network: files, volumes, refusals, the challenge's scores, pictures."""
 
+import contextlib
+import copy
 import functools
+import io
 import json
 import os
 import re
@@ -16,6 +19,7 @@ from support.data_sets import write_pairs
 from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
+from ipucnn import cli
 from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.evaluate import print_evaluation
@@ -41,6 +45,16 @@ def trained():
 @pytest.fixture(scope="module")
 def network(trained):
     return PatchwiseNetwork(open_trained(Named("infer", str(trained), {}), reads_data=False))
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained, tmp_path_factory):
+    """Evaluates the run once; returns the document on stdout and the sheet of images."""
+    (trained / "thresholds.json").unlink(missing_ok=True)
+    sheet, out = tmp_path_factory.mktemp("evaluated") / "worst.png", io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert cli.run(["evaluate", str(trained), "--json", "--contact-sheet", str(sheet)]) == 0
+    return json.loads(out.getvalue()), sheet
 
 
 def tissue(i, height=40, width=30):
@@ -162,9 +176,9 @@ def test_each_class_has_a_probability_and_a_colour(tmp_path, of_masks):
 
 
 @pytest.mark.parametrize("names", [("membrane", "cell"), ("blue", "red", "green")])
-def test_evaluation_lists_classes_in_order(trained, run, capsys, names):
+def test_evaluation_lists_classes_in_order(evaluated, capsys, names):
     """Of two classes the second comes first: it is the one to segment."""
-    result = json.loads(run("evaluate", trained, "--limit-eval", 1, "--json")[1])
+    result = copy.deepcopy(evaluated[0])
     figures = {"dice": [0.5] * len(names), "iou": [0.5] * len(names)}
     scores = (
         dict.fromkeys(("count", "predicted"), 1),
@@ -313,8 +327,7 @@ def test_masks_may_be_written_beside_training_data(trained, run, tmp_path):
 
 def test_network_name_with_its_checkpoint(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
-    for where in (trained, trained / "checkpoints" / "last.npz"):
-        assert run("infer", "unet", "--checkpoint", where, "x.png", "--output", "o")[0] == 0
+    assert run("infer", "unet", "--checkpoint", trained, "x.png", "--output", "o")[0] == 0
 
 
 def test_a_split_becomes_a_volume(trained, run, tmp_path):
@@ -355,10 +368,8 @@ def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
     assert code == 3 and "No space left" in err and not list((tmp_path / "out").iterdir())
 
 
-def test_evaluation_covers_whole_images(trained, network, run, tmp_path):
-    code, out, _ = run("evaluate", trained, "--json", "--contact-sheet", "worst.png")
-    assert code == 0
-    printed = json.loads(out)
+def test_evaluation_covers_whole_images(trained, network, evaluated):
+    printed, worst = evaluated
     source = open_membranes(204, 204, 7)
     opened = open_trained(Named("evaluate", str(trained), {}))
     kept = opened.source.eval
@@ -396,8 +407,12 @@ def test_evaluation_covers_whole_images(trained, network, run, tmp_path):
     assert baseline["dice"] == pytest.approx([0.0, 2 * cell / (1 + cell)])
     assert 0 < baseline["scores"]["rand"] < 1 and baseline["scores"]["info"] == pytest.approx(0, abs=1e-9)
     assert [row["image"] for row in segmentation["images"]] == ["membranes/eval/0", "membranes/eval/1"]
-    with Image.open(str(tmp_path / "worst.png")) as sheet:
+    with Image.open(str(worst)) as sheet:
         assert sheet.mode == "RGB" and sheet.size[0] > 4 * 190
+    best = segmentation["threshold"]
+    assert (best["of"], best["value"]) == ("V^Rand", segmentation["scores"]["rand"]["best"]["threshold"])
+    (value,) = json.loads((trained / "thresholds.json").read_text()).values()
+    assert value == best["value"]
 
 
 def squares():
@@ -422,34 +437,25 @@ def test_evaluate_writes_nothing_beside_a_copied_checkpoint(trained, succeeds, t
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("data", ["membranes", "pairs"])
-def test_infer_uses_the_threshold_that_evaluate_recommends(
-    trained, network, run, tmp_path, data, monkeypatch
-):
+def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, monkeypatch):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)  # of another test
-    options = [] if data == "membranes" else ["--dataset", write_pairs(tmp_path / data, squares())]
-    if data == "pairs":
-        # Only the first instance of poprun writes it.
-        with monkeypatch.context() as patch:
-            patch.setattr("ipucnn.runs.evaluate.find_role", lambda: Role(1))
-            assert run("evaluate", "run", *options)[0] == 0 and not list(tmp_path.glob("run/thresholds.json"))
-    segmentation = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]
-    best = segmentation["threshold"]
-    if data == "membranes":
-        assert (best["of"], best["value"]) == ("V^Rand", segmentation["scores"]["rand"]["best"]["threshold"])
-    else:
-        with Image.open(str(tmp_path / data / "images" / "1.png")) as image, Image.open(
-            str(tmp_path / data / "masks" / "1.png")
-        ) as mask:
-            truth = np.array(mask) > 0
-            p = foreground_probability(network.logits(np.array(image)[..., None]))
-        dice = {
-            k / 20: 2 * (truth & (p > k / 20)).sum() / (truth.sum() + (p > k / 20).sum())
-            for k in range(1, 20)
-        }
-        assert best["score"] == pytest.approx(max(dice.values())) == pytest.approx(dice[best["value"]])
-        assert best["at_half"] == pytest.approx(dice[0.5])
+    options = ["--dataset", write_pairs(tmp_path / "pairs", squares())]
+    # Only the first instance of poprun writes it.
+    with monkeypatch.context() as patch:
+        patch.setattr("ipucnn.runs.evaluate.find_role", lambda: Role(1))
+        assert run("evaluate", "run", *options)[0] == 0 and not list(tmp_path.glob("run/thresholds.json"))
+    best = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]["threshold"]
+    with Image.open(str(tmp_path / "pairs/images/1.png")) as image, Image.open(
+        str(tmp_path / "pairs/masks/1.png")
+    ) as mask:
+        truth = np.array(mask) > 0
+        p = foreground_probability(network.logits(np.array(image)[..., None]))
+    dice = {
+        k / 20: 2 * (truth & (p > k / 20)).sum() / (truth.sum() + (p > k / 20).sum()) for k in range(1, 20)
+    }
+    assert best["score"] == pytest.approx(max(dice.values())) == pytest.approx(dice[best["value"]])
+    assert best["at_half"] == pytest.approx(dice[0.5])
     (folder,) = tmp_path.glob("run/thresholds.json")
     ((updates, value),) = json.loads(folder.read_text()).items()
     assert value == best["value"]
