@@ -398,7 +398,7 @@ def test_a_file_that_was_shortened_is_reported(folder):
 @given(
     st.integers(1, 700), st.integers(1, 700), st.integers(0, 2**40), st.sampled_from([(224, 224), (96, 128)])
 )
-@settings(max_examples=150)
+@tries(50, slow=150)
 def test_a_distorted_box_has_a_legal_area_and_aspect_ratio(width, height, seed, size):
     left, top, right, bottom = distorted_box(width, height, size, draw(seed, AUGMENT, 3, 0, 7))
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
@@ -472,7 +472,7 @@ def crop_of(data, size, state, crops="imagenet"):
     return around[1:-1]
 
 
-@settings(deadline=None, max_examples=40)
+@tries(15, slow=40)
 @given(
     width=st.integers(1, 90),
     height=st.integers(1, 90),

@@ -11,7 +11,8 @@ COUNTING = (
     "finally: print(*(name for name in sys.modules if name.split('.')[0] == 'ipucnn'), file=sys.stderr)"
 )
 BENCHMARK = (
-    "benchmark lenet --host-generated-data --micro-batch-size 4 --min-time 0 --executions 3 --run-dir ."
+    "benchmark lenet --inference --host-generated-data --micro-batch-size 4 --min-time 0 --executions 3 "
+    "--run-dir ."
 )
 
 

@@ -113,10 +113,11 @@ def test_scores_of_twelve_images_are_those_of_scikit_learn(run, succeeds, tmp_pa
     printed = json.loads(succeeds("evaluate", "r", "--contact-sheet", "worst.png", "--json")[0])
     first = 9 if name == "nnU-Net" else 10
     truths, predicted, losses = [], [], []
-    for number in range(first, 12):
-        path, page = file_of(tmp_path / "set", name, number)
-        succeeds("infer", "r", path, "--output", f"o{number}", "--threshold", "0.5")
-        (probability,) = (tmp_path / f"o{number}").rglob("*-probability.tif")
+    files = {number: file_of(tmp_path / "set", name, number) for number in range(first, 12)}
+    paths = sorted({path for path, _ in files.values()})
+    succeeds("infer", "r", *paths, "--output", "o", "--threshold", "0.5")
+    for number, (path, page) in files.items():
+        (probability,) = (tmp_path / "o").rglob(f"{path.stem}-probability.tif")
         truth = pairs[number][1]
         share = tifffile.imread(probability).reshape(-1, *truth.shape)[page].astype(np.float64)
         known = truth >= 0

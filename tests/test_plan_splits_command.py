@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from few_examples import tries
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support.plans import plan, plan_splits, refused
@@ -101,7 +102,7 @@ def test_plan_as_json_text_page_and_file(run):
     assert sorted(path.name for path in Path().iterdir()) == ["plan.html", "plan.yml"]
 
 
-@pytest.mark.parametrize("columns", [80, 100, 160, None])
+@pytest.mark.parametrize("columns", [80, 160, None])
 def test_tables_keep_every_column_and_word(run, capsys, monkeypatch, columns):
     """Covers all tables at once, with the longest names and numbers that they can have."""
     planned = plan(run, FITTING, "--schedule Sequential")
@@ -133,7 +134,7 @@ def test_tables_keep_every_column_and_word(run, capsys, monkeypatch, columns):
     assert len(re.findall(r"^ +1  +\S", table, re.M)) == len(re.findall(r"^ +2  +\S", table, re.M)) in (1, 2)
 
 
-@settings(max_examples=30, deadline=None)
+@tries(15, slow=60)
 @given(
     words=st.lists(
         st.lists(st.text("ab_", min_size=1, max_size=24), min_size=1, max_size=3), min_size=3, max_size=9
@@ -155,7 +156,7 @@ def test_tables_of_any_width_keep_every_word(words, wraps, width):
         assert {f"head{number}", *(cell if wrap else cell[:1])} <= set(shown)
 
 
-@pytest.mark.parametrize("columns", [80, 160, None])
+@pytest.mark.parametrize("columns", [80, None])
 def test_the_report_fits_its_width(run, columns):
     words = f"{FITTING} --recomputation on --micro-batch-size 512"
     planned = plan(run, words)

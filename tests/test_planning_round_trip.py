@@ -163,7 +163,7 @@ def check_predictions(planner, candidate, splits, settings_of_run):
     )
 
 
-@tries(12, slow=2000)
+@tries(8, slow=2000)
 @given(question=questions(), preset=presets_of_runs())
 def test_run_of_a_plan_has_the_prediction_of_the_plan(planner, question, preset):
     below, flags, stages, recomputation, number = question
@@ -230,7 +230,7 @@ def whole_questions(draw):
     return name, flags, cuts, inference
 
 
-@tries(12, slow=60)
+@tries(6, slow=60)
 @given(question=whole_questions(), preset=presets_of_runs())
 def test_plan_alone_restores_all_settings(question, preset):
     """Plan to run to plan, with no other argument: the same network, splits, settings and prediction."""

@@ -23,7 +23,7 @@ from ipucnn import cli
 from ipucnn.command_table import COMMANDS
 from ipucnn.runs import runtimes, verification
 
-WIDTHS = (80, 100, 160)
+WIDTHS = (80, 130)
 WIDE = 700
 TO_PASTE = re.compile(
     r"(ipucnn |evaluate it: |see its curves: |\s*- ipucnn |[\w-]+_plan:|  [a-z-]+: |error: |hint: |report in "
@@ -110,7 +110,7 @@ SCREENS = {
     "dry run": "train cifar_resnet8 --dataset digits --replicas 2 --dry-run --seed 1",
     "configuration": "train lenet --print-config",
     "plan": "plan-splits cifar_resnet8 --stages 2",
-    "plan of a search": "plan-splits lenet --ipus 2 --micro-batch-size 8 --global-batch-size 64",
+    "plan of a search": "plan-splits lenet --ipus 2 --micro-batch-size 8 --global-batch-size 16",
     "optimisations": "plan-splits cifar_resnet8 --stages 2 --optimisations",
     "verified": "verify-dataset digits",
     "evaluation": "evaluate run",

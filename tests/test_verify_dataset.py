@@ -840,7 +840,7 @@ KINDS_OF_TARGETS = ("idx", "folders", "masks", "cifar-python", "small volumes")
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8),
     keep=st.one_of(st.just(1.0), st.floats(0, 1)),
 )
-@tries(60, slow=500)
+@tries(25, slow=500)
 def test_arbitrary_bytes_give_a_report(targets, kind, which, changes, keep):
     folder = targets / kind
     files = sorted(path for path in folder.rglob("*") if path.is_file())
