@@ -368,7 +368,9 @@ def test_memory_that_tensorflow_exhausts_anywhere_in_a_command_is_no_bug():
 
 
 def test_a_full_disk_that_tensorflow_finds_is_not_called_exhausted_memory():
-    with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.io.TFRecordWriter("/dev/full") as writer:
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.io.TFRecordWriter(
+        "/dev/full"
+    ) as writer:
         writer.write(b"x" * 2**20)
         writer.flush()
     error = user_error_of(caught.value)
