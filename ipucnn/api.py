@@ -325,8 +325,9 @@ def evaluate(
     Raises:
         UserError: as for the command.
     """
-    from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
+    from ipucnn.runs.evaluate import evaluate_run
     from ipucnn.runs.records import plain
+    from ipucnn.runs.requests import EvaluateRequest
 
     return plain(show(evaluate_run(EvaluateRequest(_named("evaluate", run, checkpoint, model, options)))))
 
@@ -363,7 +364,8 @@ def export(
     Raises:
         UserError: as for the command; ``ThresholdError`` if the results of the file differ from those of the run.
     """
-    from ipucnn.runs.export import ExportRequest, export_run
+    from ipucnn.runs.export import export_run
+    from ipucnn.runs.requests import ExportRequest
 
     request = ExportRequest(
         _named("export", run, checkpoint, model, options),

@@ -8,7 +8,7 @@ Any other exception that reaches it is a bug (exit code 1).
 # ``difflib`` are slow.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, Mapping, Optional
+    from typing import Iterable, Optional
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -158,19 +158,3 @@ def did_you_mean(name: str, choices: "Iterable[str]", cutoff: float = 0.6) -> "O
     if not close:
         return None
     return "did you mean " + " or ".join(f"'{folded[c]}'" for c in close) + "?"
-
-
-def refuse_given(values: "Mapping[str, object]", why: str, hint: str) -> None:
-    """Refuses options that were given beside another one.
-
-    Args:
-        values: the value of each option by its flag.
-        why: follows the flag in the error.
-        hint: the hint of the error.
-
-    Raises:
-        ConfigurationError: an option was given; the error names the first.
-    """
-    for flag, value in values.items():
-        if value:
-            raise ConfigurationError(f"{flag}{why}", hint)

@@ -21,14 +21,14 @@ def benchmark_briefly(patch):
     Args:
         patch: pytest's monkeypatch, which undoes it.
     """
-    from ipucnn.benchmarking import contenders, job, peak
+    from ipucnn.benchmarking import contenders, peak, settings
 
-    make = job.Limits
+    make = settings.Limits
 
     def brief(**values):
         return make(**{**values, "max_warmup_s": 0.0, "execution_s": 0.01})
 
-    patch.setattr(job, "Limits", brief)
+    patch.setattr(settings, "Limits", brief)
     # Twenty products of 1024x1024 take a second of processor time.
     patch.setattr(peak, "_SMALLEST", 256)
     patch.setattr(peak, "_LEAST_S", 0.0)

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 from support.events import Recorded
 
-from ipucnn.benchmarking.job import DEFAULTS
 from ipucnn.benchmarking.rounds import Clocks, Contender, Reference
 from ipucnn.benchmarking.rounds import measure as measure_rounds
+from ipucnn.benchmarking.settings import DEFAULTS
 from ipucnn.events import Note, Progress, View, show
 
 

@@ -10,7 +10,7 @@ from support.refused import all_refusals
 from ipucnn.config.origin import RUN, of_plan, of_preset
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
-from ipucnn.runs.rules import RULES, Facts, check_rules
+from ipucnn.runs.rules import RUN_RULES, Facts, check_run_rules
 from ipucnn.sessions.group import Alone
 from ipucnn.training.program import make_layout
 
@@ -60,7 +60,7 @@ def check(flags, **changes):
     flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset's accumulation
     resolved = resolve("train", flags, model="cifar_resnet8", reads_data=False)
     resolved = replace(resolved, origins={**resolved.origins, **changes})
-    check_rules(Facts(resolved, make_layout(resolved.config), Alone()))
+    check_run_rules(Facts(resolved, make_layout(resolved.config), Alone()))
 
 
 IPU_ONLY = {
@@ -101,8 +101,8 @@ def test_options_without_effect_are_refused(name, value, lacking, text, having):
 
 def test_every_rule_has_a_case():
     typed = " ".join(refusal.command for refusal in all_refusals() if refusal.page == "options-together")
-    on_the_host = {rule.option for rule in RULES if f"--{rule.option.replace('_', '-')}" in typed}
-    assert {rule.option for rule in RULES} == on_the_host | {case[0] for case in CASES} | {
+    on_the_host = {rule.option for rule in RUN_RULES if f"--{rule.option.replace('_', '-')}" in typed}
+    assert {rule.option for rule in RUN_RULES} == on_the_host | {case[0] for case in CASES} | {
         "compile_only",
         "select_ipu",
     }

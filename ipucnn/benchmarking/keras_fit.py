@@ -9,9 +9,8 @@ from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.benchmarking.figures import figures_of_fit
 from ipucnn.benchmarking.records import Figures
 from ipucnn.benchmarking.suite import CommandLine, Parse, given_options
-from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.errors import ConfigurationError, MemoryErrors, UserError
+from ipucnn.errors import MemoryErrors, UserError
 from ipucnn.runs import setup as run_setup
 from ipucnn.training.optimizer_settings import settings_of_run
 from ipucnn.training.program import Program, make_program
@@ -31,14 +30,12 @@ def fit(resolved: Resolved) -> Figures:
     """Trains and evaluates; the first epoch compiles, so its time does not count.
 
     Raises:
-        ConfigurationError: something that Keras' loop does not support.
-        UserError: any other error in the configuration or the data.
+        UserError: an error in the configuration or the data.
     """
     config = replace(resolved.config, validation=False, checkpoints=False)
     resolved = replace(resolved, config=config)
     setup = run_setup.prepare(resolved, config.seed or 0)
     program = make_program(config, setup.source.info.num_train, seed=setup.seed)
-    _check(config, program)
     from ipucnn.sessions.factory import create_session
 
     session = create_session(config.device, config=config)
@@ -66,21 +63,6 @@ def fit(resolved: Resolved) -> Figures:
         training_accuracy=training_accuracy,
         accuracy=metrics["accuracy"],
     )
-
-
-def _check(config: RunConfig, program: Program) -> None:
-    """Refuses options that Keras' loop does not support."""
-    if program.num_replicas * program.gradient_accumulation_count * program.num_stages > 1:
-        raise ConfigurationError(
-            "fit: Keras has no replicas, accumulation or stages: that is the session's",
-            "use train in its place",
-        )
-    if config.precision != "32.32" or config.num_epochs < 2:
-        raise ConfigurationError(
-            f"fit with --precision {config.precision} and --num-epochs {config.num_epochs}: Keras is measured in 32 "
-            "bits, and the first epoch compiles and does not count",
-            "--precision 32.32 --num-epochs 3",
-        )
 
 
 def _train(

@@ -12,7 +12,7 @@ from msgspec import convert, structs
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking import intervals
 from ipucnn.benchmarking.input_pipeline import data_share, pipeline_figures
-from ipucnn.benchmarking.job import DATA, END_TO_END, Job, program_of
+from ipucnn.benchmarking.job import Job, program_of
 from ipucnn.benchmarking.records import (
     BenchmarkReport,
     Comparison,
@@ -26,6 +26,7 @@ from ipucnn.benchmarking.records import (
     Regression,
 )
 from ipucnn.benchmarking.rounds import Rounds
+from ipucnn.benchmarking.settings import DATA, END_TO_END
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.filesystem import check_makeable, entries, expand, make_folder, write_text

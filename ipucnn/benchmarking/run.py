@@ -14,10 +14,11 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, MemoryAdvice
 from ipucnn.benchmarking import peak, report
 from ipucnn.benchmarking.contenders import ReferenceWorkload
-from ipucnn.benchmarking.job import DATA, Job
+from ipucnn.benchmarking.job import Job
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
 from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
 from ipucnn.benchmarking.rounds import Clocks, Rounds, measure
+from ipucnn.benchmarking.settings import DATA
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError, is_out_of_memory
 from ipucnn.events import Began, Event, Events, Note, Progress
 from ipucnn.filesystem import user_error_of
@@ -155,7 +156,7 @@ def _measured(
 
         first = work.contenders[0]
         first.fixed_units = baseline.execution.samples // first.samples_per_unit
-        gate = Gate(baseline, str(settings.baseline), settings.max_regression, job.seed)
+        gate = Gate(baseline, str(settings.baseline), settings.allowed_loss, job.seed)
         before = baseline.execution.reference_repetitions
     reference = ReferenceWorkload(session.place, before) if settings.scope != DATA else None
     occupation = peak.Occupation()

@@ -27,12 +27,14 @@ from msgspec import Meta, Struct
 
 from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
-from ipucnn.benchmarking.job import TRAINING, make_settings
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
+from ipucnn.benchmarking.rules import FIT_RULES, check_settings
+from ipucnn.benchmarking.settings import TRAINING, BenchmarkSettings, make_settings
 from ipucnn.command_line import HELP_WORDS
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
+from ipucnn.config.rules import check_rules
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.values import plain_number
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
@@ -41,6 +43,7 @@ from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
 from ipucnn.sessions.poplar.surroundings import read_surroundings
 from ipucnn.text import shown_value
+from ipucnn.training.program import make_layout
 
 FOLDER = Path(__file__).parent / "suites"
 COMMANDS = {"benchmark": "benchmark", "train": "train", "fit": "train"}
@@ -141,16 +144,14 @@ class CommandLine:
     @property
     def training(self) -> bool:
         """Tells whether weight updates are timed."""
-        return self.command != "benchmark" or make_settings(**self._measuring).mode == TRAINING  # type: ignore[arg-type]
+        return self.command != "benchmark" or self.settings.mode == TRAINING
 
     @property
-    def _measuring(self) -> PlainDict:
-        """The options that runs do not have."""
-        return {
-            name: value
-            for name, value in self.options.items()
-            if name not in _PRESET and not self._is_of_run(name)
-        }
+    def settings(self) -> BenchmarkSettings:
+        """The settings of a benchmark."""
+        of_run = {name for name in self.options if name in _PRESET or self._is_of_run(name)}
+        measuring: PlainDict = {name: value for name, value in self.options.items() if name not in of_run}
+        return make_settings(**measuring)
 
     def _is_of_run(self, name: str) -> bool:
         spec = BY_NAME.get(name)
@@ -168,8 +169,12 @@ class CommandLine:
         """
         flags = {name: value for name, value in self.options.items() if self._is_of_run(name)}
         preset, file = (self.options.get(name) for name in _PRESET)
-        make_settings(**self._measuring)  # type: ignore[arg-type]
-        return RunRequest(COMMANDS[self.command], flags, self.model, preset, file).resolve()
+        resolved = RunRequest(COMMANDS[self.command], flags, self.model, preset, file).resolve()
+        if self.command == "benchmark":
+            check_settings(self.settings, resolved.config)
+        elif self.command == "fit":
+            check_rules(FIT_RULES, resolved.config, make_layout(resolved.config))
+        return resolved
 
 
 def option_words(option: Tuple[str, PlainValue]) -> List[str]:

@@ -17,8 +17,9 @@ from ipucnn.benchmarking.contenders import (
     keras_model,
 )
 from ipucnn.benchmarking.input_pipeline import PipelinePart, images_only, part_names
-from ipucnn.benchmarking.job import DATA, DEVICE_GENERATED, END_TO_END, Job
+from ipucnn.benchmarking.job import Job
 from ipucnn.benchmarking.rounds import Contender
+from ipucnn.benchmarking.settings import DATA, DEVICE_GENERATED, END_TO_END
 from ipucnn.datasets import pipeline
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.runs import setup as run_setup

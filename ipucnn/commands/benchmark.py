@@ -12,8 +12,7 @@ from ipucnn.config import bounds
 from ipucnn.config.command import own_options, request_of
 from ipucnn.config.request import RunRequest
 from ipucnn.config.shared_options import NetworkOptions
-from ipucnn.config.spec import argument, option, word
-from ipucnn.errors import refuse_given
+from ipucnn.config.spec import SHARE, argument, option, word
 from ipucnn.text import counted, percent
 
 if TYPE_CHECKING:
@@ -84,9 +83,11 @@ class Benchmark(NetworkOptions):
     baseline: Optional[str] = word(
         "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower."
     )
-    max_regression: Optional[str] = word(
-        "P%",
+    max_regression: Optional[float] = option(
+        None,
         "Share of the baseline's speed that may be lost.",
+        kind=SHARE,
+        metavar="P%",
         default_text=percent(bounds.DEFAULT_MAX_REGRESSION),
     )
     suite: Optional[str] = word(
@@ -113,30 +114,28 @@ def benchmark(options: Benchmark) -> None:
     It takes those options of `ipucnn train` that affect the speed, and measures exactly what would run. With --suite,
     or with a wildcard as MODEL, it measures many networks and prints one table.
     """
+    from ipucnn.command_group import parse_line
+    from ipucnn.commands.rules import BENCHMARK_RULES
+    from ipucnn.config.rules import check_rules
+
     specs = own_options(Benchmark)
     names = (spec.name for spec in specs if spec.panel == MEASURING and not spec.argument)
     given = {name: getattr(options, name) for name in names}
     measuring: PlainDict = {name: value for name, value in given.items() if value is not None}
     request = request_of(options, "benchmark", read_plan).with_named_model()
-    suite, versus = options.suite, options.versus
-    if suite is None and not request.is_wildcard:
-        hint = "add --suite NAME, or give a wildcard as MODEL; or drop it"
-        refused = {"--resume": options.resume, "--versus": versus}
-        refuse_given(refused, " is for suites, and this is one benchmark", hint)
+    suite = options.suite
+    is_suite = suite is not None or request.is_wildcard
+    check_rules(BENCHMARK_RULES, options, is_suite)
+    if not is_suite:
         _benchmark_one(request, measuring, options.verbose, options.json)
         return
-    of_one = ("system_profile", "baseline", "max_regression")
-    refused = {"--" + name.replace("_", "-"): given[name] for name in of_one}
-    refuse_given(refused, " is for one benchmark, not for suites", "drop it, or name one network")
-    from ipucnn.command_group import parse_line
-
     benchmark_suite(
         request,
         suite,
         measuring,
         parse_line,
         resume=options.resume,
-        versus=versus,
+        versus=options.versus,
         verbose=options.verbose,
         json_output=options.json,
     )
@@ -149,9 +148,10 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
         print_config(resolved, json_output)
         return
-    from ipucnn.benchmarking.job import make_job, make_settings
+    from ipucnn.benchmarking.job import make_job
     from ipucnn.benchmarking.report import check_folder, write_folder
     from ipucnn.benchmarking.run import run
+    from ipucnn.benchmarking.settings import make_settings
     from ipucnn.events import OPENING, during, show
     from ipucnn.models.registry import assumption
     from ipucnn.reports.benchmark import print_benchmark
@@ -278,7 +278,7 @@ def benchmark_suite(
 
     check_starter("ipucnn benchmark --suite", in_processes=False, in_instances=False)
     overwrite, run_dir = bool(request.flags.get("overwrite")), request.flags.get("run_dir")
-    check_rules([RESUMED_OR_REPLACED], RunConfig(resume=resume, overwrite=overwrite), {}, "benchmark", {})
+    check_rules([RESUMED_OR_REPLACED], RunConfig(resume=resume, overwrite=overwrite), {})
     if name is not None:
         written = suites.find_suite(name, parse)
     else:

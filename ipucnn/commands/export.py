@@ -59,7 +59,8 @@ def export(options: Export) -> None:
     from ipucnn.filesystem import expand
     from ipucnn.reports.console import Screen
     from ipucnn.reports.evaluate import print_export
-    from ipucnn.runs.export import ExportRequest, export_run
+    from ipucnn.runs.export import export_run
+    from ipucnn.runs.requests import ExportRequest
     from ipucnn.runs.sources import Named
 
     if options.format is None:

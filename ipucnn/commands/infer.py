@@ -1,6 +1,5 @@
 """``ipucnn infer``: predict the classes or the masks of images."""
 
-import shlex
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.runs.infer import InferRequest
+    from ipucnn.runs.requests import InferRequest
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,7 @@ class Infer(PatchOptions):
     split: Optional[str] = word(
         "eval|train", "Take the images of this part of the data set, instead of files."
     )
-    top: Optional[int] = option(
-        None, "Classes to show per image.", metavar="N", within=bounds.CLASSES, default_text="5"
-    )
+    top: int = option(5, "Classes to show per image.", metavar="N", within=bounds.CLASSES)
     output: Optional[str] = word(
         "FILE|DIR",
         "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, "
@@ -66,39 +63,31 @@ def infer(options: Infer) -> None:
     probability map of each into --output. Inputs that cannot be read are reported and skipped; the exit code
     is then 3.
     """
-    from ipucnn.runs.infer import InferRequest
-    from ipucnn.runs.predicting import check_task
+    from ipucnn.commands.rules import INFER_RULES
+    from ipucnn.config.rules import OfTask, check_rules
+    from ipucnn.runs.requests import InferRequest
     from ipucnn.runs.sources import Named, task_of
     from ipucnn.runs.trained import open_trained
     from ipucnn.sessions.role import find_role
 
-    role, run, views = find_role(), options.run, options.test_time_augmentation
+    role, run = find_role(), options.run
     named = Named("infer", run, options.flags, which=options.checkpoint, weights=options.weights)
     task = task_of(named)
     if task is None:
         # The options depend on the task.  If the task is unknown, this reports what is wrong with RUN first.
         open_trained(named)
     segments = task == "segmentation"
-    of_a_task = (
-        ("--only-mistakes", options.only_mistakes, False),
-        (f"--top {options.top}", options.top is not None, False),
-        (f"--format {options.format}", options.format is not None, False),
-        ("--overlay", options.overlay, True),
-        (f"--test-time-augmentation {views}", views != 1, True),
-        (f"--patch-size {options.patch_size}", options.patch_size is not None, True),
-        (f"--threshold {options.threshold}", options.threshold is not None, True),
-    )
-    check_task(segments, run, of_a_task)
+    check_rules(INFER_RULES, options, OfTask(segments, run))
     request = InferRequest(
         named,
         list(options.images),
+        options.top,
         subset=options.split,
         output=role.path(options.output),
         contact_sheet=role.path(options.contact_sheet),
         verbose=options.verbose,
-        top=5 if options.top is None else options.top,
         patch_size=options.patch_size,
-        test_time_augmentation=views,
+        test_time_augmentation=options.test_time_augmentation,
         threshold=options.threshold,
         with_overlay=options.overlay,
     )
@@ -126,20 +115,10 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
     from ipucnn.runs.infer import OUTPUTS, infer_classes
 
     output_to, sheet_to = request.output, request.contact_sheet
-    if only_mistakes and (request.subset is None or sheet_to is None):
-        run, rest = shlex.quote(request.named.target), "--contact-sheet sheet.png"
-        raise ConfigurationError(
-            "--only-mistakes draws images whose true class is known, on a contact sheet",
-            f"add {rest}"
-            if request.subset
-            else f"type: ipucnn infer {run} --split eval --only-mistakes {rest}",
-        )
     if form is not None and form not in FORMATS:
         raise ConfigurationError(
             f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}", "--format csv"
         )
-    if json_output and form not in (None, "json"):
-        raise ConfigurationError(f"--json and --format {form} are both given", "give one of them")
     form = "json" if json_output else form
     sheet = ContactSheet(f"classified by {request.named.target}", only_mistakes)
     screen = Screen() if sheet_to is None else Screen(take=partial(draw, sheet))
@@ -176,11 +155,7 @@ def _segment(request: "InferRequest", json_output: bool) -> None:
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
 
-    if request.output is None:
-        raise ConfigurationError(
-            f"{request.named.target} segments images, and there is no folder for the masks",
-            "add --output masks",
-        )
+    assert request.output is not None, "a rule"
     sheet = MaskSheet()
     masks = show(infer_masks(request), Screen(take=sheet.take))
     path = request.contact_sheet or request.output / CONTACT_SHEET

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasModel, PlainDict, PlainValue
-from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import is_wildcard
 from ipucnn.config.resolve import convert_flags
 from ipucnn.config.shared_options import RunOptions
@@ -87,11 +86,10 @@ def models(options: Models) -> None:
         )
         return
     wildcard = is_wildcard(pattern)
-    for name, value in flags.items():
-        network, flag = "NAME" if wildcard else shown_value(pattern), BY_NAME[name].flag
-        raise ConfigurationError(
-            f"{flag} needs --summary", f"ipucnn models {network} --summary {flag} {shown_value(value)}"
-        )
+    from ipucnn.commands.rules import MODELS_RULES
+    from ipucnn.config.rules import check_rules
+
+    check_rules(MODELS_RULES, options, None)
     records = list_models(pattern) if wildcard else [find_network(pattern)]
     if not records:
         raise ConfigurationError(

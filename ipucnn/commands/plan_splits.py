@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Mapping, Optional, 
 
 from ipucnn.config import bounds
 from ipucnn.config.command import request_of
-from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.shared_options import NetworkOptions
 from ipucnn.config.spec import option, word, words
-from ipucnn.errors import ConfigurationError, refuse_given
+from ipucnn.errors import ConfigurationError
 from ipucnn.events import Events, Note, show
 from ipucnn.filesystem import (
     check_not_replaced,
@@ -111,19 +110,19 @@ def plan_splits(options: PlanSplits) -> None:
 
         print_config(resolved, options.json)
         return
+    from ipucnn.commands.rules import PLAN_SPLITS_RULES
+    from ipucnn.config.rules import check_rules
+
     profile_path = None if options.system_profile is None else expand(options.system_profile)
     names = {"--save": options.save, "--html": options.html, "--save-graph": options.save_graph}
-    compare, optimisations = list(options.compare), options.optimisations
-    planning = {**names, "--compare": compare, "--inference": options.inference, "--row": options.row}
+    check_rules(PLAN_SPLITS_RULES, options, resolved.origins)
     if options.calibrate:
-        typed = {BY_NAME[name].flag: resolved.origins[name].is_typed for name in ("ipus", "pipeline_splits")}
-        refused = {**planning, "--optimisations": optimisations, "--stages": options.stages, **typed}
-        refuse_given(refused, ": --calibrate makes no plan", "drop one of them")
         _calibrate(options.calibrate, options.system, profile_path, options.json)
         return
     from ipucnn.planning.question import make_question
     from ipucnn.reports.console import note
 
+    compare = list(options.compare)
     outputs = {flag: expand(name) for flag, name in names.items() if name is not None}
     _check_outputs(resolved, outputs, compare, profile_path)
     profile = None
@@ -131,8 +130,6 @@ def plan_splits(options: PlanSplits) -> None:
         from ipucnn.planning.calibration import read_profile
 
         profile = read_profile(profile_path)
-    if optimisations:
-        refuse_given(planning, ": --optimisations makes no plan", "drop one of them")
     question = make_question(
         resolved,
         stages=options.stages,
@@ -146,7 +143,7 @@ def plan_splits(options: PlanSplits) -> None:
     )
     for warning in question.warnings:
         note(f"warning: {warning}")
-    if optimisations:
+    if options.optimisations:
         _show_optimisations(question, resolved, options.json)
     else:
         _show_plan(question, compare, outputs, options.json)
@@ -285,10 +282,10 @@ def _check_outputs(
         DataError: an output cannot be written.
         ConfigurationError: two outputs are the same file, or an output is also an input.
     """
-    from ipucnn.planning.splits import RULES
+    from ipucnn.planning.splits import HEURISTICS
 
     config_path = None if resolved.config_path is None else Path(resolved.config_path)
-    read = [("the file of --compare", expand(name)) for name in compare if name not in RULES]
+    read = [("the file of --compare", expand(name)) for name in compare if name not in HEURISTICS]
     input_files = {"--config-path": config_path, "MODEL": resolved.record.file, "--system-profile": profile}
     read += [(f"the file of {option}", path) for option, path in input_files.items() if path is not None]
     for path in outputs.values():

@@ -6,7 +6,7 @@ from typing import Optional
 
 from ipucnn.config.shared_options import RunOptions
 from ipucnn.config.spec import argument, word
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import DataError
 from ipucnn.text import counted
 
 
@@ -32,6 +32,7 @@ def verify_dataset(options: VerifyDataset) -> None:
     counts, shapes, kinds of pixels, labels and their balance, mean and deviation. The exit code is 3 if there are
     errors, and 0 if there are only warnings.
     """
+    from ipucnn.commands.rules import VERIFY_DATASET_RULES
     from ipucnn.config.options import RunConfig
     from ipucnn.config.origin import TYPED
     from ipucnn.config.resolve import convert_flags, overlay
@@ -48,10 +49,7 @@ def verify_dataset(options: VerifyDataset) -> None:
     name = options.name
     given = convert_flags(options.flags)
     config = RunConfig(**given)
-    if name is not None and config.dataset is not None:
-        raise ConfigurationError(
-            f"the data set is given twice: {name} and --dataset {config.dataset}", "drop one of them"
-        )
+    check_rules(VERIFY_DATASET_RULES, options, config)
     sheet_to = None if options.contact_sheet is None else expand(options.contact_sheet)
     if sheet_to is not None:
         check_output(sheet_to)
@@ -59,7 +57,7 @@ def verify_dataset(options: VerifyDataset) -> None:
         check_is_there(expand(config.dataset_path))
     named = given if name is None else {**given, "dataset": parse_dataset(name)}
     settings, origins = overlay([(TYPED, named)])
-    check_rules([NOT_READ_FROM_FILES], RunConfig(**settings), origins, "verify-dataset", origins)
+    check_rules([NOT_READ_FROM_FILES], RunConfig(**settings), origins, origins, "verify-dataset")
     choice = choose(config.dataset if name is None else name, config.dataset_path, config.download)
     sheet = LabelSheet(choice.task)
     work = verify(

@@ -1,6 +1,6 @@
-"""Declares every option of a run once (flag, YAML key, type, bounds, default, help), and reads and writes them as YAML.
+"""Joins the options of a run, which ``shared_options.py`` declares, and reads and writes them as YAML.
 
-The declarations are the panel classes; ``RunConfig`` joins them and is the immutable result.  YAML keys and flags are
+``RunConfig`` joins the panel classes of declarations and is the immutable result.  YAML keys and flags are
 the field names with ``-`` for ``_``; ``_`` is accepted too.  Errors in a YAML text have its line.  Nothing here needs
 TensorFlow.
 """

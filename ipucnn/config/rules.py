@@ -1,23 +1,39 @@
 """The rule: a combination of options that is refused.  Here is its type, and the table of those that need only options.
 
-``training.program`` checks what needs the Program's arithmetic; ``runs.rules`` has the table of those that
-depend on the network and the device, and ``sessions.poplar.checks`` what IPUs add to a Program's.  A command checks
-options of its own.
+Each layer has a table of its own: ``runs.rules`` for what depends on the network and the device, and for exports and
+predictions; ``planning.rules``, ``benchmarking.rules`` and ``commands.rules`` for the commands' own options.
+``training.program`` checks what needs the Program's arithmetic, and ``sessions.poplar.checks`` what IPUs add to that.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Generic, Iterable, Mapping, Optional, Sequence, Tuple, TypeVar
+from types import MappingProxyType
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Generic,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 from ipucnn.config.options import AUTO, BY_NAME, SPECS, RunConfig
 from ipucnn.config.origin import RUN, Origins
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.filesystem import expand
 
+Options = TypeVar("Options")
+"""The dataclass of the options that rules are about: the configuration of a run, or options of a command."""
 Facts = TypeVar("Facts")
-"""What the rules of a layer depend on, besides the configuration."""
+"""What the rules of a layer depend on, besides the options."""
 
 
-def _nothing(config: RunConfig) -> Dict[str, Any]:
+def _nothing(options: object, facts: object) -> Dict[str, Any]:
     return {}
 
 
@@ -66,68 +82,118 @@ class _Drop:
 
 
 @dataclass(frozen=True)
-class Rule(Generic[Facts]):
+class Rule(Generic[Options, Facts]):
     """A combination of options that is refused.
 
     Attributes:
-        applies: function that decides from configuration and facts whether it is present.
+        applies: function that decides from options and facts whether it is present.
         message: the error, for ``str.format`` with the values of all options, ``option`` (the rule's own option as it
             is typed, or with its giver), ``origins`` and the values of ``texts``.
         hint: the remedy, likewise; ``drop`` has the words that take away an option's value (:class:`_Drop`).
-        option: name of the option that the rule is about: unless it is set, the rule does not apply.  Empty: none.
+        option: name of the option of runs that the rule is about: unless it is set, the rule does not apply.  Empty:
+            none.
         has_off: whether the default, or False, switches the option off, so that it may be typed in every run.
         typed_only: whether the option counts as set only if it is typed.  Presets, plans and saved configurations also
             carry options for other runs.
-        texts: function from the configuration to further values.
+        texts: function from options and facts to further values.
     """
 
-    applies: Callable[[RunConfig, Facts], bool]
+    applies: Callable[[Options, Facts], bool]
     message: str
     hint: str
     option: str = ""
     has_off: bool = True
     typed_only: bool = True
-    texts: Callable[[RunConfig], Mapping[str, Any]] = _nothing
+    texts: Callable[[Options, Facts], Mapping[str, Any]] = _nothing
 
-    def holds(self, config: RunConfig, origins: Origins) -> bool:
+    def holds(self, options: Options, origins: Origins) -> bool:
         """Returns whether the rule's option is set, if it has one."""
         if not self.option:
             return True
-        spec, value = BY_NAME[self.option], getattr(config, self.option)
+        spec, value = BY_NAME[self.option], getattr(options, self.option)
         # True counts as a request even if it is the default.
         is_off = self.has_off and (value is False if spec.is_bool else value == spec.default)
         return not is_off and (not self.typed_only or origins[self.option].is_typed)
 
-    def error(self, config: RunConfig, origins: Origins, command: str) -> ConfigurationError:
-        """Returns the error with the values of a command's configuration."""
-        drop = _Drop(config, origins, command, self.option)
-        values = {**vars(config), "origins": origins, "drop": drop, **self.texts(config)}
+    def error(self, options: Options, facts: Facts, origins: Origins, command: str) -> ConfigurationError:
+        """Returns the error with the values of a command's options."""
+        values = {**vars(options), "origins": origins, **self.texts(options, facts)}
+        if isinstance(options, RunConfig):
+            values["drop"] = _Drop(options, origins, command, self.option)
         if self.option:
-            spec = BY_NAME[self.option]
-            text = "" if spec.is_bool else spec.typed_text(getattr(config, self.option))
-            values["option"] = origins[self.option].option(spec.flag, text)
+            spec, value = BY_NAME[self.option], getattr(options, self.option)
+            flag = spec.off_flags[0] if value is False else spec.flag
+            text = "" if spec.is_bool else spec.typed_text(value)
+            values["option"] = origins[self.option].option(flag, text)
         return ConfigurationError(self.message.format(**values), self.hint.format(**values))
 
 
 def check_rules(
-    rules: Iterable[Rule[Facts]], config: RunConfig, origins: Origins, command: str, facts: Facts
+    rules: Iterable[Rule[Options, Facts]],
+    options: Options,
+    facts: Facts,
+    origins: Origins = MappingProxyType({}),
+    command: str = "",
 ) -> None:
     """Refuses the first combination of a command's options that a rule forbids.
+
+    Args:
+        rules: the table.
+        options: the options that they are about.
+        facts: what else they depend on.
+        origins: who gave the values of a run's options.
+        command: the command.
 
     Raises:
         ConfigurationError: the message names the options, and the hint the remedy.
     """
     for rule in rules:
-        if rule.holds(config, origins) and rule.applies(config, facts):
-            raise rule.error(config, origins, command)
+        if rule.holds(options, origins) and rule.applies(options, facts):
+            raise rule.error(options, facts, origins, command)
 
 
-RESUMED_OR_REPLACED: Rule[Origins] = Rule(
+class OfTask(NamedTuple):
+    """The facts that the rules of evaluations and of ``infer`` depend on.
+
+    Attributes:
+        segments: whether the network makes masks.
+        network: its name, or that of the run.
+    """
+
+    segments: bool
+    network: str
+
+
+OF_PATCHES = (
+    ("test_time_augmentation", "--test-time-augmentation {test_time_augmentation}", True),
+    ("patch_size", "--patch-size {patch_size}", True),
+)
+
+
+def task_rules(*named: Tuple[str, str, bool]) -> Iterator[Rule[Options, OfTask]]:
+    """Yields the rules about options that are only for one kind of network.
+
+    Args:
+        named: (field, option as messages name it, whether it is for masks).
+    """
+    for name, text, for_masks in named:
+        makes = "classifies images, it makes no masks" if for_masks else "segments images, it has no labels"
+        yield Rule(
+            lambda options, facts, name=name, for_masks=for_masks: (  # type: ignore[misc]
+                facts.segments != for_masks and getattr(options, name) != getattr(type(options), name)
+            ),
+            f"{text}: {{network}} {makes}",
+            "drop it",
+            texts=lambda _, facts: facts._asdict(),
+        )
+
+
+RESUMED_OR_REPLACED: Rule[RunConfig, Origins] = Rule(
     lambda config, _: config.resume and config.overwrite,
     "--resume and --overwrite are both given",
     "drop one of them",
 )
-NOT_READ_FROM_FILES: Rule[Origins] = Rule(
+NOT_READ_FROM_FILES: Rule[RunConfig, Origins] = Rule(
     lambda config, origins: (
         _is_in_use(config)
         and _has_no_files(config.dataset)
@@ -138,7 +204,7 @@ NOT_READ_FROM_FILES: Rule[Origins] = Rule(
     "drop --dataset-path",
     "dataset_path",
 )
-RULES: Tuple[Rule[Origins], ...] = (
+OPTION_RULES: Tuple[Rule[RunConfig, Origins], ...] = (
     NOT_READ_FROM_FILES,
     *(
         Rule(
@@ -158,7 +224,7 @@ RULES: Tuple[Rule[Origins], ...] = (
         lambda config, origins: sum(origins[name] != RUN for name in _sources(config)) > 1,
         "{sources} are both given",
         "give one of them",
-        texts=lambda config: {"sources": " and ".join(_sources(config).values())},
+        texts=lambda config, _: {"sources": " and ".join(_sources(config).values())},
     ),
     Rule(
         lambda config, _: config.deterministic,
@@ -273,7 +339,7 @@ RULES: Tuple[Rule[Origins], ...] = (
         lambda config, _: _repeated(config.pipeline_splits) is not None,
         "pipeline-splits: '{repeated}' opens two stages",
         "name each layer once, in the network's order",
-        texts=lambda config: {"repeated": _repeated(config.pipeline_splits)},
+        texts=lambda config, _: {"repeated": _repeated(config.pipeline_splits)},
     ),
 )
 
@@ -317,7 +383,7 @@ def check(config: RunConfig, origins: Origins, command: str) -> None:
             unknown user.
         DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
     """
-    check_rules(RULES, config, origins, command, origins)
+    check_rules(OPTION_RULES, config, origins, origins, command)
     for spec in SPECS:
         path = getattr(config, spec.name)
         if path is not None and spec.kind.is_path and origins[spec.name] != RUN:

@@ -378,6 +378,7 @@ class DataOptions:
         "Send images to the device in 8 bits, where they are then normalised; this turns accelerator-side-preprocess "
         "on.",
         commands=PLAN,
+        plan_default="the preset's, else False; a search tries both",
         effect=Effect.RESULT,
     )
     accelerator_side_preprocess: bool = option(
@@ -841,6 +842,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_MICRO_BATCH),
         commands=PLAN,
         wishes="batch-size batch bs mini-batch",
+        plan_default="the preset's, else 1; a search tries others",
         effect=Effect.RESULT,
     )
     gradient_accumulation_count: Optional[int] = option(
@@ -851,6 +853,7 @@ class BatchingOptions:
         commands=PLAN,
         default_text="1, or from global-batch-size",
         wishes="accum-iter grad-accum accumulate grad-accum-steps",
+        plan_default="the preset's, else 16 for each stage, or from global-batch-size",
         effect=Effect.RESULT,
     )
     global_batch_size: Optional[int] = option(
@@ -875,6 +878,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         wishes="data-parallel num-gpus copies",
+        plan_default="the preset's, else 1; a search tries others",
         effect=Effect.RESULT,
     )
     dbn_replica_group_size: int = option(
@@ -957,7 +961,7 @@ class PipelineOptions:
         aliases=("schedule",),
         choices=("Grouped", "Interleaved", "Sequential"),
         commands=PLAN,
-        plan_default="the faster of Grouped and Interleaved",
+        plan_default="the faster of Grouped and Interleaved; a search tries Sequential too",
         wishes="gpipe 1f1b",
         effect=Effect.RESULT,
     )
@@ -978,6 +982,7 @@ class PipelineOptions:
         commands=PLAN,
         default_text="replicas x IPUs per replica",
         wishes="num-ipus world-size",
+        plan_default="replicas x IPUs per replica; for a search all of the system",
         effect=Effect.RESULT,
     )
     recomputation: bool = option(
@@ -995,6 +1000,7 @@ class PipelineOptions:
         commands=PLAN,
         host_effect=False,
         wishes="memory-proportion",
+        plan_default="the preset's, else the fastest of 60, 30 and 15",
         effect=Effect.RESULT,
     )
 
@@ -1024,6 +1030,7 @@ class IpuOptions:
         "Keep the optimizer state in remote memory.",
         commands=PLAN,
         wishes="offload offloading zero",
+        plan_default="the preset's, else True; a search tries both",
         effect=Effect.RESULT,
     )
     half_partials: bool = option(
@@ -1031,6 +1038,7 @@ class IpuOptions:
         "Accumulate partial results of convolutions and matrix products in 16 bits.",
         commands=PLAN,
         wishes="partials partials-type",
+        plan_default="the preset's, else False; a search tries both",
         effect=Effect.RESULT,
     )
     internal_exchange_optimization_target: Optional[str] = option(

@@ -90,6 +90,7 @@ DIRECTORY = ValueKind(values.parse_str, "DIR", is_path=True)
 FILE = ValueKind(values.parse_str, "FILE", is_path=True)
 WEIGHTS = ValueKind(values.parse_weights, "PATH|imagenet", is_path=True)
 FRACTION = ValueKind(values.parse_fraction, "N|A/B", "1/4", is_number=True)
+SHARE = ValueKind(values.parse_share, "P%", "5%")
 LIMIT = ValueKind(values.parse_limit, "N|P%", "500")
 POPLAR_OPTIONS = ValueKind(values.parse_poplar_options, "DICT", '{"partialsType": "half"}')
 WORD = ValueKind(str, "TEXT")
@@ -122,7 +123,7 @@ class OptionSpec:
         ipu_effect: whether it affects a run on IPUs.  At least one of the two is true.
         in_yaml: False for options that only make sense as a flag.
         default_text: description of a default of None in the reference.
-        plan_default: default of ``plan-splits``; "" if it is the same.
+        plan_default: default of ``plan-splits``, with the values that a search tries; "" if it is the same.
         off: names of the flags that switch it off; None stands for ``--no-NAME``.
         argument: whether it is an argument of a command, without a flag.
         is_required: whether an argument must be typed.

@@ -228,6 +228,16 @@ def parse_folds(value: object) -> Optional[int]:
     return None if folds == 1 else folds
 
 
+def parse_share(value: object) -> float:
+    """Returns a share of less than all: ``5%`` or ``0.05``."""
+    text = str(value).strip()
+    what = "a share below 1 or a percentage below 100%"
+    share = parse_float(text.rstrip("%").strip(), what) / (100.0 if text.endswith("%") else 1.0)
+    if not 0 <= share < 1:
+        raise BadValue(f"must be {what}")
+    return share
+
+
 def parse_limit(value: object) -> str:
     """Returns a number of samples (``500``) or a share of the set (``10%``), as text."""
     what = "a number of samples such as 500, or a share such as 10%"

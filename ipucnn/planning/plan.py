@@ -46,7 +46,7 @@ from ipucnn.planning.search.neighbours import (
 )
 from ipucnn.planning.search.open_settings import FREE, choices, trial_settings
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
-from ipucnn.planning.splits import RULES, check_cuts, check_stages
+from ipucnn.planning.splits import HEURISTICS, check_cuts, check_stages
 from ipucnn.text import counted, percent
 
 if TYPE_CHECKING:
@@ -280,13 +280,13 @@ def _comparison(name: str) -> Comparison:
     """
     from ipucnn.config.presets import PresetFile
 
-    if name in RULES:
-        return lambda graph, count: {name: RULES[name](graph, count)} if count > 1 else {}
+    if name in HEURISTICS:
+        return lambda graph, count: {name: HEURISTICS[name](graph, count)} if count > 1 else {}
     path = expand(name)
     if not path.exists():
         raise ConfigurationError(
             f"--compare {shown(name)}: neither a rule nor a file",
-            did_you_mean(name, RULES) or "the rules are " + ", ".join(RULES),
+            did_you_mean(name, HEURISTICS) or "the rules are " + ", ".join(HEURISTICS),
         )
     text = read_text(path, MAX_BYTES, hint=_COMPARISON_HINT)
     if "\nschema_version:" in text:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import Resolved
+from ipucnn.config.rules import check_rules
 from ipucnn.datasets.registry import DATASETS, known_as
 from ipucnn.errors import ConfigurationError
 from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
@@ -33,6 +34,7 @@ from ipucnn.planning.program import (
     smallest,
     uniform,
 )
+from ipucnn.planning.rules import OF_UPDATES, PLAN_RULES, Asked
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search.open_settings import (
     COMPARED,
@@ -191,15 +193,14 @@ def make_question(
         ConfigurationError: options that contradict each other or the schedule.
     """
     config, assumed = resolved.config, []  # type: RunConfig, List[str]
+    typed = _typed_stages(resolved)
+    count = typed[1] if typed else _num_stages(config, stages)
+    asked = Asked(stages, row, recomputation, inference, typed, count)
+    check_rules(PLAN_RULES, config, asked, resolved.origins, resolved.command)
     if not resolved.origins["model_name"].is_given:
         assumed.append(f"network {resolved.record.name}, as none is named")
     if inference:
-        config = _for_inference(resolved, config, recomputation)
-    elif resolved.origins["steps_per_execution"].is_typed:
-        raise ConfigurationError(
-            f"--steps-per-execution {config.steps_per_execution}: an execution of training is its weight updates",
-            "add --inference, or give --gradient-accumulation-count",
-        )
+        config = _for_inference(config)
     named_system = _named_system(system, profile, assumed)
     if not resolved.origins["precision"].is_given:
         config = replace(config, precision="16.16")
@@ -211,7 +212,6 @@ def make_question(
         assumed.append(f"{counted(options.num_classes, 'class')}, as no data set is named")
     are_typed = resolved.origins["pipeline_splits"].is_typed
     splits = (config.named_splits or None) if are_typed else None
-    count = _num_stages(resolved, stages, splits)
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     elif config.training and not resolved.origins["optimizer"].is_given:
@@ -241,11 +241,6 @@ def make_question(
     )
     if count is None:
         return _of_search(question, named_system)
-    if row is not None:
-        raise ConfigurationError(
-            f"--row {row}: there is no table of best uses, because the number of stages is given",
-            "leave out --row, or give --ipus and neither a number of stages nor splits",
-        )
     return _of_stages(question, count, named_system)
 
 
@@ -265,44 +260,10 @@ def _named_system(
     return calibrated_system(profile, system)
 
 
-# Options that affect only the weight updates and their batches, and their values in inference.
-_OF_UPDATES = {
-    "gradient_accumulation_count": None,
-    "global_batch_size": None,
-    "dbn_replica_group_size": 1,
-    "freeze": None,
-}
-_OF_OPTIMIZERS = ("optimizer", "optimizer_params", "optimizer_state_offloading")
-
-
-def _for_inference(resolved: Resolved, config: RunConfig, recomputation: Optional[str]) -> RunConfig:
-    """Returns the configuration of forward passes only, without training options.
-
-    Raises:
-        ConfigurationError: a training option was typed.
-    """
-    for name in (*_OF_UPDATES, *_OF_OPTIMIZERS):
-        if resolved.origins[name].is_typed:
-            spec, value = BY_NAME[name], getattr(config, name)
-            switch = spec.flag if value else f"--no-{spec.key}"
-            raise ConfigurationError(
-                f"{switch if spec.is_bool else f'{spec.flag} {shown_value(value)}'}: inference has no weight updates",
-                "drop it; --micro-batch-size, --num-replicas and --steps-per-execution say what an execution of "
-                "inference takes",
-            )
-    schedule = config.pipeline_schedule
-    if resolved.origins["pipeline_schedule"].is_typed and schedule == INTERLEAVED:
-        raise ConfigurationError(
-            "--pipeline-schedule Interleaved: inference has no backward passes that could alternate with forward ones",
-            "--pipeline-schedule Grouped, or Sequential",
-        )
-    if recomputation is not None:
-        raise ConfigurationError(
-            f"--recomputation {recomputation}: inference keeps nothing that could be computed again",
-            "drop it",
-        )
-    schedule = SEQUENTIAL if schedule == SEQUENTIAL else GROUPED
-    without: Dict[str, Any] = _OF_UPDATES
+def _for_inference(config: RunConfig) -> RunConfig:
+    """Returns the configuration of forward passes only, without training options."""
+    schedule = SEQUENTIAL if config.pipeline_schedule == SEQUENTIAL else GROUPED
+    without: Dict[str, Any] = OF_UPDATES
     return replace(config, training=False, recomputation=False, pipeline_schedule=schedule, **without)
 
 
@@ -390,27 +351,22 @@ def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, 
     return shape, num_classes if classes is None else classes, assumed
 
 
-def _num_stages(resolved: Resolved, stages: Optional[int], splits: Optional[Sequence[str]]) -> Optional[int]:
-    """Returns the requested number of stages; None if it is to be searched.
-
-    Raises:
-        ConfigurationError: typed options contradict each other.
-    """
-    config = resolved.config
-    mapping = config.device_mapping if resolved.origins["device_mapping"].is_typed else None
-    ipus = config.ipus_per_replica if resolved.origins["ipus_per_replica"].is_typed else None
+def _typed_stages(resolved: Resolved) -> Optional[Tuple[str, int]]:
+    """Returns the first typed option that says how many stages there are, and their number; None without one."""
+    config, origins = resolved.config, resolved.origins
+    splits = config.named_splits if origins["pipeline_splits"].is_typed else ()
+    mapping = config.device_mapping if origins["device_mapping"].is_typed else None
+    ipus = config.ipus_per_replica if origins["ipus_per_replica"].is_typed else None
     named = {"--splits": splits, "--device-mapping": mapping, "--ipus-per-replica": ipus}
     typed = [option for option, value in named.items() if value]
-    count = len(ipus_of_stages(splits or (), mapping or (), ipus)) if typed else None
-    if stages is not None and count not in (None, stages):
-        raise ConfigurationError(
-            f"--stages {stages}, but {typed[0]} says {counted(count, 'stage')}",
-            f"use --stages {count}, or drop one of them",
-        )
-    preset_splits = config.named_splits
+    return (typed[0], len(ipus_of_stages(splits, mapping or (), ipus))) if typed else None
+
+
+def _num_stages(config: RunConfig, stages: Optional[int]) -> Optional[int]:
+    """Returns the number of stages of ``--stages``, else a preset's; None if it is to be searched."""
     of_mapping = len(config.device_mapping or ()) or None
-    of_preset = len(preset_splits) + 1 if preset_splits else None
-    return count or stages or config.ipus_per_replica or of_mapping or of_preset
+    of_splits = len(config.named_splits) + 1 if config.named_splits else None
+    return stages or config.ipus_per_replica or of_mapping or of_splits
 
 
 def _recomputation(resolved: Resolved, text: Optional[str]) -> Tuple[bool, ...]:
@@ -440,17 +396,12 @@ def _with_legal_proportions(
     """Returns the configuration without a preset's availableMemoryProportion if that is for another number of stages.
 
     Raises:
-        ConfigurationError: typed values for another number of stages, or without a number of stages.
+        ConfigurationError: typed values for another number of stages.
     """
     values = config.available_memory_proportion
     is_typed = resolved.origins["available_memory_proportion"].is_typed
     if len(values) < 2:
         return config
-    if count is None and is_typed:
-        raise ConfigurationError(
-            f"--available-memory-proportion has {len(values)} values, and nothing says how many stages there are",
-            "give one value, or --stages",
-        )
     # A preset's values are for the stages of its own splits.  Their count alone is ambiguous: four values may be one
     # for each of four stages, or two (convolutions and matrix products) for each of two.
     splits = () if is_typed or resolved.origins["pipeline_splits"].is_typed else config.named_splits

@@ -1,7 +1,7 @@
-"""Checks the layers named in splits and in ``--freeze``, and computes the splits of simple rules and of a run.
+"""Checks the layers named in splits and in ``--freeze``, and computes the splits of heuristics and of a run.
 
-Plans are compared with the splits of the rules.  A run's splits are given, or those of a plan, or the planner chooses
-them for its model.
+Plans are compared with the splits of the heuristics.  A run's splits are given, or those of a plan, or the planner
+chooses them for its model.
 """
 
 import bisect
@@ -166,7 +166,7 @@ def equal_blocks(graph: LayerGraph, num_stages: int) -> Tuple[str, ...]:
     return tuple(graph.layers[cuts[round(k * count / num_stages) - 1]].name for k in range(1, num_stages))
 
 
-RULES: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
+HEURISTICS: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
     "params": equal_parameters,
     "equal-layers": equal_layers,
     "equal-blocks": equal_blocks,

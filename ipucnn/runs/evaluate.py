@@ -6,7 +6,6 @@ class.
 """
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
+from ipucnn.config.rules import OfTask, check_rules
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError, MemoryErrors
@@ -26,9 +26,10 @@ from ipucnn.runs.images.segmentation import (
     SegmentedImage,
     foreground_probability,
 )
-from ipucnn.runs.predicting import check_task
 from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
-from ipucnn.runs.sources import Named, weight_inputs
+from ipucnn.runs.requests import EvaluateRequest
+from ipucnn.runs.rules import EVALUATION_RULES
+from ipucnn.runs.sources import weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.writer import open_writer
 from ipucnn.sessions.role import find_role
@@ -38,29 +39,6 @@ from ipucnn.training.segment_scores import SCORES, SegmentScores
 
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
 """Thresholds to choose the recommended one from, if the classes are not membranes and cells."""
-
-
-@dataclass(frozen=True)
-class EvaluateRequest:
-    """The options of an ``ipucnn evaluate`` command.
-
-    Attributes:
-        named: the network and its weights; its flags override the run's own options.
-        plot: figure that the caller writes.
-        predictions: CSV file with a row per sample.
-        contact_sheet: picture of segmented images that the caller writes.
-        patch_size: height and width of the input patches of a segmentation network; None chooses.
-        test_time_augmentation: number of versions of each image whose probabilities are averaged (segmentation only).
-        verbose: whether to show TensorFlow's messages.
-    """
-
-    named: Named
-    plot: Optional[Path] = None
-    predictions: Optional[Path] = None
-    contact_sheet: Optional[Path] = None
-    patch_size: Optional[int] = None
-    test_time_augmentation: int = 1
-    verbose: bool = False
 
 
 def evaluate_run(request: EvaluateRequest) -> Events[Evaluation]:
@@ -81,17 +59,7 @@ def evaluate_run(request: EvaluateRequest) -> Events[Evaluation]:
     check_outputs(outputs, weight_inputs(request.named))
     trained = open_trained(request.named)
     segments, network = trained.record.task == "segmentation", None
-    options = (
-        ("--predictions", request.predictions is not None, False),
-        ("--contact-sheet", request.contact_sheet is not None, True),
-        (f"--patch-size {request.patch_size}", request.patch_size is not None, True),
-        (
-            f"--test-time-augmentation {request.test_time_augmentation}",
-            request.test_time_augmentation != 1,
-            True,
-        ),
-    )
-    check_task(segments, trained.record.name, options)
+    check_rules(EVALUATION_RULES, request, OfTask(segments, trained.record.name))
     if segments:
         network = PatchwiseNetwork(
             trained,

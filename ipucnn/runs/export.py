@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel, OnnxGraph, OnnxNode, PlainDict, PlainValue, Tensor, TfFunction
 from ipucnn.config.bounds import DEFAULT_OPSET
+from ipucnn.config.rules import check_rules
 from ipucnn.documents import read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError, ThresholdError, UserError, did_you_mean
 from ipucnn.events import LOADING, Began, Events, Note, emit
@@ -30,13 +31,14 @@ from ipucnn.filesystem import (
     write_folder,
     write_text,
 )
-from ipucnn.models.blueprint import INPUT_NAME as NETWORK_INPUT
 from ipucnn.models.own import own_layers
 from ipucnn.runs import predict, runtimes
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_mask, page
+from ipucnn.runs.requests import FORMATS, INPUT_NAME, IPU, ExportRequest
+from ipucnn.runs.rules import EXPORT_RULES
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
 from ipucnn.runs.sources import IMAGENET, Named
 from ipucnn.runs.trained import TrainedSetup, open_trained
@@ -55,58 +57,8 @@ from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import read_meta
 
 CARD = "README.md"
-IPU = "ipu"
-"""The format that the Poplar SDK writes: a SavedModel with a compiled program, which only the SDK can run."""
-FORMATS = (*runtimes.FORMATS, IPU)
-INPUT_NAME = "images"
 # Elements.  --half leaves smaller tensors of an ONNX file in 32 bits: shapes, axes and the like.
 _LEAST_HALVED = 64
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """The options of an ``ipucnn export`` command.
-
-    Attributes:
-        named: the network and its weights.
-        form: one of ``FORMATS``.
-        batch: images of each call; None for any number.
-        opset: ONNX opset; None for the default.
-        half: whether weights are stored in 16 bits.
-        int8: whether weights and activations are 8-bit integers.
-        raw_uint8: whether the network takes pixels of 0..255.
-        probabilities: whether the network returns probabilities instead of logits.
-        output: folder; None for ``exports/NAME-FORMAT``.
-        overwrite: whether an earlier export may be replaced.
-        verbose: whether to show messages of TensorFlow and the converters.
-    """
-
-    named: Named
-    form: str
-    batch: Optional[int] = None
-    opset: Optional[int] = None
-    half: bool = False
-    int8: bool = False
-    raw_uint8: bool = False
-    probabilities: bool = False
-    output: Optional[Path] = None
-    overwrite: bool = False
-    verbose: bool = False
-
-    @property
-    def input_name(self) -> str:
-        """Name of the network's input."""
-        return NETWORK_INPUT if self.form == IPU else INPUT_NAME
-
-    @property
-    def input_type(self) -> str:
-        """Type of the network's input; see :func:`_describe` for a program for an IPU."""
-        return "uint8" if self.raw_uint8 else "float32"
-
-    @property
-    def output_name(self) -> str:
-        """Name of the network's output."""
-        return "probabilities" if self.probabilities else "logits"
 
 
 class _Written(msgspec.Struct):
@@ -178,56 +130,21 @@ def export_run(request: ExportRequest) -> Events[PlainDict]:
 
 def _check_request(request: ExportRequest) -> None:
     """Refuses options that exclude each other, and formats whose packages are not installed."""
-    form, is_ipu = request.form, request.form == IPU
+    form = request.form
     if form not in FORMATS:
         raise ConfigurationError(
             f"--format {shown_value(form)}: must be one of {', '.join(FORMATS)}",
             did_you_mean(form, FORMATS) or "--format onnx",
         )
-    missing = runtimes.missing_packages(form)
-    if is_ipu and not has_poplar_sdk():
+    if form == IPU and not has_poplar_sdk():
         raise MissingError(
             "--format ipu is written by the Poplar SDK's TensorFlow, which is not installed here",
             "run it inside the Poplar SDK's Python environment (docs/ipu.md), or write --format saved-model",
         )
-    for_ipus = "the program for an IPU is the network itself, from images in its range to logits"
-    for is_refused, error, hint in (
-        (
-            is_ipu and request.raw_uint8,
-            f"--raw-uint8: {for_ipus}",
-            "drop --raw-uint8; input.json says how images are brought to the range",
-        ),
-        (is_ipu and request.probabilities, f"--probabilities: {for_ipus}", "drop --probabilities"),
-        (
-            is_ipu and request.batch is None,
-            "--format ipu: the program for an IPU is compiled for one number of images, and --batch gives none",
-            "add for example --batch 8",
-        ),
-        (
-            request.opset is not None and form != ONNX,
-            f"--opset {request.opset}: only ONNX files have one",
-            "drop it, or --format onnx",
-        ),
-        (
-            request.half and form not in (ONNX, TFLITE),
-            f"--half: weights of 16 bits can be written as onnx and tflite, not as {form}",
-            "drop it, or --format onnx",
-        ),
-        (
-            request.int8 and form != TFLITE,
-            f"--int8: networks of 8-bit integers can be written as tflite, not as {form}",
-            "drop it, or --format tflite",
-        ),
-        (
-            request.int8 and request.half,
-            "--int8 --half: the weights are stored in 8 or in 16 bits",
-            "drop one of them",
-        ),
-    ):
-        if is_refused:
-            raise ConfigurationError(error, hint)
-    if is_ipu:
+    check_rules(EXPORT_RULES, request, None)
+    if form == IPU:
         check_device(IPU)
+    missing = runtimes.missing_packages(form)
     if missing:
         raise MissingError(
             f"--format {form} needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",

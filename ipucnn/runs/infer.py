@@ -53,7 +53,8 @@ from ipucnn.runs.images.segmentation import (
     class_probabilities,
 )
 from ipucnn.runs.predicting import check_finite
-from ipucnn.runs.sources import Named, weight_inputs
+from ipucnn.runs.requests import InferRequest
+from ipucnn.runs.sources import weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.text import printable, shown_value
 from ipucnn.training.evaluation import log_softmax
@@ -63,38 +64,6 @@ OUTPUTS = (".csv", ".json", ".jsonl")
 LARGEST_BATCH = 64
 # Pixels of a batch, as 8 images of 256x256 have.
 BATCH_PIXELS = 8 * 256 * 256
-
-
-@dataclass(frozen=True)
-class InferRequest:
-    """The options of an ``ipucnn infer`` command.
-
-    Attributes:
-        named: the network and its weights.
-        images: files, folders and patterns; empty with ``subset``.
-        subset: eval or train: uses the images of the data set instead; for masks they are one volume.
-        output: the file that the caller writes; for masks the folder, which is created if necessary.
-        contact_sheet: the file that the caller writes; for masks None stands for a file in ``output``.
-        verbose: whether to show TensorFlow's messages.
-        top: classes per image, at most the network's.
-        patch_size: height and width of the input patches; None chooses.
-        test_time_augmentation: number of versions of each image whose probabilities are averaged.
-        threshold: for two classes the probability of class 1 above which a pixel is class 1; None: the one that
-            ``ipucnn evaluate`` recommends for the checkpoint, or 0.5.
-        with_overlay: whether to write overlays.
-    """
-
-    named: Named
-    images: Sequence[str]
-    subset: Optional[str] = None
-    output: Optional[Path] = None
-    contact_sheet: Optional[Path] = None
-    verbose: bool = False
-    top: int = 5
-    patch_size: Optional[int] = None
-    test_time_augmentation: int = 1
-    threshold: Optional[float] = None
-    with_overlay: bool = False
 
 
 # --- shared by classes and masks
@@ -112,14 +81,6 @@ def _open(
     if subset is not None and subset not in SUBSETS:
         raise ConfigurationError(
             f"--split {shown_value(subset)}: must be one of {', '.join(SUBSETS)}", "--split eval"
-        )
-    if subset is not None and images:
-        raise ConfigurationError(
-            f"images and --split {subset} are both given", "give images, or --split, not both"
-        )
-    if subset is None and not images:
-        raise ConfigurationError(
-            f"there is nothing to {verb}", "give images, or a data set with --split eval"
         )
     files = find_images(images)
     images_read = [("one of the images", Path(path)) for path in files.paths]

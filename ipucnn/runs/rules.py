@@ -1,4 +1,5 @@
-"""Rules for options that have no effect in a run, or exclude each other: one table, checked before data is read.
+"""Rules for options that have no effect in a run, or exclude each other, checked before data is read: a table for runs,
+and one each for evaluations and exports.
 
 An option without effect is refused if it is typed, so that users do not wait for its effect.  Presets, plans and saved
 configurations also carry options for other runs, so their options are accepted.
@@ -9,10 +10,11 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequenc
 
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import OF_16_BITS, Resolved
-from ipucnn.config.rules import Rule
-from ipucnn.config.rules import check_rules as check_table
+from ipucnn.config.rules import OF_PATCHES, OfTask, Rule, check_rules, task_rules
 from ipucnn.config.values import norm_of
 from ipucnn.errors import ConfigurationError
+from ipucnn.runs.requests import IPU, EvaluateRequest, ExportRequest
+from ipucnn.runs.runtimes import ONNX, TFLITE
 from ipucnn.runs.setup import loss_name
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.group import Mpi, ProcessGroup
@@ -44,7 +46,7 @@ class Facts(NamedTuple):
         return bool(self.resolved.record.task == "segmentation")
 
 
-Reason = Rule[Facts]
+Reason = Rule[RunConfig, Facts]
 """A reason why options have no effect; :func:`_rules` makes it a rule about each of them."""
 
 
@@ -76,7 +78,7 @@ def _rules(
     ]
 
 
-def _scaling_texts(config: RunConfig) -> Dict[str, str]:
+def _scaling_texts(config: RunConfig, facts: Facts) -> Dict[str, str]:
     named, changes = auto_loss_scaling_conflicts(config)
     return {
         "also": f", and does not go with {', '.join(named)}" if named else "",
@@ -174,7 +176,7 @@ HOST_SESSION_RULES: Tuple[Reason, ...] = tuple(
 )
 """The rules about options that IPUs cannot use, whether they train or predict."""
 
-RULES: Tuple[Reason, ...] = (
+RUN_RULES: Tuple[Reason, ...] = (
     *_rules(("mixup", "cutmix", "random_erasing", "class_weights"), _MASKS, typed_only=False),
     *_rules(("pad_dataset",), _DICE, typed_only=False),
     *_rules(("weights",), _NO_IMAGENET, typed_only=False),
@@ -217,7 +219,53 @@ RULES: Tuple[Reason, ...] = (
 )
 
 
-def check_rules(facts: Facts, rules: Sequence[Reason] = RULES) -> None:
+EVALUATION_RULES: Tuple[Rule[EvaluateRequest, OfTask], ...] = tuple(
+    task_rules(
+        ("predictions", "--predictions", False), ("contact_sheet", "--contact-sheet", True), *OF_PATCHES
+    )
+)
+
+_FOR_IPUS = "the program for an IPU is the network itself, from images in its range to logits"
+EXPORT_RULES: Tuple[Rule[ExportRequest, None], ...] = (
+    Rule(
+        lambda request, _: request.form == IPU and request.raw_uint8,
+        f"--raw-uint8: {_FOR_IPUS}",
+        "drop --raw-uint8; input.json says how images are brought to the range",
+    ),
+    Rule(
+        lambda request, _: request.form == IPU and request.probabilities,
+        f"--probabilities: {_FOR_IPUS}",
+        "drop --probabilities",
+    ),
+    Rule(
+        lambda request, _: request.form == IPU and request.batch is None,
+        "--format ipu: the program for an IPU is compiled for one number of images, and --batch gives none",
+        "add for example --batch 8",
+    ),
+    Rule(
+        lambda request, _: request.opset is not None and request.form != ONNX,
+        "--opset {opset}: only ONNX files have one",
+        "drop it, or --format onnx",
+    ),
+    Rule(
+        lambda request, _: request.half and request.form not in (ONNX, TFLITE),
+        "--half: weights of 16 bits can be written as onnx and tflite, not as {form}",
+        "drop it, or --format onnx",
+    ),
+    Rule(
+        lambda request, _: request.int8 and request.form != TFLITE,
+        "--int8: networks of 8-bit integers can be written as tflite, not as {form}",
+        "drop it, or --format tflite",
+    ),
+    Rule(
+        lambda request, _: request.int8 and request.half,
+        "--int8 --half: the weights are stored in 8 or in 16 bits",
+        "drop one of them",
+    ),
+)
+
+
+def check_run_rules(facts: Facts, rules: Sequence[Reason] = RUN_RULES) -> None:
     """Refuses the first option that has no effect, or that another option excludes.
 
     Args:
@@ -229,7 +277,7 @@ def check_rules(facts: Facts, rules: Sequence[Reason] = RULES) -> None:
     """
     resolved = facts.resolved
     loss_name(resolved.config, resolved.record.task)  # refuses a loss for another task
-    check_table(rules, resolved.config, resolved.origins, resolved.command, facts)
+    check_rules(rules, resolved.config, facts, resolved.origins, resolved.command)
 
 
 def check_group(group: ProcessGroup, config: RunConfig, draws: bool = True) -> None:

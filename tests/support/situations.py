@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ipucnn import cli
-from ipucnn.runs.export import FORMATS
+from ipucnn.runs.requests import FORMATS
 from ipucnn.runs.runtimes import missing_packages
 from support.data_sets import noise, write_class_folders, write_mnist, write_pairs
 from support.own_networks import RESIDUAL
