@@ -341,7 +341,7 @@ def test_options_missing_in_a_file_have_the_application_defaults(tmp_path):
     file = tmp_path / "mine.yml"
     file.write_text("entry:\n  model: lenet\n", encoding="utf-8")
     resolved = resolve("train", {}, config_name="entry", config_path=str(file), needs_data=False)
-    assert str(resolved.origins["norm_layer"]) == "default" and resolved.config.precision == "16.16"
+    assert str(resolved.origins["norm_layer"]) == "network" and resolved.config.precision == "16.16"
     for name, precision in (
         ("public_cifar_resnet8", "16.16"),
         ("keras_mnist", "32.32"),

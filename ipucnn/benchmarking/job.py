@@ -18,12 +18,12 @@ from ipucnn.benchmarking.settings import DATA_KINDS, REAL, BenchmarkSettings, da
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import Effect
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import HOST_SESSION_RULES, RUN_RULES, Facts, check_group, check_run_rules
 from ipucnn.sessions.group import ProcessGroup, find_instances
-from ipucnn.sessions.host.division import check_fused
-from ipucnn.training.batching import divisors, updates_from_steps_per_execution
+from ipucnn.sessions.host.division import fixed_fused, fixed_in_inference
+from ipucnn.training.batching import updates_from_steps_per_execution
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
 
@@ -41,7 +41,6 @@ class Job:
         program: the program of one execution as requested: the planner's splits and the session's choices are not part
             of the job.
         steps: the micro-batches of an execution if they are prescribed.
-        fused: the number of fused micro-batches if it is prescribed.
         optimizer, learning_rate, loss_name: the training settings; the rate stays the same.
         baseline: the earlier report to compare with.
     """
@@ -53,7 +52,6 @@ class Job:
     seed: int
     program: Program
     steps: Optional[int]
-    fused: Optional[int]
     optimizer: OptimizerSettings
     learning_rate: float
     loss_name: str
@@ -63,6 +61,16 @@ class Job:
     def config(self) -> RunConfig:
         """Returns the configuration's values."""
         return self.resolved.config
+
+    @property
+    def fused(self) -> Optional[int]:
+        """Returns the number of fused micro-batches that an option or the baseline prescribes; None if it is free."""
+        execution = None if self.baseline is None else self.baseline.execution
+        saved = None if execution is None else execution.fused_micro_batches
+        if self.settings.training:
+            return fixed_fused(self.config, self.program, saved)
+        steps, replicas = self.steps, self.program.num_replicas // self.instances.size
+        return fixed_in_inference(self.config, None if steps is None else replicas * steps, saved)
 
     @property
     def kind(self) -> str:
@@ -125,8 +133,6 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
 
         check_named_splits(resolved, program)
     _check_on_ipus(program, config, settings, instances)
-    if config.fused_micro_batches is not None:
-        _check_fused(program, config.fused_micro_batches, settings, steps, instances)
     baseline = None
     if settings.baseline is not None:
         from ipucnn.benchmarking.baseline import read_report
@@ -147,14 +153,17 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
         seed=seed,
         program=program,
         steps=steps,
-        fused=config.fused_micro_batches,
         optimizer=optimizer,
         learning_rate=learning_rate,
         loss_name=loss_name,
         baseline=baseline,
     )
     run_setup.build_options(job.setup)
-    return _like_baseline(job, baseline) if baseline is not None else job
+    if baseline is not None:
+        _check_baseline(job, baseline)
+    # Refuses numbers that do not divide the work.
+    assert job.fused is None or job.fused > 0
+    return job
 
 
 def program_of(config: RunConfig, seed: int, instances: ProcessGroup, updates: int) -> Program:
@@ -197,24 +206,8 @@ def _check_on_ipus(
         check_layout(instances, program, config)
 
 
-def _check_fused(
-    program: Program, given: int, settings: BenchmarkSettings, steps: Optional[int], instances: ProcessGroup
-) -> None:
-    """Checks that --fused-micro-batches divides an execution, or in training a weight update."""
-    if settings.training:
-        check_fused(program, given)
-        return
-    whole = program.num_replicas // instances.size * (steps or given)
-    if whole % given:
-        near = min(divisors(whole), key=lambda d: abs(d - given))
-        raise ConfigurationError(
-            f"--fused-micro-batches {given} does not divide the {whole} micro-batches of an execution",
-            f"use --fused-micro-batches {near}",
-        )
-
-
-def _like_baseline(job: Job, baseline: BenchmarkReport) -> Job:
-    """Returns the job with the baseline's number of fused micro-batches.
+def _check_baseline(job: Job, baseline: BenchmarkReport) -> None:
+    """Refuses a baseline of other work.
 
     Raises:
         ConfigurationError: the baseline measured other work.
@@ -225,17 +218,14 @@ def _like_baseline(job: Job, baseline: BenchmarkReport) -> Job:
     program, where, execution = job.program, str(job.settings.baseline), baseline.execution
     assert execution is not None
     check_same_request(baseline, where, job.make_request())
-    fused, whole = execution.fused_micro_batches, program.global_batch_size
-    if job.settings.training:
-        check_fused(program, fused)
-    else:
-        whole = program.micro_batch_size * fused
+    whole = program.global_batch_size
+    if not job.settings.training:
+        whole = program.micro_batch_size * execution.fused_micro_batches
     if execution.samples % whole:
         raise DataError(
             f"{where} is damaged: executions of {execution.samples} samples are no multiple of {whole}",
             "make it again",
         )
-    return replace(job, fused=fused)
 
 
 def _compared_options(config: RunConfig) -> PlainDict:

@@ -15,10 +15,9 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.program import (
     Placement,
     PlannedProgram,
-    given_proportions,
     planned_program,
 )
-from ipucnn.planning.search.open_settings import OPEN, choices
+from ipucnn.planning.search.open_settings import OPEN, choices, proportions_to_try
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.training.batching import next_power_of_two
 from ipucnn.training.program import Program
@@ -167,9 +166,8 @@ def _best(
         return Planner(graph, system).judge(request.splits, settings, max(LIMITS)), system
     ipu_system = request.system_for()
     planner = Planner(graph, ipu_system)
-    proportions = given_proportions(request.config, p.num_stages)
-    shares = OPEN["available_memory_proportion"] if proportions is None else (proportions,)
     # One value for all stages, as the measured program has: only plan-splits lets stages differ.
+    shares = proportions_to_try(request.config, p.num_stages)
     values = {"recomputation": OPEN["recomputation"], "available_memory_proportion": shares}
     for limit in LIMITS[:1], LIMITS[1:]:
         for stages in _STAGES:

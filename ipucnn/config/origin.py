@@ -76,6 +76,8 @@ PUBLIC = Origin(Giver.PUBLIC, "public default")
 RUN = Origin(Giver.RUN, "run")
 CROSS_VALIDATION = Origin(Giver.CROSS_VALIDATION, "cross-validation")
 TYPED = Origin(Giver.TYPED, "flag")
+NETWORK = Origin(Giver.IMPLIED, "network")
+"""Of a value that is the network's own: its default data set, or its norm."""
 OWN_NETWORK = Origin(Giver.IMPLIED, "own network")
 """Of a micro-batch that nobody chose for a user's own network; it is smaller for a smaller data set."""
 

@@ -28,6 +28,7 @@ from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import AUTO, BY_KEY, BY_NAME, SPECS, RunConfig
 from ipucnn.config.origin import (
     DEFAULT,
+    NETWORK,
     OWN_NETWORK,
     PUBLIC,
     RUN,
@@ -247,6 +248,7 @@ def resolve(
     settings["model_name"] = record.name
     if not any(settings[name] for name in ("dataset", "host_generated_data", "device_generated_data")):
         settings["dataset"] = dataset
+        origins["dataset"] = NETWORK if dataset == record.home_dataset else implied("dataset-path")
     check(RunConfig(**settings), origins, command)
     for name, value, origin in _implied(command, record, settings, origins, config_path):
         settings[name], origins[name] = value, origin
@@ -362,7 +364,7 @@ def _implied(
 ) -> Iterator[Tuple[str, Any, Origin]]:
     """Yields (field name, value, origin) of values that follow from other options and that nobody gave."""
     if origins["norm_layer"] == DEFAULT:
-        yield "norm_layer", norm_layer_of(record.default_norm), DEFAULT
+        yield "norm_layer", norm_layer_of(record.default_norm), NETWORK
     if settings["deterministic"] and settings["shuffle"]:
         yield "shuffle", False, implied("deterministic")
     if settings["eight_bit_transfer"] and not settings["accelerator_side_preprocess"]:

@@ -1,16 +1,17 @@
-"""Turns a resolved configuration into a planning question: which settings are typed, assumed or open.
+"""Turns a resolved configuration into a planning question: which settings are kept, assumed or open.
 
-``Question.values`` maps each setting that is searched to the values to try.  A typed one has one value, an open one
-those of ``OPEN`` in ``search/open_settings.py``.  If the stages are given (``_of_stages``), these are schedule,
-recomputation and availableMemoryProportion; else (``_of_search``) all settings in ``OPEN``, and the number of replicas
-if it is typed: the search's ``Space`` has the same mapping.  Every other setting has one value.  What neither a flag
-nor a preset gave is named in ``Question.assumed``.
+``_KEPT`` says whose value of an option is kept.  ``Question.values`` maps each setting that is searched to the values
+to try.  A kept one has one value, an open one those of ``OPEN`` in ``search/open_settings.py``.  If the stages are
+given (``_of_stages``), these are schedule, recomputation and availableMemoryProportion; else (``_of_search``) all
+settings in ``OPEN``, and the number of replicas if it is kept: the search's ``Space`` has the same mapping.  Every
+other setting has one value.  What neither a flag nor a preset gave is named in ``Question.assumed``.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.config.options import BY_NAME, RunConfig
+from ipucnn.config.origin import Giver
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.rules import check_rules
 from ipucnn.datasets.registry import DATASETS, known_as
@@ -45,6 +46,7 @@ from ipucnn.planning.search.open_settings import (
     choices,
     default_count,
     micro_batches,
+    proportions_to_try,
     trial_settings,
 )
 from ipucnn.planning.splits import frozen_layers
@@ -71,7 +73,7 @@ class Question:
         options: the options to build the network.
         kept: the options that the plan repeats for the run, see ``pipeline_plan.KEPT``.
         settings: the settings of one program; for a search, those that hold for all configurations.
-        values: the values to try of each setting that is searched; a typed one has one.  A search has the same in
+        values: the values to try of each setting that is searched; a kept one has one.  A search has the same in
             ``space``.
         by_stage: whether stages may differ in availableMemoryProportion, if that is open.
         splits: the splits to judge; None for the planner to choose them.
@@ -168,6 +170,25 @@ class Question:
         return [choice for program in programs for choice in choices(program, self.values, self.by_stage)]
 
 
+_KEPT: Mapping[str, Giver] = {
+    # A preset's was chosen for its own stages and batch.
+    **dict.fromkeys(
+        ("pipeline_schedule", "pipeline_splits", "device_mapping", "ipus_per_replica"), Giver.TYPED
+    ),
+    # The network's own preset is for training on a host, or on other IPUs.
+    **dict.fromkeys(("micro_batch_size", "num_replicas", *FREE), Giver.NAMED),
+    **dict.fromkeys(("gradient_accumulation_count", "global_batch_size"), Giver.NAMED),
+    "recomputation": Giver.PUBLIC,
+}
+"""Option -> the least giver whose value is kept, even if others are faster.  Another giver's is one of those to try, or
+a start to round from."""
+
+
+def _is_fixed(resolved: Resolved, option: str) -> bool:
+    """Tells whether the value of an option is kept, and not searched."""
+    return resolved.origins[option].giver >= _KEPT[option]
+
+
 def make_question(
     resolved: Resolved,
     *,
@@ -210,14 +231,12 @@ def make_question(
     own, without_data = resolved.record.own, (None, resolved.record.home_dataset, "random")
     if own is not None and own.architecture is None and classes is None and config.dataset in without_data:
         assumed.append(f"{counted(options.num_classes, 'class')}, as no data set is named")
-    are_typed = resolved.origins["pipeline_splits"].is_typed
-    splits = (config.named_splits or None) if are_typed else None
+    splits = (config.named_splits or None) if _is_fixed(resolved, "pipeline_splits") else None
     if resolved.preset is not None:
         assumed.append(f"preset {resolved.preset} (optimizer {config.optimizer}) for what isn't given")
     elif config.training and not resolved.origins["optimizer"].is_given:
         assumed.append(f"optimizer {config.optimizer}")
     config = _with_legal_proportions(resolved, config, count, assumed)
-    proportions = given_proportions(config, count or 1)
     question = Question(
         resolved=resolved,
         config=config,
@@ -228,9 +247,7 @@ def make_question(
         values={
             "schedule": (config.pipeline_schedule,),
             "recomputation": (False,) if inference else _recomputation(resolved, recomputation),
-            "available_memory_proportion": OPEN["available_memory_proportion"]
-            if proportions is None
-            else (proportions,),
+            "available_memory_proportion": proportions_to_try(config, count or 1),
         },
         by_stage=stage_proportions,
         splits=splits,
@@ -353,10 +370,10 @@ def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, 
 
 def _typed_stages(resolved: Resolved) -> Optional[Tuple[str, int]]:
     """Returns the first typed option that says how many stages there are, and their number; None without one."""
-    config, origins = resolved.config, resolved.origins
-    splits = config.named_splits if origins["pipeline_splits"].is_typed else ()
-    mapping = config.device_mapping if origins["device_mapping"].is_typed else None
-    ipus = config.ipus_per_replica if origins["ipus_per_replica"].is_typed else None
+    config = resolved.config
+    splits = config.named_splits if _is_fixed(resolved, "pipeline_splits") else ()
+    mapping = config.device_mapping if _is_fixed(resolved, "device_mapping") else None
+    ipus = config.ipus_per_replica if _is_fixed(resolved, "ipus_per_replica") else None
     named = {"--splits": splits, "--device-mapping": mapping, "--ipus-per-replica": ipus}
     typed = [option for option, value in named.items() if value]
     return (typed[0], len(ipus_of_stages(splits, mapping or (), ipus))) if typed else None
@@ -374,7 +391,7 @@ def _recomputation(resolved: Resolved, text: Optional[str]) -> Tuple[bool, ...]:
     if text is None:
         return (
             (resolved.config.recomputation,)
-            if resolved.origins["recomputation"].is_given
+            if _is_fixed(resolved, "recomputation")
             else OPEN["recomputation"]
         )
     word = text.strip().lower()
@@ -415,12 +432,12 @@ def _with_legal_proportions(
 
 def _of_stages(question: Question, count: int, system: Optional[System]) -> Question:
     """Returns the question with settings for a number of stages: batch, mapping and system."""
-    config, origins = question.config, question.resolved.origins
+    config = question.config
     assumed, warnings = list(question.assumed), []  # type: List[str], List[str]
     mapping, schedule = _mapping(config, count), config.pipeline_schedule
     base = overlap_length(schedule, count)
     accumulation, total = config.gradient_accumulation_count, config.global_batch_size
-    is_fixed = origins["gradient_accumulation_count"].by_user
+    is_fixed = _is_fixed(question.resolved, "gradient_accumulation_count")
     if not config.training:
         accumulation = config.steps_per_execution or default_count(schedule, count)
         if config.steps_per_execution is None:
@@ -447,15 +464,12 @@ def _of_stages(question: Question, count: int, system: Optional[System]) -> Ques
     layout = make_layout(config if config.training else replace(config, pipeline_schedule=SEQUENTIAL))
     changed = [warning for warning in layout.warnings if "powers of two" not in warning]
     assumed += changed
-    if total is not None and origins["global_batch_size"].by_user:
+    if total is not None and _is_fixed(question.resolved, "global_batch_size"):
         _check_batch(total, layout, base)
         warnings += changed
     settings = planned_program(config, layout, config.training)
     schedules: Tuple[str, ...] = (schedule,)
-    if (
-        not question.resolved.origins["pipeline_schedule"].is_typed
-        and not question.resolved.origins["device_mapping"].is_typed
-    ):
+    if not any(_is_fixed(question.resolved, name) for name in ("pipeline_schedule", "device_mapping")):
         schedules = _schedules(settings, total is not None or is_fixed)
     if question.splits is None:
         for name in schedules:
@@ -573,7 +587,7 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
     """Returns the question with a search over configurations."""
     config, resolved, assumed = question.config, question.resolved, list(question.assumed)
     origins = resolved.origins
-    replicas = config.num_replicas if origins["num_replicas"].by_user else None
+    replicas = config.num_replicas if _is_fixed(resolved, "num_replicas") else None
     ipus = config.ipus
     if ipus is None:
         ipus = max((system or smallest_system(1)).num_ipus, replicas or 0)
@@ -581,9 +595,8 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
     check_distributed_batch_norm(config.dbn_replica_group_size, replicas or ipus, 1)
     system = system or _assumed_system(ipus, assumed)
     total = config.global_batch_size
-    # A preset's schedule was chosen for its own stages and batch, so only a typed one is kept.  Without a backward pass
-    # only the configured schedule is tried.
-    has_one = origins["pipeline_schedule"].is_typed or not config.training
+    # Without a backward pass only the configured schedule is tried.
+    has_one = _is_fixed(resolved, "pipeline_schedule") or not config.training
     if not (config.training or origins["pipeline_schedule"].is_given):
         assumed.append(f"schedule {config.pipeline_schedule}")
     values = {
@@ -591,8 +604,7 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
         **question.values,
         "schedule": (config.pipeline_schedule,) if has_one else OPEN["schedule"],
         "micro_batch_size": (config.micro_batch_size,),
-        # What the user gave is kept, even if others are faster.
-        **{name: (getattr(question.settings, name),) for name in FREE if origins[name].by_user},
+        **{name: (getattr(question.settings, name),) for name in FREE if _is_fixed(resolved, name)},
     }
     if replicas is not None:
         values["num_replicas"] = (replicas,)
@@ -601,7 +613,7 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
         "micro_batch_size": values["micro_batch_size"],
         "optimizer_state_offloading": (question.settings.optimizer_state_offloading,),
     }
-    if not origins["micro_batch_size"].by_user:
+    if not _is_fixed(resolved, "micro_batch_size"):
         compared["micro_batch_size"] = (*{config.micro_batch_size, *micro_batches(total, compared=True)},)
         values["micro_batch_size"] = (*{*compared["micro_batch_size"], *micro_batches(total)},)
     space = Space(
@@ -616,6 +628,6 @@ def _of_search(question: Question, system: Optional[System]) -> Question:
         if config.training
         else config.steps_per_execution,
     )
-    if total is not None and not origins["global_batch_size"].by_user:
+    if total is not None and not _is_fixed(resolved, "global_batch_size"):
         assumed.append(f"global batch {total}, the preset's")
     return replace(question, values=values, space=space, system=system, assumed=tuple(assumed))

@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasModel, PlainDict
 from ipucnn.config.options import RunConfig
+from ipucnn.config.origin import Giver
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.models.build import layers_to_freeze
@@ -178,10 +179,9 @@ HEURISTICS: Dict[str, Callable[[LayerGraph, int], Tuple[str, ...]]] = {
 
 def named_splits(resolved: Resolved) -> Tuple[Tuple[str, ...], str]:
     """Returns the splits that options or a plan name, and their origin; empty if they name none."""
-    splits, origin = resolved.config.named_splits, "given"
-    if isinstance(resolved.plan, PipelinePlan) and splits == resolved.plan.splits:
-        origin = str(resolved.origins["pipeline_splits"])
-    return splits, origin if splits else ""
+    splits, origin = resolved.config.named_splits, resolved.origins["pipeline_splits"]
+    text = str(origin) if origin.giver is Giver.PLAN else "given"
+    return splits, text if splits else ""
 
 
 def splits_of_run(

@@ -1,4 +1,4 @@
-"""The open settings of a question: one mapping from each setting to the values to try.  A typed one has one value.
+"""The open settings of a question: one mapping from each setting to the values to try.  A kept one has one value.
 
 :func:`choices` varies the settings of a program whose stages are given; a :class:`Space` also varies the stages, the
 schedule, the micro-batch and the replicas, within a number of IPUs.
@@ -8,8 +8,9 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.program import PROPORTIONS, Choice, Placement, PlannedProgram, uniform
+from ipucnn.planning.program import PROPORTIONS, Choice, Placement, PlannedProgram, given_proportions, uniform
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
 from ipucnn.text import counted
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
@@ -36,6 +37,12 @@ FREE = ("half_partials", "optimizer_state_offloading", "eight_bit_transfer")
 
 # The largest difference of global batch sizes that a hint names.
 _FARTHEST = 1000
+
+
+def proportions_to_try(config: RunConfig, num_stages: int) -> Tuple[Any, ...]:
+    """Returns the values of availableMemoryProportion to try: the configuration's, else the open ones."""
+    given = given_proportions(config, num_stages)
+    return OPEN["available_memory_proportion"] if given is None else (given,)
 
 
 def trial_settings(settings: PlannedProgram) -> Tuple[str, ...]:
@@ -80,7 +87,7 @@ class Space:
 
     Attributes:
         program: the settings that are not in ``values``.
-        values: the open and the typed settings.  Replicas without values: as many as the IPUs hold, and powers of two.
+        values: the open and the kept settings.  Replicas without values: as many as the IPUs hold, and powers of two.
         compared: fewer values of some settings, for the programs that are compared with each other.
         num_ipus: the largest number of IPUs, over all replicas.
         by_stage: whether the stages of the fastest program may differ in availableMemoryProportion.

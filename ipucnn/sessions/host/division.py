@@ -6,7 +6,8 @@ as it has lanes.
 
 IPUs fuse no micro-batches (:func:`one_by_one`).  On a host, a group has so many, by the first rule that applies:
 
-1. ``--fused-micro-batches``, else the number of the checkpoint from which a run continues (:func:`fixed_fused`);
+1. ``--fused-micro-batches``, else the number of the checkpoint from which a run continues, or of the benchmark that it
+   is compared with (:func:`fixed_fused`; in inference :func:`fixed_in_inference`);
 2. one, for a network that may mix the samples of a batch (:func:`divide`);
 3. as many as make fast operations, fit into memory, and let all workers share the groups (:func:`choose_fused`);
    in inference, where nobody shares them, :func:`fused_in_inference`.
@@ -195,12 +196,13 @@ def activation_bytes_per_sample(model: KerasModel) -> int:
 
 
 def fixed_fused(config: RunConfig, batch: BatchLayout, saved: Optional[int]) -> Optional[int]:
-    """Returns the number of fused micro-batches that an option or a checkpoint fixes; None: the session chooses it.
+    """Returns the number of fused micro-batches that an option, a checkpoint or a benchmark fixes; None: it is free.
 
     Args:
         config: the options of the run.
         batch: the micro-batches of a weight update.
-        saved: the number of the checkpoint from which the run continues; None for a new run.
+        saved: the number of the checkpoint from which the run continues, or of the benchmark to compare with; None
+            without one.
 
     Raises:
         ConfigurationError: the number does not divide a weight update into whole groups of micro-batches.
@@ -213,6 +215,29 @@ def fixed_fused(config: RunConfig, batch: BatchLayout, saved: Optional[int]) -> 
     if fused is not None:
         check_fused(batch, fused)
     return fused
+
+
+def fixed_in_inference(
+    config: RunConfig, num_micro_batches: Optional[int], saved: Optional[int]
+) -> Optional[int]:
+    """Returns the number that an option fixes in inference, or ``saved`` of an earlier benchmark; None if it is free.
+
+    Args:
+        config: the options of the run.
+        num_micro_batches: those of an execution, on this process; None if they are not prescribed.
+        saved: the number of the benchmark to compare with; None without one.
+
+    Raises:
+        ConfigurationError: the option's number does not divide the execution.
+    """
+    given = config.fused_micro_batches
+    if given is not None and num_micro_batches is not None and num_micro_batches % given:
+        near = min(divisors(num_micro_batches), key=lambda d: abs(d - given))
+        raise ConfigurationError(
+            f"--fused-micro-batches {given} does not divide the {num_micro_batches} micro-batches of an execution",
+            f"use --fused-micro-batches {near}",
+        )
+    return given if saved is None else saved
 
 
 def one_by_one(batch: BatchLayout, instances: ProcessGroup) -> Division:
