@@ -541,7 +541,7 @@ def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> Run
         ),
         model,
         config_name=None if recipe is None else str(recipe),
-        config_path=None if file is None else str(file),
+        config_path=None if file is None else expand(str(file)),
         read_plan=read_plan,
     )
 

@@ -168,17 +168,31 @@ def expand(text: str) -> Path:
     """
     if not text:
         raise ConfigurationError("a path is empty", "give a path, or leave the option out")
-    path = _expand_user(text)
+    path = expand_user(text)
+    check_possible(path)
+    return path
+
+
+def check_possible(path: Path) -> None:
+    """Checks that a path can be looked up; it need not exist.
+
+    Raises:
+        DataError: it is not a possible path, or the file system refuses access to it.
+    """
     absent = (FileNotFoundError, NotADirectoryError)
     with errors_about(path), contextlib.suppress(*absent):
         os.lstat(path)
         # A circular link, which pathlib calls absent.  What a link leads to is checked where it is used.
         with contextlib.suppress(PermissionError):
             os.stat(path)
-    return path
 
 
-def _expand_user(text: str) -> Path:
+def expand_user(text: str) -> Path:
+    """The path that a text means, with ``~`` and ``~user`` expanded; the file system is not asked.
+
+    Raises:
+        ConfigurationError: there is no such user.
+    """
     try:
         return Path(text).expanduser()
     except (RuntimeError, KeyError, ValueError):  # ValueError: not a possible user name
@@ -202,7 +216,7 @@ def cache_folder(name: str) -> Optional[Path]:
     if folder:
         return Path(folder, name)
     with contextlib.suppress(ConfigurationError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or _expand_user("~/.cache"), "ipucnn", name)
+        return Path(os.environ.get("XDG_CACHE_HOME") or expand_user("~/.cache"), "ipucnn", name)
     return None
 
 

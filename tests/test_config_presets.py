@@ -63,7 +63,7 @@ def test_presets_do_not_affect_each_other():
     assert file.names[:4] == ["photographs", "gc_photographs", "thumbnails", "first_steps"]
     before = [file.get(name) for name in file.names]
     assert [file.get(name) for name in reversed(file.names)] == before[::-1]
-    assert file.get("thumbnails").values == {"dataset": "cifar10", "dataset_path": "/somewhere/else"}
+    assert file.get("thumbnails").values == {"dataset": "cifar10", "dataset_path": Path("/somewhere/else")}
 
 
 def test_only_the_chosen_preset_is_checked():
@@ -80,7 +80,7 @@ def test_a_saved_config_is_a_preset(tmp_path):
 def test_a_run_on_digits_for_want_of_files_is_repeated_with_its_configuration(here):
     Path("no-files").mkdir()
     first = resolve("train", {"dataset_path": "no-files"}, model="lenet").config
-    assert (first.dataset, first.dataset_path) == ("digits", "no-files")
+    assert (first.dataset, first.dataset_path) == ("digits", Path("no-files"))
     Path("config.yml").write_text(first.to_yaml())
     assert resolve("train", {}, config_path="config.yml").config.dataset == "digits"
 

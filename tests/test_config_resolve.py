@@ -14,7 +14,7 @@ from support.refusals import check_raises
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
-from ipucnn.config.spec import FRACTION
+from ipucnn.config.spec import DIRECTORY, FRACTION, KINDS
 from ipucnn.errors import ConfigurationError
 
 
@@ -147,7 +147,7 @@ def test_options_that_change_a_continued_run_were_typed(preset_file):
     typed = {name for name in continued.origins if continued.origins[name].is_typed}
     assert typed == {"num_epochs", "run_dir", "checkpoint_input_dir"}
     assert str(continued.origins["optimizer"]) == "run"
-    assert continued.config.max_workers == 1 and continued.config.checkpoint_input_dir == "c"
+    assert continued.config.max_workers == 1 and continued.config.checkpoint_input_dir == Path("c")
 
 
 def test_a_named_preset_is_the_users_and_the_networks_own_is_not(preset_file, tmp_path):
@@ -269,7 +269,7 @@ def _values(spec):
     elif spec.name == "freeze":
         strategy = st.integers(1, 10**6).map(str) | st.lists(_NAMES, min_size=1, max_size=3).map(",".join)
     else:
-        strategy = _WORDS
+        strategy = _WORDS.map(Path) if spec.kind in (KINDS[Path], DIRECTORY) else _WORDS
     return st.none() | strategy if spec.optional else strategy
 
 
@@ -290,7 +290,7 @@ def test_config_yml_round_trip_is_exact(settings):
 
 @pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029", "é"])
 def test_every_character_of_a_path_survives_config_yml(character):
-    config = RunConfig(run_dir=f"a{character}b")
+    config = RunConfig(run_dir=Path(f"a{character}b"))
     assert RunConfig.from_yaml(config.to_yaml()) == config
 
 

@@ -1,6 +1,7 @@
 """Option values: what each option takes, the same from a flag's text and from YAML."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -152,7 +153,7 @@ def test_a_number_or_a_word(key, word, number):
 
 def test_a_text_has_a_longest_length():
     longest = "x" * values.MAX_TEXT
-    assert BY_NAME["run_dir"].convert(longest) == longest
+    assert BY_NAME["run_dir"].convert(longest) == Path(longest)
     with pytest.raises(BadValue, match="more than"):
         BY_NAME["run_dir"].convert(longest + "x")
 

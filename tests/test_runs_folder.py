@@ -278,7 +278,7 @@ def test_suite_never_writes_through_links(here):
 
 def test_continued_run_makes_its_folder_if_checkpoints_are_elsewhere(tmp_path):
     config = resolve("train", {"dataset": "digits"}, model="lenet").config
-    folder = RunWriter(tmp_path / "gone" / "run", str(tmp_path / "checkpoints"))
+    folder = RunWriter(tmp_path / "gone" / "run", tmp_path / "checkpoints")
     folder.reopen(config, make_program(config, 64, seed=1), ["{}\n"])
     folder.unlock()
     assert (tmp_path / "gone" / "run" / "config.yml").is_file() and (tmp_path / "checkpoints").is_dir()

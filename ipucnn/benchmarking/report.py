@@ -29,7 +29,7 @@ from ipucnn.benchmarking.rounds import Rounds
 from ipucnn.benchmarking.settings import DATA, END_TO_END
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
-from ipucnn.filesystem import check_makeable, entries, expand, make_folder, write_text
+from ipucnn.filesystem import check_makeable, entries, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
 from ipucnn.runs.writer import check_replaceable, claim_default, default_run_dir
 from ipucnn.training.program import BuiltProgram, Layers
@@ -250,7 +250,7 @@ def check_folder(resolved: Resolved) -> Path:
     config = resolved.config
     if config.run_dir is None:
         return default_run_dir(resolved.record.name, "benchmark")
-    path = expand(config.run_dir)
+    path = config.run_dir
     check_makeable(path)
     foreign = foreign_names(path, (CONFIG, PROGRAM, REPORT))
     check_replaceable(path, foreign, CONFIG, "the folder of a benchmark", config.overwrite)

@@ -10,7 +10,6 @@ from ipucnn.benchmarking.records import Limits
 from ipucnn.config import bounds
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, did_you_mean
-from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ def make_settings(
     max_time: float = DEFAULTS.max_time_s,
     compare_with: Optional[str] = None,
     system: Optional[str] = None,
-    system_profile: Optional[str] = None,
-    baseline: Optional[str] = None,
+    system_profile: Optional[Path] = None,
+    baseline: Optional[Path] = None,
     max_regression: Optional[float] = None,
 ) -> BenchmarkSettings:
     """Returns the settings of the typed options.
@@ -116,7 +115,7 @@ def make_settings(
         limits=_limits(executions, min_time, max_time, compare_with),
         system=system,
         profile=_profile(system_profile, system) if system_profile is not None else None,
-        baseline=expand(baseline) if baseline is not None else None,
+        baseline=baseline,
         max_regression=max_regression,
         flag=flag,
     )
@@ -158,12 +157,12 @@ def _limits(
     )
 
 
-def _profile(path: str, system: Optional[str]) -> SystemProfile:
+def _profile(path: Path, system: Optional[str]) -> SystemProfile:
     """Returns the profile of ``--system-profile``, checked against the system."""
     from ipucnn.hardware import SYSTEMS
     from ipucnn.planning.calibration import calibrated_system, read_profile
 
-    profile = read_profile(expand(path))
+    profile = read_profile(path)
     calibrated_system(profile, SYSTEMS[system or profile.system])
     return profile
 

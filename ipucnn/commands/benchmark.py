@@ -76,12 +76,13 @@ class Benchmark(NetworkOptions):
         "IPU machine to predict for.",
         default_text="the smallest of m2000, pod16, ... that has enough IPUs",
     )
-    system_profile: Optional[str] = word(
-        "FILE",
+    system_profile: Optional[Path] = option(
+        None,
         "Predict with what `ipucnn plan-splits --calibrate` measured of that machine, and wrote to this file.",
     )
-    baseline: Optional[str] = word(
-        "FILE", "Compare with an earlier report.json. The exit code is 5 if this is slower."
+    baseline: Optional[Path] = option(
+        None,
+        "Compare with an earlier report.json. The exit code is 5 if this is slower.",
     )
     max_regression: Optional[float] = option(
         None,
@@ -100,8 +101,8 @@ class Benchmark(NetworkOptions):
         "Continue the suite in --run-dir, or else in the latest folder. Rows that have a result are kept.",
         panel=SUITES,
     )
-    versus: Optional[str] = word(
-        "FILE",
+    versus: Optional[Path] = option(
+        None,
         "Print how much faster this other suite.json is than this suite.",
         default_text="predicted IPUs",
         panel=SUITES,
@@ -245,7 +246,7 @@ def benchmark_suite(
     parse: "Parse",
     *,
     resume: bool,
-    versus: Optional[str],
+    versus: Optional[Path],
     verbose: bool,
     json_output: bool,
 ) -> None:
@@ -270,7 +271,6 @@ def benchmark_suite(
     from ipucnn.config.rules import RESUMED_OR_REPLACED, check_rules
     from ipucnn.errors import DataError
     from ipucnn.events import show
-    from ipucnn.filesystem import expand
     from ipucnn.reports import suite as report
     from ipucnn.reports.console import ROWS, Screen, note
     from ipucnn.runs.writer import claim_default
@@ -291,7 +291,7 @@ def benchmark_suite(
     if request.print_config:
         report.print_plan(plan, json_output)
         return
-    other = suite_run.read_suite(expand(versus)) if versus is not None else None
+    other = suite_run.read_suite(versus) if versus is not None else None
     if other is not None and not {row.id for row in other.rows} & {row.id for row in plan.rows}:
         raise DataError(
             f"--versus {versus}: no row of it is one of this suite", "give the suite.json of the same suite"
@@ -305,7 +305,7 @@ def benchmark_suite(
         note(f"{num_kept} of {counted(num_rows, 'row')} in {folder} have a result and are kept")
     screen = Screen(ROWS, report.RowLines().take)
     result, is_interrupted = show(suite_run.run_rows(plan, folder, verbose), screen)
-    compared = suite_run.speedups(result, other, versus or "")
+    compared = suite_run.speedups(result, other, str(versus or ""))
     if json_output:
         print(result.to_json(), end="")
     else:
@@ -315,7 +315,7 @@ def benchmark_suite(
     words = ["ipucnn", "benchmark", *([request.model] if request.model else [])]
     words += ["--suite", name] if name else []
     words += [word for option in typed.items() for word in suites.option_words(option)]
-    words += ["--versus", versus] if versus else []
+    words += ["--versus", str(versus)] if versus else []
     resume_command = " ".join(map(shlex.quote, [*words, "--run-dir", str(folder), "--resume"]))
     _end_suite(result, is_interrupted, resume_command)
 

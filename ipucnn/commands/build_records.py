@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional
 
 from ipucnn.config import bounds
 from ipucnn.config.shared_options import CommandOptions
-from ipucnn.config.spec import argument, option
+from ipucnn.config.spec import FILE, argument, option
 from ipucnn.errors import ConfigurationError
 from ipucnn.text import counted
 
@@ -15,15 +16,17 @@ from ipucnn.text import counted
 class BuildRecords(CommandOptions):
     """The options of ``ipucnn build-records``."""
 
-    folder: str = argument(
+    folder: Path = argument(
         "FOLDER",
         "Images in class folders: FOLDER/train/CLASS/* and FOLDER/val/CLASS/*.",
         required=True,
+        kind=FILE,
     )
-    out: str = argument(
+    out: Path = argument(
         "OUT",
         "Folder to write the records into. To continue a build that was killed, give its folder.",
         required=True,
+        kind=FILE,
     )
     shards: int = option(
         1024,
@@ -63,11 +66,11 @@ def build_records(options: BuildRecords) -> None:
     """
     from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, build
     from ipucnn.events import show
-    from ipucnn.filesystem import expand, shown
+    from ipucnn.filesystem import shown
     from ipucnn.machine import num_cores
     from ipucnn.reports.console import Screen, note
 
-    source, target = expand(options.folder), expand(options.out)
+    source, target = options.folder, options.out
     if not source.is_dir():
         raise ConfigurationError(
             f"FOLDER {shown(source)} is no folder", "give the folder that has train/ and val/"

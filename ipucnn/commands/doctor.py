@@ -26,7 +26,6 @@ def doctor(options: Doctor) -> None:
     from ipucnn.config.resolve import convert_flags
     from ipucnn.diagnosis.decision import as_error
     from ipucnn.diagnosis.diagnose import diagnose
-    from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.doctor import print_diagnosis
 
@@ -35,7 +34,7 @@ def doctor(options: Doctor) -> None:
         note("importing TensorFlow in another process")
     diagnosis = diagnose(
         given.get("device", RunConfig.device),
-        dataset_path=expand(given.get("dataset_path", RunConfig.dataset_path)),
+        dataset_path=given.get("dataset_path", RunConfig.dataset_path),
         full=options.full,
     )
     if options.json:

@@ -1,10 +1,11 @@
 """``ipucnn evaluate``: measure the metrics of a trained run or of other weights."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional
 
 from ipucnn.config.shared_options import PatchOptions
-from ipucnn.config.spec import option, word
+from ipucnn.config.spec import option
 from ipucnn.errors import ConfigurationError
 
 
@@ -12,13 +13,19 @@ from ipucnn.errors import ConfigurationError
 class Evaluate(PatchOptions):
     """The options of ``ipucnn evaluate``."""
 
-    plot: Optional[str] = word(
-        "FILE", "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg."
+    plot: Optional[Path] = option(
+        None,
+        "Draw the confusion matrix and the reliability diagram: .png, .pdf or .svg.",
     )
-    predictions: Optional[str] = word("FILE.csv", "Write each sample's label and prediction.")
-    contact_sheet: Optional[str] = word(
-        "FILE.png",
+    predictions: Optional[Path] = option(
+        None,
+        "Write each sample's label and prediction.",
+        metavar="FILE.csv",
+    )
+    contact_sheet: Optional[Path] = option(
+        None,
         "Segmentation: draw the worst images, each with its mask, the prediction and the difference.",
+        metavar="FILE.png",
     )
     report: bool = option(
         False, "Put the confusion matrix into report.html, the page of the run in its folder."

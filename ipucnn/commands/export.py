@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional
 
 from ipucnn.config import bounds
@@ -44,7 +45,12 @@ class Export(WeightsOptions):
         False, "Let the network take pixels from 0 to 255 (uint8), and bring them to its range itself."
     )
     probabilities: bool = option(False, "Let the network give probabilities instead of logits.")
-    output: Optional[str] = word("DIR", "Folder to write.", default_text="exports/NAME-FORMAT")
+    output: Optional[Path] = option(
+        None,
+        "Folder to write.",
+        default_text="exports/NAME-FORMAT",
+        metavar="DIR",
+    )
     overwrite: bool = option(False, "Replace an earlier export in the folder.")
 
 
@@ -56,7 +62,6 @@ def export(options: Export) -> None:
     left. The folder also gets the labels, a description of the input, and a page about the network.
     """
     from ipucnn.events import show
-    from ipucnn.filesystem import expand
     from ipucnn.reports.console import Screen
     from ipucnn.reports.evaluate import print_export
     from ipucnn.runs.export import export_run
@@ -74,7 +79,7 @@ def export(options: Export) -> None:
         int8=options.int8,
         raw_uint8=options.raw_uint8,
         probabilities=options.probabilities,
-        output=None if options.output is None else expand(options.output),
+        output=options.output,
         overwrite=options.overwrite,
         verbose=options.verbose,
     )

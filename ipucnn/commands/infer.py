@@ -29,18 +29,20 @@ class Infer(PatchOptions):
         "eval|train", "Take the images of this part of the data set, instead of files."
     )
     top: int = option(5, "Classes to show per image.", metavar="N", within=bounds.CLASSES)
-    output: Optional[str] = word(
-        "FILE|DIR",
+    output: Optional[Path] = option(
+        None,
         "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, "
         "write the masks into this folder.",
+        metavar="FILE|DIR",
     )
     format: Optional[str] = word(
         "csv|json|jsonl", "Print the results in this format.", default_text="a table"
     )
-    contact_sheet: Optional[str] = word(
-        "FILE.png",
+    contact_sheet: Optional[Path] = option(
+        None,
         "Draw up to 100 of the images with their predictions (up to 30 with their masks).",
         default_text="for masks contact-sheet.png in --output",
+        metavar="FILE.png",
     )
     threshold: Optional[float] = option(
         None,

@@ -9,7 +9,7 @@ from ipucnn.config import bounds
 from ipucnn.config.command import request_of
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.shared_options import NetworkOptions
-from ipucnn.config.spec import option, word, words
+from ipucnn.config.spec import FILES, option, word, words
 from ipucnn.errors import ConfigurationError
 from ipucnn.events import Events, Note, show
 from ipucnn.filesystem import (
@@ -70,10 +70,17 @@ class PlanSplits(NetworkOptions):
         "Splits to compare with: params, equal-layers, equal-blocks, a plan.yml, or a configs.yml.",
         default_text="params",
     )
-    save: Optional[str] = word("FILE", "Write the plan as YAML, for `ipucnn train --plan`.")
-    html: Optional[str] = word("FILE", "Write the plan as an HTML page.")
-    save_graph: Optional[str] = word(
-        "FILE", "Write the layers of the network as JSON; `plan-splits FILE` reads such a file."
+    save: Optional[Path] = option(
+        None,
+        "Write the plan as YAML, for `ipucnn train --plan`.",
+    )
+    html: Optional[Path] = option(
+        None,
+        "Write the plan as an HTML page.",
+    )
+    save_graph: Optional[Path] = option(
+        None,
+        "Write the layers of the network as JSON; `plan-splits FILE` reads such a file.",
     )
     stage_proportions: bool = option(
         True,
@@ -87,14 +94,16 @@ class PlanSplits(NetworkOptions):
         "Instead of planning, predict memory and throughput with each optimisation of Graphcore's public U-Net "
         "switched on or off by itself.",
     )
-    calibrate: Tuple[str, ...] = words(
+    calibrate: Tuple[Path, ...] = words(
         "RUN|REPORT.json|PLAN.yml...",
         "Instead of planning, fit the predicted times to throughputs that were measured on your IPUs, the machine of "
         "--system. Give run folders, reports of benchmarks, or plans into which you wrote measured_images_per_s. The "
         "result is written to the file of --system-profile.",
+        kind=FILES,
     )
-    system_profile: Optional[str] = word(
-        "FILE", "Predict with what --calibrate measured of a system, and wrote to this file."
+    system_profile: Optional[Path] = option(
+        None,
+        "Predict with what --calibrate measured of a system, and wrote to this file.",
     )
 
 
@@ -113,7 +122,7 @@ def plan_splits(options: PlanSplits) -> None:
     from ipucnn.commands.rules import PLAN_SPLITS_RULES
     from ipucnn.config.rules import check_rules
 
-    profile_path = None if options.system_profile is None else expand(options.system_profile)
+    profile_path = options.system_profile
     names = {"--save": options.save, "--html": options.html, "--save-graph": options.save_graph}
     check_rules(PLAN_SPLITS_RULES, options, resolved.origins)
     if options.calibrate:
@@ -123,7 +132,7 @@ def plan_splits(options: PlanSplits) -> None:
     from ipucnn.reports.console import note
 
     compare = list(options.compare)
-    outputs = {flag: expand(name) for flag, name in names.items() if name is not None}
+    outputs = {flag: path for flag, path in names.items() if path is not None}
     _check_outputs(resolved, outputs, compare, profile_path)
     profile = None
     if profile_path is not None:
@@ -220,7 +229,7 @@ def _show_plan(
 
 
 def _calibrate(
-    names: Sequence[str], system: Optional[str], profile_to: Optional[Path], json_output: bool
+    paths: Sequence[Path], system: Optional[str], profile_to: Optional[Path], json_output: bool
 ) -> None:
     """Fits a system profile to measurements, prints it, and writes it to the file of ``--system-profile``."""
     from ipucnn.benchmarking.observation import read_observation
@@ -230,7 +239,6 @@ def _calibrate(
     from ipucnn.reports.console import note
 
     measured_on = None if system is None else get_system(system)
-    paths = [expand(name) for name in names]
     if profile_to is not None:
         check_output(profile_to)
         check_not_replaced([("--system-profile", profile_to)], [("measured", path) for path in paths])
@@ -284,9 +292,12 @@ def _check_outputs(
     """
     from ipucnn.planning.splits import HEURISTICS
 
-    config_path = None if resolved.config_path is None else Path(resolved.config_path)
     read = [("the file of --compare", expand(name)) for name in compare if name not in HEURISTICS]
-    input_files = {"--config-path": config_path, "MODEL": resolved.record.file, "--system-profile": profile}
+    input_files = {
+        "--config-path": resolved.config_path,
+        "MODEL": resolved.record.file,
+        "--system-profile": profile,
+    }
     read += [(f"the file of {option}", path) for option, path in input_files.items() if path is not None]
     for path in outputs.values():
         check_output(path)

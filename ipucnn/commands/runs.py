@@ -3,10 +3,11 @@
 import json
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import List, Tuple
 
 from ipucnn.config.shared_options import CommandOptions
-from ipucnn.config.spec import WORD, argument, option
+from ipucnn.config.spec import FILE, FILES, WORD, argument, option
 from ipucnn.errors import ConfigurationError, DataError, ThresholdError, UserError
 from ipucnn.text import counted, shown_value
 
@@ -15,7 +16,7 @@ from ipucnn.text import counted, shown_value
 class Runs(CommandOptions):
     """The options of ``ipucnn runs``."""
 
-    folder: str = argument("[FOLDER]", "Folder with run folders in it.", default="runs")
+    folder: Path = argument("[FOLDER]", "Folder with run folders in it.", default=Path("runs"), kind=FILE)
     sort: str = option(
         "name",
         "Order of the rows: the youngest run first, or the one with the most.",
@@ -32,7 +33,6 @@ def runs(options: Runs) -> None:
     is writing it), or stopped. A stopped run can be continued with `ipucnn train --resume`. The time is that of its
     training and validations; compiling and saving are not in it.
     """
-    from ipucnn.filesystem import expand
     from ipucnn.reports.console import note
     from ipucnn.reports.runs import print_runs
     from ipucnn.runs.compare import SORTS, find_runs, read_run, sort_runs, summary
@@ -41,7 +41,7 @@ def runs(options: Runs) -> None:
     if by not in SORTS:
         raise ConfigurationError(f"--sort {shown_value(by)}: must be one of {', '.join(SORTS)}", "--sort age")
     rows, damaged = [], 0
-    for path in find_runs(expand(folder)):
+    for path in find_runs(folder):
         try:
             record = read_run(path)
             rows.append(summary(record))
@@ -66,8 +66,8 @@ def runs(options: Runs) -> None:
 class Diff(CommandOptions):
     """The options of ``ipucnn diff``."""
 
-    first: str = argument("RUN1", "A run folder.", required=True)
-    second: str = argument("RUN2", "Another run folder.", required=True)
+    first: Path = argument("RUN1", "A run folder.", required=True, kind=FILE)
+    second: Path = argument("RUN2", "Another run folder.", required=True, kind=FILE)
     exit_code: bool = option(False, "End with exit code 5 if the runs are not equal.")
 
 
@@ -76,11 +76,10 @@ def diff(options: Diff) -> None:
 
     Two runs are equal if their options, Programs, data and whole histories are equal, wherever they ran.
     """
-    from ipucnn.filesystem import expand
     from ipucnn.reports.runs import print_diff
     from ipucnn.runs.compare import diff_runs, read_run
 
-    differences = diff_runs(read_run(expand(options.first)), read_run(expand(options.second)))
+    differences = diff_runs(read_run(options.first), read_run(options.second))
     if options.json:
         print(json.dumps(differences, indent=2))
     else:
@@ -101,24 +100,24 @@ def _warn(warnings: List[str]) -> None:
 class Plot(CommandOptions):
     """The options of ``ipucnn plot``."""
 
-    folders: Tuple[str, ...] = argument(
+    folders: Tuple[Path, ...] = argument(
         "RUN...",
         "One or several run folders. The folder of a cross-validation stands for all its folds.",
         default=(),
         required=True,
+        kind=FILES,
     )
-    output: str = option(
-        "curves.png",
+    output: Path = option(
+        Path("curves.png"),
         "The picture to write: .png, .pdf or .svg.",
-        kind=WORD,
-        metavar="FILE",
+        kind=FILE,
         default_text="curves.png",
     )
 
 
 def plot(options: Plot) -> None:
     """Draw the curves of one or several runs: loss, accuracy (for masks: Dice) and learning rate."""
-    from ipucnn.filesystem import expand, write_output
+    from ipucnn.filesystem import write_output
     from ipucnn.reports.console import note
     from ipucnn.reports.figures import check_can_plot
     from ipucnn.reports.runs import draw_curves
@@ -127,8 +126,8 @@ def plot(options: Plot) -> None:
     from ipucnn.runs.images.outputs import PLOTS, check_outputs, format_of
 
     check_can_plot("ipucnn plot")
-    path = expand(options.output)
-    paths = [run for folder in options.folders for run in runs_of(expand(folder))]
+    path = options.output
+    paths = [run for folder in options.folders for run in runs_of(folder)]
     inputs = [("a file of the run", run / name) for run in paths for name in RUN_FILES]
     check_outputs([("--output", path, PLOTS)], inputs)
     records = [read_run(run) for run in paths]

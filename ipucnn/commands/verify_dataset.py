@@ -2,10 +2,11 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional
 
 from ipucnn.config.shared_options import RunOptions
-from ipucnn.config.spec import argument, word
+from ipucnn.config.spec import argument, option
 from ipucnn.errors import DataError
 from ipucnn.text import counted
 
@@ -20,8 +21,10 @@ class VerifyDataset(RunOptions):
         "[default: the one in --dataset-path]",
         default=None,
     )
-    contact_sheet: Optional[str] = word(
-        "FILE.png", "Draw up to 100 samples with their labels (up to 30 with their masks)."
+    contact_sheet: Optional[Path] = option(
+        None,
+        "Draw up to 100 samples with their labels (up to 30 with their masks).",
+        metavar="FILE.png",
     )
 
 
@@ -42,7 +45,7 @@ def verify_dataset(options: VerifyDataset) -> None:
     from ipucnn.datasets.sources.imagefolder import division
     from ipucnn.datasets.verification.verify import choose, verify
     from ipucnn.events import show
-    from ipucnn.filesystem import check_output, expand, write_output
+    from ipucnn.filesystem import check_output, write_output
     from ipucnn.reports.console import Screen, note
     from ipucnn.reports.verify import LabelSheet, print_verification
 
@@ -50,11 +53,11 @@ def verify_dataset(options: VerifyDataset) -> None:
     given = convert_flags(options.flags)
     config = RunConfig(**given)
     check_rules(VERIFY_DATASET_RULES, options, config)
-    sheet_to = None if options.contact_sheet is None else expand(options.contact_sheet)
+    sheet_to = options.contact_sheet
     if sheet_to is not None:
         check_output(sheet_to)
     if name is None and config.dataset is None and "dataset_path" in given:
-        check_is_there(expand(config.dataset_path))
+        check_is_there(config.dataset_path)
     named = given if name is None else {**given, "dataset": parse_dataset(name)}
     settings, origins = overlay([(TYPED, named)])
     check_rules([NOT_READ_FROM_FILES], RunConfig(**settings), origins, origins, "verify-dataset")

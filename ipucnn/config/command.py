@@ -11,7 +11,7 @@ from ipucnn.config.presets import keys_in_presets
 from ipucnn.config.request import RunRequest
 from ipucnn.config.resolve import ReadPlan
 from ipucnn.config.shared_options import GENERAL, CommandOptions, NetworkOptions, RunOptions
-from ipucnn.config.spec import OptionSpec, convert_value, specs_of
+from ipucnn.config.spec import OptionSpec, check_paths, convert_value, specs_of
 
 RUN_DEFAULT = "the run's"
 _Options = TypeVar("_Options", bound="CommandOptions")
@@ -55,11 +55,12 @@ def read_options(of: Type[_Options], command: str, typed: Mapping[str, PlainValu
     Raises:
         ConfigurationError: a value is not legal; the message has the option as written, the value and the reason.
     """
-    values: Dict[str, Any] = {
-        spec.name: convert_value(spec, typed[spec.name], spec.metavar if spec.argument else spec.flag)
-        for spec in own_options(of)
-        if spec.name in typed
-    }
+    values: Dict[str, Any] = {}
+    for spec in own_options(of):
+        if spec.name in typed:
+            shown = spec.metavar if spec.argument else spec.flag
+            values[spec.name] = convert_value(spec, typed[spec.name], shown)
+            check_paths(spec, values[spec.name], shown)
     if issubclass(of, RunOptions):
         flags = run_options(of, command)
         values["flags"] = {spec.name: typed[spec.name] for spec in flags if spec.name in typed}

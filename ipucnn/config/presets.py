@@ -13,7 +13,7 @@ from ipucnn import documents
 from ipucnn.aliases import YamlNode
 from ipucnn.config.options import compose, convert, entries_of, find_spec
 from ipucnn.errors import ConfigurationError, did_you_mean
-from ipucnn.filesystem import expand, read_text, shown
+from ipucnn.filesystem import read_text, shown
 from ipucnn.text import shown_value
 
 # Data sets of small images, which share the preset MODEL@small of networks made for ImageNet.
@@ -153,7 +153,7 @@ def find_built_in(*names: str) -> Optional[Preset]:
     return None
 
 
-def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
+def load_preset(name: Optional[str], path: Optional[Path]) -> Optional[Preset]:
     """Returns the preset that ``--config NAME`` and ``--config-path FILE`` select, or None if neither is given.
 
     Raises:
@@ -170,10 +170,10 @@ def load_preset(name: Optional[str], path: Optional[str]) -> Optional[Preset]:
             f"--config {shown_value(name)}: no built-in preset of this name",
             f"{close + ' ' if close else ''}For a configuration in a file of yours add --config-path FILE",
         )
-    file = read_file(expand(path))
+    file = read_file(path)
     if name is None:
         if file.is_flat:
-            return file.as_preset(path)
+            return file.as_preset(str(path))
         raise ConfigurationError(
             f"--config-path {shown(path)}: no preset named from it",
             f"add --config NAME, one of {_some(file.names)}",

@@ -1,6 +1,7 @@
 """The command line of a command that runs networks, before it is resolved: MODEL may still be a wildcard."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, List, Mapping, Optional
 
 from ipucnn.config.resolve import ReadPlan, Resolved, resolve
@@ -24,7 +25,7 @@ class RunRequest:
     flags: Mapping[str, Any]
     model: Optional[str] = None
     config_name: Optional[str] = None
-    config_path: Optional[str] = None
+    config_path: Optional[Path] = None
     print_config: bool = False
     read_plan: Optional[ReadPlan] = None
 

@@ -43,7 +43,6 @@ from ipucnn.config.rules import check
 from ipucnn.config.spec import Effect, OptionSpec, convert_value
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import expand
 from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ class Resolved:
     data: "Optional[Choice]"
     preset: Optional[str]
     plan: Optional[Plan] = None
-    config_path: Optional[str] = None
+    config_path: Optional[Path] = None
     left_out: Tuple[str, ...] = ()
 
     @property
@@ -185,7 +184,7 @@ def resolve(
     *,
     model: Optional[str] = None,
     config_name: Optional[str] = None,
-    config_path: Optional[str] = None,
+    config_path: Optional[Path] = None,
     reads_data: bool = True,
     needs_data: bool = True,
     read_plan: Optional[ReadPlan] = None,
@@ -360,7 +359,7 @@ def _implied(
     record: "ModelRecord",
     settings: PlainDict,
     origins: Dict[str, Origin],
-    config_path: Optional[str],
+    config_path: Optional[Path],
 ) -> Iterator[Tuple[str, Any, Origin]]:
     """Yields (field name, value, origin) of values that follow from other options and that nobody gave."""
     if origins["norm_layer"] == DEFAULT:
@@ -396,7 +395,7 @@ def _load_plan(given: PlainDict, read_plan: Optional[ReadPlan]) -> Tuple[Optiona
     if path is None:
         return None, {}
     assert read_plan is not None, "the command has --plan"
-    plan = read_plan(expand(path))
+    plan = read_plan(path)
     options = {BY_KEY[key].name: value for key, value in plan.run_options().items()}
     values = {name: convert_value(BY_NAME[name], value, f"{path}: {name}") for name, value in options.items()}
     if any(given.get(source) for source in ("dataset_path", "host_generated_data", "device_generated_data")):
@@ -568,7 +567,7 @@ def _choose_dataset(
         return None
     from ipucnn.datasets import registry
 
-    path = expand(_first("dataset_path", *layers))
+    path = _first("dataset_path", *layers)
     synthetic = _first("synthetic_data", *layers)
     if synthetic is not None:
         return registry.choose_synthetic(_first("dataset", *layers), record.task, synthetic)

@@ -24,8 +24,8 @@ from typing import (
 
 from ipucnn.config.options import AUTO, BY_NAME, SPECS, RunConfig
 from ipucnn.config.origin import RUN, Origins
-from ipucnn.errors import ConfigurationError, UserError
-from ipucnn.filesystem import expand
+from ipucnn.config.spec import check_paths
+from ipucnn.errors import ConfigurationError
 
 Options = TypeVar("Options")
 """The dataclass of the options that rules are about: the configuration of a run, or options of a command."""
@@ -379,15 +379,10 @@ def check(config: RunConfig, origins: Origins, command: str) -> None:
     Paths need not exist.  Those of a saved run are not checked, because they may belong to another machine.
 
     Raises:
-        ConfigurationError: the message names both options, and the hint the remedy; or an empty path, or ``~`` with an
-            unknown user.
+        ConfigurationError: the message names both options, and the hint the remedy.
         DataError: a path that is too long, has a NUL, or is in a folder that may not be searched.
     """
     check_rules(OPTION_RULES, config, origins, origins, command)
     for spec in SPECS:
-        path = getattr(config, spec.name)
-        if path is not None and spec.kind.is_path and origins[spec.name] != RUN:
-            try:
-                expand(path)
-            except UserError as error:
-                raise type(error)(f"{spec.flag} {error.message}", error.hint) from None
+        if origins[spec.name] != RUN:
+            check_paths(spec, getattr(config, spec.name), spec.flag)

@@ -3,8 +3,8 @@
 ``options.py`` joins those of runs to ``RunConfig``.  A command's other options are in its own module in ``commands``.
 """
 
-# ruff: noqa: RUF009 - option() returns a dataclasses.field with a default_factory for mutable defaults
 import dataclasses
+from pathlib import Path
 from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
 
 from ipucnn.config import bounds, values
@@ -12,7 +12,6 @@ from ipucnn.config.bounds import Range
 from ipucnn.config.parameters import names_of
 from ipucnn.config.spec import (
     DIRECTORY,
-    FILE,
     FRACTION,
     LIMIT,
     POPLAR_OPTIONS,
@@ -83,8 +82,12 @@ class NetworkOptions(RunOptions):
         default_text="the model's own",
         panel=GENERAL,
     )
-    config_path: Optional[str] = word(
-        "FILE", "YAML file to take the preset from.", default_text="the built-in ones", panel=GENERAL
+    config_path: Optional[Path] = option(
+        None,
+        "YAML file to take the preset from.",
+        default_text="the built-in ones",
+        panel=GENERAL,
+        metavar="FILE",
     )
     print_config: bool = option(
         False, "Print every option's value and where it came from, and stop.", panel=GENERAL
@@ -167,8 +170,8 @@ class GeneralOptions:
         wishes="data dataset-name my-images",
         effect=Effect.RESULT,
     )
-    dataset_path: str = option(
-        ".",
+    dataset_path: Path = option(
+        Path("."),
         "Folder with the data set's files.",
         kind=DIRECTORY,
         commands=(*DATA, "doctor", "models"),
@@ -198,7 +201,7 @@ class GeneralOptions:
         wishes="gpu gpus cuda laptop rehearse rehearsal simulate emulate",
         effect=Effect.DELIVERY,
     )
-    run_dir: Optional[str] = option(
+    run_dir: Optional[Path] = option(
         None,
         "Run folder to create.",
         kind=DIRECTORY,
@@ -217,19 +220,17 @@ class GeneralOptions:
         commands=TRAIN,
         effect=Effect.FILES,
     )
-    plot_schedule: Optional[str] = option(
+    plot_schedule: Optional[Path] = option(
         None,
         "With --dry-run: draw the learning rate over weight updates and epochs into this picture (.png, .pdf, .svg).",
-        kind=FILE,
         in_yaml=False,
         commands=TRAIN,
         effect=Effect.FILES,
     )
-    draw_samples: Optional[str] = option(
+    draw_samples: Optional[Path] = option(
         None,
         "With --dry-run: draw the first training samples into this picture (.png) as the network will see them: "
         "cropped or cut into patches, augmented and mixed, with their classes or masks.",
-        kind=FILE,
         in_yaml=False,
         commands=TRAIN,
         wishes="augmentation augmented preview samples show images masks picture",
@@ -523,7 +524,7 @@ class EvaluationOptions:
         "Save checkpoints.",
         effect=Effect.RESULT,
     )
-    checkpoint_dir: Optional[str] = option(
+    checkpoint_dir: Optional[Path] = option(
         None,
         "Folder to write the checkpoints to.",
         aliases=("checkpoint-output-dir",),
@@ -531,7 +532,7 @@ class EvaluationOptions:
         default_text="in the run folder",
         effect=Effect.FILES,
     )
-    checkpoint_input_dir: Optional[str] = option(
+    checkpoint_input_dir: Optional[Path] = option(
         None,
         "Folder of checkpoints. Training continues from the newest undamaged one, with its optimizer state and "
         "position in the data; with --no-training each of them is validated, and so are weight files of Keras (.h5).",
@@ -929,11 +930,10 @@ class PipelineOptions:
     PANEL: ClassVar[str] = "Pipeline"
     EACH: ClassVar[Dict[str, Any]] = _OF_RUN
 
-    plan: Optional[str] = option(
+    plan: Optional[Path] = option(
         None,
         "Take the options of pipeline, batch, precision, optimizer and devices from a plan that `ipucnn plan-splits "
         "--save` wrote. Other options override them.",
-        kind=FILE,
         in_yaml=False,
         effect=Effect.FILES,
     )
@@ -1104,7 +1104,7 @@ class IpuOptions:
         in_yaml=False,
         effect=Effect.FILES,
     )
-    executable_cache: Optional[str] = option(
+    executable_cache: Optional[Path] = option(
         None,
         "Folder that keeps compiled programs for later runs.",
         kind=DIRECTORY,

@@ -9,12 +9,14 @@ import enum
 import json
 import re
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 from ipucnn.aliases import PlainValue
 from ipucnn.config import bounds, values
 from ipucnn.config.bounds import Range
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import check_possible
 from ipucnn.text import shown_value
 
 NO_BOUNDS = Range()
@@ -49,7 +51,7 @@ class ValueKind(NamedTuple):
         example: a value that every option of this kind takes; "" if there is none.
         is_list: whether a value is a tuple; ``parse`` then makes one element of it.
         is_number: whether a value, or each element of it, has bounds.
-        is_path: whether a value is a path, in which ``~`` is a home folder.
+        is_path: whether a value is a path, or a word in place of one.
         is_split: whether one text of a list may hold several values, with commas or blanks between them.
         to_yaml: function from the value to its YAML form, if they differ.
     """
@@ -79,15 +81,24 @@ KINDS: Dict[Any, ValueKind] = {
     int: ValueKind(values.parse_int, "INT", is_number=True),
     float: ValueKind(values.parse_float, "FLOAT", is_number=True),
     str: ValueKind(values.parse_str, "TEXT"),
+    Path: ValueKind(values.parse_path, "FILE", is_path=True, to_yaml=str),
     Tuple[int, int]: ValueKind(values.parse_image_size, "SIZE", "224", to_yaml=values.image_size_to_yaml),
     Tuple[int, ...]: ValueKind(values.parse_int, "INT...", is_list=True, is_number=True),
     Tuple[float, ...]: ValueKind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
     Tuple[str, ...]: ValueKind(values.parse_str, "TEXT...", is_list=True),
+    Tuple[Path, ...]: ValueKind(
+        values.parse_path,
+        "FILE...",
+        is_list=True,
+        is_path=True,
+        is_split=False,
+        to_yaml=lambda paths: [*map(str, paths)],
+    ),
     Dict[str, Any]: ValueKind(values.parse_dict, "DICT"),
 }
 """Kinds by the annotation of the field, for options that declare no kind."""
-DIRECTORY = ValueKind(values.parse_str, "DIR", is_path=True)
-FILE = ValueKind(values.parse_str, "FILE", is_path=True)
+FILE, FILES = KINDS[Path], KINDS[Tuple[Path, ...]]
+DIRECTORY = FILE._replace(metavar="DIR")
 WEIGHTS = ValueKind(values.parse_weights, "PATH|imagenet", is_path=True)
 FRACTION = ValueKind(values.parse_fraction, "N|A/B", "1/4", is_number=True)
 SHARE = ValueKind(values.parse_share, "P%", "5%")
@@ -251,6 +262,8 @@ def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = 
     """
     try:
         return spec.convert(value)
+    except UserError as error:  # of a path
+        raise type(error)(f"{where}{shown} {error.message}", error.hint) from None
     except values.BadValue as bad:
         written = shown if shown.startswith("--") else f"{shown}:"
         listed = isinstance(value, (list, tuple)) and len(value) <= bounds.MAX_VALUES
@@ -259,6 +272,21 @@ def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = 
             f"{where}{written} {given}: {bad.reason}",
             bad.advice(written) or _example(spec, written),
         ) from None
+
+
+def check_paths(spec: OptionSpec, value: object, shown: str) -> None:
+    """Checks that the paths of an option can be looked up; they need not exist.
+
+    Raises:
+        DataError: the message has the option as written and the reason.
+    """
+    if not spec.kind.is_path or value is None:
+        return
+    for path in value if isinstance(value, tuple) else (value,):
+        try:
+            check_possible(Path(path))
+        except DataError as error:
+            raise DataError(f"{shown} {error.message}", error.hint) from None
 
 
 def _example(spec: OptionSpec, written: str) -> str:
@@ -288,7 +316,13 @@ def option(default: object, help: str, **details: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def argument(metavar: str, help: str, default: PlainValue = "", required: bool = False) -> Any:
+def argument(
+    metavar: str,
+    help: str,
+    default: Union[PlainValue, Path] = "",
+    required: bool = False,
+    kind: Optional[ValueKind] = None,
+) -> Any:
     """Declares an argument of a command, as a field of its class.
 
     Args:
@@ -296,8 +330,9 @@ def argument(metavar: str, help: str, default: PlainValue = "", required: bool =
         help: its help.
         default: the value if it is not typed.
         required: whether it must be typed.
+        kind: kind of its values; None: texts.
     """
-    kind = WORDS if metavar.rstrip("]").endswith("...") else WORD
+    kind = kind or (WORDS if metavar.rstrip("]").endswith("...") else WORD)
     return option(default, help, metavar=metavar, kind=kind, argument=True, is_required=required)
 
 
@@ -306,9 +341,9 @@ def word(metavar: str, help: str, **details: PlainValue) -> Any:
     return option(None, help, metavar=metavar, kind=WORD, **details)
 
 
-def words(metavar: str, help: str, **details: PlainValue) -> Any:
-    """Declares an option of a command that takes several texts."""
-    return option((), help, metavar=metavar, kind=WORDS, **details)
+def words(metavar: str, help: str, kind: ValueKind = WORDS, **details: PlainValue) -> Any:
+    """Declares an option of a command that takes several texts, or values of another kind."""
+    return option((), help, metavar=metavar, kind=kind, **details)
 
 
 def specs_of(panel: Type[Any]) -> List[OptionSpec]:
@@ -327,7 +362,8 @@ def specs_of(panel: Type[Any]) -> List[OptionSpec]:
             **field.metadata[METADATA_KEY],
         }
         known = next((known for known in KINDS if field.type == Optional[known]), None)
-        details.setdefault("kind", KINDS[known or field.type])
+        if "kind" not in details:
+            details["kind"] = KINDS[known or field.type]
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()

@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn import documents
@@ -25,6 +26,7 @@ from ipucnn.config.bounds import (
 from ipucnn.config.parameters import method_of
 from ipucnn.documents import MAX_NUMBER_CHARACTERS
 from ipucnn.errors import did_you_mean
+from ipucnn.filesystem import expand_user
 from ipucnn.text import shown_value
 
 TRUE_WORDS = ("true", "yes", "on", "1")
@@ -142,10 +144,15 @@ def parse_dataset(value: object) -> str:
     return "imagenet" if name.lower().replace("_", "-") == "gc-imagenet" else canonical(name) or name
 
 
+def parse_path(value: object) -> Path:
+    """Returns a path, in which ``~`` and ``~user`` are expanded; ``rules.py`` checks whether it can be reached."""
+    return expand_user(parse_str(value))
+
+
 def parse_weights(value: object) -> str:
     """Returns a path, or ``imagenet`` however it is capitalised."""
     text = parse_str(value)
-    return text.lower() if text.lower() == "imagenet" else text
+    return text.lower() if text.lower() == "imagenet" else str(expand_user(text))
 
 
 def parse_freeze(value: object) -> str:

@@ -360,7 +360,6 @@ def choose_dataset(
         ConfigurationError: the name is unknown, the set is for another task, or a typed ``path`` has no effect.
         DataError: the files of the named set are absent.
     """
-    path = expand(str(path))
     if name is None:
         return _choose_default(path, home, task, download, is_path_typed)
     is_tfds = name.lower().startswith(TFDS_PREFIX)

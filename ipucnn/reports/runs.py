@@ -390,7 +390,7 @@ def _svg(run: RunRecord, key: str, title: str) -> Markup:
 
 def _evaluated(evaluation: Evaluation) -> str:
     number, data = sum(map(sum, evaluation.confusion_matrix)), evaluation.dataset
-    label = data_label(data.name, data.location)
+    label = data_label(data.name, Path(data.location))
     text = f"{counted(number, _counted(evaluation))} of {label}, checkpoint {evaluation.checkpoint}"
     if evaluation.task == "segmentation":
         dice, iou = (f"{evaluation.measured[key]:.4f}" for key in ("dice", "iou"))

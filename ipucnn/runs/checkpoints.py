@@ -16,7 +16,7 @@ from ipucnn.aliases import PlainValue, TfVariable
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
-from ipucnn.filesystem import Kind, entries, expand, kind_of
+from ipucnn.filesystem import Kind, entries, kind_of
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import get_model
 from ipucnn.runs.folder import (
@@ -145,7 +145,6 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
         DataError: the path is not a run, or the run has no such checkpoint or a damaged one, or the folder is a
             cross-validation, which has a run for each fold.
     """
-    path = expand(str(path))
     kind = kind_of(path)
     if kind not in (Kind.ABSENT, Kind.FOLDER):
         checkpoint = load_checkpoint(path)

@@ -266,7 +266,7 @@ def summary(run: RunRecord) -> PlainDict:
     }
 
 
-def data_label(name: Optional[str], path: str) -> Optional[str]:
+def data_label(name: Optional[str], path: Path) -> Optional[str]:
     """Returns the name of a data set in a path; for a folder or a file, the last part of its path."""
     if name in ("imagefolder", "imagemasks"):
         name = os.path.abspath(path)

@@ -11,7 +11,7 @@ from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.datasets.classes import in_order_of
 from ipucnn.errors import DataError
-from ipucnn.filesystem import expand, shown
+from ipucnn.filesystem import shown
 from ipucnn.models.own import OwnNetwork
 from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
@@ -100,8 +100,8 @@ class RunContext(Setup):
         return replace(
             config,
             max_workers=sharing,
-            run_dir=str(self.folder.path),
-            checkpoint_dir=str(self.folder.checkpoints) if config.checkpoint_dir else None,
+            run_dir=self.folder.path,
+            checkpoint_dir=self.folder.checkpoints if config.checkpoint_dir else None,
             # A later --resume continues from the run's own checkpoints.
             checkpoint_input_dir=None,
             overwrite=False,
@@ -193,7 +193,7 @@ def _check_pictures(resolved: Resolved) -> None:
         ("--plot-schedule", resolved.config.plot_schedule, PLOTS),
         ("--draw-samples", resolved.config.draw_samples, (".png",)),
     )
-    check_outputs([(name, expand(path), endings) for name, path, endings in pictures if path is not None], [])
+    check_outputs([(name, path, endings) for name, path, endings in pictures if path is not None], [])
     if resolved.config.draw_samples is not None and resolved.choice.is_absent:
         raise DataError(
             f"--draw-samples: the files of {resolved.choice.name} are not here",

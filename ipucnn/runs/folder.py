@@ -43,7 +43,6 @@ from ipucnn.documents import MAX_BYTES, read_record_if_present
 from ipucnn.errors import DataError
 from ipucnn.filesystem import (
     entries,
-    expand,
     read_text,
     shown,
     temporary_of,
@@ -90,9 +89,9 @@ class RunFolder:
         checkpoint_dir: the folder of the checkpoints, if they are not in the run folder.
     """
 
-    def __init__(self, path: Path, checkpoint_dir: Optional[str] = None) -> None:
+    def __init__(self, path: Path, checkpoint_dir: Optional[Path] = None) -> None:
         self.path = path
-        self.checkpoints = expand(checkpoint_dir) if checkpoint_dir else path / CHECKPOINTS
+        self.checkpoints = checkpoint_dir or path / CHECKPOINTS
 
     def read_config(self) -> RunConfig:
         """Returns the resolved configuration of the run.

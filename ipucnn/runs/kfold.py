@@ -18,7 +18,6 @@ from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, misfit, read_record_if_present
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.events import OPENING, Began, Event, Events
-from ipucnn.filesystem import expand
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
 from ipucnn.runs import setup as run_setup
@@ -213,7 +212,7 @@ class CrossValidation:
     def _find_root(self, resolved: Resolved) -> Path:
         config = resolved.config
         if config.run_dir is not None:
-            return expand(config.run_dir)
+            return config.run_dir
         name = f"{resolved.choice.name}-kfold{config.kfold}"
         latest = latest_run_dir(config.model_name, name)
         if latest is not None and config.resume:
@@ -256,10 +255,10 @@ class CrossValidation:
 
     def _make_run(self, fold: int) -> TrainingRun:
         config, path = self.resolved.config, fold_path(self.root, fold)
-        run_dir, overwrite = str(path), config.overwrite and path.exists()
+        overwrite = config.overwrite and path.exists()
         resolved = replace(
             self.resolved,
-            config=replace(config, fold=fold, run_dir=run_dir, overwrite=overwrite),
+            config=replace(config, fold=fold, run_dir=path, overwrite=overwrite),
             origins={**self.resolved.origins, **dict.fromkeys(("fold", "seed", "run_dir"), CROSS_VALIDATION)},
         )
         return TrainingRun(resolved, self._verbose)
@@ -290,7 +289,7 @@ class CrossValidation:
             self.resolved.config,
             fold=None,
             max_workers=run.context.saved_config().max_workers,
-            run_dir=str(self.root),
+            run_dir=self.root,
             overwrite=False,
             resume=False,
         )

@@ -24,7 +24,6 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     entries,
-    expand,
 )
 from ipucnn.models.registry import (
     ModelRecord,
@@ -61,7 +60,7 @@ def is_cross_validation(resolved: Resolved) -> bool:
         return True
     if not config.resume or config.run_dir is None:
         return False
-    path = expand(config.run_dir)
+    path = config.run_dir
     if (path / FOLDS).exists() or not (path / CONFIG).is_file():
         return (path / FOLDS).exists()
     saved = RunFolder(path).read_config()
@@ -250,7 +249,7 @@ def find_start(resolved: Resolved, role: Role = ALONE, locks: bool = False) -> S
     """
     config = resolved.config
     names = config.model_name, resolved.choice.name
-    path = None if config.run_dir is None else expand(config.run_dir)
+    path = config.run_dir
     is_default = path is None and not config.resume
     if path is None and config.resume:
         path = latest_run_dir(*names)
@@ -267,7 +266,7 @@ def find_start(resolved: Resolved, role: Role = ALONE, locks: bool = False) -> S
     notes = (f"nothing to resume in {path}: the run begins",) if config.resume else ()
     if config.checkpoint_input_dir is None:
         return Fresh(resolved, target, notes)
-    given = expand(config.checkpoint_input_dir)
+    given = config.checkpoint_input_dir
     if not config.training and keras_checkpoints(given):
         return Fresh(resolved, target, notes)
     newest, skipped = _read(given)
@@ -290,10 +289,8 @@ def continued(resolved: Resolved) -> Resolved:
     return find_start(resolved).resolved
 
 
-def _checkpoint_dir(directory: Optional[str]) -> Optional[str]:
-    if directory is None:
-        return None
-    return str(expand(directory).absolute())
+def _checkpoint_dir(directory: Optional[Path]) -> Optional[Path]:
+    return None if directory is None else directory.absolute()
 
 
 def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
@@ -321,7 +318,7 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
         )
     _check_former_checkpoints(resolved, saved, folder)
     if config.checkpoint_input_dir is not None:
-        return _from_checkpoint(merged, target, *_read(expand(config.checkpoint_input_dir)))
+        return _from_checkpoint(merged, target, *_read(config.checkpoint_input_dir))
     newest, skipped = newest_checkpoint(folder.checkpoints)
     if newest is not None and is_whole(newest[1].meta):
         return _from_checkpoint(merged, target, newest, skipped)

@@ -3,7 +3,6 @@
 The :class:`~ipucnn.runs.recorder.Recorder` calls the trackers; none of them changes the run.
 """
 
-import dataclasses
 import hashlib
 import os
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Mapping
 
-from ipucnn.config.options import RunConfig
+from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.filesystem import make_folder, make_new_file, user_error_of
 
@@ -143,7 +142,7 @@ class WeightsAndBiases(Tracker):
                 tags=list(config.wandb_tags),
                 id=hashlib.sha256(key.encode()).hexdigest()[:16],
                 resume="allow",
-                config=dataclasses.asdict(config),
+                config={spec.name: spec.yaml_value(getattr(config, spec.name)) for spec in SPECS},
                 dir=str(folder),
                 # No git is started to find out where a result comes from (docs/security.md).
                 settings=wandb.Settings(disable_git=True),

@@ -5,7 +5,7 @@ from typing import List, Tuple
 
 from ipucnn.aliases import KerasModel
 from ipucnn.errors import DataError
-from ipucnn.filesystem import entries, expand
+from ipucnn.filesystem import entries
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.runs.checkpoints import epoch_of, keras_checkpoints
 from ipucnn.runs.context import RunContext
@@ -32,7 +32,8 @@ def list_validated(
         DataError: a file is of another model, or a file of Keras is damaged.
         ConfigurationError: the images of a file of Keras were scaled otherwise.
     """
-    folder = expand(str(context.config.checkpoint_input_dir))
+    folder = context.config.checkpoint_input_dir
+    assert folder is not None
     names = [path for path in entries(folder) if is_checkpoint_name(path.name)]
     names = [path for path in names if path.name not in (LAST, BEST)] or [
         path for name in (LAST, BEST) for path in names if path.name == name

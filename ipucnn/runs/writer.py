@@ -124,7 +124,7 @@ def check_replaceable(
         raise ConfigurationError(f"{path} already exists and is {what}", hint)
 
 
-def open_writer(role: Role, path: Path, checkpoint_dir: Optional[str] = None) -> "RunWriter":
+def open_writer(role: Role, path: Path, checkpoint_dir: Optional[Path] = None) -> "RunWriter":
     """Returns the writer of a run's folder for a process of this role; see :class:`RunWriter` for the arguments."""
     if role.writes:
         return RunWriter(path, checkpoint_dir)
@@ -143,7 +143,7 @@ class RunWriter(RunFolder):
     writes: ClassVar[bool] = True
     """Whether this process writes the run, and draws, logs and checks for all of its processes."""
 
-    def __init__(self, path: Path, checkpoint_dir: Optional[str] = None, is_claimed: bool = False) -> None:
+    def __init__(self, path: Path, checkpoint_dir: Optional[Path] = None, is_claimed: bool = False) -> None:
         super().__init__(path, checkpoint_dir)
         self._locks = _Locks()
         # The token of this process in ``environment.json``; None before it created or reopened the folder.
@@ -151,7 +151,7 @@ class RunWriter(RunFolder):
         # The folders that this process made, if the run folder has no files of an earlier run; else None.
         self._made: Optional[List[Path]] = [path] if is_claimed else None
 
-    def with_checkpoints(self, checkpoint_dir: Optional[str]) -> "RunWriter":
+    def with_checkpoints(self, checkpoint_dir: Optional[Path]) -> "RunWriter":
         """Returns the writer with another folder of checkpoints; both have the same locks."""
         writer = RunWriter(self.path, checkpoint_dir)
         writer._locks = self._locks
@@ -521,13 +521,13 @@ class SilentWriter(RunWriter):
 
     writes = False
 
-    def __init__(self, path: Path, checkpoint_dir: Optional[str], rank: int) -> None:
+    def __init__(self, path: Path, checkpoint_dir: Optional[Path], rank: int) -> None:
         super().__init__(path, checkpoint_dir)
         self._rank = rank
         # Writes the copies; None without --ckpt-all-instances.
         self._copies: Optional[RunWriter] = None
 
-    def with_checkpoints(self, checkpoint_dir: Optional[str]) -> "SilentWriter":
+    def with_checkpoints(self, checkpoint_dir: Optional[Path]) -> "SilentWriter":
         return SilentWriter(self.path, checkpoint_dir, self._rank)
 
     def check_free(self, overwrite: bool) -> None:
@@ -540,7 +540,7 @@ class SilentWriter(RunWriter):
         """Makes only the folder for its own copies of checkpoints, if it keeps them."""
         if config.ckpt_all_instances:
             copies = self.checkpoints / f"instance-{self._rank}"
-            self._copies = RunWriter(self.path, str(copies))
+            self._copies = RunWriter(self.path, copies)
             make_folder(copies)
 
     def reopen(self, config: RunConfig, program: BuiltProgram, history: Sequence[str]) -> None:
@@ -600,7 +600,7 @@ def default_run_dir(model: str, dataset: str) -> Path:
     )
 
 
-def claim_default(model: str, dataset: str, checkpoint_dir: Optional[str] = None) -> RunWriter:
+def claim_default(model: str, dataset: str, checkpoint_dir: Optional[Path] = None) -> RunWriter:
     """Makes the folder of the first default name that is free.
 
     Several processes that call this at the same time get different folders.

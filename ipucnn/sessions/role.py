@@ -43,17 +43,12 @@ class Role:
             stack.enter_context(contextlib.redirect_stderr(nowhere))
             yield
 
-    def path(self, typed: Optional[str]) -> Optional[Path]:
+    def path(self, path: Optional[Path]) -> Optional[Path]:
         """Returns the path to which this process writes an output; None without an output.
 
         A process that writes nothing of the user's gets a temporary file of the same name.
         """
-        if typed is None:
-            return None
-        from ipucnn.filesystem import expand
-
-        path = expand(typed)
-        if self.writes:
+        if path is None or self.writes:
             return path
         import atexit
         import shutil

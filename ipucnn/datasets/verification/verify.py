@@ -31,7 +31,7 @@ from ipucnn.datasets.verification.samples import IsDrawn, Result
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError
 from ipucnn.events import Events
-from ipucnn.filesystem import expand, shown
+from ipucnn.filesystem import shown
 from ipucnn.machine import num_cores, side_by_side
 
 
@@ -140,7 +140,7 @@ def _lots(
 # -- choosing the set -----------------------------------------------------------------------------------------
 
 
-def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
+def choose(name: Optional[str], path: Path, download: bool = False) -> Choice:
     """Chooses the set to verify.
 
     Args:
@@ -153,15 +153,14 @@ def choose(name: Optional[str], path: str, download: bool = False) -> Choice:
         DataError: the set is absent.
     """
     if name is None:
-        folder = expand(path)
-        sets = find_sets(folder)
+        sets = find_sets(path)
         if not sets:
             raise ConfigurationError(
-                f"no data set is given, and none is known in {shown(folder)}",
+                f"no data set is given, and none is known in {shown(path)}",
                 f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, or a folder",
             )
-        return choose_found(sets, folder, ANY_TASK, divides=True)
-    choice = choose_dataset(name, Path(path), home="", task=ANY_TASK, download=download, divides=True)
+        return choose_found(sets, path, ANY_TASK, divides=True)
+    choice = choose_dataset(name, path, home="", task=ANY_TASK, download=download, divides=True)
     if choice.make is None:
         return choice
     # The function is called only once, also for its task, because its result may differ from call to call.

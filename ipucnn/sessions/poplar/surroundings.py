@@ -22,7 +22,7 @@ from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError, UserError, did_you_mean
-from ipucnn.filesystem import errors_about, expand, make_folder
+from ipucnn.filesystem import errors_about, make_folder
 from ipucnn.machine import cpu_flags
 from ipucnn.text import is_interactive
 
@@ -345,7 +345,7 @@ def poplar_flags(config: RunConfig, present: str) -> str:
     """
     flags = {"show_progress_bar": str(is_interactive(sys.stderr)).lower()}
     if config.executable_cache:
-        flags[_CACHE] = _quoted(os.path.normpath(expand(config.executable_cache).absolute()))
+        flags[_CACHE] = _quoted(os.path.normpath(config.executable_cache.absolute()))
     if config.device_generated_data or config.synthetic_data == "ipu":
         flags.update(use_synthetic_data="", synthetic_data_initializer="random")
     users = parse_flags(present)
