@@ -514,7 +514,7 @@ def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
             folder.mkdir(exist_ok=True)
             (folder / "train-volume.tif").write_bytes(b"")
     choice = choose(str(tmp_path), ".", task=task, divides=True)
-    for verified in (verify.choose(str(tmp_path), "."), verify.choose(None, str(tmp_path))):
+    for verified in (verify.choose(str(tmp_path), Path(".")), verify.choose(None, tmp_path)):
         assert (choice.name, choice.location) == (verified.name, verified.location)
     assert choice.name == {"classes": "imagefolder"}.get(kind, kind)
 
@@ -522,7 +522,7 @@ def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
 def test_two_sets_in_a_folder_need_a_name(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_cifar10(tmp_path / "cifar10")
-    for choosing in (lambda: choose(str(tmp_path), "."), lambda: verify.choose(None, str(tmp_path))):
+    for choosing in (lambda: choose(str(tmp_path), "."), lambda: verify.choose(None, tmp_path)):
         hint = "--dataset mnist --dataset-path"
         check_raises(ConfigurationError, "holds mnist and cifar10", hint, choosing)
 

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +35,7 @@ FLOAT = Transfer("float32")
 
 
 def test_flags_keep_the_users_own_and_are_known_to_the_driver(tmp_path):
-    config = RunConfig(executable_cache=str(tmp_path / "a"))
+    config = RunConfig(executable_cache=tmp_path / "a")
     config = dataclasses.replace(config, device_generated_data=True)
     value = poplar_flags(config, "--max_infeed_threads=4 --show_progress_bar=auto")
     words = dict(word.partition("=")[::2] for word in value.split())
@@ -73,7 +74,7 @@ def read_by_the_driver(text):
 
 @given(st.text(alphabet=" '\"\\aé$#=-\n\t", min_size=1, max_size=8))
 def test_driver_reads_the_executable_cache_option(name):
-    config = RunConfig(executable_cache="/cache/" + name + "x")
+    config = RunConfig(executable_cache=Path("/cache/" + name + "x"))
     mine = "--executable_cache_path=" + os.path.abspath("/cache/" + name + "x")
     text = poplar_flags(config, "--tensor_map_file_path='/a b' ")
     theirs = ["--tensor_map_file_path=/a b", "--show_progress_bar=false", mine]

@@ -740,7 +740,7 @@ def test_foreign_dataset_info_is_no_tfds_set(made, kind, name):
     """Hugging Face's library writes a file of this name, too."""
     _, folder = made(kind)
     (folder / "dataset_info.json").write_text("{}")
-    assert verify.choose(str(folder), ".").name == verify.choose(None, str(folder)).name == name
+    assert verify.choose(str(folder), Path(".")).name == verify.choose(None, folder).name == name
     for named, path in ((name, folder), (folder, ".")):
         assert verified(named, path)[:2] == (set(), set())
     task = "classification" if kind == "folders" else "segmentation"
@@ -765,7 +765,7 @@ def test_unrecognised_folders_are_refused(here, name, error, words):
     (here / "file").write_text("x")
     os.mkfifo(here / "fifo")
     (here / "loop").symlink_to("loop")
-    check_raises(error, words, "", verify.choose, name, ".")
+    check_raises(error, words, "", verify.choose, name, Path("."))
 
 
 # ---------------------------------------------------------------- properties

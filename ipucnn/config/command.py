@@ -58,7 +58,7 @@ def read_options(of: Type[_Options], command: str, typed: Mapping[str, PlainValu
     values: Dict[str, Any] = {}
     for spec in own_options(of):
         if spec.name in typed:
-            shown = spec.metavar if spec.argument else spec.flag
+            shown = spec.metavar.strip("[].") if spec.argument else spec.flag
             values[spec.name] = convert_value(spec, typed[spec.name], shown)
             check_paths(spec, values[spec.name], shown)
     if issubclass(of, RunOptions):

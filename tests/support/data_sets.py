@@ -5,6 +5,7 @@ import io
 import itertools
 import pickle
 import struct
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -101,7 +102,7 @@ def save_pages(path, pages, **options):
 
 def verified(name, path, view=View(), **options):
     """Verifies a data set; returns the codes of its errors and of its warnings, and the whole report."""
-    report = show(verify.verify(verify.choose(str(name), str(path)), **options), view)
+    report = show(verify.verify(verify.choose(str(name), Path(path)), **options), view)
     errors = {finding.code for finding in report.findings if finding.severity == ERROR}
     return errors, {finding.code for finding in report.findings} - errors, report
 
