@@ -28,7 +28,13 @@ class Infer(PatchOptions):
     split: Optional[str] = word(
         "eval|train", "Take the images of this part of the data set, instead of files."
     )
-    top: int = option(5, "Classes to show per image.", metavar="N", within=bounds.CLASSES)
+    top: Optional[int] = option(
+        None,
+        "Classes to show per image.",
+        metavar="N",
+        within=bounds.CLASSES,
+        default_text=str(bounds.DEFAULT_TOP),
+    )
     output: Optional[Path] = option(
         None,
         "Write the results to this .csv, .json or .jsonl file, instead of printing them; for a segmentation network, "
@@ -83,7 +89,7 @@ def infer(options: Infer) -> None:
     request = InferRequest(
         named,
         list(options.images),
-        options.top,
+        options.top or bounds.DEFAULT_TOP,
         subset=options.split,
         output=role.path(options.output),
         contact_sheet=role.path(options.contact_sheet),

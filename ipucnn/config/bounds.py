@@ -101,7 +101,8 @@ RECORD_WORKERS = Range(1, 1024)
 PIXELS = Range(1, 2**31 - 1)
 """Limit of the pixels of one image; Pillow's own arithmetic allows no more."""
 
-# Defaults of options whose value is None unless they are typed, because a suite or a format asks whether they are.
+# Defaults of options whose value is None unless they are typed: a suite, a format or a task depends on it.
 DEFAULT_EXECUTIONS, DEFAULT_MIN_TIME_S, DEFAULT_MAX_TIME_S = 10, 10.0, 150.0
 DEFAULT_MAX_REGRESSION = 0.05
 DEFAULT_OPSET = 15
+DEFAULT_TOP = 5
