@@ -246,7 +246,7 @@ def test_masks_with_similar_names_are_suggested(tmp_path, image, mask, renamed, 
         (tmp_path / part / "0.png").rename(tmp_path / part / name)
     hint = check_raises(DataError, "", "", open_pairs, "imagemasks", tmp_path).hint
     assert (f"rename masks/{mask} to masks/{renamed}" in hint) == (renamed is not None)
-    verification = show(verify(choose("imagemasks", str(tmp_path))))
+    verification = show(verify(choose("imagemasks", tmp_path)))
     named = [example for finding in verification.findings for example in finding.examples]
     assert any(f"rename masks/{mask} to" in example for example in named) == (renamed is not None)
 

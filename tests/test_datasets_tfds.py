@@ -148,7 +148,7 @@ def test_several_features_are_refused_with_their_names(tmp_path, kind, words):
 
 
 def verify_tfds(name, path):
-    return show(verify.verify(verify.choose(f"tfds:{name}", str(path))))
+    return show(verify.verify(verify.choose(f"tfds:{name}", Path(path))))
 
 
 def test_a_set_and_its_version_are_the_same_set(prepared):
@@ -201,7 +201,7 @@ def test_a_set_is_identified_by_its_description(prepared, tmp_path):
     for name in ("tfds:photos", "tfds:photos/small", "tfds:photos/small:3.0.1"):
         assert choose(name, folder).location == folder
     check_raises(DataError, "is not in", "", choose, "tfds:photos/large", folder)
-    for name, path in ((str(folder), "."), (None, str(folder))):
+    for name, path in ((str(folder), Path(".")), (None, folder)):
         assert verify.choose(name, path).name == "tfds:photos/small"
     choice = choose(str(folder), ".")
     assert (choice.name, choice.location) == ("tfds:photos/small", folder)

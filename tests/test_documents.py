@@ -129,7 +129,7 @@ def test_lines_and_columns_of_errors_count_from_one(text, line, column):
 
 
 def test_a_date_for_a_text_option_stays_text():
-    assert RunConfig.from_yaml("run-dir: 2001-01-01\n").run_dir == "2001-01-01"
+    assert RunConfig.from_yaml("run-dir: 2001-01-01\n").run_dir == Path("2001-01-01")
 
 
 # Contents of files that are not YAML files, and a part of the error.

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import select
 import threading
 from pathlib import Path
 
@@ -17,11 +18,17 @@ class Fifo(threading.Thread):
     def __init__(self, path):
         super().__init__(daemon=True)
         os.mkfifo(path)
-        self.path, self.data = path, b""
+        # Open before any writer, however late the thread runs.
+        self._end, self.data = os.open(path, os.O_RDONLY | os.O_NONBLOCK), b""
         self.start()
 
     def run(self):
-        self.data = Path(self.path).read_bytes()
+        waiting = select.poll()
+        waiting.register(self._end, select.POLLIN)
+        waiting.poll()
+        os.set_blocking(self._end, True)
+        with os.fdopen(self._end, "rb") as stream:
+            self.data = stream.read()
 
     def read(self):
         self.join(60)

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipucnn.models.blueprint import INPUT_NAME as NETWORK_INPUT
 from ipucnn.runs import runtimes
-from ipucnn.runs.sources import Named
+
+if TYPE_CHECKING:
+    from ipucnn.runs.sources import Named
 
 IPU = "ipu"
 """The format that the Poplar SDK writes: a SavedModel with a compiled program, which only the SDK can run."""
@@ -28,7 +30,7 @@ class EvaluateRequest:
         verbose: whether to show TensorFlow's messages.
     """
 
-    named: Named
+    named: "Named"
     plot: Optional[Path] = None
     predictions: Optional[Path] = None
     contact_sheet: Optional[Path] = None
@@ -56,7 +58,7 @@ class InferRequest:
         with_overlay: whether to write overlays.
     """
 
-    named: Named
+    named: "Named"
     images: Sequence[str]
     top: int
     subset: Optional[str] = None
@@ -87,7 +89,7 @@ class ExportRequest:
         verbose: whether to show messages of TensorFlow and the converters.
     """
 
-    named: Named
+    named: "Named"
     form: str
     batch: Optional[int] = None
     opset: Optional[int] = None
