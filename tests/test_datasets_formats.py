@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.data_sets import cifar_arrays, idx_bytes, noise, planes, write_cifar10, write_mnist
+from support.data_sets import cifar_arrays, idx_bytes, noise, open_set, planes, write_cifar10, write_mnist
 from support.refusals import check_raises
 
 from ipucnn.datasets.sources import cifar, idx
@@ -38,7 +38,7 @@ def test_idx_round_trip(tmp_path_factory, shape, seed, compress):
 @pytest.mark.parametrize("compress", [True, False])
 def test_open_mnist(tmp_path, compress):
     written = write_mnist(tmp_path, compress=compress)
-    source = idx.open_idx("fashion_mnist", tmp_path)
+    source = open_set("fashion_mnist", tmp_path)
     for part, examples in (("train", source.train), ("eval", source.eval)):
         np.testing.assert_array_equal(examples.images[..., 0], written[part][0])
         np.testing.assert_array_equal(examples.labels, written[part][1])
@@ -88,7 +88,7 @@ def test_cifar_binary_round_trip(tmp_path_factory, num, seed, hundred):
 
 def test_a_partial_cifar10_loads_with_warnings(tmp_path):
     write_cifar10(tmp_path, batches=(1, 3))
-    source = cifar.open_cifar("cifar10", tmp_path)
+    source = open_set("cifar10", tmp_path)
     assert (source.info.num_train, source.info.num_eval) == (12, 5)
     assert "12 of 50,000 train images (data_batch_1, data_batch_3)" in source.info.warnings[0]
     assert "5 of 10,000 test images" in source.info.warnings[1]
@@ -110,7 +110,7 @@ def test_cifar100_both_versions(tmp_path):
     records = np.hstack([np.zeros((5, 1), np.uint8), labels[:, None].astype(np.uint8), planes(images)])
     for name in ("train.bin", "test.bin"):
         (binary / name).write_bytes(records.tobytes())
-    one, two = (cifar.open_cifar("cifar100", folder) for folder in (python, binary))
+    one, two = (open_set("cifar100", folder) for folder in (python, binary))
     np.testing.assert_array_equal(one.train.images, two.train.images)
     np.testing.assert_array_equal(one.eval.labels, two.eval.labels)
     assert one.info.class_names[7] == "class 7" and two.info.class_names[7] == "7"
@@ -140,7 +140,7 @@ def test_cifar100_both_versions(tmp_path):
 def test_an_invalid_cifar_batch_is_reported_with_the_reason(tmp_path, content, message):
     write_cifar10(tmp_path, batches=())
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol=2))
-    check_raises(DataError, message, "", cifar.open_cifar, "cifar10", tmp_path)
+    check_raises(DataError, message, "", open_set, "cifar10", tmp_path)
 
 
 # ---------------------------------------------------------------- real files, if available
@@ -148,7 +148,7 @@ def test_an_invalid_cifar_batch_is_reported_with_the_reason(tmp_path, content, m
 
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="no ../shared/data/mnist beside the repository")
 def test_real_mnist():
-    source = idx.open_idx("mnist", SHARED / "mnist")
+    source = open_set("mnist", SHARED / "mnist")
     assert (source.info.num_train, source.info.num_eval, source.info.warnings) == (60000, 10000, ())
     assert source.info.mean[0] / 255 == pytest.approx(0.1307, abs=1e-4)
     assert source.info.std[0] / 255 == pytest.approx(0.3081, abs=1e-4)
@@ -161,7 +161,7 @@ def test_real_mnist():
 )
 def test_real_partial_cifar10():
     folder = SHARED / "cifar-10-batches-py"
-    source = cifar.open_cifar("cifar10", folder)
+    source = open_set("cifar10", folder)
     assert (source.info.num_train, source.info.num_eval) == (20000, 5000)
     assert len(source.info.warnings) == 2
     with open(folder / "test_batch", "rb") as file:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.data_sets import encode, noise, write_cifar10, write_class_folders, write_mnist
+from support.data_sets import encode, noise, open_set, write_cifar10, write_class_folders, write_mnist
 from support.image_files import LONG, tiff, tiff_page
 from support.refusals import check_raises
 
@@ -181,7 +181,7 @@ FILES = {
 }
 READ = {
     "images": lambda path: open_image(path.read_bytes(), f"image {path}", 3),
-    "pickles": lambda path: cifar.open_cifar("cifar10", path.parent),
+    "pickles": lambda path: open_set("cifar10", path.parent),
     "idx": lambda path: idx.read_idx(path, 3),
     "records": lambda path: records.open_records(path.parent),
 }
@@ -238,7 +238,7 @@ def test_class_names_in_a_hostile_pickle_are_refused(clean, tmp_path):
     write_cifar10(tmp_path)
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": EXPLOITS["eval"]}, 2))
     hint = "nothing in it was run"
-    error = check_raises(DataError, "could run code", hint, cifar.open_cifar, "cifar10", tmp_path)
+    error = check_raises(DataError, "could run code", hint, open_set, "cifar10", tmp_path)
     assert not MARKER.exists() and "batches.meta " in error.message
 
 

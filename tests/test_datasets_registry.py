@@ -37,6 +37,7 @@ from ipucnn.datasets.segmentation.membranes import open_membranes
 from ipucnn.datasets.sources import download as downloading
 from ipucnn.datasets.sources.embedded import open_digits, open_random
 from ipucnn.datasets.verification import verify
+from ipucnn.diagnosis.look import find_datasets
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 
 
@@ -113,6 +114,31 @@ def test_records_in_a_folder_of_the_folder_imagenet_are_found(tmp_path):
     inside.mkdir(parents=True)
     (inside / "train-00000-of-00001").write_bytes(b"")
     assert find_sets(tmp_path / "imagenet") == [Found("imagenet", inside)]
+
+
+def test_class_folders_called_imagenet_are_imagenet_however_they_are_found(tmp_path):
+    folder = tmp_path / "imagenet"
+    write_class_folders(folder, {(part, name): 2 for part in ("train", "val") for name in "ab"})
+    chosen = [
+        choose(None, folder, home="imagenet"),
+        choose(str(folder), ".", home="mnist"),
+        verify.choose(None, folder, False),
+        verify.choose(str(folder), ".", False),
+    ]
+    assert {(one.name, one.location) for one in chosen} == {("imagenet", folder)}
+    assert find_datasets(folder)["imagenet"] == str(folder)
+    # Its user may know better; and under another name the folder is an image folder for all.
+    assert choose("imagefolder", folder).name == "imagefolder"
+    other = folder.rename(tmp_path / "pictures")
+    assert {choose(str(other), ".").name, verify.choose(None, other, False).name} == {"imagefolder"}
+    assert choose(None, other, home="imagenet").name == "digits"
+    assert find_datasets(other)["imagenet"] is None
+
+
+def test_record_files_are_imagenet_under_any_name(tmp_path):
+    (tmp_path / "train-00000-of-00001").write_bytes(b"")
+    chosen = [choose(None, tmp_path, home="imagenet"), verify.choose(None, tmp_path, False)]
+    assert {(one.name, one.location) for one in chosen} == {("imagenet", tmp_path)}
 
 
 @pytest.mark.parametrize("home", ["mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet"])

@@ -23,6 +23,7 @@ from support.data_sets import (
     noise,
     open_imagefolder,
     open_pairs,
+    open_set,
     save_pages,
     verified,
     write_cifar10,
@@ -40,7 +41,6 @@ from ipucnn.datasets.formats import CIFAR_FILES
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.sources import cifar
-from ipucnn.datasets.sources.idx import open_idx
 from ipucnn.datasets.verification import lots, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
@@ -586,9 +586,9 @@ def test_folder_called_crc_is_no_wrong_checksum(made, tmp_path):
 
 
 OPENING = {
-    "idx": lambda f: open_idx("mnist", f),
-    "cifar": lambda f: cifar.open_cifar("cifar10", f),
-    "cifar-python": lambda f: cifar.open_cifar("cifar10", f),
+    "idx": lambda f: open_set("mnist", f),
+    "cifar": lambda f: open_set("cifar10", f),
+    "cifar-python": lambda f: open_set("cifar10", f),
     "folders": lambda f: refuse_damaged(open_imagefolder(f)),
     "masks": partial(open_pairs, "imagemasks"),
     "volumes": partial(open_pairs, "isbi2012"),

@@ -55,11 +55,13 @@ class Found(NamedTuple):
         name: the name of a format, or "tfds:NAME".
         location: its folder.
         parts: for layouts, the folders of "train" and of "eval": one with class folders, or one of images and one of
-            masks, which may be the same folder.  "eval" is absent if ipucnn divides the set itself.
+            masks, which may be the same folder.  "eval" is absent if ipucnn divides the set itself.  For MNIST and
+            Fashion-MNIST, the files of images and of labels, which may be absent.
         choice: words for a run's first line: what serves for what, and what for nothing.
         is_undivided: whether ipucnn divides the set itself.
         has_channel_numbers: whether names of images end in the number of a channel, ``_0000``, as in nnU-Net.
         is_tfds: whether TFDS prepared it, whatever its name.
+        cifar: for CIFAR, the version that its files are of.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Found(NamedTuple):
     is_undivided: bool = False
     has_channel_numbers: bool = False
     is_tfds: bool = False
+    cifar: "Optional[CifarFiles]" = None
 
 
 # -- names and listings ---------------------------------------------------------------------------------------
@@ -531,23 +534,22 @@ def pair_folders(folder: Path) -> Set[Path]:
 # -- files with fixed names -----------------------------------------------------------------------------------
 
 
-IDX_FILES: Dict[str, str] = {
-    "train_images": "train-images-idx3-ubyte",
-    "train_labels": "train-labels-idx1-ubyte",
-    "eval_images": "t10k-images-idx3-ubyte",
-    "eval_labels": "t10k-labels-idx1-ubyte",
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "eval": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 VOLUME, VOLUME_LABELS = "train-volume", "train-labels"
 SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 """The names of ImageNet's record files."""
 
 
-def find_idx_file(folder: Path, stem: str) -> Optional[Path]:
-    """Returns the plain or gzipped file of that name, also with the name that some tools unpack to (``idx3.ubyte``)."""
-    for name in (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
+def _idx_file(folder: Path, stem: str) -> Path:
+    """Returns the plain or gzipped file of that name, also with the name that some tools unpack to (``idx3.ubyte``).
+
+    Without any of them, the path of the plain file, which is absent.
+    """
+    names = (stem, stem + ".gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz")
+    return next((folder / name for name in names if (folder / name).is_file()), folder / stem)
 
 
 def has_shards(folder: Path) -> bool:
@@ -584,14 +586,14 @@ CIFAR_FILES: Dict[str, Tuple[CifarFiles, ...]] = {
 }
 
 
-def find_cifar_files(name: str, folder: Path) -> Optional[CifarFiles]:
-    """Returns the version of ``name`` in ``folder``, complete or not, or None."""
+def _find_cifar(name: str, folder: Path) -> Optional[Found]:
+    """Finds a version of CIFAR-10 or CIFAR-100, complete or not."""
     for files in CIFAR_FILES[name]:
         # Only files count, because an image folder also has train/ and test/.  cifar100's names are common (many
         # folders hold a file "meta"), so two of them are needed.
         present = [n for n in (*files.train, files.test, files.meta) if (folder / n).is_file()]
         if len(present) >= (2 if name == "cifar100" else 1):
-            return files
+            return Found(name, folder, cifar=files)
     return None
 
 
@@ -614,12 +616,13 @@ class Format(NamedTuple):
     is_layout: bool = False
 
 
-def _files(name: str, has_files: Callable[[Path], object], *folders: str) -> Format:
-    return Format(name, lambda folder: Found(name, folder) if has_files(folder) else None, folders)
+def _idx(name: str, *folders: str) -> Format:
+    def find(folder: Path) -> Optional[Found]:
+        parts = {part: tuple(_idx_file(folder, stem) for stem in stems) for part, stems in IDX_FILES.items()}
+        has_file = any(path.is_file() for paths in parts.values() for path in paths)
+        return Found(name, folder, parts) if has_file else None
 
-
-def _has_idx(folder: Path) -> bool:
-    return any(find_idx_file(folder, stem) is not None for stem in IDX_FILES.values())
+    return Format(name, find, folders)
 
 
 def _find_volumes(folder: Path) -> Optional[Found]:
@@ -644,13 +647,13 @@ def _find_imagenet(folder: Path) -> Optional[Found]:
 
 def _cifar(name: str, *folders: str) -> Format:
     below = (*folders, name, *(f"{name}/{folder}" for folder in folders))
-    return _files(name, lambda folder: find_cifar_files(name, folder), *below)
+    return Format(name, lambda folder: _find_cifar(name, folder), below)
 
 
 FORMATS: Tuple[Format, ...] = (
     Format("isbi2012", _find_volumes, ("isbi2012", "ISBI2012", "isbi-2012")),
-    _files("mnist", _has_idx, "mnist", "MNIST", "MNIST/raw", "mnist/raw"),
-    _files("fashion_mnist", _has_idx, "fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    _idx("mnist", "mnist", "MNIST", "MNIST/raw", "mnist/raw"),
+    _idx("fashion_mnist", "fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
     _cifar("cifar10", "cifar-10-batches-py", "cifar-10-batches-bin"),
     _cifar("cifar100", "cifar-100-python", "cifar-100-binary"),
     Format("imagenet", _find_imagenet, ("imagenet",)),
@@ -678,7 +681,7 @@ def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found
     """Finds a set by its name: in ``path`` itself, or in one of its usual folders below it.
 
     MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet.  If ``path`` itself holds
-    such files, its name decides, unless the user named the set (``explicit``).
+    such files, its name decides, unless the user named the set (``explicit``).  Record files are always ImageNet's.
     """
     if name.startswith(TFDS_PREFIX):
         return find_tfds(name[len(TFDS_PREFIX) :], path, name)
@@ -697,7 +700,7 @@ def _is_called(name: str, folder: Path) -> bool:
         names = (part.lower() for part in reversed(real(folder).parts))
         nearest = next((part for part in names if "mnist" in part or part == "fashion"), "")
         return ("fashion" in nearest) == (name == "fashion_mnist")
-    return name != "imagenet" or real(folder).name.lower() == "imagenet"
+    return name != "imagenet" or real(folder).name.lower() == "imagenet" or has_shards(folder)
 
 
 def find_sets(folder: Path) -> List[Found]:
@@ -711,14 +714,9 @@ def find_sets(folder: Path) -> List[Found]:
     # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
     if (folder / INFO_FILE).is_file() and not subfolders(folder):
         return [Found(TFDS_PREFIX + printable("/".join(_described(folder)[0])), folder, is_tfds=True)]
-    has_records = has_shards(folder)
     found = [one for one in (find_set(name, folder) for name in FILE_SETS) if one is not None]
-    if not has_records:  # class folders are an image folder, even if its name is "imagenet"
-        found = [one for one in found if (one.name, one.location) != ("imagenet", folder)]
     if any(one.location == folder for one in found):
         return found
-    if has_records:
-        return [*found, Found("imagenet", folder)]
     layouts = (form.find(folder) for form in FORMATS if form.is_layout)
     layout = next((one for one in layouts if one is not None), None)
     return found if layout is None else [*found, layout]

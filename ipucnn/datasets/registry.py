@@ -159,7 +159,7 @@ def _idx_record(summary: str) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         summary,
-        lambda choice, opening: idx.open_idx(choice.name, choice.files.location),
+        lambda choice, opening: idx.open_idx(choice.files),
         "the four files train-/t10k- images-idx3-/labels-idx1-ubyte[.gz]",
         (28, 28, 1),
         10,
@@ -171,7 +171,7 @@ def _cifar_record(name: str, num_classes: int) -> DatasetRecord:
     return DatasetRecord(
         "classification",
         f"32x32 colour, {num_classes} classes",
-        lambda choice, opening: cifar.open_cifar(choice.name, choice.files.location),
+        lambda choice, opening: cifar.open_cifar(choice.files),
         " or ".join(FILE_SETS[name].folders[:2]),
         (32, 32, 3),
         num_classes,
@@ -509,7 +509,8 @@ def fetch(choice: Choice, download: bool) -> Choice:
 
             folder = prepare(name[len(TFDS_PREFIX) :], choice.download_to)
             return replace(choice, found=Found(name, folder, is_tfds=True))
-        return replace(choice, found=Found(name, downloads.download(name, choice.download_to)))
+        folder = downloads.download(name, choice.download_to)
+        return replace(choice, found=find_set(name, folder, explicit=True))
     raise DataError(f"data set {name} is not here", _how_to_get(name, "--download"))
 
 

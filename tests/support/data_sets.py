@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ipucnn.datasets.registry import choose_dataset
+from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.sources import cifar, imagefolder
 from ipucnn.datasets.verification import verify
@@ -127,6 +127,11 @@ def open_pairs(name, folder, **options):
     """Opens a set of images and masks in a folder itself."""
     choice = choose_dataset(name, folder, home="", task="segmentation")
     return imagemasks.open_pairs(choice.files, **options)
+
+
+def open_set(name, folder):
+    """Opens the classification set of a name in a folder."""
+    return open_dataset(choose_dataset(name, folder, home=name, task="classification"))
 
 
 def open_imagefolder(folder, **options):

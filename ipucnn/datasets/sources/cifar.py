@@ -13,7 +13,7 @@ import numpy as np
 
 from ipucnn.aliases import PlainValue
 from ipucnn.datasets.base import ArrayExamples, ArrayFile, DataSource, data_source, read_file
-from ipucnn.datasets.formats import CifarFiles, find_cifar_files
+from ipucnn.datasets.formats import CifarFiles, Found
 from ipucnn.datasets.problems import Passed, Problem, item_or_problem, readable
 from ipucnn.errors import DataError
 
@@ -146,6 +146,12 @@ def _checked(path: Path, planes: np.ndarray, labels: np.ndarray) -> Tuple[np.nda
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
+def version_of(found: Found) -> CifarFiles:
+    """Returns the version of a set that was found."""
+    assert found.cifar is not None
+    return found.cifar
+
+
 def read_class_names(name: str, folder: Path, layout: CifarFiles) -> Tuple[str, ...]:
     """Reads the class names from their file; without it, returns CIFAR-10's known names, or numbers for CIFAR-100."""
     path = folder / layout.meta
@@ -194,17 +200,15 @@ def read_files(name: str, folder: Path, layout: CifarFiles) -> Iterator[Union[Ar
                 yield Problem("fewer-samples", part, path.name, reason, count=0)
 
 
-def open_cifar(name: str, folder: Path) -> DataSource:
+def open_cifar(found: Found) -> DataSource:
     """Reads ``cifar10`` or ``cifar100``; missing training files and short files cause a warning.
 
     Raises:
         DataError: there is no training file or no test file, a file is damaged, or the set takes more than half of the
             memory.
     """
-    layout = find_cifar_files(name, folder)
+    name, folder, layout = found.name, found.location, version_of(found)
     hint = f"copy the {name} files there, or pass --dataset {name} --download"
-    if layout is None:
-        raise DataError(f"{folder} has no {name} files", hint)
     parts, warnings = [], []
     present = list(readable(read_files(name, folder, layout), Passed()))
     for subset, kind, names, full in (

@@ -15,7 +15,7 @@ from typing import BinaryIO, Dict, Iterator, Tuple, Union
 import numpy as np
 
 from ipucnn.datasets.base import ArrayFile, DataSource, data_source
-from ipucnn.datasets.formats import IDX_FILES, find_idx_file
+from ipucnn.datasets.formats import Found
 from ipucnn.datasets.problems import Passed, Problem, item_or_problem, readable
 from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular
@@ -108,19 +108,17 @@ def _read_idx(
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def read_part(folder: Path, part: str, name: str) -> Iterator[Union[ArrayFile, Problem]]:
+def read_part(found: Found, part: str) -> Iterator[Union[ArrayFile, Problem]]:
     """Yields the images [n, h, w, 1] of "train" or "eval" with their labels [n], which are none if they cannot be read.
 
     Files that are absent or damaged, and numbers of images and labels that differ, are problems.
     """
     arrays: Dict[str, Tuple[Path, np.ndarray]] = {}
-    for kind, num_dimensions in (("images", 3), ("labels", 1)):
-        stem = IDX_FILES[f"{part}_{kind}"]
-        path = find_idx_file(folder, stem)
-        if path is None:
-            hint = f"copy all four idx files there, or pass --dataset {name} --download"
-            missing = f"{stem} (plain or .gz)"
-            absent = DataError(f"{name} in {folder} lacks {missing}", hint, "missing-file")
+    for kind, num_dimensions, path in zip(("images", "labels"), (3, 1), found.parts[part]):
+        if not path.is_file():
+            hint = f"copy all four idx files there, or pass --dataset {found.name} --download"
+            missing = f"{path.name} (plain or .gz)"
+            absent = DataError(f"{found.name} in {found.location} lacks {missing}", hint, "missing-file")
             yield Problem("missing-file", part, missing, error=absent)
             continue
         array = item_or_problem(partial(read_idx, path, num_dimensions), part, path.name, path)
@@ -140,21 +138,21 @@ def read_part(folder: Path, part: str, name: str) -> Iterator[Union[ArrayFile, P
     yield ArrayFile(part, image_path, images[..., np.newaxis], label_path, labels)
 
 
-def open_idx(name: str, folder: Path) -> DataSource:
+def open_idx(found: Found) -> DataSource:
     """Reads ``mnist`` or ``fashion_mnist``.  Raises DataError naming the file that is absent or damaged."""
-    parts, warnings = [], []
+    name, parts, warnings = found.name, [], []
     for part, full in FULL_SIZE.items():
-        (file,) = readable(read_part(folder, part, name), Passed())
+        (file,) = readable(read_part(found, part), Passed())
         parts.append(file.examples(len(CLASS_NAMES[name])))
         if len(file.images) < full:
             warnings.append(f"{name} is partial: {len(file.images):,} of {full:,} {part} images")
     if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
-        raise DataError(f"{name} in {folder}: train and test images differ in size", AGAIN)
+        raise DataError(f"{name} in {found.location}: train and test images differ in size", AGAIN)
     return data_source(
         *parts,
         name=name,
         class_names=CLASS_NAMES[name],
-        location=str(folder),
+        location=str(found.location),
         augmentation=AUGMENTATION[name],
         warnings=tuple(warnings),
     )

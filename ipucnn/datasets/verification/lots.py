@@ -21,8 +21,6 @@ from ipucnn.datasets.formats import (
     CIFAR_FILES,
     IDX_FILES,
     Found,
-    find_cifar_files,
-    find_idx_file,
 )
 from ipucnn.datasets.forms import Mask, displayed, opened
 from ipucnn.datasets.problems import Problem, guarded, item_or_problem, problem_of, readable
@@ -142,19 +140,17 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
 
 def idx_lots(survey: Survey, found: Found) -> Lots:
     """Returns the samples of MNIST or Fashion-MNIST, and compares packed files with their published checksums."""
-    folder, survey.class_names = found.location, idx.CLASS_NAMES[survey.dataset]
+    survey.class_names = idx.CLASS_NAMES[survey.dataset]
     published = dict(REMOTES[survey.dataset].files)
     survey.is_published = True
     lots = {}
     for subset in (TRAIN, EVAL):
-        for kind in ("images", "labels"):
-            stem = IDX_FILES[f"{subset}_{kind}"]
-            path = find_idx_file(folder, stem)
-            if path is None or path.suffix != ".gz":
+        for stem, path in zip(IDX_FILES[subset], found.parts[subset]):
+            if path.suffix != ".gz":
                 survey.is_published = False  # there are no published checksums of unpacked files
             else:
                 survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
-        files = list(readable(idx.read_part(folder, subset, survey.dataset), survey.report))
+        files = list(readable(idx.read_part(found, subset), survey.report))
         if files:
             lots[subset] = array_lot([(file.path.name, file.images, file.labels) for file in files])
     return lots
@@ -179,9 +175,7 @@ def cifar_lots(survey: Survey, found: Found) -> Lots:
 
     Raises DataError if the set takes more than half of the memory.
     """
-    name, folder = survey.dataset, found.location
-    layout = find_cifar_files(name, folder)
-    assert layout is not None  # otherwise the set would not have been chosen
+    name, folder, layout = survey.dataset, found.location, cifar.version_of(found)
     survey.class_names = tuple(str(n) for n in range(cifar.NUM_CLASSES[name]))
     if not (folder / layout.meta).is_file():
         survey.find("class-names", None, layout.meta)
