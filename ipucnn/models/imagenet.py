@@ -13,7 +13,7 @@ from ipucnn.aliases import KerasLayer, KerasModel, KerasProgbar
 from ipucnn.documents import load_record
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.events import Progress, emit
-from ipucnn.filesystem import read_text
+from ipucnn.filesystem import read_text, user_error_of
 from ipucnn.models.build import check_requirements
 from ipucnn.models.preprocessing import PREPROCESSING
 from ipucnn.models.registry import ModelRecord
@@ -53,7 +53,7 @@ def class_names() -> Tuple[str, ...]:
             path = Path(_fetch())
     except Exception as error:
         folder = Path(os.environ.get("KERAS_HOME") or "~/.keras") / "models"
-        raise MissingError(
+        raise user_error_of(error) or MissingError(
             f"the names of ImageNet's classes ({CLASS_INDEX}) could not be downloaded: {' '.join(str(error).split())}",
             f"check the network, or put the file into {folder}",
         ) from error
@@ -171,7 +171,7 @@ def load_imagenet_weights(model: KerasModel, record: ModelRecord) -> int:
     except Exception as error:
         # Keras reports a failed download as a bare Exception with the address in its text.
         if isinstance(error, OSError) or "URL fetch failure" in str(error):
-            raise MissingError(
+            raise user_error_of(error) or MissingError(
                 f"the ImageNet weights of {record.name} could not be downloaded: {error}",
                 "check the network, or put the weights file into ~/.keras/models",
             ) from error

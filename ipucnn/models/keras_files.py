@@ -29,7 +29,7 @@ import numpy as np
 from ipucnn.aliases import HdfItem, KerasModel, TfVariable
 from ipucnn.documents import load_record
 from ipucnn.errors import DataError, MissingError, UserError
-from ipucnn.filesystem import open_regular, shown
+from ipucnn.filesystem import open_regular, shown, user_error_of
 from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_config import counted_from_zero, read_blueprint, read_nodes, snake_case
 from ipucnn.models.names import base_name, named_weights
@@ -104,7 +104,7 @@ def _open_layers(path: Path, statistics: bool = False) -> Iterator[Tuple[List[La
         raise
     except Exception as error:
         # For damaged files h5py raises OSError, KeyError, RuntimeError, ValueError and others.
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())}", HINT) from error
+        raise _damaged(error, path, HINT) from error
 
 
 def _is_hdf5(path: Path) -> bool:
@@ -147,7 +147,13 @@ def read_configuration(path: Path, hint: str) -> Any:
     except Exception as error:
         # For damaged zips zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError and
         # others; the JSON reader raises ValueErrors.
-        raise DataError(f"{shown(path)} is damaged: {' '.join(str(error).split())[:200]}", hint) from error
+        raise _damaged(error, path, hint) from error
+
+
+def _damaged(error: Exception, path: Path, hint: str) -> UserError:
+    """The error of a file that a library cannot read: the machine's, else that the file is damaged."""
+    reason = " ".join(str(error).split())[:200]
+    return user_error_of(error) or DataError(f"{shown(path)} is damaged: {reason}", hint)
 
 
 def read_model(path: Path) -> Optional[List[Node]]:
