@@ -164,7 +164,7 @@ BUDGET = {
     "config": (3185, 1595),
     "datasets": (6950, 5350),
     "diagnosis": (590, 460),
-    "models": (3030, 2400),
+    "models": (3035, 2405),
     "planning": (5880, 4620),
     "reports": (4140, 3300),
     "runs": (6820, 5190),
