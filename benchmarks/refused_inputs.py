@@ -65,10 +65,13 @@ def illegal_values(spec: OptionSpec) -> Iterator[str]:
     if spec.is_bool or spec.choices or spec.kind.is_number:
         yield "neither-of-them"
     if spec.kind.is_number:
-        yield from ("nan", "1e999", "")
-        for bound, is_inside, step in zip(spec.within, (True, True, False, False), (-1, 1, 0, 0)):
-            if bound is not None:
-                yield str(bound + step if is_inside else bound)
+        yield from ("nan", "1e999", *([] if spec.kind.is_list else [""]))  # an empty list is a value
+        least, most, above, below = spec.within
+        if least is not None and spec.name != "kfold":  # one fold stands for none
+            yield str(least - 1)
+        if most is not None:
+            yield str(most * 1.001 if most > 2.0**53 else most + 1)
+        yield from (str(bound) for bound in (above, below) if bound is not None)
 
 
 def command_lines(rng: random.Random) -> Iterator[Case]:
