@@ -193,6 +193,8 @@ def expand_user(text: str) -> Path:
     Raises:
         ConfigurationError: there is no such user.
     """
+    if not text.startswith("~"):
+        return Path(text)  # whose expanduser() would expand ./~name, too
     try:
         return Path(text).expanduser()
     except (RuntimeError, KeyError, ValueError):  # ValueError: not a possible user name

@@ -14,7 +14,7 @@ from support.refusals import check_raises
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
-from ipucnn.config.spec import DIRECTORY, FRACTION, KINDS
+from ipucnn.config.spec import DIRECTORY, FRACTION, SAVED_FILE
 from ipucnn.errors import ConfigurationError
 
 
@@ -269,7 +269,7 @@ def _values(spec):
     elif spec.name == "freeze":
         strategy = st.integers(1, 10**6).map(str) | st.lists(_NAMES, min_size=1, max_size=3).map(",".join)
     else:
-        strategy = _WORDS.map(Path) if spec.kind in (KINDS[Path], DIRECTORY) else _WORDS
+        strategy = _WORDS.map(Path) if spec.kind in (SAVED_FILE, DIRECTORY) else _WORDS
     return st.none() | strategy if spec.optional else strategy
 
 
@@ -291,6 +291,12 @@ def test_config_yml_round_trip_is_exact(settings):
 @pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029", "é"])
 def test_every_character_of_a_path_survives_config_yml(character):
     config = RunConfig(run_dir=Path(f"a{character}b"))
+    assert RunConfig.from_yaml(config.to_yaml()) == config
+
+
+def test_a_folder_called_tilde_or_imagenet_is_meant_if_it_is_written_as_one():
+    config = RunConfig.from_yaml("run-dir: ./~mine\nweights: ./imagenet\n")
+    assert (config.run_dir, config.weights) == (Path("~mine"), "./imagenet")
     assert RunConfig.from_yaml(config.to_yaml()) == config
 
 

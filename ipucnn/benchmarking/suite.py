@@ -34,7 +34,7 @@ from ipucnn.command_line import HELP_WORDS
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
-from ipucnn.config.rules import check_rules
+from ipucnn.config.rules import check_rules, is_set
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.values import plain_number
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
@@ -104,7 +104,7 @@ def given_options(parameters: Options) -> Options:
         ConfigurationError: an option that the suite sets itself.
     """
     for name in _OF_SUITE:
-        if parameters.get(name):
+        if is_set(parameters.get(name)):
             flag = name.replace("_", "-")
             raise ConfigurationError(f"--{flag} is the suite's own", "leave it out of the suite's rows")
     others = {name: value for name, value in parameters.items() if name not in (*_OF_SUITE, "model")}

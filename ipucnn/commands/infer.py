@@ -89,7 +89,7 @@ def infer(options: Infer) -> None:
     request = InferRequest(
         named,
         list(options.images),
-        options.top or bounds.DEFAULT_TOP,
+        bounds.DEFAULT_TOP if options.top is None else options.top,
         subset=options.split,
         output=role.path(options.output),
         contact_sheet=role.path(options.contact_sheet),

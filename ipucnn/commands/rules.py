@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, Tuple
 from ipucnn.config.options import BY_NAME, RunConfig, specs_for
 from ipucnn.config.origin import Origins
 from ipucnn.config.request import is_wildcard
-from ipucnn.config.rules import OF_PATCHES, Facts, OfTask, Rule, task_rules
+from ipucnn.config.rules import OF_PATCHES, Facts, OfTask, Rule, is_set, task_rules
 from ipucnn.text import shown_value
 
 Rules = Tuple[Rule[Any, Facts], ...]
@@ -20,7 +20,7 @@ def _given(names: Iterable[str], when: When[Facts], why: str, hint: str) -> Iter
     """Yields rules that refuse each of the options where ``when`` holds; ``why`` follows its flag."""
     for name in names:
         yield Rule(
-            lambda options, facts, name=name: bool(getattr(options, name)) and when(options, facts),  # type: ignore[misc]
+            lambda options, facts, name=name: is_set(getattr(options, name)) and when(options, facts),  # type: ignore[misc]
             f"--{name.replace('_', '-')}{why}",
             hint,
         )

@@ -40,7 +40,7 @@ from ipucnn.config.origin import (
     of_preset,
 )
 from ipucnn.config.rules import check
-from ipucnn.config.spec import Effect, OptionSpec, convert_value
+from ipucnn.config.spec import Effect, OptionSpec, check_paths, convert_value
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import shown_value
@@ -501,7 +501,10 @@ def convert_flags(flags: Mapping[str, PlainValue]) -> PlainDict:
     Raises:
         ConfigurationError: the message has the flag, its value, the reason and the nearest legal value.
     """
-    return {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
+    given = {name: convert_value(BY_NAME[name], value, BY_NAME[name].flag) for name, value in flags.items()}
+    for name, value in given.items():
+        check_paths(BY_NAME[name], value, BY_NAME[name].flag)
+    return given
 
 
 def overlay(layers: Iterable[Layer]) -> Tuple[PlainDict, Dict[str, Origin]]:

@@ -26,11 +26,17 @@ from ipucnn.config.options import AUTO, BY_NAME, SPECS, RunConfig
 from ipucnn.config.origin import RUN, Origins
 from ipucnn.config.spec import check_paths
 from ipucnn.errors import ConfigurationError
+from ipucnn.text import shown_value
 
 Options = TypeVar("Options")
 """The dataclass of the options that rules are about: the configuration of a run, or options of a command."""
 Facts = TypeVar("Facts")
 """What the rules of a layer depend on, besides the options."""
+
+
+def is_set(value: object) -> bool:
+    """Returns whether an option whose default is None, False or an empty list has a value, which may be 0."""
+    return value is not None and value is not False and value != ()
 
 
 def _nothing(options: object, facts: object) -> Dict[str, Any]:
@@ -117,7 +123,8 @@ class Rule(Generic[Options, Facts]):
 
     def error(self, options: Options, facts: Facts, origins: Origins, command: str) -> ConfigurationError:
         """Returns the error with the values of a command's options."""
-        values = {**vars(options), "origins": origins, **self.texts(options, facts)}
+        shown = {name: shown_value(v) if isinstance(v, str) else v for name, v in vars(options).items()}
+        values = {**shown, "origins": origins, **self.texts(options, facts)}
         if isinstance(options, RunConfig):
             values["drop"] = _Drop(options, origins, command, self.option)
         if self.option:

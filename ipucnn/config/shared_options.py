@@ -15,6 +15,7 @@ from ipucnn.config.spec import (
     FRACTION,
     LIMIT,
     POPLAR_OPTIONS,
+    SAVED_FILE,
     WEIGHTS,
     Effect,
     ValueKind,
@@ -225,6 +226,7 @@ class GeneralOptions:
         "With --dry-run: draw the learning rate over weight updates and epochs into this picture (.png, .pdf, .svg).",
         in_yaml=False,
         commands=TRAIN,
+        kind=SAVED_FILE,
         effect=Effect.FILES,
     )
     draw_samples: Optional[Path] = option(
@@ -234,6 +236,7 @@ class GeneralOptions:
         in_yaml=False,
         commands=TRAIN,
         wishes="augmentation augmented preview samples show images masks picture",
+        kind=SAVED_FILE,
         effect=Effect.FILES,
     )
     resume: bool = option(
@@ -935,6 +938,7 @@ class PipelineOptions:
         "Take the options of pipeline, batch, precision, optimizer and devices from a plan that `ipucnn plan-splits "
         "--save` wrote. Other options override them.",
         in_yaml=False,
+        kind=SAVED_FILE,
         effect=Effect.FILES,
     )
     pipeline_splits: Tuple[str, ...] = option(

@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type,
 from ipucnn.aliases import PlainValue
 from ipucnn.config import bounds, values
 from ipucnn.config.bounds import Range
-from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import check_possible
+from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.filesystem import check_possible, expand_user
 from ipucnn.text import shown_value
 
 NO_BOUNDS = Range()
@@ -81,7 +81,7 @@ KINDS: Dict[Any, ValueKind] = {
     int: ValueKind(values.parse_int, "INT", is_number=True),
     float: ValueKind(values.parse_float, "FLOAT", is_number=True),
     str: ValueKind(values.parse_str, "TEXT"),
-    Path: ValueKind(values.parse_path, "FILE", is_path=True, to_yaml=str),
+    Path: ValueKind(values.parse_path, "FILE", is_path=True, to_yaml=values.path_to_yaml),
     Tuple[int, int]: ValueKind(values.parse_image_size, "SIZE", "224", to_yaml=values.image_size_to_yaml),
     Tuple[int, ...]: ValueKind(values.parse_int, "INT...", is_list=True, is_number=True),
     Tuple[float, ...]: ValueKind(values.parse_float, "FLOAT...", is_list=True, is_number=True),
@@ -98,7 +98,9 @@ KINDS: Dict[Any, ValueKind] = {
 }
 """Kinds by the annotation of the field, for options that declare no kind."""
 FILE, FILES = KINDS[Path], KINDS[Tuple[Path, ...]]
-DIRECTORY = FILE._replace(metavar="DIR")
+SAVED_FILE = FILE._replace(parse=values.parse_saved_path)
+"""A path of an option of runs."""
+DIRECTORY = SAVED_FILE._replace(metavar="DIR")
 WEIGHTS = ValueKind(values.parse_weights, "PATH|imagenet", is_path=True)
 FRACTION = ValueKind(values.parse_fraction, "N|A/B", "1/4", is_number=True)
 SHARE = ValueKind(values.parse_share, "P%", "5%")
@@ -278,15 +280,15 @@ def check_paths(spec: OptionSpec, value: object, shown: str) -> None:
     """Checks that the paths of an option can be looked up; they need not exist.
 
     Raises:
-        DataError: the message has the option as written and the reason.
+        UserError: the message has the option as written and the reason.
     """
     if not spec.kind.is_path or value is None:
         return
     for path in value if isinstance(value, tuple) else (value,):
         try:
-            check_possible(Path(path))
-        except DataError as error:
-            raise DataError(f"{shown} {error.message}", error.hint) from None
+            check_possible(path if isinstance(path, Path) else expand_user(path))
+        except UserError as error:
+            raise type(error)(f"{shown} {error.message}", error.hint) from None
 
 
 def _example(spec: OptionSpec, written: str) -> str:

@@ -145,14 +145,24 @@ def parse_dataset(value: object) -> str:
 
 
 def parse_path(value: object) -> Path:
-    """Returns a path, in which ``~`` and ``~user`` are expanded; ``rules.py`` checks whether it can be reached."""
+    """Returns a path, in which ``~`` and ``~user`` are expanded, of any characters."""
+    return expand_user(str(value))
+
+
+def parse_saved_path(value: object) -> Path:
+    """Returns a path that ``config.yml`` can hold."""
     return expand_user(parse_str(value))
+
+
+def path_to_yaml(path: Path) -> str:
+    """Returns the text of a path: what :func:`parse_path` reads as the same path."""
+    return f"./{path}" if str(path).startswith("~") else str(path)
 
 
 def parse_weights(value: object) -> str:
     """Returns a path, or ``imagenet`` however it is capitalised."""
     text = parse_str(value)
-    return text.lower() if text.lower() == "imagenet" else str(expand_user(text))
+    return text.lower() if text.lower() == "imagenet" else text
 
 
 def parse_freeze(value: object) -> str:

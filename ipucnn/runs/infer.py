@@ -406,8 +406,7 @@ def _check_no_training_folder(config: RunConfig, output: Path) -> None:
         ConfigurationError: the output is such a folder.
     """
     target = real(output)
-    named = config.dataset_path if config.dataset == "imagemasks" else config.dataset
-    folder = real(expand(str(named)))
+    folder = real(config.dataset_path if config.dataset == "imagemasks" else expand(str(config.dataset)))
     read = pair_folders(folder)
     if read and (target == folder or read & {target, *target.parents}):
         raise ConfigurationError(

@@ -20,6 +20,7 @@ from ipucnn.aliases import PlainDict, PlainValue
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.config.spec import Effect
+from ipucnn.config.values import path_to_yaml
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
@@ -555,5 +556,5 @@ def resume_command(folder: Path, user_files: Sequence[str]) -> str:
         folder: the run folder.
         user_files: the command-line words that name the user's own files.
     """
-    words = [*resume_words(), "ipucnn", "train", "--resume", "--run-dir", str(folder), *user_files]
+    words = [*resume_words(), "ipucnn", "train", "--resume", "--run-dir", path_to_yaml(folder), *user_files]
     return shlex.join(words)

@@ -237,7 +237,7 @@ def fixed_in_inference(
             f"--fused-micro-batches {given} does not divide the {num_micro_batches} micro-batches of an execution",
             f"use --fused-micro-batches {near}",
         )
-    return given if saved is None else saved
+    return saved if given is None else given
 
 
 def one_by_one(batch: BatchLayout, instances: ProcessGroup) -> Division:
