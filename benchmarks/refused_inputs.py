@@ -190,8 +190,10 @@ def checkpoints(rng: random.Random) -> Iterator[Case]:
             # The command reads the checkpoint that it names, and the configuration.
             which = ["--checkpoint", Path(name).name] if name in names else []
             data = (run / name).read_bytes()
-            contents = [b"", b"not this", data[: len(data) // 2], data[1:], data + data]
-            if name.startswith("checkpoints"):
+            contents = [b"", b"not this", data[: len(data) // 2], data[1:]]
+            if not which:
+                contents.append(data + data)  # which is a whole archive for a checkpoint
+            else:
                 contents.append(data[:-1])
                 for _ in range(10):
                     place, bit = rng.randrange(len(data)), 1 << rng.randrange(8)
