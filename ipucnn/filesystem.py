@@ -166,8 +166,6 @@ def expand(text: str) -> Path:
         ConfigurationError: it is empty, or there is no such user.
         DataError: it is not a possible path, or the file system refuses access to it.
     """
-    if not text:
-        raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     path = expand_user(text)
     check_possible(path)
     return path
@@ -191,8 +189,10 @@ def expand_user(text: str) -> Path:
     """The path that a text means, with ``~`` and ``~user`` expanded; the file system is not asked.
 
     Raises:
-        ConfigurationError: there is no such user.
+        ConfigurationError: it is empty, or there is no such user.
     """
+    if not text:
+        raise ConfigurationError("a path is empty", "give a path, or leave the option out")
     if not text.startswith("~"):
         return Path(text)  # whose expanduser() would expand ./~name, too
     try:

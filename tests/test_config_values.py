@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from ipucnn.config import bounds, values
 from ipucnn.config.options import BY_KEY, BY_NAME, SPECS, RunConfig, find_spec
 from ipucnn.config.parameters import names_of
+from ipucnn.config.spec import FILE, FILES
 from ipucnn.config.values import BadValue
+from ipucnn.errors import ConfigurationError
 from ipucnn.models.registry import NORMS
 
 
@@ -149,6 +151,12 @@ def test_a_number_or_a_word(key, word, number):
     for bad in ("0", 0, "-2", "often", "1.5"):
         with pytest.raises(BadValue):
             spec.convert(bad)
+
+
+@pytest.mark.parametrize("kind", [FILE, FILES])
+def test_an_empty_path_of_a_command_is_refused_and_not_the_working_directory(kind):
+    with pytest.raises(ConfigurationError, match="a path is empty"):
+        kind.parse("")
 
 
 def test_a_text_has_a_longest_length():
