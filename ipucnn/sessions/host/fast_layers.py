@@ -5,8 +5,8 @@ whether there is work for all cores decide which layers are replaced:
 
 - A convolution whose kernel is 1x1 with stride 1, or whose output is one pixel, is a matrix product.  oneDNN's
   convolutions are slower than a plain product for small images, and the ones without oneDNN are slower still.
-- In training, batch norm and the activation after it are one function, and so are a depthwise convolution and its
-  weight gradient: ``operations.py`` has them, and says which are compiled.
+- In training, batch norm and the activation after it are one function, and so are a convolution and its weight
+  gradient: ``operations.py`` has them, and says which are compiled.
 - In evaluation, batch norm is folded into the convolution before it.
 - A layer that adds zeros before a convolution is skipped if the convolution's own ``SAME`` padding adds the same ones.
 - Two plain slices take every second pixel for the skips of CIFAR's ResNets: a strided slice is many times slower.
@@ -283,15 +283,12 @@ def _window(layer: KerasLayer, geometry: _Geometry) -> Optional[_Window]:
 def _dense(layer: KerasLayer, geometry: _Geometry) -> Tuple[Convolve, bool]:
     """Returns a convolution over all channels as a function, and whether it is faster than the layer.
 
-    It is faster if it can be computed as a matrix product.
+    It is faster if it can be computed as a matrix product, or if its weight gradient is compiled.
     """
     window = _window(layer, geometry)
     is_pointwise = tuple(layer.kernel_size) == tuple(layer.strides) == (1, 1)
-    options = {
-        "strides": list(layer.strides),
-        "padding": geometry.padding,
-        "dilations": list(layer.dilation_rate),
-    }
+    kernel_shape = (*layer.kernel_size, int(layer.input.shape[-1]), layer.filters)
+    is_compiled = operations.has_compiled_filter_gradient(kernel_shape, layer.dilation_rate)
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         if is_pointwise:
@@ -299,13 +296,13 @@ def _dense(layer: KerasLayer, geometry: _Geometry) -> Tuple[Convolve, bool]:
         elif window is not None:
             x, kernel, pixels = window.of_image(x), kernel[window.taps], [1, 1]
         else:
-            return tf.nn.conv2d(x, kernel, **options)
+            return operations.conv2d(x, kernel, layer.strides, geometry.padding, layer.dilation_rate)
         outputs = int(kernel.shape[-1])
         inputs = kernel.shape.num_elements() // outputs
         y = tf.matmul(tf.reshape(x, [-1, inputs]), tf.reshape(kernel, [inputs, outputs]))
         return tf.reshape(y, [-1, *pixels, outputs])
 
-    return convolve, is_pointwise or window is not None
+    return convolve, is_pointwise or window is not None or is_compiled
 
 
 def _depthwise(layer: KerasLayer, geometry: _Geometry) -> Optional[Tuple[Convolve, bool]]:

@@ -1,4 +1,4 @@
-"""Computes batch norm with its activation, and depthwise weight gradients, with functions that Numba compiles.
+"""Computes batch norm with its activation, and weight gradients of convolutions, with functions that Numba compiles.
 
 Each of TensorFlow's operations makes a pass over memory, and a batch norm with its activation takes about twenty of
 them in a weight update.  Here a part of the batch stays in the core's cache from step to step, so that memory is read
@@ -34,6 +34,9 @@ from ipucnn.compiled import jit as _jit
 from ipucnn.machine import operation_threads, operations_at_once
 
 numba = import_numba()
+from llvmlite import binding, ir  # noqa: E402 - after ``import_numba``, which sets Numba up
+from numba.core import cgutils  # noqa: E402
+
 tensorflow_library()
 
 ACTIVATIONS = ("linear", "relu", "relu6", "swish")
@@ -49,6 +52,16 @@ LEAST_NUMBERS = 2**17
 BLOCK_SAMPLES = 8
 # Rows with few channels are folded until they have this many numbers.
 FOLDED_WIDTH = 64
+# A tile of the weight gradient of a convolution over all channels: input channels by output channels.  AVX2 has sixteen
+# registers of VECTOR numbers; the largest tile takes twelve of them, two output channels' vectors and an input.
+VECTOR = 8
+TILE_OUTPUTS = 2 * VECTOR
+TILE_INPUTS = (6, 4, 2)
+# The pixels, input channels and output channels of a block that is multiplied at once.  A column of tiles reads 12 KB,
+# which stay in the first cache, and a block has 190 KB, which stay in the second one.
+BLOCK_PIXELS = 96
+BLOCK_INPUTS = 32 * TILE_INPUTS[0]
+BLOCK_OUTPUTS = 16 * TILE_OUTPUTS
 
 _LINEAR, _RELU, _RELU6, _SWISH = range(4)
 _ZERO, _ONE, _SIX = np.float32(0), np.float32(1), np.float32(6)
@@ -98,10 +111,91 @@ def _stack(typing: object) -> Any:
     """Returns the address of CELLS integers in the caller's stack frame."""
 
     def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
-        cells = numba.core.cgutils.alloca_once(builder, context.get_value_type(_INT), size=CELLS)
+        cells = cgutils.alloca_once(builder, context.get_value_type(_INT), size=CELLS)
         return builder.ptrtoint(cells, context.get_value_type(_INT))
 
     return _INT(), generate
+
+
+def _tile(inputs: int) -> Any:
+    """Returns the function that adds x^T dy, of ``inputs`` columns of x and TILE_OUTPUTS columns of dy, to a sum.
+
+    Compilers do not keep the sums in registers by themselves, so it is written in LLVM's language.  Its arguments are
+    the address of x and the bytes from row to row, the same of dy, the number of rows (at least 1), and the address of
+    the sum and the bytes from row to row.
+    """
+
+    @numba.extending.intrinsic
+    def add_products(  # type: ignore[no-untyped-def]
+        typing, x, x_pitch, dy, dy_pitch, rows, total, total_pitch
+    ):
+        def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
+            x, x_pitch, dy, dy_pitch, rows, total, total_pitch = given
+            number, integer = ir.FloatType(), context.get_value_type(_INT)
+            vector = ir.VectorType(number, VECTOR)
+            undefined, zeros = ir.Constant(vector, ir.Undefined), ir.Constant(vector, [0.0] * VECTOR)
+            firsts = ir.Constant(ir.VectorType(ir.IntType(32), VECTOR), [0] * VECTOR)
+            multiply_add = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{VECTOR}f32"
+            )
+
+            def at(address: NumbaType, kind: NumbaType, place: int) -> Any:
+                return builder.gep(builder.inttoptr(address, kind.as_pointer()), [integer(place)])
+
+            before, loop, after = builder.block, *map(builder.append_basic_block, ("loop", "after"))
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            counters = [builder.phi(integer) for _ in range(3)]
+            sums = [[builder.phi(vector) for _ in range(2)] for _ in range(inputs)]
+            row, x_row, dy_row = counters
+            dy_vectors = [builder.load(at(dy_row, vector, k), align=4) for k in range(2)]
+            new_sums = []
+            for i in range(inputs):
+                one = builder.insert_element(
+                    undefined, builder.load(at(x_row, number, i), align=4), ir.IntType(32)(0)
+                )
+                factor = builder.shuffle_vector(one, undefined, firsts)
+                new_sums.append(
+                    [builder.call(multiply_add, [factor, dy_vectors[k], sums[i][k]]) for k in range(2)]
+                )
+            steps = (integer(1), x_pitch, dy_pitch)
+            for counter, first, step in zip(counters, (integer(0), x, dy), steps):
+                counter.add_incoming(first, before)
+                counter.add_incoming(builder.add(counter, step), loop)
+            for i in range(inputs):
+                for k in range(2):
+                    sums[i][k].add_incoming(zeros, before)
+                    sums[i][k].add_incoming(new_sums[i][k], loop)
+            next_row = row.incomings[1][0]
+            builder.cbranch(builder.icmp_signed("<", next_row, rows), loop, after)
+            builder.position_at_end(after)
+            for i in range(inputs):
+                address = builder.add(total, builder.mul(total_pitch, integer(i)))
+                for k in range(2):
+                    place = at(address, vector, k)
+                    total_ = builder.fadd(builder.load(place, align=4), new_sums[i][k])
+                    builder.store(total_, place, align=4)
+            return context.get_dummy_value()
+
+        return numba.void(*[_INT] * 7), generate
+
+    return add_products
+
+
+@numba.extending.intrinsic
+def _copy(typing: object, source: NumbaType, target: NumbaType) -> Any:
+    """Copies VECTOR numbers from one address to another."""
+
+    def generate(context: NumbaType, builder: NumbaType, signature: NumbaType, given: NumbaType) -> Any:
+        pointer = ir.VectorType(ir.FloatType(), VECTOR).as_pointer()
+        numbers = builder.load(builder.inttoptr(given[0], pointer), align=4)
+        builder.store(numbers, builder.inttoptr(given[1], pointer), align=4)
+        return context.get_dummy_value()
+
+    return numba.void(_INT, _INT), generate
+
+
+_add_six, _add_four, _add_two = map(_tile, TILE_INPUTS)
 
 
 # The state of one piece of work is a block of memory: counters, each on a cache line of its own, the arguments of the
@@ -117,7 +211,7 @@ _SETTINGS = 9
 # Checks of the other threads' progress before the core is yielded to the system; together they take some ten
 # microseconds.
 _LOOKS = 1000
-_NORMALISE, _NORMALISE_GRADIENT, _DEPTHWISE_FILTER = range(3)
+_NORMALISE, _NORMALISE_GRADIENT, _DEPTHWISE_FILTER, _FILTER = range(4)
 # Float32 numbers of buffers per number of a task's row.
 _FORWARD_BUFFERS, _BACKWARD_BUFFERS = 6, 12
 
@@ -329,6 +423,80 @@ def _depthwise_filter(x, dy, stride, top, left, sums, progress):  # type: ignore
         _count(progress, _ENDED, 1)
 
 
+@_jit(inline="always")
+def _pitch(channels):  # type: ignore[no-untyped-def]
+    """Returns the numbers from pixel to pixel of a block: an odd number of cache lines.
+
+    Pixels that are a power of two apart would have to share a few places of a cache.
+    """
+    return (-(-channels // 16) | 1) * 16
+
+
+@_jit(_Y4, _Y4, _INT, _INT, _INT, _INT, _INT, _Y4, _PROGRESS, _Y1)
+def _filter(  # type: ignore[no-untyped-def]
+    x, dy, stride_down, stride_right, top, left, most, gradient, progress, buffers
+):
+    """Computes the weight gradient of a convolution over all channels.
+
+    A task is that of one row of the kernel and of up to ``most`` input channels.  Blocks of pixels are copied, so that
+    they lie in a cache as they are read, and multiplied: for each pixel of the kernel the sum of x^T dy.
+    """
+    _, height, width, inputs = x.shape
+    samples, rows, columns, outputs = dy.shape
+    kernel_height, kernel_width = gradient.shape[:2]
+    splits = -(-inputs // most)
+    x_pitch, dy_pitch = 4 * _pitch(most), 4 * _pitch(BLOCK_OUTPUTS)
+    x_block = buffers.ctypes.data
+    dy_block = x_block + BLOCK_PIXELS * x_pitch
+    zeros = dy_block + BLOCK_PIXELS * dy_pitch
+    buffers[(zeros - x_block) // 4 :] = _ZERO
+    pixels = samples * rows * columns
+    while True:
+        task = _count(progress, _TAKEN, 1)
+        if task >= kernel_height * splits:
+            return
+        a, first = task // splits, task % splits * most
+        taken = min(most, inputs - first)
+        gradient[a, :, first : first + taken] = _ZERO
+        for output in range(0, outputs, BLOCK_OUTPUTS):
+            given = min(BLOCK_OUTPUTS, outputs - output)
+            for start in range(0, pixels, BLOCK_PIXELS):
+                size = min(BLOCK_PIXELS, pixels - start)
+                for p in range(size):
+                    source = dy.ctypes.data + 4 * ((start + p) * outputs + output)
+                    for c in range(0, 4 * given, 4 * VECTOR):
+                        _copy(source + c, dy_block + p * dy_pitch + c)
+                for b in range(kernel_width):
+                    n, i, j = start // (rows * columns), start // columns % rows, start % columns
+                    for p in range(size):
+                        h, w = i * stride_down + a - top, j * stride_right + b - left
+                        source = zeros
+                        if 0 <= h < height and 0 <= w < width:
+                            source = x.ctypes.data + 4 * (((n * height + h) * width + w) * inputs + first)
+                        for c in range(0, 4 * taken, 4 * VECTOR):
+                            _copy(source + c, x_block + p * x_pitch + c)
+                        j += 1
+                        if j == columns:
+                            i, j = i + 1, 0
+                            if i == rows:
+                                n, i = n + 1, 0
+                    for o in range(0, given, TILE_OUTPUTS):
+                        c, from_dy = 0, dy_block + 4 * o
+                        total = gradient[a, b, first, output + o :].ctypes.data
+                        while c < taken:
+                            from_x, to = x_block + 4 * c, total + 4 * c * outputs
+                            if taken - c >= 6:
+                                _add_six(from_x, x_pitch, from_dy, dy_pitch, size, to, 4 * outputs)
+                                c += 6
+                            elif taken - c >= 4:
+                                _add_four(from_x, x_pitch, from_dy, dy_pitch, size, to, 4 * outputs)
+                                c += 4
+                            else:
+                                _add_two(from_x, x_pitch, from_dy, dy_pitch, size, to, 4 * outputs)
+                                c += 2
+        _count(progress, _ENDED, 1)
+
+
 # C functions.  Addresses are integers, which processors pass as they pass pointers.
 
 
@@ -390,6 +558,12 @@ def _work(block):  # type: ignore[no-untyped-def]
         _depthwise_filter(
             _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[1], a[6], a[7], a[4])), a[8], a[9], a[10],
             _floats(a[11], (state[_TASKS], a[12], a[13], a[4])), state,
+        )  # fmt: skip
+        return
+    if kind == _FILTER:
+        _filter(
+            _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[1], a[6], a[7], a[8])), a[9], a[10], a[11],
+            a[12], a[13], _floats(a[14], (a[15], a[16], a[4], a[8])), state, buffers,
         )  # fmt: skip
         return
     epsilon = np.float32(state[_EPSILON : _EPSILON + 1].view(np.float64)[0])
@@ -643,6 +817,36 @@ def _compute_depthwise_filter(context):  # type: ignore[no-untyped-def]
     _end(context, cells, status)
 
 
+@_jit(_INT)
+def _compute_filter(context):  # type: ignore[no-untyped-def]
+    """Computes (kernel, x, dy, settings) -> the gradient of the kernel, of a convolution over all channels."""
+    cells, status = _stack(), _new_status()
+    tensors = _integers(cells, CELLS)
+    if _take_inputs(context, 4, cells, status):
+        s = _integers(_tensor_data(tensors[3]), _SETTINGS)
+        x, dy, kernel = tensors[1], tensors[2], tensors[0]
+        is_consistent = _num_dims(x) == 4 and _num_dims(dy) == 4 and _num_dims(kernel) == 4
+        is_consistent = is_consistent and _dim(x, 0) == _dim(dy, 0) and _dim(x, 3) == _dim(kernel, 2)
+        is_consistent = is_consistent and _dim(dy, 3) == _dim(kernel, 3) and _dim(x, 3) % VECTOR == 0
+        is_consistent = is_consistent and _dim(dy, 3) % TILE_OUTPUTS == 0
+        if _is_accepted(is_consistent, cells, status):
+            gradient = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
+            buffer_size = BLOCK_PIXELS * (_pitch(s[4]) + _pitch(BLOCK_OUTPUTS)) + s[4]
+            block = _new_block(_FILTER, s[5], s[6], buffer_size, 0, cells, status)
+            if block:
+                a = _integers(block, _BLOCK)[_GIVEN:]
+                a[0], a[5], a[14] = _tensor_data(x), _tensor_data(dy), gradient
+                for k in range(4):
+                    a[1 + k] = _dim(x, k)
+                for k in range(3):
+                    a[6 + k] = _dim(dy, 1 + k)
+                a[9:14] = s[:5]
+                a[15], a[16] = _dim(kernel, 0), _dim(kernel, 1)
+                _share(block, s[6], s[7])
+                _let_go(block, 1)
+    _end(context, cells, status)
+
+
 @_jit(_INT, _INT)
 def _infer_shapes(context, status):  # type: ignore[no-untyped-def]
     """Gives the first output the shape of the first input; the others are set where the operation is made."""
@@ -694,6 +898,16 @@ def is_faster(numbers: int, parts: int, channels: int) -> bool:
     return numbers >= LEAST_NUMBERS and tasks >= operation_threads()
 
 
+@functools.lru_cache(maxsize=None)
+def multiplies_faster() -> bool:
+    """Returns whether weight gradients of convolutions over all channels were faster here than with oneDNN.
+
+    They were on a CPU with AVX2; the kernel has no vectors of sixteen numbers, which oneDNN uses with AVX-512.
+    """
+    features = binding.get_host_cpu_features()
+    return bool(features.get("avx2") and features.get("fma") and not features.get("avx512f"))
+
+
 def _threads(numbers: int, tasks: int) -> int:
     """Returns the number of threads that share ``tasks`` tasks with ``numbers`` numbers."""
     return max(1, min(operation_threads(), numbers // THREAD_NUMBERS, tasks))
@@ -737,7 +951,7 @@ def settings_of_norm(shape: Tuple[int, ...], parts: int, activation: str) -> Lis
     ]  # fmt: skip
 
 
-def settings_of_filter(
+def settings_of_depthwise_filter(
     dy_shape: Tuple[int, ...], kernel_height: int, stride: int, before: Tuple[int, int]
 ) -> List[int]:
     """Returns the integers that the weight gradient of a depthwise convolution is given.
@@ -750,6 +964,30 @@ def settings_of_filter(
     """
     threads = _threads(math.prod(dy_shape) * kernel_height, -(-dy_shape[0] // BLOCK_SAMPLES))
     return [stride, *before, threads, _pipe_to_helpers(threads)]
+
+
+def settings_of_filter(
+    kernel_shape: Tuple[int, ...],
+    dy_shape: Tuple[int, ...],
+    strides: Tuple[int, int],
+    before: Tuple[int, int],
+) -> List[int]:
+    """Returns the integers that the weight gradient of a convolution over all channels is given.
+
+    Args:
+        kernel_shape: (height, width, input channels, output channels).
+        dy_shape: the shape of the convolution's output.
+        strides: down and right.
+        before: rows of zeros above, and columns of zeros left of the image.
+    """
+    height, width, inputs, _ = kernel_shape
+    # Input channels are divided among tasks if the kernel has too few rows to keep all threads busy.
+    tasks_per_row = -(-operation_threads() * THREAD_TASKS // height) if operation_threads() > 1 else 1
+    tiles = -(-inputs // TILE_INPUTS[0])
+    most = min(BLOCK_INPUTS, -(-tiles // tasks_per_row) * TILE_INPUTS[0])
+    tasks = height * -(-inputs // most)
+    threads = _threads(math.prod(dy_shape) * height * width, tasks)
+    return [*strides, *before, most, tasks, threads, _pipe_to_helpers(threads)]
 
 
 def _callback(compute: Callable[..., None], *arguments: NumbaType) -> Any:
@@ -765,8 +1003,12 @@ def _normalise_gradient(state, context):  # type: ignore[no-untyped-def]
     _compute_normalise_gradient(context)
 
 
-def _filter_gradient(state, context):  # type: ignore[no-untyped-def]
+def _depthwise_filter_gradient(state, context):  # type: ignore[no-untyped-def]
     _compute_depthwise_filter(context)
+
+
+def _filter_gradient(state, context):  # type: ignore[no-untyped-def]
+    _compute_filter(context)
 
 
 def _shapes(context, status):  # type: ignore[no-untyped-def]
@@ -775,6 +1017,6 @@ def _shapes(context, status):  # type: ignore[no-untyped-def]
 
 CALLBACKS = {
     function.__name__: _callback(function, _INT, _INT)
-    for function in (_normalise, _normalise_gradient, _filter_gradient, _shapes)
+    for function in (_normalise, _normalise_gradient, _depthwise_filter_gradient, _filter_gradient, _shapes)
 }
 """The C functions by name; they have to live as long as the process."""

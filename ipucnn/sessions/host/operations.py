@@ -1,8 +1,8 @@
-"""Batch norm and depthwise convolutions of the host: by functions that Numba compiles, or by TensorFlow's operations.
+"""Batch norm and convolutions of the host: by functions that Numba compiles, or by TensorFlow's operations.
 
-Layers call :func:`batch_norm` and :func:`depthwise_conv2d`, which choose: :func:`why_not` decides once in a process
-whether compiled functions can be used, and the size of the tensors whether they are faster.  ``kernels.py`` has these
-functions.  They are operations of TensorFlow: its C interface registers them in its tables of operations and kernels,
+Layers call :func:`batch_norm`, :func:`depthwise_conv2d` and :func:`conv2d`, which choose: :func:`why_not` decides once
+in a process whether compiled functions can be used, and the shapes of the tensors whether they are faster.
+``kernels.py`` has these functions.  They are operations of TensorFlow: its C interface registers them in its tables of operations and kernels,
 as a C++ library of operations would (``tensorflow/c/ops.h``, ``tensorflow/c/kernels.h``).
 """
 
@@ -25,6 +25,7 @@ MAX_KERNEL_PIXELS = 16
 # Inputs and outputs of each operation; its name in TensorFlow begins with PREFIX.
 PREFIX = "Ipucnn"
 _NORM = ("x: float", "gamma: float", "beta: float")
+_FILTER = ("kernel: float", "x: float", "dy: float", "settings: int64")
 OPERATIONS = {
     "Normalise": (
         "_normalise",
@@ -37,10 +38,11 @@ OPERATIONS = {
         ("dx: float", "dgamma: float", "dbeta: float"),
     ),
     "DepthwiseFilterGradient": (
-        "_filter_gradient",
-        ("kernel: float", "x: float", "dy: float", "settings: int64"),
+        "_depthwise_filter_gradient",
+        _FILTER,
         ("gradient: float",),
     ),
+    "FilterGradient": ("_filter_gradient", _FILTER, ("gradient: float",)),
 }
 
 
@@ -106,6 +108,51 @@ def depthwise_conv2d(x: Tensor, kernel: Tensor, stride: int, padding: str) -> Te
                 input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, strides=strides, padding=padding
             )
             return [dx, depthwise_filter_gradient(kernel, x, dy, stride, [before for _, before, _ in sides])]
+
+        return y, gradient
+
+    return convolve(x, kernel)
+
+
+def has_compiled_filter_gradient(kernel_shape: Sequence[int], dilations: Sequence[int]) -> bool:
+    """Returns whether the weight gradient of a convolution over all channels is compiled.
+
+    Args:
+        kernel_shape: (height, width, input channels, output channels).
+        dilations: of height and width.
+    """
+    if why_not() or tuple(dilations) != (1, 1):
+        return False
+    from ipucnn.sessions.host import kernels
+
+    height, width, inputs, outputs = kernel_shape
+    has_whole_vectors = inputs % kernels.VECTOR == 0 and outputs % kernels.TILE_OUTPUTS == 0
+    return height * width > 1 and has_whole_vectors and kernels.multiplies_faster()
+
+
+def conv2d(
+    x: Tensor, kernel: Tensor, strides: Sequence[int], padding: str, dilations: Sequence[int]
+) -> Tensor:
+    """Computes ``tf.nn.conv2d`` of static sizes over all channels, with the fastest weight gradient.
+
+    Args:
+        x, kernel, padding: as for TensorFlow's function.
+        strides, dilations: of height and width.
+    """
+    if not has_compiled_filter_gradient(kernel.shape, dilations):
+        return tf.nn.conv2d(x, kernel, list(strides), padding, dilations=list(dilations))
+    sides = [padding_of(int(x.shape[k + 1]), int(kernel.shape[k]), strides[k], padding) for k in range(2)]
+    options = {"strides": [1, *strides, 1], "padding": padding}
+
+    @tf.custom_gradient
+    def convolve(x: Tensor, kernel: Tensor) -> Any:
+        y = tf.raw_ops.Conv2D(input=x, filter=kernel, **options)
+
+        def gradient(dy: Tensor) -> Any:
+            dx = tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=tf.shape(x), filter=kernel, out_backprop=dy, **options
+            )
+            return [dx, filter_gradient(kernel, x, dy, strides, [before for _, before, _ in sides])]
 
         return y, gradient
 
@@ -227,12 +274,37 @@ def depthwise_filter_gradient(
     """
     from ipucnn.sessions.host import kernels
 
-    settings = kernels.settings_of_filter(
+    settings = kernels.settings_of_depthwise_filter(
         tuple(dy.shape), int(kernel.shape[0]), stride, (before[0], before[1])
     )
 
+    return _apply_filter("DepthwiseFilterGradient", kernel, x, dy, settings)
+
+
+def filter_gradient(
+    kernel: Tensor, x: Tensor, dy: Tensor, strides: Sequence[int], before: Sequence[int]
+) -> Tensor:
+    """Returns the weight gradient of a convolution over all channels.
+
+    Args:
+        kernel: (kernel height, kernel width, c, c'); only its shape is used.
+        x: (n, h, w, c).
+        dy: (n, h', w', c').
+        strides: of height and width.
+        before: rows of zeros above, and columns of zeros left of the image.
+    """
+    from ipucnn.sessions.host import kernels
+
+    settings = kernels.settings_of_filter(
+        tuple(kernel.shape), tuple(dy.shape), (strides[0], strides[1]), (before[0], before[1])
+    )
+    return _apply_filter("FilterGradient", kernel, x, dy, settings)
+
+
+def _apply_filter(name: str, kernel: Tensor, x: Tensor, dy: Tensor, settings: Sequence[int]) -> Tensor:
+    """Returns the result of an operation that computes a weight gradient."""
+
     def compute(kernel: Tensor, x: Tensor, dy: Tensor) -> Tensor:
-        inputs = [kernel, x, dy, tf.constant(settings, tf.int64)]
-        return _apply("DepthwiseFilterGradient", inputs, [kernel.shape])[0]
+        return _apply(name, [kernel, x, dy, tf.constant(settings, tf.int64)], [kernel.shape])[0]
 
     return _in_graph(compute, kernel, x, dy)
