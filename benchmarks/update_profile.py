@@ -33,6 +33,7 @@ CONVOLUTIONS = {
     "Conv2D": "convolution",
     "Conv2DBackpropInput": "convolution, input gradient",
     "Conv2DBackpropFilter": "convolution, filter gradient",
+    "IpucnnFilterGradient": "convolution, filter gradient",
 }
 NORM_OR_ACTIVATION = re.compile(r"bn|norm|relu|activation|swish", re.IGNORECASE)
 # Operations with fewer numbers are not worth a kind.
@@ -102,7 +103,8 @@ def cost(operation: Any, weights: "frozenset[Tuple[int, ...]]") -> Cost:
     if kind in CONVOLUTIONS:
         # The number of outputs of the forward pass, and the kernel's shape.
         pixels = outputs[0] if kind == "Conv2D" else inputs[2]
-        kernel = (operation.outputs[0] if kind == "Conv2DBackpropFilter" else operation.inputs[1]).shape
+        is_gradient = "Filter" in kind
+        kernel = (operation.outputs[0] if is_gradient else operation.inputs[1]).shape
         flop = 2.0 * pixels * kernel.num_elements() / kernel[-1]
         return Cost(CONVOLUTIONS[kind], flop, moved)
     if kind.startswith(("DepthwiseConv", "IpucnnDepthwise")):

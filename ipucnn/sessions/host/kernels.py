@@ -57,6 +57,8 @@ FOLDED_WIDTH = 64
 VECTOR = 8
 TILE_OUTPUTS = 2 * VECTOR
 TILE_INPUTS = (6, 4, 2)
+# oneDNN is faster with fewer input or output channels.
+LEAST_CHANNELS = 64
 # The pixels, input channels and output channels of a block that is multiplied at once.  A column of tiles reads 12 KB,
 # which stay in the first cache, and a block has 190 KB, which stay in the second one.
 BLOCK_PIXELS = 96
@@ -445,7 +447,7 @@ def _filter(  # type: ignore[no-untyped-def]
     samples, rows, columns, outputs = dy.shape
     kernel_height, kernel_width = gradient.shape[:2]
     splits = -(-inputs // most)
-    x_pitch, dy_pitch = 4 * _pitch(most), 4 * _pitch(BLOCK_OUTPUTS)
+    x_pitch, dy_pitch = 4 * _pitch(most), 4 * _pitch(min(outputs, BLOCK_OUTPUTS))
     x_block = buffers.ctypes.data
     dy_block = x_block + BLOCK_PIXELS * x_pitch
     zeros = dy_block + BLOCK_PIXELS * dy_pitch
@@ -831,7 +833,8 @@ def _compute_filter(context):  # type: ignore[no-untyped-def]
         is_consistent = is_consistent and _dim(dy, 3) % TILE_OUTPUTS == 0
         if _is_accepted(is_consistent, cells, status):
             gradient = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
-            buffer_size = BLOCK_PIXELS * (_pitch(s[4]) + _pitch(BLOCK_OUTPUTS)) + s[4]
+            outputs = min(_dim(dy, 3), BLOCK_OUTPUTS)
+            buffer_size = BLOCK_PIXELS * (_pitch(s[4]) + _pitch(outputs)) + s[4]
             block = _new_block(_FILTER, s[5], s[6], buffer_size, 0, cells, status)
             if block:
                 a = _integers(block, _BLOCK)[_GIVEN:]
@@ -900,9 +903,9 @@ def is_faster(numbers: int, parts: int, channels: int) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def multiplies_faster() -> bool:
-    """Returns whether weight gradients of convolutions over all channels were faster here than with oneDNN.
+    """Returns whether weight gradients of convolutions over all channels were faster here than oneDNN's.
 
-    They were on a CPU with AVX2; the kernel has no vectors of sixteen numbers, which oneDNN uses with AVX-512.
+    They were on a CPU with AVX2.  None with AVX-512 was tried, whose vectors of sixteen numbers the kernels do not use.
     """
     features = binding.get_host_cpu_features()
     return bool(features.get("avx2") and features.get("fma") and not features.get("avx512f"))

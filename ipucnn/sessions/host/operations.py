@@ -2,8 +2,8 @@
 
 Layers call :func:`batch_norm`, :func:`depthwise_conv2d` and :func:`conv2d`, which choose: :func:`why_not` decides once
 in a process whether compiled functions can be used, and the shapes of the tensors whether they are faster.
-``kernels.py`` has these functions.  They are operations of TensorFlow: its C interface registers them in its tables of operations and kernels,
-as a C++ library of operations would (``tensorflow/c/ops.h``, ``tensorflow/c/kernels.h``).
+``kernels.py`` has these functions.  They are operations of TensorFlow: its C interface registers them in its tables of
+operations and kernels, as a C++ library of operations would (``tensorflow/c/ops.h``, ``tensorflow/c/kernels.h``).
 """
 
 import ctypes
@@ -125,9 +125,11 @@ def has_compiled_filter_gradient(kernel_shape: Sequence[int], dilations: Sequenc
         return False
     from ipucnn.sessions.host import kernels
 
-    height, width, inputs, outputs = kernel_shape
+    inputs, outputs = kernel_shape[2:]
     has_whole_vectors = inputs % kernels.VECTOR == 0 and outputs % kernels.TILE_OUTPUTS == 0
-    return height * width > 1 and has_whole_vectors and kernels.multiplies_faster()
+    return (
+        has_whole_vectors and min(inputs, outputs) >= kernels.LEAST_CHANNELS and kernels.multiplies_faster()
+    )
 
 
 def conv2d(
