@@ -57,13 +57,15 @@ FOLDED_WIDTH = 64
 VECTOR = 8
 TILE_OUTPUTS = 2 * VECTOR
 TILE_INPUTS = (6, 4, 2)
-# oneDNN is faster with fewer input or output channels.
-LEAST_CHANNELS = 64
+# With fewer pairs of an input and an output channel, oneDNN computes the weight gradient of a convolution.
+LEAST_PAIRS = 1024
 # The pixels, input channels and output channels of a block that is multiplied at once.  A column of tiles reads 12 KB,
 # which stay in the first cache, and a block has 190 KB, which stay in the second one.
 BLOCK_PIXELS = 96
 BLOCK_INPUTS = 32 * TILE_INPUTS[0]
 BLOCK_OUTPUTS = 16 * TILE_OUTPUTS
+# Rows of this many pixels for each pixel of a kernel's row but one are worth the products with zeros between them.
+SHARED_COLUMNS = 6
 
 _LINEAR, _RELU, _RELU6, _SWISH = range(4)
 _ZERO, _ONE, _SIX = np.float32(0), np.float32(1), np.float32(6)
@@ -442,6 +444,9 @@ def _filter(  # type: ignore[no-untyped-def]
 
     A task is that of one row of the kernel and of up to ``most`` input channels.  Blocks of pixels are copied, so that
     they lie in a cache as they are read, and multiplied: for each pixel of the kernel the sum of x^T dy.
+
+    With wide images and stride 1, a block of x serves all pixels of a kernel's row, from one pixel to the right for
+    each: rows of x have the zeros of the padding, and rows of dy as many zeros after them.
     """
     _, height, width, inputs = x.shape
     samples, rows, columns, outputs = dy.shape
@@ -449,10 +454,13 @@ def _filter(  # type: ignore[no-untyped-def]
     splits = -(-inputs // most)
     x_pitch, dy_pitch = 4 * _pitch(most), 4 * _pitch(min(outputs, BLOCK_OUTPUTS))
     x_block = buffers.ctypes.data
-    dy_block = x_block + BLOCK_PIXELS * x_pitch
+    is_shared = stride_right == 1 and columns >= SHARED_COLUMNS * (kernel_width - 1)
+    more = kernel_width - 1 if is_shared else 0
+    dy_block = x_block + (BLOCK_PIXELS + kernel_width - 1) * x_pitch
     zeros = dy_block + BLOCK_PIXELS * dy_pitch
     buffers[(zeros - x_block) // 4 :] = _ZERO
-    pixels = samples * rows * columns
+    row_pixels = columns + more
+    pixels = samples * rows * row_pixels
     while True:
         task = _count(progress, _TAKEN, 1)
         if task >= kernel_height * splits:
@@ -464,21 +472,30 @@ def _filter(  # type: ignore[no-untyped-def]
             given = min(BLOCK_OUTPUTS, outputs - output)
             for start in range(0, pixels, BLOCK_PIXELS):
                 size = min(BLOCK_PIXELS, pixels - start)
+                row, j = start // row_pixels, start % row_pixels
                 for p in range(size):
-                    source = dy.ctypes.data + 4 * ((start + p) * outputs + output)
+                    source = zeros
+                    if j < columns:
+                        source = dy.ctypes.data + 4 * ((row * columns + j) * outputs + output)
                     for c in range(0, 4 * given, 4 * VECTOR):
                         _copy(source + c, dy_block + p * dy_pitch + c)
+                    j += 1
+                    if j == row_pixels:
+                        row, j = row + 1, 0
                 for b in range(kernel_width):
-                    n, i, j = start // (rows * columns), start // columns % rows, start % columns
-                    for p in range(size):
-                        h, w = i * stride_down + a - top, j * stride_right + b - left
+                    from_block = x_block + b * x_pitch if is_shared else x_block
+                    first_column = 0 if is_shared else b
+                    row, j = start // row_pixels, start % row_pixels
+                    n, i = row // rows, row % rows
+                    for p in range(0 if b == 0 or not is_shared else size + more, size + more):
+                        h, w = i * stride_down + a - top, j * stride_right + first_column - left
                         source = zeros
-                        if 0 <= h < height and 0 <= w < width:
+                        if 0 <= h < height and 0 <= w < width and n < samples:
                             source = x.ctypes.data + 4 * (((n * height + h) * width + w) * inputs + first)
                         for c in range(0, 4 * taken, 4 * VECTOR):
                             _copy(source + c, x_block + p * x_pitch + c)
                         j += 1
-                        if j == columns:
+                        if j == row_pixels:
                             i, j = i + 1, 0
                             if i == rows:
                                 n, i = n + 1, 0
@@ -486,7 +503,7 @@ def _filter(  # type: ignore[no-untyped-def]
                         c, from_dy = 0, dy_block + 4 * o
                         total = gradient[a, b, first, output + o :].ctypes.data
                         while c < taken:
-                            from_x, to = x_block + 4 * c, total + 4 * c * outputs
+                            from_x, to = from_block + 4 * c, total + 4 * c * outputs
                             if taken - c >= 6:
                                 _add_six(from_x, x_pitch, from_dy, dy_pitch, size, to, 4 * outputs)
                                 c += 6
@@ -834,7 +851,8 @@ def _compute_filter(context):  # type: ignore[no-untyped-def]
         if _is_accepted(is_consistent, cells, status):
             gradient = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
             outputs = min(_dim(dy, 3), BLOCK_OUTPUTS)
-            buffer_size = BLOCK_PIXELS * (_pitch(s[4]) + _pitch(outputs)) + s[4]
+            x_pixels = BLOCK_PIXELS + _dim(kernel, 1) - 1
+            buffer_size = x_pixels * _pitch(s[4]) + BLOCK_PIXELS * _pitch(outputs) + max(s[4], outputs)
             block = _new_block(_FILTER, s[5], s[6], buffer_size, 0, cells, status)
             if block:
                 a = _integers(block, _BLOCK)[_GIVEN:]

@@ -127,9 +127,8 @@ def has_compiled_filter_gradient(kernel_shape: Sequence[int], dilations: Sequenc
 
     inputs, outputs = kernel_shape[2:]
     has_whole_vectors = inputs % kernels.VECTOR == 0 and outputs % kernels.TILE_OUTPUTS == 0
-    return (
-        has_whole_vectors and min(inputs, outputs) >= kernels.LEAST_CHANNELS and kernels.multiplies_faster()
-    )
+    is_large = inputs * outputs >= kernels.LEAST_PAIRS
+    return has_whole_vectors and is_large and kernels.multiplies_faster()
 
 
 def conv2d(
