@@ -176,6 +176,8 @@ def test_the_number_of_threads_changes_no_byte(monkeypatch):
             arrays += backward(dy, x, gamma, beta, 1e-3, parts, "swish")
         inputs = map(tf.constant, (np.zeros((3, 3, 64, 1), np.float32), x, dy))
         arrays.append(operations.depthwise_filter_gradient(*inputs, 1, (1, 1)).numpy())
+        inputs = map(tf.constant, (np.zeros((3, 3, 64, 64), np.float32), x, dy))
+        arrays.append(operations.filter_gradient(*inputs, (1, 1), (1, 1)).numpy())
         results.append(b"".join(array.tobytes() for array in arrays))
     assert len(set(results)) == 1
 
@@ -218,6 +220,83 @@ def test_depthwise_convolutions_equal_tensorflow(height, width, kernel, stride, 
     tolerance = 1e-5 if samples <= 3 else 1e-4
     for native, ours in zip(*depthwise_results(samples, height, width, kernel, stride, padding, channels)):
         np.testing.assert_allclose(ours.numpy(), native.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def naive_filter_gradient(x, dy, kernel_shape, strides, before):
+    """Returns the weight gradient of a convolution in float64, output pixel by output pixel."""
+    gradient = np.zeros(kernel_shape)
+    for n, i, j, a, b in np.ndindex(*dy.shape[:3], *kernel_shape[:2]):
+        h, w = i * strides[0] + a - before[0], j * strides[1] + b - before[1]
+        if 0 <= h < x.shape[1] and 0 <= w < x.shape[2]:
+            gradient[a, b] += np.outer(x[n, h, w].astype(np.float64), dy[n, i, j])
+    return gradient
+
+
+@compiled
+@given(
+    st.integers(1, 3), st.tuples(st.integers(1, 9), st.integers(1, 40)),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)), st.sampled_from(["SAME", "VALID"]),
+    st.sampled_from([8, 24, 40, 56, 200]), st.sampled_from([16, 48, 272]),
+)  # fmt: skip
+@example(2, (9, 40), (3, 3), (1, 1), "SAME", 200, 272)  # two blocks of each kind, wide images
+@example(3, (5, 4), (3, 3), (2, 2), "SAME", 56, 48)
+@example(3, (9, 13), (3, 3), (1, 1), "VALID", 8, 16)  # just wide enough to share a block of x
+@example(3, (9, 14), (3, 3), (1, 1), "VALID", 8, 16)
+@example(3, (40, 9), (1, 1), (2, 2), "VALID", 24, 16)
+@tries(15, slow=100)
+def test_filter_gradients_equal_the_naive_ones(samples, size, kernel, strides, padding, inputs, outputs):
+    if padding == "VALID" and any(k > n for k, n in zip(kernel, size)):
+        return
+    sides = [operations.padding_of(n, k, s, padding) for n, k, s in zip(size, kernel, strides)]
+    (height, top, _), (width, left, _) = sides
+    rng = np.random.default_rng(height * 10 + width)
+    x = rng.normal(size=(samples, *size, inputs)).astype(np.float32)
+    dy = rng.normal(size=(samples, height, width, outputs)).astype(np.float32)
+    w = np.zeros((*kernel, inputs, outputs), np.float32)
+    gradient = operations.filter_gradient(*map(tf.constant, (w, x, dy)), strides, (top, left)).numpy()
+    naive = naive_filter_gradient(x, dy, w.shape, strides, (top, left))
+    np.testing.assert_allclose(gradient, naive, rtol=1e-4, atol=1e-4)
+
+
+@compiled
+@pytest.mark.parametrize("strides, padding", [((1, 1), "SAME"), ((2, 1), "VALID")])
+def test_a_convolution_with_a_compiled_gradient_equals_tensorflow(monkeypatch, strides, padding):
+    monkeypatch.setattr(kernels, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(kernels, "LEAST_PAIRS", 1)
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(2, 7, 6, 8)).astype(np.float32))
+    w = tf.constant(rng.normal(size=(3, 3, 8, 16)).astype(np.float32))
+    assert operations.has_compiled_filter_gradient(w.shape, (1, 1))
+    results = []
+    for convolve in (
+        lambda: tf.nn.conv2d(x, w, strides, padding),
+        lambda: operations.conv2d(x, w, strides, padding, (1, 1)),
+    ):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = convolve()
+            loss = tf.reduce_sum(tf.sin(y))
+        results.append([y, *tape.gradient(loss, [x, w])])
+    for native, ours in zip(*results):
+        np.testing.assert_allclose(ours, native, rtol=1e-4, atol=1e-4)
+
+
+@compiled
+@pytest.mark.parametrize("features, expected", [
+    ({"avx2": True, "fma": True, "avx512f": False}, True),
+    ({"avx2": True, "fma": True, "avx512f": True}, False),
+    ({"neon": True}, False),
+])  # fmt: skip
+def test_filter_gradients_are_compiled_for_the_processors_on_which_they_were_faster(
+    monkeypatch, features, expected
+):
+    monkeypatch.setattr(kernels.binding, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(kernels, "multiplies_faster", kernels.multiplies_faster.__wrapped__)
+    large, small, odd = (3, 3, 64, 64), (3, 3, 16, 16), (3, 3, 60, 64)
+    assert operations.has_compiled_filter_gradient(large, (1, 1)) == expected
+    for shape, dilations in ((large, (2, 2)), (small, (1, 1)), (odd, (1, 1))):
+        assert not operations.has_compiled_filter_gradient(shape, dilations)
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["SAME", "VALID"]))
@@ -427,6 +506,15 @@ def test_an_operation_that_is_given_other_sizes_than_its_tensors_have_fails(monk
     )
     with pytest.raises(tf.errors.InvalidArgumentError):
         operations.depthwise_filter_gradient(weights, x, dy[..., :2], 1, (1, 1))
+    for inputs, outputs in ((8, 32), (16, 16), (3, 16)):  # the kernel has 8 (or 3) and 16
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            operations.filter_gradient(
+                tf.zeros([3, 3, min(inputs, 8), 16]),
+                tf.ones([4, 2, 2, inputs]),
+                tf.ones([4, 2, 2, outputs]),
+                (1, 1),
+                (1, 1),
+            )
     monkeypatch.setattr(kernels, "settings_of_norm", lambda *given: [2, 9, 3, 1, 3, 0, 2, 1, -1])
     with pytest.raises(tf.errors.InvalidArgumentError):
         operations.normalise(x, channels, channels, 1e-3, 2, "linear")
