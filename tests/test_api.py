@@ -181,6 +181,7 @@ def test_what_is_no_image_is_refused(folder):
     check_raises(DataError, "an image of Pillow cannot be read", "", loaded.predict, closed)
 
 
+@pytest.mark.slow
 def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
     class OfPlugin(Image.Image):
         """An image class as plugins of Pillow define it."""
@@ -218,6 +219,7 @@ def test_recipes_and_aliases_of_options(lightly, folder, tmp_path):
         del unused
 
 
+@pytest.mark.slow
 def test_evaluations_and_exports_equal_those_of_the_commands(folder, in_this_process, report, tmp_path):
     mine = folder / "runs" / "mine"
     ours, theirs = ipucnn.evaluate(mine), report("evaluate", mine)
@@ -227,6 +229,7 @@ def test_evaluations_and_exports_equal_those_of_the_commands(folder, in_this_pro
     assert record["format"] == "saved-model" and (tmp_path / "saved" / "export.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_equals_that_of_the_command(folder, monkeypatch):
     monkeypatch.chdir(folder)
     options = dict(
@@ -331,6 +334,7 @@ def test_the_package_declares_its_types():
     assert all(f"import {name} as {name}\n" in stub for name in ipucnn.__all__ if name != "__version__")
 
 
+@pytest.mark.slow
 def test_the_page_can_be_pasted_into_an_empty_folder(tmp_path, monkeypatch, capsys):
     """Runs the block of docs/api.md unchanged, without any preparation."""
     text = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")

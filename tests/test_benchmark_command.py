@@ -91,6 +91,7 @@ def test_a_preset_may_name_the_weights_of_its_network(tmp_path):
     make_job(resolve("benchmark", flags, config_path=str(file)), measured(mode="training"))
 
 
+@pytest.mark.slow
 def test_the_session_computes_the_same_logits_as_keras():
     """Both sides of a comparison run the same network: their logits of the same images agree."""
     job = make_job(resolved("cifar_resnet8", micro_batch_size="2"), measured())
@@ -136,6 +137,7 @@ def test_a_pipeline_is_predicted_when_one_ipu_is_too_small():
     assert any("more than the 4" in note for note in small.notes)
 
 
+@pytest.mark.slow
 def test_a_full_disk_voids_the_result_and_is_no_bug(monkeypatch):
     def broken(self, dataset):
         raise OSError(28, "No space left on device", "/tmp/cache")
@@ -349,6 +351,7 @@ class Clock:
         self._now_s += seconds
 
 
+@pytest.mark.slow
 def test_a_regression_against_a_baseline_fails(run, monkeypatch):
     clock = Clock(monkeypatch, contenders.SessionInference, unit_s=0.001)
     small = f"{SMALL} {QUICK} --executions 20 --max-time 60"
@@ -402,6 +405,7 @@ def test_folders_are_not_overwritten(tmp_path):
     check_raises(ConfigurationError, "mine", "", check_folder, resolved(run_dir="r", overwrite=True))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(run, monkeypatch):
     real, calls = HostPredictor.predict, []
 
@@ -435,6 +439,7 @@ def test_the_input_pipeline_by_stage(run):
         assert feed["images_per_s_per_ipu"] == pytest.approx(of_one_ipu)
 
 
+@pytest.mark.slow
 def test_a_slow_input_pipeline_is_reported(monkeypatch):
     """Most of the time is spent waiting for images, and the reported share says so."""
     from ipucnn.datasets import pipeline

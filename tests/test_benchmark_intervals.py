@@ -19,6 +19,7 @@ from ipucnn.benchmarking.records import Execution, Interval, Spread
 times = st.floats(1e-3, 10.0)
 
 
+@pytest.mark.slow
 @given(st.floats(1.0, 99.9), st.floats(0.5, 0.999))
 def test_the_number_of_samples_is_the_minimum_of_a_binomial(percent, confidence):
     n = intervals.samples_for_percentile(percent, confidence)
@@ -28,6 +29,7 @@ def test_the_number_of_samples_is_the_minimum_of_a_binomial(percent, confidence)
     assert n == 1 or stats.binom.pmf(n - 1, n - 1, p) > (1 - confidence) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @tries(30, slow=100)
 @given(st.integers(1, 600), st.sampled_from([50.0, 90.0, 95.0, 99.0]))
 def test_the_bound_is_the_smallest_rank_with_the_confidence(n, percent):
@@ -59,6 +61,7 @@ def test_the_upper_bound_covers_the_quantile_with_its_confidence():
     assert covered >= 0.97 * 400
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 100), times), min_size=1, max_size=20))
 def test_throughput_is_total_over_total_and_lies_in_its_interval(pairs):
     samples, seconds = zip(*pairs)

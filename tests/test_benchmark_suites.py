@@ -107,6 +107,7 @@ def test_ids_are_names_of_files_and_typed_numbers_are_exact():
     assert rates == list(names.values())
 
 
+@pytest.mark.slow
 def test_built_in_suites_have_their_rows():
     ulhpc = find_suite("ulhpc", parse_line)
     assert (len(plan_suite(ulhpc, None, {}).rows), ulhpc.epoch_images) == (84, 50000)
@@ -149,6 +150,7 @@ def test_an_image_size_is_adapted_to_the_network():
 # -- running
 
 
+@pytest.mark.slow
 def test_a_failed_row_does_not_stop_the_others(monkeypatch, run):
     Path("my.yml").write_text(SMALL)
     ran = answering(monkeypatch, 0, 3)
@@ -260,6 +262,7 @@ def test_speedups_of_another_machine_and_of_ipus():
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_versus_with_another_suite_is_refused_before_any_row_runs(monkeypatch, run):
     ran = answering(monkeypatch)
     result = plan()

@@ -135,6 +135,7 @@ def test_classes_without_names_are_compared_by_number_in_one_line(run_folder):
         assert result["measured"]["samples"] == 12
 
 
+@pytest.mark.slow
 def test_class_folders_get_the_preprocessing_and_the_names_of_the_run(run_folder, run, tmp_path):
     """PNG files of the arrays: the figures of the arrays, and the probabilities of infer and predict, to all digits."""
     for k, (image, label) in enumerate(zip(IMAGES, LABELS)):

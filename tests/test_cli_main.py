@@ -360,6 +360,7 @@ def test_other_system_exits_keep_their_code(monkeypatch):
     assert ending.value.code == 143
 
 
+@pytest.mark.slow
 def test_closed_and_ascii_streams_are_not_errors():
     assert _shell("ipucnn --version >&-") == (0, "", "")
     assert _shell("ipucnn train lenet --num-epochs 0 2>&-") == (2, "", "")
@@ -424,6 +425,7 @@ def test_completion_offers_options_models_and_choices(capsys, monkeypatch, line,
     assert offered in capsys.readouterr().out.split()
 
 
+@pytest.mark.slow
 def test_commands_import_only_required_modules():
     """Help pages import neither NumPy nor TensorFlow, the first page not even Typer; no check imports TensorFlow."""
     program = (

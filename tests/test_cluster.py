@@ -364,6 +364,7 @@ def test_one_process_shares_no_gpus(monkeypatch):
 SMALL = [*with_values(FLAGS, threads=None), "--run-dir", "run"]
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.slow_cases("others3-2---optimizer absent: must be one of")
 @pytest.mark.parametrize(
@@ -443,6 +444,12 @@ sys.exit(leave(3 if case == "all fail" else 0, "a message", "a hint"))
 """
 
 
+@pytest.mark.slow_cases(
+    "ends late-0-",
+    "has ended-7-error: rank 2 of 3 did not answer for 2 s",
+    "is slow-0-",
+    "stops-7-error: rank 2 of 3 did not answer for 2 s",
+)
 @needs_mpi
 @pytest.mark.parametrize(
     ("case", "code", "expected"),
@@ -477,6 +484,7 @@ leave(0)
 """
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("seconds", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_process_may_start_late(tmp_path, seconds):
@@ -530,6 +538,7 @@ def test_threads_of_training(monkeypatch, cores, program, sharing, threads):
     assert threads_of_training(make_program(**program), fused, sharing) == threads
 
 
+@pytest.mark.slow
 def test_all_workers_measure_statistics_when_a_signal_ends_them(lightly, monkeypatch, here):
     """Workers gather statistics together: rank 0 would wait for ever for a process that ended before."""
     flags = {
@@ -551,6 +560,7 @@ def test_all_workers_measure_statistics_when_a_signal_ends_them(lightly, monkeyp
     assert len(executions) == 1 < run.context.program.num_executions
 
 
+@pytest.mark.slow
 def test_all_processes_measure_for_the_last_checkpoint_if_one_of_them_lacks_it(lightly, monkeypatch, here):
     """A process on another machine may not see the folder in which rank 0 finds the numbered checkpoint."""
     flags = {

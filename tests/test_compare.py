@@ -250,6 +250,7 @@ def test_unreadable_lines_are_reported_and_prevent_equality(folder, run, report)
     assert code == 0 and out.splitlines()[-1] == "equal" and "warning" not in err
 
 
+@pytest.mark.slow
 def test_folds_of_a_cross_validation_are_runs_and_benchmarks_are_not(folder, run, report):
     shutil.copytree(str(folder / "first"), "runs/folds/fold-1")
     shutil.copytree(str(folder / "again"), "runs/folds/fold-2")
@@ -271,6 +272,7 @@ def test_folds_of_a_cross_validation_are_runs_and_benchmarks_are_not(folder, run
     assert code == 0 and "curves of 2 runs" in err
 
 
+@pytest.mark.slow
 def test_different_contents_of_a_network_file_are_reported(run, report, lightly):
     text = "from tensorflow import keras\n\n\ndef build(shape, classes):\n    x = keras.Input(shape)\n"
     text += "    y = keras.layers.Dense(classes)(keras.layers.Flatten()(x))\n    return keras.Model(x, y)\n"
@@ -350,6 +352,7 @@ def test_one_changed_number_in_a_history_is_found(folder, tmp_path, report):
     assert list(difference["figures"]) == ["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("pdf")
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_curves_of_several_runs_are_drawn(folder, run, ending):
@@ -377,6 +380,7 @@ def test_the_page_of_a_run_is_self_contained_and_matches_the_files(folder):
     assert len(points) == len(read_run(folder / "first").rows("execution"))
 
 
+@pytest.mark.slow
 def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, report):
     shutil.copytree(str(folder / "first"), "r")
     counts = report("evaluate", "r", "--report")["confusion_matrix"]

@@ -7,6 +7,7 @@ from ipucnn.config.spec import Effect, OptionSpec
 from ipucnn.sessions.host.agreement import compared_options
 
 
+@pytest.mark.slow
 def test_a_sweep_is_accepted_with_one_warning(succeeds):
     options = ("--dataset", "digits", "--limit-train", 32, "--num-epochs", 1, "--seed", 1, "--no-validation")
     _, err = succeeds("train", "toy_model", "--sweep", *options, "--run-dir", "run")

@@ -85,6 +85,7 @@ def test_a_run_on_digits_for_want_of_files_is_repeated_with_its_configuration(he
     assert resolve("train", {}, config_path="config.yml").config.dataset == "digits"
 
 
+@pytest.mark.slow
 def test_built_in_presets_are_valid_and_belong_to_models():
     registry = pytest.importorskip("ipucnn.models.registry")
     names = presets.built_in_names()

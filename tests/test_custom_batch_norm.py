@@ -74,6 +74,7 @@ def test_the_host_equals_the_naive_loop(accumulate, replicas):
     compare(on_host, accumulate, replicas, fused=divisors[(accumulate + replicas) % len(divisors)])
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("1-4", "9-2")
 @pytest.mark.parametrize("accumulate, replicas", _some(IPU_GRID, [(1, 4), (3, 1), (9, 2)]))
 def test_ipus_equal_the_naive_loop(accumulate, replicas):
@@ -83,6 +84,7 @@ def test_ipus_equal_the_naive_loop(accumulate, replicas):
 PIPELINE = dict(num_stages=2, pipeline_splits=("relu0",), device_mapping=(0, 1), ipus_per_replica=2)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("distributed-on_host", "pipeline-on_ipus")
 @pytest.mark.parametrize("session", [on_host, on_ipus])
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ def test_distributed_batch_norm_and_pipelines_equal_the_naive_loop(session, accu
     compare(session, accumulate, replicas, changes=changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session, method", [(on_host, "running_mean"), (on_ipus, "sum")])
 def test_reductions_loss_scale_and_optimizers_equal_the_naive_loop(session, method):
     changes = {"gradient_accumulation_reduction_method": method, "loss_scaling": 128.0}
@@ -102,6 +105,7 @@ def test_reductions_loss_scale_and_optimizers_equal_the_naive_loop(session, meth
     compare(session, 3, 2, changes=changes, optimizer=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("on_ipus-16.16", "on_ipus-16.32")
 @pytest.mark.parametrize("session, precision", [(on_ipus, "16.16"), (on_ipus, "16.32"), (on_host, "16.16")])
 def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
@@ -110,6 +114,7 @@ def test_statistics_of_16_bit_networks_are_kept_in_32_bits(session, precision):
     assert np.any(weights[name] != weights[name].astype(np.float16))
 
 
+@pytest.mark.slow
 def test_prediction_leaves_the_statistics_unchanged():
     """Evaluation rounds the inputs of layers; nothing measures these statistics anew, so they must not be rounded."""
     config = dataclasses.replace(RunConfig(), precision="16.16", nanoo=True)
@@ -122,6 +127,7 @@ def test_prediction_leaves_the_statistics_unchanged():
     assert variance.numpy().tobytes() == value.tobytes()
 
 
+@pytest.mark.slow
 def test_outside_a_session_each_batch_is_a_weight_update():
     model = make_model("custom")
     program = make_program(4, 1, 1, updates_per_epoch=1)

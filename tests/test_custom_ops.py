@@ -92,6 +92,7 @@ def test_inconsistent_sizes_and_versions_are_refused(crop_program, operation, at
     assert message in run(crop_program, operation, attributes, np.ones((1, 3, 3, 1)))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_makefile_builds_a_library(tmp_path):
     make = shutil.which("make")

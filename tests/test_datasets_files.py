@@ -197,6 +197,7 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
 # ---------------------------------------------------------------- pipelines
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("False-True", "True-True")
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -336,6 +337,7 @@ def test_images_that_are_whole_are_never_left_out_as_damaged(tmp_path, run):
     )
 
 
+@pytest.mark.slow
 def test_infer_names_and_counts_damaged_images_of_a_folder(tmp_path, run, succeeds, lightly):
     write_class_folders(tmp_path / "photos", {(part, name): 6 for part in ("train", "val") for name in "ab"})
     data = ("--dataset", tmp_path / "photos", "--micro-batch-size", 4)
@@ -349,6 +351,7 @@ def test_infer_names_and_counts_damaged_images_of_a_folder(tmp_path, run, succee
     )
 
 
+@pytest.mark.slow
 def test_damaged_images_are_refused_or_left_out(tmp_path, run, succeeds, lightly):
     folder = tmp_path / "photos"
     write_class_folders(folder, {(".", "a"): 20, (".", "b"): 20})
@@ -373,6 +376,7 @@ def test_damaged_images_are_refused_or_left_out(tmp_path, run, succeeds, lightly
         path.write_bytes(b"")
 
 
+@pytest.mark.slow
 def test_warnings_about_a_set_are_shown_where_it_is_chosen(tmp_path, succeeds, lightly):
     folder, trained = tmp_path / "photos", tmp_path / "run"
     sizes = {"a": 30, "b": 5}
@@ -470,6 +474,7 @@ def test_other_commands_and_trained_weights_keep_the_default_size(command, weigh
     assert resolved.config.image_size == size
 
 
+@pytest.mark.slow
 def test_image_folders_have_presets_with_a_small_batch(tmp_path):
     write_class_folders(tmp_path, {(".", "a"): 20, (".", "b"): 20, (".", "c"): 20, (".", "d"): 20})
     for record in list_models():

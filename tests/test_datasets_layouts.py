@@ -378,6 +378,7 @@ def test_names_that_do_not_fit_are_shown_with_an_example_of_each_side(tmp_path):
 # -- pairs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("_masks")
 @pytest.mark.parametrize("ending", ["_mask", "_masks", "-label", "_labels", "_seg"])
 def test_masks_may_have_an_ending(tmp_path, ending):
     folder = draw_pairs(tmp_path, image="Images", mask="MASKS", ending=f"{ending}.tif")

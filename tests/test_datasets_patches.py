@@ -81,6 +81,7 @@ def test_stitched_patches_equal_the_image(height, width, side):
 SIZES = [(60, 52), (33, 90), (60, 52), (20, 71), (1, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size, sizes", [(1, SIZES[:1] * 3), (4, SIZES[:1] * 3), (3, SIZES)])
 def test_evaluation_covers_every_image_once(batch_size, sizes):
     source = make_source(sizes=sizes)
@@ -115,6 +116,7 @@ def test_evaluation_covers_every_image_once(batch_size, sizes):
     assert weight == sum(height * width for height, width in sizes)
 
 
+@pytest.mark.slow
 def test_parts_of_batches_of_patches_form_the_whole():
     """Two parts of three patches: the patch that the second part lacks has no weight."""
     source = make_source()
@@ -200,6 +202,7 @@ def test_bicubic_weights_pass_through_the_nodes_and_are_smooth():
     assert np.abs(np.diff(weights, n=2, axis=0)).max() < 0.01
 
 
+@pytest.mark.slow
 def test_elastic_augmentation_keeps_image_and_mask_aligned():
     """A mask that is a threshold of its image stays one after augmentation, apart from interpolation."""
     source = make_source(num=4, height=90, width=90)
@@ -212,6 +215,7 @@ def test_elastic_augmentation_keeps_image_and_mask_aligned():
         assert wrong < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("augment", [True, False])
 def test_a_patch_is_a_function_of_seed_epoch_and_index(augment):
@@ -220,6 +224,7 @@ def test_a_patch_is_a_function_of_seed_epoch_and_index(augment):
     assert (take(source, 1, augment=augment, seed=6, **OPTIONS)[0] != images[:1]).any()
 
 
+@pytest.mark.slow
 def test_an_output_larger_than_the_image_is_mirrored():
     source = make_source(num=2, height=20, width=20)
     for augment in (True, False):

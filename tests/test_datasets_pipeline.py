@@ -103,6 +103,7 @@ def expected_order(size, samples_per_epoch, seed, epochs):
     return order
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 30),
     samples_per_epoch=st.integers(1, 70),
@@ -132,6 +133,7 @@ def test_unshuffled_data_keep_the_stored_order():
     assert labels.tolist() == [0, 1, 2, 3, 4, 0, 1] * 2
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_order_and_other_pixels():
     source = make_source()
     one, two = take(source, 23), take(source, 23, seed=8)
@@ -154,6 +156,7 @@ PURE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(*KINDS, "reduced to grey", "digits enlarged", "range of tf")
 @pytest.mark.parametrize("case", PURE)
 def test_batch_size_start_and_threads_do_not_change_a_byte(case):
@@ -166,6 +169,7 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(case):
     assert_same(take(source, 9, start_sample=30, **options), (images[30:39], labels[30:39]))
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("3-1-5", "4-64-17")
 @pytest.mark.parametrize(("count", "batch_size", "start"), [(2, 4, 0), (3, 1, 5), (4, 64, 17)])
 def test_shards_are_every_nth_batch(count, batch_size, start):
@@ -341,6 +345,7 @@ def test_parts_of_evaluation_batches_form_the_whole(kind, count, batch_size):
         assert not joined[:, batch_size:].any()
 
 
+@pytest.mark.slow
 def test_evaluation_equals_training_without_augmentation():
     source = make_source(augmentation="digits", num_eval=23)
     same = DataSource(source.info, source.eval, source.eval)

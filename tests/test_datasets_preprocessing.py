@@ -42,6 +42,7 @@ def test_ranges_equal_those_of_keras_applications(mode):
     np.testing.assert_allclose(one_image(pixel, (6, 6, 3), mode)[0], np.ravel(expected), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_grey_and_colour():
     np.testing.assert_array_equal(one_image(77, (6, 6, 3), "raw", channels=1)[0], [77, 77, 77])
     grey, _ = one_image(np.array([10, 100, 250], np.uint8), (6, 6, 1), "raw")

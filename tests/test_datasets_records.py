@@ -100,6 +100,7 @@ def naive_varint(value):
 VALUES = st.one_of(st.binary(max_size=140), st.integers(-(2**63), 2**63 - 1))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=6), VALUES, max_size=4))
 @tries(12, slow=40)
 def test_feature_round_trip(features):
@@ -410,6 +411,7 @@ def test_a_distorted_box_has_a_legal_area_and_aspect_ratio(width, height, seed, 
     assert (left, top, right, bottom) == distorted_box(width, height, size, draw(seed, AUGMENT, 3, 0, 7))
 
 
+@pytest.mark.slow
 def test_distorted_boxes_have_the_distribution_of_tensorflow():
     tf = pytest.importorskip("tensorflow")
     width, height, count = 500, 375, 3000
@@ -441,6 +443,7 @@ def test_distorted_boxes_have_the_distribution_of_tensorflow():
         assert np.abs(np.percentile(a, [10, 50, 90]) - np.percentile(b, [10, 50, 90])).max() < 14
 
 
+@pytest.mark.slow
 def test_training_and_validation_crops_equal_those_of_pillow(folder):
     """Compares batches from records with Pillow: the same boxes, pixels and labels."""
     source = open_folder(folder)
@@ -537,6 +540,7 @@ def test_plain_corners_are_not_missing_data():
             assert crop_of(data, (20, 20), draw(number, AUGMENT, 0, 0, 0)).max() == 255
 
 
+@pytest.mark.slow
 def test_batches_do_not_depend_on_the_images_per_call(folder, monkeypatch):
     """Images of a large batch are read in one call; with little memory, in calls of a few that are joined."""
     source, options = open_folder(folder), {"input_shape": (9, 8, 3), "input_range": "tf"}
@@ -627,6 +631,7 @@ def test_damaged_records_are_left_out_on_request(folder):
     check_raises(DataError, words, "", open_dataset, found, Opening(skip_damaged=True))
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_evaluates_on_records(tmp_path, succeeds, report):
     (tmp_path / "imagenet").mkdir()
     write_shards(tmp_path / "imagenet", "train", [k % 10 + 1 for k in range(24)], 2)

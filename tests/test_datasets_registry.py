@@ -48,6 +48,7 @@ def choose(name, path, home="cifar10", task="classification", **options):
 # ---------------------------------------------------------------- choosing
 
 
+@pytest.mark.slow
 def test_choosing_imports_no_library_and_opening_imports_no_tensorflow(tmp_path):
     write_cifar10(tmp_path / "cifar-10-batches-py")
     code = (

@@ -200,6 +200,7 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     assert export.trained_on(keras_weights, replace(named, weights="imagenet")) == "ImageNet"
 
 
+@pytest.mark.slow_cases("keras-options5")
 @pytest.mark.slow_cases("onnx-options0", "saved-model-options4")
 @pytest.mark.parametrize(
     ("form", "options"),
@@ -234,6 +235,7 @@ def interpreter_of(path):
     return Interpreter(str(path))
 
 
+@pytest.mark.slow
 @needs("tflite")
 @pytest.mark.slow_cases("options0")
 @pytest.mark.parametrize("options", [[], ["--raw-uint8", "--batch", "3"]])
@@ -264,6 +266,7 @@ def test_a_file_of_8_bit_integers_predicts_as_its_interpreter_does(report, capsy
     assert done.returncode == 0 and str(logits.argmax()) in done.stdout.decode().split()
 
 
+@pytest.mark.slow
 @needs("tflite")
 def test_8_bit_integers_that_give_other_classes_are_refused(run, in_this_process, monkeypatch):
     """Calibration with images of a thousandth of the brightness gives ranges that others exceed."""
@@ -308,6 +311,7 @@ def test_a_runtime_process_cannot_import_this_package(tmp_path):
 IPU = ("--format", "ipu", "--batch", "8", "--output", "served")
 
 
+@pytest.mark.slow
 def test_a_program_for_an_ipu_is_written_and_verified(trained, succeeds):
     with installed(num_ipus=1) as machine:
         succeeds("export", trained, *IPU)
@@ -508,6 +512,7 @@ def with_other_preprocessing(*arguments, pixels, **options):
     return stock_model(*arguments, pixels=replace(pixels, offsets=offsets), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("with_other_weights-options0")
 @pytest.mark.parametrize(
     ("altered", "options"),
@@ -557,6 +562,7 @@ def pixels_in(trained, tmp_path_factory):
 PREDICTING = ("evaluate", "infer")
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("pixels_in")
 @pytest.mark.parametrize("which", ["exported", "pixels_in"])
 def test_an_exported_file_or_its_folder_is_used_like_its_run(trained, report, request, which):
@@ -644,6 +650,7 @@ cli.main(["runs"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_file_that_never_answers_is_ended_by_a_signal(exported, tmp_path):
     file = forged(exported, tmp_path / "forged", rounds=2**60)

@@ -92,6 +92,7 @@ def pretrained(tmp_path_factory):
 FINE = ("train", "toy_model_bn", "--num-epochs", "2", "--seed", "3", "--lr-schedule", "const")
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(
     run, report, colours, pretrained, tmp_path
 ):

@@ -672,6 +672,7 @@ def test_transparency_of_floats_is_between_0_and_1():
     refusal_of(lambda: page_of(tiff(tiff_page(bands, page_tags(2, 2)))), "transparency of float32")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10**6),

@@ -94,6 +94,7 @@ def normalisations(draw):
     )
 
 
+@pytest.mark.slow
 @compiled
 @given(normalisations())
 @tries(25, slow=60)
@@ -111,6 +112,7 @@ def test_normalisation_equals_the_naive_one(case):
     np.testing.assert_allclose(y, ACTIVATIONS[activation](z), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @compiled
 @given(normalisations())
 @tries(10, slow=25)
@@ -200,6 +202,7 @@ def depthwise_results(samples, height, width, kernel, stride, padding, channels=
     return results
 
 
+@pytest.mark.slow
 @compiled
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
        st.sampled_from(["SAME", "VALID"]), st.integers(1, 20), st.sampled_from([3, 6]))  # fmt: skip
@@ -407,6 +410,9 @@ def test_convolution_norm_and_activation_equal_keras(size, layer, norm, activati
     assert_equals_keras(small_network(size, layer(), norm, activation), size)
 
 
+@pytest.mark.slow_cases(
+    "False-3-zeros0-<lambda>", "False-5-zeros2-<lambda>", "True-3-zeros0-<lambda>", "True-3-zeros1-<lambda>"
+)
 @pytest.mark.parametrize("kernel, zeros, is_left", [
     (3, ((0, 1), (0, 1)), lambda size: size % 2 == 0),  # EfficientNets and MobileNets, for even sizes
     (3, ((1, 1), (1, 1)), lambda size: size % 2 == 1),  # and for odd sizes
@@ -478,6 +484,7 @@ def test_missing_threads_are_not_waited_for(monkeypatch, is_full):
     np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @compiled
 def test_operations_in_parallel_give_the_same_bytes(monkeypatch):
     """Several operations, each with helpers, run at once: as groups of micro-batches in parallel do."""
@@ -636,6 +643,7 @@ def test_the_shortcut_takes_every_second_pixel(size):
     assert pixels.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(pixels[..., 3:])
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("efficientnet-b0-64", "mobilenet-32")
 @pytest.mark.parametrize("name, side", [("efficientnet-b0", 64), ("cifar_resnet8", 64), ("mobilenet", 32)])
 def test_whole_networks_equal_keras(name, side):
@@ -649,6 +657,7 @@ def test_whole_networks_equal_keras(name, side):
         )
 
 
+@pytest.mark.slow
 @compiled
 def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     """Such a file could name a folder of compiled code, which Numba would load."""

@@ -170,6 +170,7 @@ def program_of(precision, fused, updates=3, **changes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["16.16", pytest.param("16.32", marks=pytest.mark.slow)])
 def test_fusing_stages_and_resuming_do_not_change_the_rounding(precision):
     images, labels = make_data(24)
@@ -195,6 +196,7 @@ def test_fusing_stages_and_resuming_do_not_change_the_rounding(precision):
     assert all(resumed[name].tobytes() == value.tobytes() for name, value in values[1].items())
 
 
+@pytest.mark.slow
 def test_on_rounds_activations_stochastically_and_ri_only_weights():
     images, labels = make_data(8)
     losses, weights = {}, {}
@@ -298,6 +300,7 @@ def separable(samples):
     return np.eye(2, dtype=np.float32)[labels], labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "scale", "learns"), [("16.32", 0.0, False), ("16.32", 1024.0, True), ("32.32", 0.0, True)]
 )
@@ -313,6 +316,7 @@ def test_a_network_that_learns_in_16_bits_only_with_loss_scaling(precision, scal
     assert values["learns/kernel"].any() == learns
 
 
+@pytest.mark.slow
 def test_weights_stall_under_nearest_rounding_and_not_under_stochastic():
     """Weights near 1 have steps of 2**-10; each weight update moves them by less than half a step."""
     images, labels = separable(8 * 200)
@@ -338,6 +342,7 @@ def test_weights_stall_under_nearest_rounding_and_not_under_stochastic():
 # --- overflow and exceptions
 
 
+@pytest.mark.slow
 def test_overflow_saturates_or_becomes_nan():
     images, labels = make_data(8)
     program = program_of("16.16", 4, 1, loss_scaling=2.0**30)
@@ -349,6 +354,7 @@ def test_overflow_saturates_or_becomes_nan():
         train(session, *make_data(16))
 
 
+@pytest.mark.slow
 def test_floating_point_exceptions_name_their_place(monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
     command = "train toy_model --dataset digits --limit-train 32 --limit-eval 8 --epochs 1 --fp-exceptions"
@@ -376,6 +382,7 @@ def test_too_large_weights_are_reported_before_any_computation():
 # --- recomputation
 
 
+@pytest.mark.slow
 def test_recomputation_gives_the_same_gradients():
     images, labels = make_data(16)
     values = []

@@ -105,6 +105,7 @@ def norms_and_reductions():
                 yield pytest.param(norm, method, fused, marks=[] if is_fast else pytest.mark.slow)
 
 
+@pytest.mark.slow_cases("batch-mean-2", "group-sum-6")
 @pytest.mark.slow_cases(
     "batch-mean-6",
     "batch-running_mean-6",
@@ -126,6 +127,7 @@ def test_fused_equals_naive_for_every_optimizer(optimizer):
     compare("batch", make_program(3, 2, 2), optimizer, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("some")
 @pytest.mark.parametrize(
     "frozen, optimizer",
@@ -158,12 +160,14 @@ def test_fused_is_as_close_to_float64_as_unfused():
     assert far[1] < 2 * far[0] and far[0] < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", ["NATIVE_PART_SIZE", "FOLDED_WIDTH"])
 def test_native_kernels_and_unfolded_narrow_layers_equal_naive(monkeypatch, threshold):
     monkeypatch.setattr(f"ipucnn.models.layers.micro_batches.{threshold}", 1)
     compare("batch", make_program(3, 2, 2), SGD, 4)
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_fused_micro_batches():
     from ipucnn.models.layers.micro_batches import Dropout
 
@@ -187,6 +191,7 @@ def test_dropout_does_not_depend_on_the_fused_micro_batches():
     assert_close(*results, tolerance=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("4-fused1")
 @pytest.mark.parametrize("group, fused", [(2, (4, 2)), (4, (8, 4))])
 def test_distributed_batch_norm_equals_naive(group, fused):
@@ -218,6 +223,7 @@ def test_fused_equals_naive_at_random(batch, accumulate, replicas, executions, n
     compare(norm, program, SGD, fused, seed=data_.draw(st.integers(0, 99)))
 
 
+@pytest.mark.slow
 def test_loss_scaling_leaves_the_result_unchanged():
     program = make_program(2, 2, 1)
     images, labels = data(16, 0)
@@ -227,6 +233,7 @@ def test_loss_scaling_leaves_the_result_unchanged():
         np.testing.assert_array_equal(plain[name], scaled[name], err_msg=name)
 
 
+@pytest.mark.slow_cases("batch-mean-1")
 @pytest.mark.slow_cases("none-running_mean-1")
 @pytest.mark.parametrize(
     "norm, method, fused", [("batch", "mean", 1), ("group", "sum", 2), ("none", "running_mean", 1)]
@@ -266,6 +273,7 @@ def test_parallel_groups_are_limited_by_cores_and_memory(groups, samples, at_onc
         assert divide(program, RunConfig(devices=2), on_two, group, ["/GPU:0", "/GPU:1"], 1).num_lanes == 1
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.integers(20, 27), st.booleans())
 @tries(200, slow=2000)
 def test_fused_micro_batches_are_as_many_as_suit_workers_pairs_and_memory(
@@ -293,6 +301,7 @@ def test_fused_micro_batches_are_as_many_as_suit_workers_pairs_and_memory(
         assert pairs == max([d for d in halves if d <= fused], default=halves[0])
 
 
+@pytest.mark.slow
 def test_parallel_evaluations_are_summed_in_order(monkeypatch):
     images, labels = data(33, 6)
     model = make_model("batch", 2)

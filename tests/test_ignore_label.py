@@ -141,6 +141,7 @@ def test_training_accuracy_is_over_the_other_pixels():
     assert not right[4].any()
 
 
+@pytest.mark.slow
 def test_patches_weigh_as_much_as_their_other_pixels(tmp_path):
     write_set(tmp_path)
     source = open_pairs("imagemasks", tmp_path)
@@ -159,6 +160,7 @@ def test_patches_weigh_as_much_as_their_other_pixels(tmp_path):
     assert total == (source.eval.labels >= 0).sum()
 
 
+@pytest.mark.slow_cases("bce_dice")
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce_dice"])
 def test_both_sessions_train_as_a_naive_loop(loss):
     """Weights after three updates equal those of a loop over samples and pixels; so do loss and accuracy."""

@@ -52,6 +52,7 @@ def test_a_stopped_measurement_goes_on_with_the_next_result(measuring):
     assert everything(again=True) == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_half_a_line_of_a_killed_process_is_measured_again(measuring):
     journal = measuring.Journal("m")
     journal.take(("a",), lambda: {"x": 1})
@@ -241,6 +242,7 @@ def test_a_stopped_comparison_of_pipelines_goes_on(measuring, monkeypatch, tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_wrong_inputs_that_are_accepted_are_counted(measuring, monkeypatch, tmp_path, capsys):
     """One wrong input of each kind is refused as it should be; an accepted one, a crash and a written file count."""
     refused = script(monkeypatch, measuring, "refused_inputs")
@@ -273,6 +275,7 @@ def test_wrong_inputs_that_are_accepted_are_counted(measuring, monkeypatch, tmp_
     assert "models" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_kind_begins_with_a_right_input(measuring, monkeypatch):
     refused = script(monkeypatch, measuring, "refused_inputs")
     for kind in ("command lines", "YAML", "folders", "images"):

@@ -101,6 +101,7 @@ def file_of(folder, name, number):
     return [path for path in every if not any(word in str(path) for word in ("mask", "labels"))][number], 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name if name == "different sizes" else pytest.param(name, marks=pytest.mark.slow) for name in FORMS],
@@ -194,6 +195,7 @@ def test_files_have_different_numbers_of_pages(tmp_path, monkeypatch):
     check_raises(DataError, "at least 12 images and masks of up to 90x110 pixels", "", opened, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_smallest_image_decides_the_size_of_patches(run, tmp_path):
     of_sizes(tmp_path / "set")
     code, _, err = run("train", "unet", *LINE.split(), "--dry-run")

@@ -95,6 +95,7 @@ def test_static_batch_and_shapes():
     assert all(None not in tuple(layer.output.shape) for layer in model.layers[1:])
 
 
+@pytest.mark.slow
 def test_unet_shapes_filters_and_norms():
     model = build("unet", size=(188, 204), channels=1, classes=2, base_filters=2)
     assert model.output_shape == (None, 4, 20, 2)
@@ -105,6 +106,7 @@ def test_unet_shapes_filters_and_norms():
     assert len(layers_of(normed, BatchNormalization)) == 18
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("mobilenet-28")
 @pytest.mark.parametrize(("name", "num_drawn"), [("cifar_resnet8", 8), ("mobilenet", 28)])
 def test_the_same_seed_gives_the_same_bytes(name, num_drawn):
@@ -119,6 +121,7 @@ def test_the_same_seed_gives_the_same_bytes(name, num_drawn):
     assert changed == num_drawn
 
 
+@pytest.mark.slow
 def test_weights_do_not_depend_on_the_norm_or_the_classes_of_the_head():
     batch = named_weights(build("cifar_resnet8", seed=1))
     group = named_weights(build("cifar_resnet8", seed=1, norm="group", classes=3))
@@ -160,6 +163,7 @@ def test_generators_of_different_weights_differ():
     assert len(draws) == 9
 
 
+@pytest.mark.slow
 def test_batch_norm_options():
     norms = layers_of(build("cifar_resnet8", norm_momentum=0.9, norm_epsilon=0.01), BatchNormalization)
     assert len(norms) == 7 and {(n.momentum, n.epsilon) for n in norms} == {(0.9, 0.01)}
@@ -168,6 +172,7 @@ def test_batch_norm_options():
     assert not [layer for layer in default.layers if type(layer) is keras.layers.BatchNormalization]
 
 
+@pytest.mark.slow
 def test_group_norm_options():
     norms = edited("efficientnet-b0", editing.set_group_norm)["GroupNormalization"]
     assert {config["groups"] for config in norms.values()} == {8, 16, 32}
@@ -184,6 +189,7 @@ def test_convolutions_without_a_norm_have_a_bias():
     assert all(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
 
 
+@pytest.mark.slow
 def test_dropout_options():
     default, more, off = (
         edited("efficientnet-b0", editing.set_dropout, rate)["Dropout"] for rate in (None, 0.5, 0.0)
@@ -221,6 +227,7 @@ def test_illegal_options_are_refused(name, options, message):
     check_raises(ConfigurationError, message, "", build, name, **options)
 
 
+@pytest.mark.slow
 def test_resnet_v1_5_strides_in_the_3x3_without_biases():
     ours, keras_v1 = unedited("resnet50"), unedited("resnet50-keras")
     for name, stride in (
@@ -301,6 +308,7 @@ def test_unavailable_imagenet_weights_are_an_error(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_imagenet_weights_are_matched_by_position_and_their_download_is_reported_in_events(
     monkeypatch, tmp_path, capsys
 ):

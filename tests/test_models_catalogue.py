@@ -86,6 +86,7 @@ def check(name):
     assert crops <= set(of_graph)
 
 
+@pytest.mark.slow_cases("cifar_resnet8", "mobilenet")
 @pytest.mark.slow_cases("efficientnet-b0-g16", "mobilenetv3-small", "resnet18", "unet", "xception")
 @pytest.mark.parametrize("name", FAST)
 def test_shipped_graphs_equal_built_models(name):

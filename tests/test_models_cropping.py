@@ -198,6 +198,7 @@ def test_configuration_round_trip_of_the_layer():
     assert type(keras.layers.deserialize(serialized)) is Cropping2D
 
 
+@pytest.mark.slow
 def test_unet_uses_the_crop_for_its_four_skips(sdk, monkeypatch):
     record = get_model("unet")
     size = record.min_size
@@ -224,6 +225,7 @@ def skipping_model():
     return drawn(keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(x)), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_poplar_session_trains_alike_with_and_without_the_library(library, stages):

@@ -41,6 +41,7 @@ def test_the_same_seed_draws_the_same_mutants(script):
     )
 
 
+@pytest.mark.slow
 def test_a_mutant_survives_if_its_tests_pass(script, tmp_path):
     (tmp_path / "test_sign.py").write_text("import sign\n\ndef test_2(): assert sign.sign(2) == 1\n")
     alive = {

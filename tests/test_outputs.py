@@ -107,6 +107,7 @@ def test_predictions_are_written_to_a_pipe_as_csv(run, tmp_path, trained, image)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "image.png"]
 
 
+@pytest.mark.slow
 def test_evaluation_figures_and_tables_can_be_written_to_pipes(run, tmp_path, trained):
     pytest.importorskip("matplotlib")
     plot, table = Fifo(tmp_path / "plot"), Fifo(tmp_path / "table")

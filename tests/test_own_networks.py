@@ -94,6 +94,7 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
 # --- what users write
 
 
+@pytest.mark.slow
 def test_own_network_gets_the_layers_of_registered_ones():
     record, model = built(RESIDUAL)
     names = [layer.name for layer in model.layers]
@@ -121,6 +122,7 @@ def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
     assert not model.get_layer("frozen").trainable and model.get_layer("dense").trainable
 
 
+@pytest.mark.slow
 def test_own_layers_are_seeded_and_reported():
     record, model = built(MIXING)
     assert "centre (Centre)" in record.own.notes[0] and "one by one" in record.own.notes[0]
@@ -203,6 +205,7 @@ def test_a_file_that_is_no_text_is_refused(run):
 # --- runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

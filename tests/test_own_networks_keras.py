@@ -240,6 +240,7 @@ def pixels(shape=(5, 6, 6, 2)):
     return np.random.default_rng(3).integers(0, 256, shape).astype(np.float32)
 
 
+@pytest.mark.slow_cases("activations", "norms", "shapes", "slopes")
 @pytest.mark.parametrize("case", ZOO)
 def test_own_networks_have_keras_values(case):
     """The function's own model in Keras against the network that is trained, evaluated and exported."""
@@ -325,6 +326,7 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succe
         check_refused(run, Refusal(training, "scales its images to", "as .keras"))
 
 
+@pytest.mark.slow
 @needs_keras_3
 @pytest.mark.slow_cases("rescaling", "normalization")
 @pytest.mark.parametrize("first", ["rescaling", "normalization", "both"])
@@ -346,6 +348,7 @@ def test_a_file_s_own_network_scales_its_pixels(first, run, succeeds, report):
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
     name = write(network("x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(2, 3, name='c')(x)"))
     model = find_function(name, "build")((8, 8, 1), 10)
@@ -372,6 +375,7 @@ def test_a_function_s_network_scales_its_pixels(run, succeeds, report):
     )
 
 
+@pytest.mark.slow
 def test_an_exported_network_with_gelu_gets_pixels(succeeds, report, in_this_process):
     pytest.importorskip("tf2onnx")
     pytest.importorskip("onnxruntime")
@@ -397,6 +401,7 @@ def test_statistics_without_a_model_are_refused(run):
     check_refused(run, Refusal(words, "weights of a Normalization layer", "save the whole model", 3))
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds, lightly):
     name = write(RESIDUAL)
@@ -514,6 +519,7 @@ def test_branches_are_matched_by_name_or_refused(run):
     assert "q and p" in error.message or "p and q" in error.message
 
 
+@pytest.mark.slow
 def test_a_chain_is_matched_by_position_and_says_so(succeeds, lightly):
     def chain(*names):
         lines = [
@@ -549,6 +555,7 @@ def test_a_chain_is_matched_by_position_and_says_so(succeeds, lightly):
     assert all(f"note: {line}" in err for line in stored)
 
 
+@pytest.mark.slow
 def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds, membranes_once):
     model = build_model(find_network("unet"), BuildOptions((204, 204, 1), 2, base_filters=1))
     model.save_weights("w.weights.h5")

@@ -32,6 +32,7 @@ SMALL_NETWORK = network(
 pytestmark = pytest.mark.usefixtures("here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text, split",
     [
@@ -56,6 +57,7 @@ def test_ipu_pipeline_trains_the_weights_of_the_host(text, split, succeeds):
     assert text != MIXING or "one by one" in err
 
 
+@pytest.mark.slow
 def test_dry_run_refuses_exactly_what_the_run_refuses(run, succeeds):
     train = ("train", write(MIXING), *SHORT, "--dry-run")
     auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2)
@@ -88,6 +90,7 @@ def printed(out, what):
     return shlex.split(next(line for line in out.splitlines() if what in line).split(what, 1)[1])[1:]
 
 
+@pytest.mark.slow
 def test_printed_commands_continue_with_own_files(lightly, run, succeeds, monkeypatch):
     """After a signal, after the run, and if the network's file was moved meanwhile."""
     name, data = write(MIXING, "mine.py"), write(OWN_DATA, "data.py").replace("build", "load")
@@ -125,6 +128,7 @@ def test_two_workers_have_the_bytes_of_one(text, succeeds, tmp_path):
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text, words", [(MIXING, ("--model-name", "moved/folds.py:build")), (RESIDUAL, ())])
 def test_folds_train_and_continue_the_own_network(lightly, run, succeeds, text, words):
     train = ("train", write(text, "folds.py"), *SHORT, "--kfold", 2, "--run-dir")
@@ -145,6 +149,7 @@ def test_folds_train_and_continue_the_own_network(lightly, run, succeeds, text, 
         assert_equal(f"whole/{fold}", f"a cut/{fold}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_frozen_layers_stay_frozen_after_a_kill(really, succeeds, request):
     if not really:
@@ -172,6 +177,7 @@ def test_frozen_layers_stay_frozen_after_a_kill(really, succeeds, request):
         assert kept == [weight for weight in after if weight.startswith(("base_", "frozen/"))]
 
 
+@pytest.mark.slow
 def test_python_api_trains_plans_and_loads_the_own_network(lightly):
     name = write(MIXING, "mine.py")
     training = ipucnn.train(
@@ -254,6 +260,7 @@ def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(light
     assert warnings("small", "--weights", "first", "--image-size", 64, "--dry-run") == []
 
 
+@pytest.mark.slow
 def test_training_on_a_damaged_folder_recommends_verify_dataset(run, monkeypatch):
     monkeypatch.setattr("ipucnn.datasets.damaged.CHECKED_BYTES", 0)
     pictures("of mine", 32)

@@ -133,12 +133,14 @@ def check_equal(trained, theirs, losses, expected, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=2e-5)
 
 
+@pytest.mark.slow_cases("mixing", "nested", "residual", "shared layers and models")
 @pytest.mark.parametrize("case", [*NETWORKS, *OWN])
 def test_loss_and_weights_are_those_of_keras_after_10_weight_updates(case):
     """With any number of fused micro-batches; Keras computes them one after the other."""
     check_trained_as_by_keras(case, HostSession(CPU), SGD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NETWORKS)
 def test_ipus_train_as_keras(case):
     with installed():
@@ -158,6 +160,7 @@ def check_trained_as_by_keras(case, session, optimizer):
     check_equal(result.weights, theirs, losses, expected, 2e-4 if case in OWN else 1e-5)
 
 
+@pytest.mark.slow_cases("block", "regularizers")
 @pytest.mark.parametrize(
     ("lines", "shared"),
     [(SHARED_LAYER, "conv2d"), (SHARED_BLOCK, "block_conv2d"), (NETWORKS["regularizers"], None)],
@@ -184,6 +187,7 @@ def test_checkpoints_and_plans_know_shared_layers_and_regularizers(lines, shared
     assert not set(range(first + 1, second + 1)) & set(graph.cuts)
 
 
+@pytest.mark.slow
 def test_a_network_with_shared_layers_is_trained_and_exported(lightly, succeeds, in_this_process):
     pytest.importorskip("onnxruntime")
     name = file_of(SHARED_BLOCK)
@@ -200,6 +204,7 @@ def test_a_network_with_shared_layers_is_trained_and_exported(lightly, succeeds,
         assert json.loads(Path(f"e-{format_}/export.json").read_text())["verification"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 writes no .keras files")
 def test_a_file_and_a_function_are_trained_and_refused_alike(run):
     for line, error in (

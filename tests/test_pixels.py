@@ -237,6 +237,7 @@ def photographs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_arrays_files_and_evaluation_give_the_same_input(photographs):
     run = ipucnn.load(photographs / "run")
     paths = sorted((photographs / "data").rglob("*.png"))
@@ -250,6 +251,7 @@ def test_arrays_files_and_evaluation_give_the_same_input(photographs):
 
 
 # The script of a TFLite file is run where one of 8-bit integers is exported.
+@pytest.mark.slow
 @pytest.mark.slow_cases("tflite")
 @pytest.mark.parametrize("form", ["onnx", "tflite", "saved-model"])
 def test_the_script_of_an_export_feeds_its_network(photographs, in_this_process, form, tmp_path):
@@ -276,6 +278,7 @@ def test_the_script_of_an_export_feeds_its_network(photographs, in_this_process,
     assert printed.strip() == opened.source.info.class_names[expected[0].argmax()]
 
 
+@pytest.mark.slow
 def test_wrong_description_is_refused(photographs, in_this_process, monkeypatch, run):
     right = export.describe_input
 

@@ -45,6 +45,7 @@ def printed_line(out):
     return next(line for line in out.splitlines() if line.startswith("ipucnn train"))
 
 
+@pytest.mark.slow
 def test_fine_tuning_plan_needs_less_memory_than_a_training_plan(run):
     """Only the last convolution and the head are trained: stages before them have no backward pass."""
     Path("fine.yml").write_text(f"fine:\n  model-name: {SMALL}\n  weights: runs/before\n  freeze: backbone\n")
@@ -224,6 +225,13 @@ def hinted(args, hint):
         yield " --".join(kept).split() + [word for change in changes for word in change], verdict
 
 
+@pytest.mark.slow_cases(
+    "--inference --stages 2 --micro-batch-size 20000",
+    "--ipus 2 --micro-batch-size 20000 --global-batch-size 40000",
+    "--splits conv2_block1_layer1_conv --micro-batch-size 4000 --device-mapping 0 1",
+    "--stages 2 --ipus 2 --micro-batch-size 4000",
+    "--stages 2 --micro-batch-size 4000 --gradient-accumulation-count 12 --schedule Grouped",
+)
 @pytest.mark.parametrize(
     "args",
     [
@@ -246,6 +254,7 @@ def test_hinted_commands_have_their_stated_verdict(run, args):
     check_hints(run, SMALL, args)
 
 
+@pytest.mark.slow
 def test_hint_says_when_it_is_uncertain_whether_a_plan_fits(run):
     hint = check_hints(run, "resnet50", "--stages 2 --micro-batch-size 32")
     assert "uncertain whether this would fit: --stages 3" in hint
@@ -261,6 +270,7 @@ def check_hints(run, model, args):
     return hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -289,6 +299,7 @@ def test_hint_for_a_batch_that_no_pipeline_has_names_batches_that_one_has(run, w
             )
 
 
+@pytest.mark.slow
 def test_page_of_segments_does_not_speak_of_pipelines(run):
     words = "resnet50 --stages 8 --schedule Sequential --micro-batch-size 32 --device-mapping 0 0 0 0 0 0 0 0"
     plan_splits(run, words, "--html p.html")
@@ -297,6 +308,7 @@ def test_page_of_segments_does_not_speak_of_pipelines(run):
     assert "Pipelines over several IPUs were not tried." in page and "up to 16 stages" not in page
 
 
+@pytest.mark.slow
 def test_hint_has_the_largest_micro_batches_that_fit(run):
     out, err = plan_splits(run, FITTING, "--micro-batch-size 20000 --json", code=4)
     why = json.loads(out)
@@ -308,6 +320,7 @@ def test_hint_has_the_largest_micro_batches_that_fit(run):
     plan_splits(run, FITTING, "--micro-batch-size", uncertain + 1, code=4)
 
 
+@pytest.mark.slow
 def test_search_tries_schedules_that_the_preset_does_not_name(run):
     # The preset's schedule is Interleaved.
     words = "unet --ipus 4 --global-batch-size 24"
@@ -328,6 +341,7 @@ def test_splits_of_presets_are_compared(run):
     assert "mine" in out and "not for cifar_resnet8: other" in err
 
 
+@pytest.mark.slow
 def test_other_option_names_for_stages(run):
     two = plan(run, FITTING)
     assert plan(run, SMALL, "--ipus-per-replica 2", GROUPED).splits == two.splits
@@ -340,6 +354,7 @@ def test_other_option_names_for_stages(run):
     assert plan(run, SMALL, "--stages 3").occupied_ipus == 4
 
 
+@pytest.mark.slow
 def test_input_size_is_that_of_the_data_set(run):
     from ipucnn.config.resolve import resolve
     from ipucnn.runs.setup import prepare
@@ -362,6 +377,7 @@ def test_recomputation(run):
     assert on.stages[-1].predicted_recompute_s == 0 < on.stages[0].predicted_recompute_s
 
 
+@pytest.mark.slow
 def test_row_of_a_search_can_be_planned(run):
     """A printed row can be planned: the plan has the row's figures, and its command gives them again."""
     words = f"{SMALL} --ipus 4 --global-batch-size 256"
@@ -387,6 +403,7 @@ def test_row_of_a_search_can_be_planned(run):
     refused(run, 2, f"has {len(rows)} rows", f"--row 1 to --row {len(rows)}", words, "--row", len(rows) + 1)
 
 
+@pytest.mark.slow
 def test_table_always_shows_the_row_of_the_plan(run, capsys):
     planned = plan(run, SMALL, "--ipus 4 --global-batch-size 256 --row 2")
     row = replace(planned.pareto[0], occupied_ipus=4, best=False)
@@ -466,6 +483,7 @@ def program(folder="lenet-digits"):
     return json.loads((Path("runs") / folder / "program.json").read_text())
 
 
+@pytest.mark.slow
 def test_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, run):
     words = "lenet --stages 2 --micro-batch-size 2 --gradient-accumulation-count 8 --save plan.yml"
     plan_splits(run, words)
@@ -483,6 +501,7 @@ def test_plan_sets_the_pipeline_of_a_run_and_is_recorded(lightly, run):
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_pipeline_does_not_change_the_trained_weights(run):
     words = "lenet --micro-batch-size 2 --gradient-accumulation-count 8"
     more = "--image-size 12 --dataset digits --stages 2 --precision 32.32 --save plan.yml"
@@ -493,6 +512,7 @@ def test_pipeline_does_not_change_the_trained_weights(run):
     assert plain == planned
 
 
+@pytest.mark.slow
 def test_planner_chooses_splits_that_are_left_open(lightly, run):
     words = "lenet --micro-batch-size 2 --gradient-accumulation-count 8 --ipus-per-replica 4"
     assert train(run, words)[0] == 0
@@ -507,6 +527,7 @@ def test_planner_chooses_splits_that_are_left_open(lightly, run):
     assert list(planned.splits) == first["pipeline_splits"]
 
 
+@pytest.mark.slow
 def test_stages_have_their_own_proportions_unless_excluded(run):
     words = f"unet --stages 4 {GROUPED} --micro-batch-size 1"
     open_ = plan(run, words)

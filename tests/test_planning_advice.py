@@ -109,6 +109,7 @@ def test_proposed_change_fits(kib, stages, schedule, again):
         assert changed.global_batch_size == program_settings.global_batch_size
 
 
+@pytest.mark.slow
 def test_large_change_is_proposed_only_if_no_small_one_fits():
     seen = set()
     for kib in (100, 80, 70, 60, 50, 40, 30, 20):

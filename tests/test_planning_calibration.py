@@ -74,6 +74,7 @@ def simulated(truth, seed):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
     for seed in range(2):
@@ -86,6 +87,7 @@ def test_six_noisy_runs_predict_other_configurations_within_ten_percent(truth):
             assert predicted == pytest.approx(true_images_per_s(name, batch, truth), rel=0.1)
 
 
+@pytest.mark.slow
 def test_fit_minimises_its_stated_objective():
     """Writes the objective out a second time, with every prediction made anew."""
     measurements = simulated(TRUTHS[0], 1)
@@ -138,6 +140,7 @@ def test_factors_scale_the_times_of_their_kind():
     assert summed.update_s - base.update_s == pytest.approx(2 * base.all_reduce_s)
 
 
+@pytest.mark.slow
 def test_implausible_factor_warns_and_widens_the_band():
     honest = calibrate(simulated(TRUTHS[0], 0), POD16)
     assert suspicious(honest) == [] and honest.calibration.band_factor == BAND_FACTOR
@@ -305,6 +308,7 @@ def test_wrong_profiles_and_options_are_refused(tmp_path, run):
     refused(run, 3, "absent.json", "", "--calibrate absent.json")
 
 
+@pytest.mark.slow
 def test_changed_reports_never_cause_a_traceback(tmp_path, run):
     draw = random.Random(5)
     save_report(tmp_path / "r.json", "lenet", (8, 1, 1), 9000.0)

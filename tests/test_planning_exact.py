@@ -100,6 +100,7 @@ INSTANCES = dict(
 )
 
 
+@pytest.mark.slow_cases("False-False", "False-True")
 @pytest.mark.parametrize(("one_ipu", "stages_differ"), [(False, False), (False, True), (True, False)])
 @tries(80, slow=600)
 @given(**INSTANCES, schedule=st.sampled_from(SCHEDULES))

@@ -129,6 +129,7 @@ def test_cuts_leave_no_stage_without_work():
     assert graph.cuts == tuple(range(2, len(graph.layers)))
 
 
+@pytest.mark.slow
 def test_macs_are_those_of_the_arithmetic_module():
     record = get_model("unet")
     model = build_model(record, BuildOptions((188, 188, 1), 2, base_filters=4))
@@ -278,6 +279,7 @@ def entries(folder):
     return sorted((folder / "graphs").iterdir())
 
 
+@pytest.mark.slow
 def test_damaged_cache_entries_are_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("IPUCNN_CACHE_DIR", str(tmp_path))
     graph = unusual_graph("lenet")

@@ -280,6 +280,7 @@ def test_verdicts() -> None:
     assert filled(FITS_NOT_ABOVE + 0.01).verdict == "does not fit"
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sets(st.integers(0, 7)), st.integers(0, 9), st.integers(-1, 7)), max_size=6),
     st.lists(st.integers(0, 9), min_size=8, max_size=8),

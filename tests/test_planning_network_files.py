@@ -63,6 +63,7 @@ def sequential(keras):
     return model
 
 
+@pytest.mark.slow
 @needs_keras_3
 @pytest.mark.parametrize("build", [residual, sequential])
 def test_keras_file_is_planned_as_the_trained_network(build, tmp_path, run, report):
@@ -280,6 +281,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_saved_graph_has_the_plan_of_its_network(run, report, tmp_path):
     code, out, err = run("plan-splits", "cifar_resnet8", *SETTINGS, "--json", "--save-graph", "g.json")
     assert code == 0 and "written: g.json" in err, err

@@ -230,6 +230,7 @@ def whole_questions(draw):
     return name, flags, cuts, inference
 
 
+@pytest.mark.slow
 @tries(6, slow=60)
 @given(question=whole_questions(), preset=presets_of_runs())
 def test_plan_alone_restores_all_settings(question, preset):
@@ -394,6 +395,7 @@ def test_changed_global_batch_is_a_warning(run):
 PRESET = f"{MODEL} --stages 4 --config mine --config-path configs.yml"
 
 
+@pytest.mark.slow
 def test_untyped_schedule_is_searched(run):
     preset = "mine: {pipeline-schedule: Interleaved, micro-batch-size: 8, gradient-accumulation-count: 24}\n"
     Path("configs.yml").write_text(preset)
@@ -418,6 +420,7 @@ def test_typed_batch_is_legal_for_the_chosen_schedule(run):
     assert (settings.schedule, settings.gradient_accumulation_count) == ("Interleaved", 12)
 
 
+@pytest.mark.slow
 def test_search_saves_only_the_plan(run):
     planned = plan_of(run, MODEL, "--ipus 4 --save plan.yml")
     saved = PipelinePlan.from_yaml(Path("plan.yml").read_text(encoding="utf-8"), "plan.yml")

@@ -84,6 +84,7 @@ def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recomput
             assert best.predicted_fill <= limit
 
 
+@pytest.mark.slow
 @given(st.integers(2, 4), schedules, memories, st.booleans(), st.data())
 @tries(12, slow=40)
 def test_no_splits_are_faster_than_the_best_of_their_memory(num_stages, schedule, kib, recompute, data):
@@ -124,6 +125,7 @@ def test_bounds_are_never_exceeded(num_stages, schedule, recompute):
         assert planner.least_fill(program_settings) == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), schedules, st.booleans(), st.sampled_from([8, 24, 48]), st.booleans())
 @settings(max_examples=30)
 def test_splits_with_a_longer_tick_are_slower(num_stages, schedule, recompute, count, training):
@@ -222,6 +224,7 @@ def test_split_names_are_checked(graph, splits, error, hint):
 # Nothing fits
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_and_fewest_stages_that_fit():
     machine = system(60)
     program_settings = replace(BASE, num_stages=2)
@@ -364,6 +367,7 @@ def naive_front(candidates):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kib", [84, 120])
 def test_front_equals_that_of_all_configurations(kib):
     planner, sizes, total = Planner(network([16, 16, 16, 32], size=48), system(kib)), (2, 8, 24), 96
@@ -393,6 +397,7 @@ def test_front_equals_that_of_all_configurations(kib):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("70-1")
 @pytest.mark.parametrize("kib, slots", [(70, 1), (200, 0)])
 def test_no_configuration_is_faster_than_the_best(kib, slots):
@@ -507,6 +512,7 @@ def test_a_plan_is_the_same_after_json_and_yaml(schedule):
     assert PipelinePlan.from_yaml(plan.to_yaml(), "plan.yml") == plan
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60)
 def test_damaged_plans_are_refused_with_the_place(data):

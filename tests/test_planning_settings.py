@@ -249,6 +249,7 @@ def test_segments_on_one_ipu_have_one_proportion(graph):
     assert planner.fastest_program([Choice(replace(separate, device_mapping=(0, 1, 2)))]) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_stage_gets_its_fastest_proportions(schedule):
     """Tries every split with every proportion of either kind of product in every stage."""
@@ -295,6 +296,7 @@ def test_plan_splits_takes_a_proportion_for_each_stage(run):
     refused(run, 2, "nothing says how many stages", "--stages", MODEL, "--ipus 2", shares)
 
 
+@pytest.mark.slow
 def test_proportions_of_a_preset_for_other_stages_are_ignored(run):
     """A preset's four values do not apply to two stages."""
     out, _ = plan_splits(run, "unet --config unet@isbi2012-pod4 --stages 2 --precision 16.16")

@@ -94,6 +94,7 @@ def test_a_run_of_16_bits_is_evaluated_and_continued_on_the_host(report, folder)
     assert all(np.array_equal(w, w.astype(np.float16)) for w in weights.values())
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("network1")
 @pytest.mark.parametrize("network", [[], ["--ipus-per-replica", 2, "--pipeline-splits", "auto"]])
 def test_training_uses_the_cache_that_compile_only_filled(run, report, tmp_path, network):
@@ -120,6 +121,7 @@ def test_training_uses_the_cache_that_compile_only_filled(run, report, tmp_path,
     assert sorted(path.name for path in cache.iterdir()) == compiled
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(run, of_the_host, monkeypatch):
     Path("file").write_text("")
     new = ["train", "toy_model", "--run-dir", "run", *SMALL]
@@ -133,6 +135,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_imported(r
     assert machine.log == []
 
 
+@pytest.mark.slow
 def test_run_without_results_leaves_the_folder_as_it_was(run, tmp_path):
     command = ["train", "toy_model", *SMALL, *FEW, "--run-dir", tmp_path / "run"]
     # An existing folder stays, with the files of others.
@@ -151,6 +154,7 @@ def test_run_without_results_leaves_the_folder_as_it_was(run, tmp_path):
     assert set(before) - set(after) <= {"report.json", "report.html"} and "last.npz" in after
 
 
+@pytest.mark.slow
 def test_immediate_non_finite_loss_leaves_no_folder(run):
     few = [*FEW, "--learning-rate", 1e30, "--lr-schedule", "const", "--run-dir", "run"]
     code = NotFiniteError("", "").exit_code
@@ -160,6 +164,7 @@ def test_immediate_non_finite_loss_leaves_no_folder(run):
             check_refused(run, Refusal(words, "loss became", code=code))
 
 
+@pytest.mark.slow
 def test_sdk_errors_become_command_errors_and_leave_no_folder(run):
     for facts, flags, code, error, hint in (
         (dict(num_ipus=0), "", 6, "no IPU is visible", ""),
@@ -177,6 +182,7 @@ def test_sdk_errors_become_command_errors_and_leave_no_folder(run):
             check_refused(run, Refusal(words, error, hint, code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_optimizer_state_is_offloaded_if_the_planner_says_so(report, folder, count):
     args = [
@@ -215,6 +221,7 @@ def test_unusable_environments_are_refused(run, monkeypatch, around, flags, code
         assert run("train", "toy_model", "--device", "cpu", "--print-config")[0] == 0
 
 
+@pytest.mark.slow
 def test_doubtful_environments_are_reported(run, folder):
     around = {"versions": {"numpy": "1.21.6"}}
     warning = "warning: numpy 1.21.6 is installed; the Poplar SDK was made for numpy 1.19: "
@@ -228,6 +235,7 @@ def test_doubtful_environments_are_reported(run, folder):
     assert "numpy 1.21" not in run("evaluate", folder / "doubtful", "--device", "cpu")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", ["", "--show_progress_bar=true"])
 def test_stdout_has_only_the_result_also_of_the_driver(capfd, monkeypatch, tmp_path, users):
     """The driver's progress bar, which C++ prints on stdout, is shown on request only, on stderr."""
@@ -240,6 +248,7 @@ def test_stdout_has_only_the_result_also_of_the_driver(capfd, monkeypatch, tmp_p
     assert json.loads(out) and ("Compiling module" in err) == bool(users)
 
 
+@pytest.mark.slow
 def test_prediction_out_of_memory_hints_at_a_fit(short_benchmarks, run, of_the_host):
     run_dir = of_the_host
     weights = load_checkpoint(run_dir / "checkpoints" / "last.npz").weights
@@ -282,6 +291,7 @@ def test_a_selected_device_of_another_size_is_refused(run, flags, device, has, n
     assert not machine.calls("fit")
 
 
+@pytest.mark.slow
 def test_a_selected_device_of_the_right_size_is_taken(report, folder):
     args = [
         "--run-dir",
@@ -302,6 +312,7 @@ def test_a_selected_device_of_the_right_size_is_taken(report, folder):
         assert machine.config["ipus"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("--training")
 @pytest.mark.parametrize("mode", ["--inference", "--training"])
 def test_benchmarks_count_all_replicas_whoever_generates_the_data(short_benchmarks, report, mode):
@@ -342,6 +353,7 @@ def test_memory_errors_of_benchmarks_on_ipus_have_a_hint_that_ipus_accept(monkey
 IN_STAGES = "--pipeline-splits conv3 --gradient-accumulation-count 4"
 
 
+@pytest.mark.slow_cases("by gc-info-state")
 @pytest.mark.slow_cases(
     *(
         f"{where}-{what}"
@@ -385,6 +397,7 @@ def test_system_without_remote_memory_refuses_offloading(run, tmp_path, flags, w
         assert run(*fixed)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("on the ipus-one of eight", "sdk-an empty replica", "sdk-one of eight")
 @pytest.mark.parametrize("real", [9, 8], ids=["one of eight", "an empty replica"])
 @pytest.mark.parametrize("more", [[], ["--accelerator-side-reduction"]], ids=["sdk", "on the ipus"])

@@ -99,6 +99,7 @@ def test_documented_pod16_command_runs(tmp_path, capfd, monkeypatch):
     assert (program["num_ipus"], program["num_replicas"], program["global_batch_size"]) == (16, 4, 8192)
 
 
+@pytest.mark.slow
 def test_two_instances_equal_one_process(tmp_path, capfd, monkeypatch):
     """Weights, moving statistics and optimizer state are equal; the instances share samples out, each of which counts
     once in the results; one instance writes files and prints.
@@ -241,6 +242,7 @@ def test_two_instances_cross_validate(tmp_path, capfd):
             np.testing.assert_allclose(both.weights[name], one.weights[name], rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_instances_compile_without_ipus(monkeypatch, tmp_path, capfd):
     for index in (0, 1):
         poprun(monkeypatch, index)

@@ -149,6 +149,7 @@ _QUICK = (
 _OVERFLOWS = ("resnet50v2-batch_norm-2Interleaved-1-16.16",)
 
 
+@pytest.mark.slow_cases("toy_model-none-2Interleaved-2-16.16")
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, marks=[] if name_of(row) in _QUICK else pytest.mark.slow) for row in ROWS],
@@ -211,6 +212,7 @@ def far(on_ipus: Any, on_host: Any, precision: str) -> float:
     return float(difference.max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name if name == "lenet" else pytest.param(name, marks=pytest.mark.slow) for name in COMPARED],

@@ -34,6 +34,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.slow_cases("calls-3.4", "images-3.4", "instances-3.4", "training-3.4", "version_3_0-3.0")
 @pytest.mark.parametrize(
     ("make", "sdk", "variables"), GROUPS, ids=[f"{make.__name__}-{sdk}" for make, sdk, _ in GROUPS]
 )

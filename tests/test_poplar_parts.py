@@ -235,6 +235,7 @@ def test_poprun_variables_are_read(monkeypatch):
         check_raises(ConfigurationError, "", text, checks.check_layout, instances, other, RunConfig())
 
 
+@pytest.mark.slow
 def test_metrics_reduced_on_the_ipus_are_means_over_replicas(monkeypatch, tmp_path, capfd):
     """SDK 3.0 does not reduce them itself: the result equals the later SDK's."""
     losses = []

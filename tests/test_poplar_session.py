@@ -91,6 +91,7 @@ def test_ipus_compute_micro_batches_one_by_one():
     assert (division.fused_micro_batches, division.samples_per_group, division.num_groups) == (1, 4, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("cross_entropy-1")
 @pytest.mark.parametrize(("loss", "stages"), [("cross_entropy", 1), ("bce_dice", 2)])
 def test_masks_of_three_classes_as_on_the_host(loss, stages):
@@ -121,6 +122,7 @@ def test_masks_of_three_classes_as_on_the_host(loss, stages):
 CLIPPED = ("sgd", {"momentum": 0.9}, {"clip_gradient_norm": 0.3, "ema_decay": 0.1})
 
 
+@pytest.mark.slow_cases("statistics not clipped", "sum")
 @pytest.mark.slow_cases("plain", "distributed", "running mean", "pipeline", "clipped")
 @pytest.mark.parametrize(
     ("norm", "batch", "accumulate", "replicas", "changes", "optimizer"),
@@ -183,6 +185,7 @@ def test_frozen_layers_as_on_the_host(norm, still, changes):
             assert not any(slot.startswith(f"{name}/") for slot in poplar[1]), name
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("16.16-batch-2-changes0", "16.16-group-2-changes1")
 @pytest.mark.parametrize(
     ("precision", "norm", "replicas", "changes"),
@@ -288,6 +291,7 @@ def test_an_optimizer_finds_the_weights_of_a_mirroring_strategy(policy):
     assert moving.numpy() == 20
 
 
+@pytest.mark.slow
 def test_statistics_of_16_bits_are_those_of_the_replicas_that_share_them():
     program = make_program(
         2, 2, 2, updates_per_epoch=3, precision="16.16", loss_scaling=8.0, dbn_replica_group_size=2
@@ -301,6 +305,7 @@ def test_statistics_of_16_bits_are_those_of_the_replicas_that_share_them():
         assert np.mean(poplar[0][name] / host[0][name]) == pytest.approx(1, abs=1e-3), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 def test_evaluation_runs_several_batches_at_once(stages):
     """Executions are compiled once, for batches of any size."""
@@ -391,6 +396,7 @@ def test_updates_of_16_bit_weights_are_rounded_32_bit_updates(name):
     assert np.isfinite(variables[1].numpy()).all()
 
 
+@pytest.mark.slow
 def test_stateless_masks_depend_on_seed_and_micro_batch_and_differ_from_the_host(monkeypatch):
     """Any number of replicas draws the same masks: the host's, if the kernel had the CPU's generator."""
     one = make_program(4, 4, 1, updates_per_epoch=2)

@@ -146,6 +146,7 @@ def test_wrong_layouts_are_refused(sizes, layout, options, wrong, message):
 SAMPLE = ["toy_model", "lenet", "cifar_resnet8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_few_networks_compile_in_every_layout(name):
     check_network(name)

@@ -51,6 +51,7 @@ def test_missing_remote_memory_is_explained(monkeypatch):
         train()
 
 
+@pytest.mark.slow
 def test_variance_of_a_group_is_unbiased_as_for_one_replica(monkeypatch):
     """Without the rule the test double uses the group's N."""
     program = make_program(4, 2, 2, updates_per_epoch=1, dbn_replica_group_size=2)
@@ -80,6 +81,7 @@ def rounded_at_random(program, rounding, replicas=1):
     return {model for (model, _), names in rounded.items() if names}, {model for model, _ in rounded}
 
 
+@pytest.mark.slow
 def test_only_training_rounds_stochastically_in_a_pipeline(monkeypatch):
     """Without the scopes, or with a scope around the whole call, other programs of a training run do, too."""
     pipeline = dict(
@@ -101,6 +103,7 @@ def test_only_training_rounds_stochastically_in_a_pipeline(monkeypatch):
     assert rounded_at_random(program, "ON")[0] == every
 
 
+@pytest.mark.slow_cases("16.32-RI-True")
 @pytest.mark.parametrize(
     ("precision", "rounding", "is_averaged"), [("16.32", "RI", True), ("16.16", "ON", False)]
 )
@@ -122,6 +125,7 @@ def test_only_training_rounds_stochastically_and_replicas_average_only_statistic
     assert any("moving" in name for name in averaged) == is_averaged
 
 
+@pytest.mark.slow
 def test_moments_that_a_layer_computes_itself_are_noticed(monkeypatch):
     def own_moments(self, inputs):
         x = tf.cast(inputs, tf.float32)

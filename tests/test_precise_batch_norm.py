@@ -133,6 +133,7 @@ def batches_of(**flags):
     return np.stack([images.numpy() for images, _ in dataset]), count, size
 
 
+@pytest.mark.slow
 def test_same_images_are_measured_each_time():
     """They are the same each time, whatever is augmented or shuffled: at most 1024, in whole batches."""
     measured_images, count, size = batches_of(precise_batch_norm="100")
@@ -146,6 +147,7 @@ def test_same_images_are_measured_each_time():
     assert batches_of(precise_batch_norm="64", limit_train="150")[1:] == (2, 64)
 
 
+@pytest.mark.slow
 def test_training_is_unchanged_and_validation_uses_measured_statistics(report, tmp_path):
     words = "train toy_model_bn --dataset digits --limit-train 192 --limit-eval 100 --num-epochs 2 --seed 3"
     plain = report(*words.split(), "--run-dir", "plain", "--precise-batch-norm", 0)

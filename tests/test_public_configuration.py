@@ -148,6 +148,7 @@ def test_every_entry_prints_its_config_without_data(succeeds, name):
         assert shown["options"][key]["value"] == find_spec(key).yaml_value(value), key
 
 
+@pytest.mark.slow_cases("one_ipu", "one_ipu_more", "piped_16k_mixed", "piped_8k", "with_norms")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in BUILT else []) for n in ENTRIES]
 )
@@ -448,6 +449,7 @@ def test_pixels_are_equal_whether_host_or_device_prepares_them(input_range, tran
 # --- synthetic data
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("ipu")
 @pytest.mark.parametrize("where", ["host", "ipu"])
 def test_noise_replaces_an_absent_data_set(succeeds, where):
@@ -494,6 +496,7 @@ def test_noise_beyond_memory_is_refused_before_it_is_made(run):
     check_refused(run, Refusal(command, error, "use smaller batches", 4))
 
 
+@pytest.mark.slow
 def test_one_batch_stays_on_the_device(here):
     for where, is_constant in (("host", False), ("ipu", True)):
         resolved = resolve("train", {"synthetic_data": where, "seed": 1}, model="toy_model")

@@ -176,6 +176,7 @@ def start(code, *args):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], env=environment)
 
 
+@pytest.mark.slow
 def test_repeatedly_killed_build_ends_with_the_same_files(folder, tmp_path):
     """The build is killed at any image, before a file is synced, and before it is renamed."""
     build(folder, tmp_path / "whole", 4, 2, 1)

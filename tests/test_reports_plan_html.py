@@ -380,6 +380,7 @@ def test_every_figure_says_that_it_is_predicted_and_what_it_shows(plan):
         assert title is None or "predicted" in title.text
 
 
+@pytest.mark.slow_cases("16 Grouped", "16 Interleaved")
 def test_the_same_plan_gives_the_same_bytes(plan):
     restored = PipelinePlan.from_dict(plan.to_dict())
     assert render(plan) == render(plan) == render(restored)
@@ -474,6 +475,7 @@ def test_colours_are_distinguishable_in_both_modes(dark):
         assert contrast(colours[name], colours["page"]) >= 3, name
 
 
+@pytest.mark.slow
 def test_every_mark_class_has_a_style():
     known = set(re.findall(r"\.([a-z][\w-]*)", style_sheet()))
     used = set()

@@ -89,6 +89,7 @@ def test_white_panels_have_an_outline_and_the_image_is_named(tmp_path, monkeypat
     assert width == plain[0] and height == plain[1] + 15
 
 
+@pytest.mark.slow
 def test_continued_run_writes_missing_pictures_report_and_page(membranes_once, tmp_path, monkeypatch, capsys):
     train_lightly(monkeypatch, evaluates=True)
     from ipucnn.reports import runs, sheets
@@ -138,6 +139,7 @@ def test_pictures_whose_highest_class_differs_share_a_sheet(tmp_path):
     assert (tmp_path / "p.png").exists()
 
 
+@pytest.mark.slow_cases("None-False")
 @pytest.mark.parametrize("patchwise", [True, False])
 @pytest.mark.parametrize("option", [None, "accelerator_side_preprocess", "eight_bit_transfer"])
 def test_pictures_are_predicted_from_images_that_are_normalised_once(option, patchwise):

@@ -108,6 +108,7 @@ def test_malformed_report_is_refused_or_can_be_shown(tmp_path_factory, place, va
         assert plain(loaded) == report and report_rows(loaded, "r", None)
 
 
+@pytest.mark.slow
 @given(
     data=st.binary(max_size=30)
     | st.sampled_from([b"[" * 100_000, b"[1]", b"NaN", b"9" * 10_000, b'{"a": 1}'])

@@ -73,6 +73,7 @@ def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run,
         np.testing.assert_array_equal(value.numpy(), expected)
 
 
+@pytest.mark.slow
 def test_pipelined_training_chooses_checked_splits(lightly, succeeds, tmp_path):
     succeeds(
         "train", "toy_model", "--ipus-per-replica", "2", "--micro-batch-size", "4", *SMALL, "--run-dir", "p"
@@ -82,6 +83,7 @@ def test_pipelined_training_chooses_checked_splits(lightly, succeeds, tmp_path):
     assert program["gradient_accumulation_count"] % 4 == 0 and program["num_ipus"] == 2
 
 
+@pytest.mark.slow
 def test_last_checkpoint_is_written_elsewhere_and_cleaned_on_request(lightly, succeeds, tmp_path):
     options = ["--micro-batch-size", 32, "--no-validation", "--ckpts-per-epoch", 0]
     args = ["train", "toy_model", *options, *SMALL]

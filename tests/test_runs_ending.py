@@ -35,6 +35,7 @@ def whole(tmp_path_factory):
     return folder, [row["accuracy"] for row in rows(folder, "validation")]
 
 
+@pytest.mark.slow
 def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, succeeds, tmp_path, whole):
     folder, accuracies = whole
     target = max(accuracies[:4])
@@ -71,6 +72,7 @@ def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, su
     }
 
 
+@pytest.mark.slow
 def test_run_killed_at_its_target_ends_there_when_continued(
     lightly, run, succeeds, tmp_path, whole, monkeypatch
 ):
@@ -107,6 +109,7 @@ def test_run_killed_at_its_target_ends_there_when_continued(
         assert report_of(tmp_path / name)["ended_early"] == report_of(tmp_path / "once")["ended_early"]
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_that_learns_nothing(lightly, succeeds, tmp_path):
     flags = ("--num-epochs", 9, "--learning-rate", "1e-30", "--early-stopping", 3, "--run-dir", "run")
     out, _ = succeeds(*TRAIN, *flags)

@@ -142,6 +142,7 @@ def test_a_confusion_matrix_that_is_too_wide_becomes_a_list(trained, run):
     assert "confused most often" in text and "confusion matrix" not in text
 
 
+@pytest.mark.slow
 def test_evaluation_figure_is_written(trained, run, tmp_path, monkeypatch):
     code, out, err = run("evaluate", trained, "--plot", "f.SVG", "--json")
     assert code == 0 and "f.SVG" in err, err
@@ -175,6 +176,7 @@ def foreign(layers):
     return {f"my_layer_{9 - i}": weights for i, weights in enumerate(layers.values())}
 
 
+@pytest.mark.slow
 def test_keras_files_of_every_layout_give_the_run_s_metrics(trained, run, tmp_path):
     # All 360 samples: a limit selects by seed, and only a run has one.
     expected, layers = (
@@ -205,6 +207,7 @@ def test_a_cut_weight_file_is_refused(trained, run, tmp_path):
     check_refused(run, Refusal(["evaluate", "cut.h5", *LENET], "cut.h5 is damaged", code=3))
 
 
+@pytest.mark.slow
 def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(trained, run, tmp_path):
     layers = layers_of(trained / "checkpoints" / "last.npz")
     zeros = {name: {w: 0 * value for w, value in weights.items()} for name, weights in layers.items()}
@@ -231,6 +234,7 @@ def test_the_keras_files_of_a_folder_are_validated_in_the_order_of_their_epochs(
     check_refused(run, Refusal([*words, "--no-training", *of_folder, "w"], "epoch_11.0.h5", code=3))
 
 
+@pytest.mark.slow
 def test_files_of_the_installed_keras_are_read(trained, run, tmp_path):
     from ipucnn.models.build import BuildOptions, build_model
     from ipucnn.models.keras_files import load_keras_weights
@@ -267,6 +271,7 @@ def test_code_in_a_keras_file_is_never_executed(run, tmp_path, extension):
     assert (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, run, tmp_path):
     names = ["ab", "a\x1b[31mb", "东京", os.fsdecode(b"\xff"), "$x_{$", *"56789"]
     for name in names:
@@ -312,6 +317,7 @@ def test_a_batch_beyond_memory_is_refused(trained, run, monkeypatch):
     check_refused(run, Refusal(["evaluate", trained], "do not fit into memory", "lower", 4))
 
 
+@pytest.mark.slow
 def test_run_of_another_folder_hints_at_its_data_path(run, tmp_path, monkeypatch, lightly):
     """A run's relative data path does not exist in another folder: the hint says what to type."""
     home = tmp_path / "home"

@@ -108,6 +108,7 @@ def test_simultaneous_runs_get_a_folder_each(lightly, here):
         assert (Path("runs") / name / "report.json").is_file() and run.context.folder.path.name == name
 
 
+@pytest.mark.slow
 def test_run_without_results_releases_its_name(here, monkeypatch):
     def fail(*_, **__):
         raise DataError("the data are damaged", "mend them")
@@ -129,6 +130,13 @@ def test_simultaneous_cross_validations_get_a_folder_each(here):
     assert names() == ["toy_model-digits-kfold2", "toy_model-digits-kfold2-2"]
 
 
+@pytest.mark.slow_cases(
+    ".config.yml.123.tmp-error0",
+    ".config.yml.123.tmp-error1",
+    "None-error0",
+    "None-error1",
+    "checkpoints-error1",
+)
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
 @pytest.mark.parametrize("leftover", [None, "checkpoints", ".config.yml.123.tmp"])
 def test_failed_folder_leaves_nothing_that_stops_the_same_command(here, monkeypatch, leftover, error):

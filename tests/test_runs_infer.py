@@ -104,6 +104,7 @@ def test_names_are_one_line_of_valid_text():
     assert printable("a\u3000b\xa0c\u202e") == "a\u3000b\xa0c\\u202e"
 
 
+@pytest.mark.slow
 def test_names_that_no_file_takes_are_escaped_in_every_output(trained, run, tmp_path):
     name = os.fsdecode(b"in/\xff\x1b.png")
     save_digit(tmp_path / "in" / "0.png", 0)
@@ -239,6 +240,7 @@ def test_infer_of_a_split_has_the_accuracy_of_evaluate(trained, run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_files_give_the_same_results_as_the_split(trained, run, images):
     code, out, err = run("infer", trained, "in", "--json")
     assert code == 0, err
@@ -309,6 +311,7 @@ def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypat
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_the_contact_sheet(trained, run, images, tmp_path):
     code, _, err = run("infer", trained, "in", "--contact-sheet", "s.png", "--output", "o.csv")
     assert code == 0 and "contact sheet of 3 images" in err
@@ -447,6 +450,7 @@ def test_without_a_network_imagenet_is_a_clear_error(run, images, monkeypatch):
     assert len(downloads) == 1
 
 
+@pytest.mark.slow
 def test_imagenet_weights_give_imagenet_labels(run, images, tmp_path, monkeypatch):
     from tensorflow import keras
 

@@ -86,6 +86,7 @@ def test_classes_are_distributed_over_all_folds():
     assert np.bincount(folds).max() - np.bincount(folds)[1:].min() <= 1
 
 
+@pytest.mark.slow
 def test_single_fold_equals_the_fold_of_the_cross_validation(whole, tmp_path, run, succeeds):
     out, _ = succeeds(*OPTIONS, "--run-dir", "cv", "--fold", 2)
     assert "not trained: fold 1, 3" in out
@@ -146,6 +147,7 @@ def test_cross_validation_continues_at_the_fold_where_it_stopped(
         assert ours[key] == theirs[key]
 
 
+@pytest.mark.slow
 def test_events_report_finished_folds(lightly, tmp_path):
     flags = {"dataset": "digits", "limit_train": "20", "limit_eval": "10", "kfold": "2", "micro_batch_size": "5",
              "run_dir": str(tmp_path / "cv"), "checkpoints": False, "validation": False}  # fmt: skip
@@ -155,6 +157,7 @@ def test_events_report_finished_folds(lightly, tmp_path):
     assert validation.report().mean == {}
 
 
+@pytest.mark.slow
 def test_fold_is_evaluated_on_its_held_out_part(whole, report):
     measured = report("evaluate", whole / "fold-3")["measured"]
     assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
@@ -260,6 +263,7 @@ def test_signals_while_an_event_is_shown_reach_the_run_of_the_fold(lightly, tmp_
     assert not any(map(is_locked, (tmp_path / "cv", tmp_path / "cv" / "fold-1")))
 
 
+@pytest.mark.slow
 def test_the_data_set_is_opened_between_two_folds_only(lightly, tmp_path, monkeypatch, run):
     seen = []
     show = Screen.show
@@ -274,6 +278,7 @@ def test_the_data_set_is_opened_between_two_folds_only(lightly, tmp_path, monkey
     assert all((tmp_path / "cv" / f"fold-{fold}" / "report.html").is_file() for fold in (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, run, succeeds):
     folder = tmp_path / "cv"
     with monkeypatch.context() as patch:
@@ -287,6 +292,7 @@ def test_stopped_first_fold_continues(lightly, tmp_path, monkeypatch, run, succe
     assert row["train_s"] > report_of(folder / "fold-1")["measured"]["train_s"]
 
 
+@pytest.mark.slow
 def test_no_other_process_goes_on_between_two_folds(lightly, tmp_path, run):
     """The cross-validation is locked from before it is read until its end, also while no fold is."""
     flags = {"dataset": "digits", "limit_train": "20", "limit_eval": "10", "kfold": "2", "micro_batch_size": "5",

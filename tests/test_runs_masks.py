@@ -80,6 +80,7 @@ def left_over(folder):
     return [name for _, _, names in os.walk(str(folder)) for name in names if name.endswith(".tmp")]
 
 
+@pytest.mark.slow
 def test_masks_of_a_volume_and_a_picture(trained, network, run, tmp_path):
     pages = [tissue(i) for i in range(3)]
     save_volume(tmp_path / "in" / "vol.tif", pages)
@@ -239,6 +240,7 @@ def test_colour_images_of_three_classes_from_training_to_masks(run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_named_and_the_rest_is_segmented(trained, run, tmp_path):
     folder = tmp_path / "in"
     save_volume(folder / "good.tif", [tissue(0)])
@@ -313,6 +315,7 @@ def test_results_have_unique_names(tmp_path):
     assert masks == ["out/a/x-mask.png", "out/b/x.png-mask.png", "out/b/x.jpg-mask.png", "out/b/v-mask.tif"]
 
 
+@pytest.mark.slow
 def test_masks_may_be_written_beside_training_data(trained, run, tmp_path):
     for name in ("run", "set/images", "set/masks"):
         (tmp_path / name).mkdir(parents=True)
@@ -325,17 +328,20 @@ def test_masks_may_be_written_beside_training_data(trained, run, tmp_path):
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_network_name_with_its_checkpoint(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
     assert run("infer", "unet", "--checkpoint", trained, "x.png", "--output", "o")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_split_becomes_a_volume(trained, run, tmp_path):
     code, out, _ = run("infer", trained, "--split", "eval", "--output", "o")
     assert code == 0 and "membranes/eval" in out
     assert len(read_pages(tmp_path / "o" / "membranes-eval-mask.tif")) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])
@@ -354,6 +360,7 @@ def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
     assert len(read_pages(tmp_path / "out" / "0-mask.tif")) == 2
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
     import ipucnn.runs.images.outputs as outputs
 
@@ -368,6 +375,7 @@ def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
     assert code == 3 and "No space left" in err and not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_evaluation_covers_whole_images(trained, network, evaluated):
     printed, worst = evaluated
     source = open_membranes(204, 204, 7)
@@ -422,6 +430,7 @@ def squares():
         yield mask * 100 + 50, mask * 255
 
 
+@pytest.mark.slow
 def test_evaluate_writes_nothing_beside_a_copied_checkpoint(trained, succeeds, tmp_path):
     data = write_pairs(tmp_path / "pairs", squares())
     for folder in ("elsewhere", "project/checkpoints"):

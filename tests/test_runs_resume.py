@@ -208,6 +208,7 @@ def as_hinted(action):
 MISHAPS = (move, leave_temporaries, damage_side_files, damage_history, damage_newest_checkpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("2", "3")
 @pytest.mark.parametrize("seed", range(4))
 def test_repeatedly_cut_damaged_and_moved_run_has_the_same_bytes(uninterrupted, tmp_path, seed):
@@ -237,6 +238,7 @@ def test_repeatedly_cut_run_has_the_same_bytes(real_training, uninterrupted, tmp
     assert_same(tmp_path / "r", expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "after, number", [pytest.param(3, None, marks=pytest.mark.slow), (7, signal.SIGTERM)]
 )
@@ -442,6 +444,7 @@ def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, r
     assert files(tmp_path / "late") == before
 
 
+@pytest.mark.slow
 def test_non_finite_loss_keeps_the_last_good_checkpoint(real_training, tmp_path, run):
     words = ["train", "mnist_cnn", "--dataset", "digits", "--limit-train", "160", "--limit-eval", "40",
              "--micro-batch-size", "8", "--seed", "5", "--optimizer", "sgd", "--optimizer-params", "{}",
@@ -539,6 +542,7 @@ def numbered(folder):
     return sorted(path.name for path in (folder / "checkpoints").iterdir() if "-" in path.name)
 
 
+@pytest.mark.slow
 def test_newest_checkpoints_are_kept(uninterrupted, tmp_path):
     """They have the same bytes, whether the others were deleted or not, and by any process."""
     expected, _ = uninterrupted["light"]
@@ -574,6 +578,7 @@ def test_run_deletes_only_its_own_files(tmp_path):
     assert foreign.read_bytes() == b"of somebody else" and len(numbered(tmp_path / "r")) == 2
 
 
+@pytest.mark.slow
 def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, run):
     assert cut(training(tmp_path / "r", clean_dir=True), 9)
     good = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz")
@@ -598,6 +603,7 @@ def test_clean_dir_deletes_only_the_checkpoints_of_the_run(tmp_path, run):
     assert [path.read_text() for path in mine] == ["x"] * 4
 
 
+@pytest.mark.slow
 def test_best_checkpoint_has_only_weights_unless_it_is_the_last(tmp_path, monkeypatch):
     train(tmp_path / "rising")
     assert (tmp_path / "rising/checkpoints/best.npz").samefile(tmp_path / "rising/checkpoints/last.npz")
@@ -672,6 +678,7 @@ def test_the_campaign_notices_a_broken_build(tmp_path, kill_campaign, broken):
     assert kill_campaign.campaign("small", 1, 1, 4, tmp_path, broken, moments=("any time",))["differing"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_locked_before_its_state_is_read(lightly, tmp_path, run):
     """Otherwise another process could write weight updates in between, which this one would then delete."""
     list(training(tmp_path / "r").events())
@@ -688,6 +695,7 @@ def test_a_run_is_locked_before_its_state_is_read(lightly, tmp_path, run):
     assert list(finished.events()) == [] and not is_locked(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_a_schedule_that_grows_with_the_run_is_said(lightly, tmp_path, succeeds):
     """A finished cosine run goes on with the high rate of the longer schedule; a constant rate is not mentioned."""
     line = (
@@ -704,6 +712,7 @@ def test_a_schedule_that_grows_with_the_run_is_said(lightly, tmp_path, succeeds)
     assert rates[2] > 2 * rates[1]
 
 
+@pytest.mark.slow
 def test_starting_weights_are_opened_once_and_not_for_a_finished_run(lightly, tmp_path, succeeds):
     train(tmp_path / "a")
     run = training(tmp_path / "b", weights=str(tmp_path / "a"), resume=False)

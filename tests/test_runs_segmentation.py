@@ -89,6 +89,7 @@ def networks(trained):
     return {patch: PatchwiseNetwork(trained, patch) for patch in (204, 236, None)}
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("size0", "size2")
 @pytest.mark.parametrize("size", [(1, 1), (33, 20), (101, 150)])
 def test_patches_equal_one_pass_over_the_whole_image(trained, networks, size):
@@ -102,6 +103,7 @@ def test_patches_equal_one_pass_over_the_whole_image(trained, networks, size):
     )
 
 
+@pytest.mark.slow
 def test_batch_norm_uses_its_moving_statistics(networks):
     normed, image = make_trained("batch_norm"), draw(45, 50)
     whole = one_pass(normed, image)
@@ -134,6 +136,7 @@ def test_group_norm_takes_an_image_as_one_patch_or_suggests_a_size(norm, size, p
         assert not list(PatchwiseNetwork(trained, told).warn_of_seams([size]))
 
 
+@pytest.mark.slow
 def test_group_norm_images_have_no_seams():
     trained, image = make_trained("group_norm"), draw(60, 50)
     whole = PatchwiseNetwork(trained)
@@ -141,6 +144,7 @@ def test_group_norm_images_have_no_seams():
     assert np.abs(PatchwiseNetwork(trained, 204).logits(image) - whole.logits(image)).max() > 0.01
 
 
+@pytest.mark.slow
 def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
     network, image = networks[236], draw(250, 250)
     whole = network.logits(image)
@@ -156,6 +160,7 @@ def test_pixel_depends_on_place_modulo_16_and_107_pixels_around(networks):
     assert np.abs(network.logits(changed)[110:120] - whole[110:120]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_non_finite_outputs_are_refused():
     broken = make_trained(weights=NotFinite)
     check_raises(DataError, "not finite", "", PatchwiseNetwork(broken, 204).logits, draw(5, 5))
@@ -207,6 +212,7 @@ def test_other_numbers_of_test_time_augmentation_are_refused(trained):
         check_raises(ConfigurationError, *words, PatchwiseNetwork, trained, test_time_augmentation=versions)
 
 
+@pytest.mark.slow
 def test_evaluation_batches_count_patches_and_not_images(tmp_path):
     """One image of 192x192 is 144 patches for a network that sees 204 and predicts 20: one by one is far too slow."""
     flags = {"base_filters": "2", "image_size": "204", "dataset": "membranes", "micro_batch_size": "1"}

@@ -191,6 +191,19 @@ def short_folder():
         yield folder
 
 
+@pytest.mark.slow_cases(
+    "benchmark",
+    "configuration",
+    "curves",
+    "evaluation",
+    "judged splits",
+    "layers",
+    "optimisations",
+    "plan",
+    "plan beside rules",
+    "plan of a search",
+    "predictions",
+)
 @pytest.mark.parametrize("name", sorted(SCREENS))
 def test_screens_fit(name, monkeypatch, request, short_folder):
     if name in NEEDS_A_RUN:
@@ -213,6 +226,7 @@ def test_a_broken_word_is_noticed():
     assert broken("x", "imag…", wide, 80)[2] == ["imag…"]
 
 
+@pytest.mark.slow_cases("command0-what0", "command1-what1", "command4-what4")
 @pytest.mark.parametrize(
     ("command", "what"),
     [

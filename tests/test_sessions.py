@@ -59,6 +59,7 @@ def scores(logits, labels):
     return -np.log(probabilities[np.arange(len(labels)), labels]).mean(), np.mean(logits.argmax(1) == labels)
 
 
+@pytest.mark.slow_cases("host")
 def test_a_predictor_computes_the_networks_logits_and_scores(session):
     """Batches of any size; samples of weight 0 do not count; a validation stops between batches."""
     model, (images, labels) = make_model("group"), data(30, 8)
@@ -104,6 +105,7 @@ def test_training_is_a_sequence_of_events(session):
     assert report.first_update_s > 0 and report.num_parameters == make_model("batch").count_params()
 
 
+@pytest.mark.slow_cases("ipu-custom")
 @pytest.mark.slow_cases("host-custom", "ipu-batch")
 @pytest.mark.parametrize("norm", ["batch", "custom"])
 def test_a_trainer_continues_from_a_state(session, norm):
@@ -124,6 +126,7 @@ def test_a_trainer_continues_from_a_state(session, norm):
             assert value.tobytes() == other[name].tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("host-pipeline", "ipu-16.16")
 @pytest.mark.parametrize("kind", ["pipeline", "16.16"])
 def test_recomputed_statistics_are_means_over_the_next_batches(session, kind):
@@ -153,6 +156,7 @@ def test_recomputed_statistics_are_means_over_the_next_batches(session, kind):
     assert np.abs(recomputed - plain).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_evaluated_and_training_goes_on_with_its_own(session):
     program = make_program(2, 2, updates_per_epoch=4)
     optimizer = ("sgd", {"momentum": 0.9}, {"ema_decay": 0.5})

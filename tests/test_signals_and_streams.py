@@ -328,6 +328,7 @@ cli.main([])
 """
 
 
+@pytest.mark.slow_cases("2-tensorflow.python.framework.ops")
 @pytest.mark.parametrize(
     "number, module",
     [
@@ -355,6 +356,7 @@ def test_signal_after_the_end_changes_nothing():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_signal_ends_a_real_run_with_a_usable_checkpoint(report, tmp_path):
     """A process, started as users start it, gets a signal from outside while it computes weight updates."""
     process = subprocess.Popen(
@@ -389,6 +391,7 @@ def test_signal_ends_a_real_run_with_a_usable_checkpoint(report, tmp_path):
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_too_little_address_space_is_reported_before_tensorflow_is_imported(tmp_path):
     resource = pytest.importorskip("resource")
     limit = 1_600_000 * 1024  # with a little less, the import fails now and then

@@ -120,6 +120,7 @@ def test_dry_run_has_the_program_of_the_run(report):
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_dry_run_writes_only_the_picture(run):
     code, _, err = run(*TRAIN, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
     assert code == 0 and "lr.png" in err
@@ -127,6 +128,7 @@ def test_dry_run_writes_only_the_picture(run):
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_a_stream_of_any_name_gets_a_png(run):
     os.mkfifo("lr.txt")
     with subprocess.Popen(["cat", "lr.txt"], stdout=subprocess.PIPE) as reader:
@@ -143,6 +145,7 @@ def finished(tmp_path_factory):
     return train(tmp_path_factory.mktemp("finished") / "run", line, lightly=True)
 
 
+@pytest.mark.slow
 def test_dry_run_shows_where_a_run_continues(run, finished):
     files = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*"))
     for options, is_finished, text in (
@@ -157,6 +160,7 @@ def test_dry_run_shows_where_a_run_continues(run, finished):
     assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*")) == files
 
 
+@pytest.mark.slow
 def test_dry_run_of_a_continued_run_uses_the_published_size_of_an_absent_set(run, lightly):
     write_mnist(Path("data"))
     words = "train lenet --dataset mnist --dataset-path data --device cpu --limit-train 16 --limit-eval 8"
@@ -183,6 +187,7 @@ def test_dry_run_refuses_unusable_checkpoints(run, finished, monkeypatch):
     check_refused(run, data, unchanged=[finished])
 
 
+@pytest.mark.slow
 def test_tensorflow_starts_as_in_a_run_if_the_network_is_built(tmp_path):
     """It is silent, and has the requested number of devices."""
     args = ["mnist_cnn", *TRAIN[2:], "--dropout", "0.1", "--gradient-accumulation-count", "2"]
@@ -262,6 +267,7 @@ def test_planned_splits_are_those_of_the_run(run, lightly):
     assert f"opened by {split} ({program['splits_from']})" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_samples_are_drawn_as_training_sees_them(run):
     """The samples are those of the first batches that a session receives, in their order."""
     from ipucnn.runs.setup import training_samples

@@ -183,6 +183,7 @@ def test_pipelines_take_only_multiples_of_their_overlap(stages, schedule, count)
 # --- epochs
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 300), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
     st.one_of(st.none(), st.just(-1), st.integers(1, 12)), st.booleans(),
@@ -268,6 +269,7 @@ def test_steps_per_execution_are_whole_weight_updates_or_refused_with_legal_ones
     assert updates * epochs % per_execution == 0
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 60),
     st.integers(1, 6),
@@ -401,6 +403,7 @@ def test_illegal_combinations_are_refused(values, message, hint):
     check_raises(ConfigurationError, message, hint, program_of, **values)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.lists(st.integers(1, 100), max_size=10))
 def test_proportions_of_stages(stages, values):
     if len(values) < 2:
@@ -440,6 +443,7 @@ def test_validation_has_the_ipus_of_training(values, instances, replicas):
 # --- the Program as a value
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), st.sampled_from([1, 2, 4]), st.integers(1, 30))
 def test_fused_micro_batches_are_whole_groups_of_a_weight_update(count, group, fused):
     program = program_of(gradient_accumulation_count=count, num_replicas=4, dbn_replica_group_size=group)
@@ -498,6 +502,7 @@ def test_program_has_the_recipe_of_the_configuration():
     assert recipe.items() <= program_of(**recipe).to_dict().items()
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 5), st.fractions(min_value="1/8", max_value=70, max_denominator=8))
 def test_an_event_is_as_frequent_as_equal_executions_allow(updates, epochs, per_epoch):
     """Divides one epoch, or for rarer events the whole run, into each number of equal parts."""

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_runs_resume import assert_same, cut, files, train, training
@@ -108,6 +109,7 @@ def test_events_equal_those_of_a_naive_loop(
     assert events_of(program, slice_length, stop_after) == expected
 
 
+@pytest.mark.slow
 def test_short_executions_log_at_the_given_rate_and_continue_to_the_same_bytes(lightly, tmp_path):
     """15 weight updates: logged at their end, saved after every 5."""
     options = {

@@ -52,6 +52,7 @@ def test_lars_follows_the_published_rule_for_all_gradient_sizes(exponent, epsilo
 
 
 # Beside the others: formulas for 16 bits are compared below, and IPUs take the host's arithmetic.
+@pytest.mark.slow
 @pytest.mark.slow_cases("sgd-ipu", "adamw-host")
 @pytest.mark.parametrize("session", ["host", "ipu"])
 @pytest.mark.parametrize(
@@ -75,6 +76,7 @@ def test_biases_and_norms_without_decay_equal_a_numpy_loop(optimizer, session):
         assert not is_left_out or np.abs(decayed[key] - expected[key]).max() > 1e-3, key
 
 
+@pytest.mark.slow_cases("host")
 @pytest.mark.parametrize("session", ["host", "ipu"])
 def test_weights_of_classes_equal_a_numpy_loop(session):
     """Four weight updates of two replicas and two steps, with losses; without weights the loop differs by far more."""
@@ -95,6 +97,7 @@ def test_weights_of_classes_equal_a_numpy_loop(session):
     assert finished.metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_leaving_biases_out_of_no_decay_is_refused():
     flags = {"decay_biases_and_norms": "False"}
     with pytest.raises(ConfigurationError, match="nothing to leave out"):
@@ -192,6 +195,7 @@ def scaled_program(updates, replicas=2, **changes):
     return make_program(2, 2, replicas, updates_per_epoch=updates, **{**values, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("ipu")
 @pytest.mark.parametrize("name", ["host", "ipu"])
 def test_both_sessions_scale_and_skip_no_update(name):
@@ -220,6 +224,7 @@ def test_the_scale_rises_in_16_bits(name, precision):
     assert all(np.isfinite(value).all() for value in weights.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, precision",
     [

@@ -34,6 +34,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow_cases("False-1", "False-48", "True-16")
 @pytest.mark.slow_cases("True-1", "True-4", "False-16", "True-48")
 @pytest.mark.parametrize("size", [1, 4, 16, 48])
 @pytest.mark.parametrize("augment", [False, True])
@@ -55,6 +56,7 @@ def test_every_sample_has_weight_one_once_an_epoch(size, augment, tmp_path):
             assert seen == first
 
 
+@pytest.mark.slow_cases("running_mean-4")
 @pytest.mark.slow_cases("mean-2", "mean-8")
 @pytest.mark.parametrize("method, fused", [("mean", 8), ("mean", 2), ("running_mean", 4), ("sum", 2)])
 def test_loss_and_weights_are_those_without_padding(method, fused):
@@ -98,6 +100,7 @@ def test_masks_are_padded_as_classes_are(fused):
     np.testing.assert_allclose(tape.gradient(loss, logits).numpy(), expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_padded_run_continues_to_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = {**OPTIONS, "limit_eval": "20", "dropout": "0.3", "augment": True}

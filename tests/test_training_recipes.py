@@ -191,6 +191,7 @@ def test_averaged_weights_are_saved_and_evaluated(report, whole):
     assert [program[name] for name in recipe] == [0.4, 1, 0.5, 0.9, 0.5]
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_bytes_of_a_whole_one_and_statistics_are_those_of_the_averages(
     run, tmp_path, whole
 ):
@@ -238,6 +239,7 @@ def test_number_of_fused_micro_batches_changes_nothing(run, tmp_path, whole, fus
         np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_ipus_train_the_same_weights(run, tmp_path, whole):
     with installed():
         assert run(*TRAIN, *ALL, "--device", "ipu", "--run-dir", "run")[0] == 0
@@ -279,6 +281,7 @@ def test_dry_run_lists_the_recipes(run, tmp_path):
     assert code == 0 and "clipped" not in out + err and "mixup" not in out + err
 
 
+@pytest.mark.slow
 def test_images_from_files_are_mixed_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     counts = {(part, label): 8 for part in ("train", "val") for label in ("a", "b")}

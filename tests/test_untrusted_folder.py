@@ -87,6 +87,7 @@ def ipucnn(folder, *args):
 SMALL = ("--dataset", "digits", "--limit-train", "32", "--limit-eval", "8", "--num-epochs", "1")
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_execute_nothing(hostile):
     folder, sprung = hostile
     train = ("train", "toy_model", *SMALL, "--run-dir", "r")

@@ -771,6 +771,7 @@ def test_unrecognised_folders_are_refused(here, name, error, words):
 # ---------------------------------------------------------------- properties
 
 
+@pytest.mark.slow
 @given(
     labels=st.lists(st.integers(0, 2), min_size=2, max_size=12),
     pixels=st.lists(st.integers(0, 3), min_size=12, max_size=12),
