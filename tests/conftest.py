@@ -81,7 +81,7 @@ def pytest_collection_finish():
 
 
 _DURATIONS = Path(__file__).parent / "durations.json"
-_QUICK_S = 12
+_QUICK_S = 3
 """The most seconds of a file of the tier ``quick``: all of them together take less than a minute on two cores."""
 
 

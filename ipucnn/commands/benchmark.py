@@ -116,7 +116,7 @@ def benchmark(options: Benchmark) -> None:
     or with a wildcard as MODEL, it measures many networks and prints one table.
     """
     from ipucnn.command_group import parse_line
-    from ipucnn.commands.rules import BENCHMARK_RULES
+    from ipucnn.commands.rules import BENCHMARK_COMMAND_RULES
     from ipucnn.config.rules import check_rules
 
     specs = own_options(Benchmark)
@@ -126,7 +126,7 @@ def benchmark(options: Benchmark) -> None:
     request = request_of(options, "benchmark", read_plan).with_named_model()
     suite = options.suite
     is_suite = suite is not None or request.is_wildcard
-    check_rules(BENCHMARK_RULES, options, is_suite)
+    check_rules(BENCHMARK_COMMAND_RULES, options, is_suite)
     if not is_suite:
         _benchmark_one(request, measuring, options.verbose, options.json)
         return

@@ -70,7 +70,7 @@ INFER_RULES: Rules[OfTask] = (
 )
 
 _OF_SUITES = "add --suite NAME, or give a wildcard as MODEL; or drop it"
-BENCHMARK_RULES: Rules[bool] = (
+BENCHMARK_COMMAND_RULES: Rules[bool] = (
     *_given(
         ("resume", "versus"),
         lambda _, is_suite: not is_suite,
