@@ -1004,8 +1004,9 @@ def settings_of_filter(
     height, width, inputs, _ = kernel_shape
     # Input channels are divided among tasks if the kernel has too few rows to keep all threads busy.
     tasks_per_row = -(-operation_threads() * THREAD_TASKS // height) if operation_threads() > 1 else 1
-    tiles = -(-inputs // TILE_INPUTS[0])
-    most = min(BLOCK_INPUTS, -(-tiles // tasks_per_row) * TILE_INPUTS[0])
+    # Whole tiles and whole vectors: a copied vector must not reach beyond the last pixel.
+    step = math.lcm(TILE_INPUTS[0], VECTOR)
+    most = min(BLOCK_INPUTS, -(-inputs // (step * tasks_per_row)) * step)
     tasks = height * -(-inputs // most)
     threads = _threads(math.prod(dy_shape) * height * width, tasks)
     return [*strides, *before, most, tasks, threads, _pipe_to_helpers(threads)]
