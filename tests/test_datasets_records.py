@@ -443,7 +443,6 @@ def test_distorted_boxes_have_the_distribution_of_tensorflow():
         assert np.abs(np.percentile(a, [10, 50, 90]) - np.percentile(b, [10, 50, 90])).max() < 14
 
 
-@pytest.mark.slow
 def test_training_and_validation_crops_equal_those_of_pillow(folder):
     """Compares batches from records with Pillow: the same boxes, pixels and labels."""
     source = open_folder(folder)

@@ -114,7 +114,6 @@ def assert_all_the_same(numbers, *given):
     assert rows[0][4] > 0 and len({tuple(row[4:]) for row in rows}) == 1
 
 
-@pytest.mark.slow
 def test_several_devices_give_the_bytes_of_one():
     assert_all_the_same((1, 4))
 

@@ -94,7 +94,6 @@ def normalisations(draw):
     )
 
 
-@pytest.mark.slow
 @compiled
 @given(normalisations())
 @tries(25, slow=60)
@@ -112,7 +111,6 @@ def test_normalisation_equals_the_naive_one(case):
     np.testing.assert_allclose(y, ACTIVATIONS[activation](z), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 @compiled
 @given(normalisations())
 @tries(10, slow=25)
@@ -202,7 +200,6 @@ def depthwise_results(samples, height, width, kernel, stride, padding, channels=
     return results
 
 
-@pytest.mark.slow
 @compiled
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3),
        st.sampled_from(["SAME", "VALID"]), st.integers(1, 20), st.sampled_from([3, 6]))  # fmt: skip
@@ -265,8 +262,8 @@ def test_filter_gradients_equal_the_naive_ones(samples, size, kernel, strides, p
 @compiled
 @pytest.mark.parametrize("strides, padding", [((1, 1), "SAME"), ((2, 1), "VALID")])
 def test_a_convolution_with_a_compiled_gradient_equals_tensorflow(monkeypatch, strides, padding):
-    monkeypatch.setattr(kernels, "multiplies_faster", lambda: True)
-    monkeypatch.setattr(kernels, "LEAST_PAIRS", 1)
+    monkeypatch.setattr(operations, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(operations, "LEAST_PAIRS", 1)
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=(2, 7, 6, 8)).astype(np.float32))
     w = tf.constant(rng.normal(size=(3, 3, 8, 16)).astype(np.float32))
@@ -294,10 +291,12 @@ def test_a_convolution_with_a_compiled_gradient_equals_tensorflow(monkeypatch, s
 def test_filter_gradients_are_compiled_for_the_processors_on_which_they_were_faster(
     monkeypatch, features, expected
 ):
-    monkeypatch.setattr(kernels.binding, "get_host_cpu_features", lambda: features)
-    monkeypatch.setattr(kernels, "multiplies_faster", kernels.multiplies_faster.__wrapped__)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
     large, small, odd = (3, 3, 64, 64), (3, 3, 16, 16), (3, 3, 60, 64)
     assert operations.has_compiled_filter_gradient(large, (1, 1)) == expected
+    assert (
+        operations.compiled_layers().startswith("yes") and (operations.compiled_layers() == "yes") == expected
+    )
     for shape, dilations in ((large, (2, 2)), (small, (1, 1)), (odd, (1, 1))):
         assert not operations.has_compiled_filter_gradient(shape, dilations)
 
@@ -484,7 +483,6 @@ def test_missing_threads_are_not_waited_for(monkeypatch, is_full):
     np.testing.assert_allclose(mean, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @compiled
 def test_operations_in_parallel_give_the_same_bytes(monkeypatch):
     """Several operations, each with helpers, run at once: as groups of micro-batches in parallel do."""
@@ -643,7 +641,6 @@ def test_the_shortcut_takes_every_second_pixel(size):
     assert pixels.shape == (3, -(-size[0] // 2), -(-size[1] // 2), 5) and not np.any(pixels[..., 3:])
 
 
-@pytest.mark.slow
 @pytest.mark.slow_cases("efficientnet-b0-64", "mobilenet-32")
 @pytest.mark.parametrize("name, side", [("efficientnet-b0", 64), ("cifar_resnet8", 64), ("mobilenet", 32)])
 def test_whole_networks_equal_keras(name, side):
@@ -657,7 +654,6 @@ def test_whole_networks_equal_keras(name, side):
         )
 
 
-@pytest.mark.slow
 @compiled
 def test_settings_of_numba_in_the_current_folder_are_not_read(tmp_path):
     """Such a file could name a folder of compiled code, which Numba would load."""

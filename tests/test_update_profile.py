@@ -4,6 +4,8 @@ import pytest
 import tensorflow as tf
 from support.scripts import load_script
 
+from ipucnn.sessions.host import operations
+
 
 @pytest.fixture(scope="module")
 def profiled():
@@ -32,6 +34,16 @@ def test_a_convolution_and_its_gradients_have_the_multiplications_of_a_loop(prof
         assert found[kind].flop == flop
         assert found[kind].kind == profiled.CONVOLUTIONS[kind]
     assert found["Conv2D"].moved == 4 * (image + kernel + output)
+
+
+@pytest.mark.skipif(bool(operations.why_not()), reason=operations.why_not())
+def test_a_compiled_weight_gradient_has_the_multiplications_of_a_loop(profiled):
+    def step(x, dy, kernel):
+        return operations.filter_gradient(kernel, x, dy, (2, 2), (0, 0))
+
+    found = costs(profiled, step, (2, 9, 7, 8), (2, 4, 3, 16), (3, 3, 8, 16))["IpucnnFilterGradient"]
+    assert found.kind == "convolution, filter gradient"
+    assert found.flop == 2 * (2 * 4 * 3 * 16) * (3 * 3 * 8)
 
 
 def test_a_depthwise_convolution_and_its_gradients_have_the_multiplications_of_a_loop(profiled):

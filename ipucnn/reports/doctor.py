@@ -35,7 +35,7 @@ def _python(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
         yield "", "import: works" if error is None else f"import: {error.message}"
         compiled = diagnosis.machine.probe.answer.get("compiled_layers")
         if compiled is not None:
-            yield "compiled layers", "yes" if compiled == "yes" else f"none: {compiled}"
+            yield "compiled layers", compiled if compiled.startswith("yes") else f"none: {compiled}"
 
 
 def _sdk(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:

@@ -60,8 +60,7 @@ def environment() -> PlainDict:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "threads": operation_threads(),
-        # "yes", or the reason why TensorFlow computes all layers itself
-        "compiled_layers": operations.why_not() or "yes",
+        "compiled_layers": operations.compiled_layers(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES},
         "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
     }

@@ -29,12 +29,12 @@ from typing import Any, Callable, List, NamedTuple, Tuple
 import numpy as np
 
 from ipucnn.aliases import NumbaType
-from ipucnn.compiled import TENSORFLOW_FUNCTIONS, import_numba, tensorflow_library
+from ipucnn.compiled import TENSORFLOW_FUNCTIONS, TILE_OUTPUTS, VECTOR, import_numba, tensorflow_library
 from ipucnn.compiled import jit as _jit
 from ipucnn.machine import operation_threads, operations_at_once
 
 numba = import_numba()
-from llvmlite import binding, ir  # noqa: E402 - after ``import_numba``, which sets Numba up
+from llvmlite import ir  # noqa: E402 - after ``import_numba``, which sets Numba up
 from numba.core import cgutils  # noqa: E402
 
 tensorflow_library()
@@ -52,13 +52,10 @@ LEAST_NUMBERS = 2**17
 BLOCK_SAMPLES = 8
 # Rows with few channels are folded until they have this many numbers.
 FOLDED_WIDTH = 64
-# A tile of the weight gradient of a convolution over all channels: input channels by output channels.  AVX2 has sixteen
-# registers of VECTOR numbers; the largest tile takes twelve of them, two output channels' vectors and an input.
-VECTOR = 8
-TILE_OUTPUTS = 2 * VECTOR
+# A tile of the weight gradient of a convolution over all channels has these numbers of input channels, and TILE_OUTPUTS
+# output channels.  AVX2 has sixteen registers of VECTOR numbers; the largest tile takes twelve of them, two output
+# channels' vectors and an input.
 TILE_INPUTS = (6, 4, 2)
-# With fewer pairs of an input and an output channel, oneDNN computes the weight gradient of a convolution.
-LEAST_PAIRS = 1024
 # The pixels, input channels and output channels of a block that is multiplied at once.  A column of tiles reads 12 KB,
 # which stay in the first cache, and a block has 190 KB, which stay in the second one.
 BLOCK_PIXELS = 96
@@ -575,14 +572,14 @@ def _work(block):  # type: ignore[no-untyped-def]
     a, kind = state[_GIVEN:], state[_KIND]
     if kind == _DEPTHWISE_FILTER:
         _depthwise_filter(
-            _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[1], a[6], a[7], a[4])), a[8], a[9], a[10],
-            _floats(a[11], (state[_TASKS], a[12], a[13], a[4])), state,
+            _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[6], a[7], a[8], a[9])), a[12], a[13], a[14],
+            _floats(a[15], (state[_TASKS], a[10], a[11], a[4])), state,
         )  # fmt: skip
         return
     if kind == _FILTER:
         _filter(
-            _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[1], a[6], a[7], a[8])), a[9], a[10], a[11],
-            a[12], a[13], _floats(a[14], (a[15], a[16], a[4], a[8])), state, buffers,
+            _floats(a[0], (a[1], a[2], a[3], a[4])), _floats(a[5], (a[6], a[7], a[8], a[9])), a[12], a[13], a[14],
+            a[15], a[16], _floats(a[17], (a[10], a[11], a[4], a[9])), state, buffers,
         )  # fmt: skip
         return
     epsilon = np.float32(state[_EPSILON : _EPSILON + 1].view(np.float64)[0])
@@ -804,6 +801,24 @@ def _compute_normalise_gradient(context):  # type: ignore[no-untyped-def]
     _end(context, cells, status)
 
 
+@_jit(_INT, _INT, _INT, returns=numba.boolean)
+def _are_of_a_convolution(x, dy, kernel):  # type: ignore[no-untyped-def]
+    """Returns whether the ranks, samples and input channels of these tensors belong together."""
+    has_ranks = _num_dims(x) == 4 and _num_dims(dy) == 4 and _num_dims(kernel) == 4
+    return has_ranks and _dim(x, 0) == _dim(dy, 0) and _dim(x, 3) == _dim(kernel, 2)
+
+
+@_jit(inline="always")
+def _give_convolution(block, x, dy, kernel):  # type: ignore[no-untyped-def]
+    """Writes x, dy and the kernel's size into the first twelve arguments of a block of work; returns all arguments."""
+    given = _integers(block, _BLOCK)[_GIVEN:]
+    given[0], given[5] = _tensor_data(x), _tensor_data(dy)
+    for k in range(4):
+        given[1 + k], given[6 + k] = _dim(x, k), _dim(dy, k)
+    given[10], given[11] = _dim(kernel, 0), _dim(kernel, 1)
+    return given
+
+
 @_jit(_INT)
 def _compute_depthwise_filter(context):  # type: ignore[no-untyped-def]
     """Computes (kernel, x, dy, settings) -> the gradient of the kernel."""
@@ -812,26 +827,19 @@ def _compute_depthwise_filter(context):  # type: ignore[no-untyped-def]
     if _take_inputs(context, 4, cells, status):
         s = _integers(_tensor_data(tensors[3]), _SETTINGS)
         x, dy, kernel = tensors[1], tensors[2], tensors[0]
-        is_consistent = _num_dims(x) == 4 and _num_dims(dy) == 4 and _num_dims(kernel) == 4
-        is_consistent = is_consistent and _dim(x, 0) == _dim(dy, 0) and _dim(x, 3) == _dim(dy, 3)
-        is_consistent = is_consistent and _dim(kernel, 2) == _dim(x, 3) and _dim(kernel, 3) == 1
+        is_consistent = _are_of_a_convolution(x, dy, kernel)
+        is_consistent = is_consistent and _dim(dy, 3) == _dim(x, 3) and _dim(kernel, 3) == 1
         if _is_accepted(is_consistent, cells, status):
             total = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
             blocks = -(-_dim(x, 0) // BLOCK_SAMPLES)
             size = _dim(kernel, 0) * _dim(kernel, 1) * _dim(x, 3)
             block = _new_block(_DEPTHWISE_FILTER, blocks, s[3], 0, blocks * size, cells, status)
             if block:
-                state = _integers(block, _BLOCK)
-                a = state[_GIVEN:]
-                a[0], a[5] = _tensor_data(x), _tensor_data(dy)
-                for k in range(4):
-                    a[1 + k] = _dim(x, k)
-                for k in range(2):
-                    a[6 + k], a[12 + k] = _dim(dy, 1 + k), _dim(kernel, k)
-                a[8:11] = s[:3]
-                a[11] = state[_BUFFERS]
+                a = _give_convolution(block, x, dy, kernel)
+                a[12:15] = s[:3]
+                a[15] = _integers(block, _BLOCK)[_BUFFERS]
                 _share(block, s[3], s[4])
-                _add_up(_floats(a[11], (blocks, size)), _floats(total, size))
+                _add_up(_floats(a[15], (blocks, size)), _floats(total, size))
                 _let_go(block, 1)
     _end(context, cells, status)
 
@@ -844,10 +852,8 @@ def _compute_filter(context):  # type: ignore[no-untyped-def]
     if _take_inputs(context, 4, cells, status):
         s = _integers(_tensor_data(tensors[3]), _SETTINGS)
         x, dy, kernel = tensors[1], tensors[2], tensors[0]
-        is_consistent = _num_dims(x) == 4 and _num_dims(dy) == 4 and _num_dims(kernel) == 4
-        is_consistent = is_consistent and _dim(x, 0) == _dim(dy, 0) and _dim(x, 3) == _dim(kernel, 2)
-        is_consistent = is_consistent and _dim(dy, 3) == _dim(kernel, 3) and _dim(x, 3) % VECTOR == 0
-        is_consistent = is_consistent and _dim(dy, 3) % TILE_OUTPUTS == 0
+        is_consistent = _are_of_a_convolution(x, dy, kernel) and _dim(dy, 3) == _dim(kernel, 3)
+        is_consistent = is_consistent and _dim(x, 3) % VECTOR == 0 and _dim(dy, 3) % TILE_OUTPUTS == 0
         if _is_accepted(is_consistent, cells, status):
             gradient = _output(context, 0, 4, _copy_dimensions(kernel, cells), False, cells, status)
             outputs = min(_dim(dy, 3), BLOCK_OUTPUTS)
@@ -855,14 +861,9 @@ def _compute_filter(context):  # type: ignore[no-untyped-def]
             buffer_size = x_pixels * _pitch(s[4]) + BLOCK_PIXELS * _pitch(outputs) + max(s[4], outputs)
             block = _new_block(_FILTER, s[5], s[6], buffer_size, 0, cells, status)
             if block:
-                a = _integers(block, _BLOCK)[_GIVEN:]
-                a[0], a[5], a[14] = _tensor_data(x), _tensor_data(dy), gradient
-                for k in range(4):
-                    a[1 + k] = _dim(x, k)
-                for k in range(3):
-                    a[6 + k] = _dim(dy, 1 + k)
-                a[9:14] = s[:5]
-                a[15], a[16] = _dim(kernel, 0), _dim(kernel, 1)
+                a = _give_convolution(block, x, dy, kernel)
+                a[12:17] = s[:5]
+                a[17] = gradient
                 _share(block, s[6], s[7])
                 _let_go(block, 1)
     _end(context, cells, status)
@@ -917,16 +918,6 @@ def is_faster(numbers: int, parts: int, channels: int) -> bool:
     """
     tasks = parts * max(1, channels // THREAD_CHANNELS)
     return numbers >= LEAST_NUMBERS and tasks >= operation_threads()
-
-
-@functools.lru_cache(maxsize=None)
-def multiplies_faster() -> bool:
-    """Returns whether weight gradients of convolutions over all channels were faster here than oneDNN's.
-
-    They were on a CPU with AVX2.  None with AVX-512 was tried, whose vectors of sixteen numbers the kernels do not use.
-    """
-    features = binding.get_host_cpu_features()
-    return bool(features.get("avx2") and features.get("fma") and not features.get("avx512f"))
 
 
 def _threads(numbers: int, tasks: int) -> int:

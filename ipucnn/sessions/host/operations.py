@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor, TensorShape
-from ipucnn.compiled import HAS_KERNELS, tensorflow_library
+from ipucnn.compiled import HAS_KERNELS, TILE_OUTPUTS, VECTOR, multiplies_faster, tensorflow_library
 from ipucnn.errors import MissingError
 from ipucnn.models.layers.micro_batches import ghost_batch_norm, unbiased_variance
 
@@ -21,6 +21,8 @@ ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, 
 """TensorFlow's functions for the activations that are compiled with batch norm."""
 # TensorFlow computes the weight gradient of depthwise convolutions with more output pixels.
 MAX_KERNEL_PIXELS = 16
+# It computes that of other convolutions with fewer pairs of an input and an output channel.
+LEAST_PAIRS = 1024
 
 # Inputs and outputs of each operation; its name in TensorFlow begins with PREFIX.
 PREFIX = "Ipucnn"
@@ -56,6 +58,13 @@ def why_not() -> str:
     except MissingError as error:
         return error.message
     return ""
+
+
+def compiled_layers() -> str:
+    """Returns what is compiled: "yes", "yes, but ..." or the reason why nothing is."""
+    if why_not():
+        return why_not()
+    return "yes" if multiplies_faster() else "yes, but weight gradients of depthwise convolutions only"
 
 
 def batch_norm(
@@ -121,26 +130,22 @@ def has_compiled_filter_gradient(kernel_shape: Sequence[int], dilations: Sequenc
         kernel_shape: (height, width, input channels, output channels).
         dilations: of height and width.
     """
-    if why_not() or tuple(dilations) != (1, 1):
-        return False
-    from ipucnn.sessions.host import kernels
-
     inputs, outputs = kernel_shape[2:]
-    has_whole_vectors = inputs % kernels.VECTOR == 0 and outputs % kernels.TILE_OUTPUTS == 0
-    is_large = inputs * outputs >= kernels.LEAST_PAIRS
-    return has_whole_vectors and is_large and kernels.multiplies_faster()
+    has_whole_vectors = inputs % VECTOR == 0 and outputs % TILE_OUTPUTS == 0
+    is_supported = has_whole_vectors and tuple(dilations) == (1, 1)
+    return is_supported and inputs * outputs >= LEAST_PAIRS and not why_not() and multiplies_faster()
 
 
 def conv2d(
     x: Tensor, kernel: Tensor, strides: Sequence[int], padding: str, dilations: Sequence[int]
 ) -> Tensor:
-    """Computes ``tf.nn.conv2d`` of static sizes over all channels, with the fastest weight gradient.
+    """Computes ``tf.nn.conv2d`` over all channels, with the fastest weight gradient if sizes are static.
 
     Args:
         x, kernel, padding: as for TensorFlow's function.
         strides, dilations: of height and width.
     """
-    if not has_compiled_filter_gradient(kernel.shape, dilations):
+    if x.shape.num_elements() is None or not has_compiled_filter_gradient(kernel.shape, dilations):
         return tf.nn.conv2d(x, kernel, list(strides), padding, dilations=list(dilations))
     sides = [padding_of(int(x.shape[k + 1]), int(kernel.shape[k]), strides[k], padding) for k in range(2)]
     options = {"strides": [1, *strides, 1], "padding": padding}
