@@ -10,8 +10,9 @@ are done; rows of other presets in the file stay.  After a stop, the same comman
 whose data are not in --data are left out, with a message.  A cross-validation has one value for each fold: the soft
 Dice that `ipucnn evaluate` prints for it.
 
-With --suite a built-in suite of `ipucnn benchmark` runs, and its table is written to results/SUITE.csv: rows that
-failed are in it, with their error.  After a stop, the same command goes on with the next row.
+With --suite a built-in suite of `ipucnn benchmark` runs, and its table is written to results/SUITE.csv, its figure to
+docs/images/SUITE.svg: rows that failed are in it, with their error.  After a stop, the same command goes on with the
+next row.
 
 With --choose nothing is written, and the evaluation images are not used: seed s trains on four fifths of the training
 images and is evaluated on fifth number (s - 1) % 5 + 1.  This compares values for a preset; --also tries others.
@@ -27,14 +28,14 @@ from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import measuring
-from measuring import RESULTS, Journal, Provenance, read_rows, write_rows
+from measuring import RESULTS, ROOT, Journal, Provenance, read_rows, write_rows
 
 # What is kept of the table of a suite.
 SUITE_COLUMNS = (
     *("id", "model", "measured_with", "mode", "status", "error", "data", "image_height", "micro_batch_size"),
     *("gradient_accumulation_count", "num_replicas", "num_stages", "wall_s", "images_per_s", "step_s"),
     *("peak_memory_bytes", "flop_per_parameter", "ratio_to_keras", "training_accuracy", "accuracy"),
-    *("predicted_images_per_s", "predicted_num_ipus"),
+    *("predicted_images_per_s", "predicted_num_ipus", "notes"),
 )
 NUM_FOLDS = 5
 # The code of a process with --choose: it takes one fold of the training images, whose number is the first argument.
@@ -106,13 +107,17 @@ def train(arguments: Sequence[str], seed: int, chooses: bool = False) -> Dict[st
     return {**report, "figures": {**report["validation"], **figures}}
 
 
-def cross_validation(name: str, arguments: Sequence[str], seed: int) -> Dict[str, Any]:
-    """Returns the CSV row of a cross-validation: the soft Dice of each fold's held-out images."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_ipucnn(["train", *arguments, "--seed", str(seed), "--run-dir", f"{folder}/run"])
-        folds = [Path(folder, "run", f"fold-{row['fold']}") for row in done["folds"]]
-        programs = [json.loads((fold / "program.json").read_text(encoding="utf-8")) for fold in folds]
-        evaluations = [run_ipucnn(["evaluate", str(fold)]) for fold in folds]
+def cross_validation(name: str, arguments: Sequence[str], seed: int, folder: Path) -> Dict[str, Any]:
+    """Returns the CSV row of a cross-validation: the soft Dice of each fold's held-out images.
+
+    It continues in its folder after a stop; then the row has no time.
+    """
+    continues = (folder / "folds.json").exists()
+    words = ["--resume"] if continues else [*arguments, "--seed", str(seed)]
+    done = run_ipucnn(["train", *words, "--run-dir", str(folder)])
+    folds = [folder / f"fold-{row['fold']}" for row in done["folds"]]
+    programs = [json.loads((fold / "program.json").read_text(encoding="utf-8")) for fold in folds]
+    evaluations = [run_ipucnn(["evaluate", str(fold)]) for fold in folds]
     values = [evaluation["segmentation"]["soft_dice"] for evaluation in evaluations]
     print(f"{name}: {' '.join(f'{value:.4f}' for value in values)}", file=sys.stderr, flush=True)
     return {
@@ -125,8 +130,8 @@ def cross_validation(name: str, arguments: Sequence[str], seed: int) -> Dict[str
         "values": " ".join(f"{value:.4f}" for value in values),
         "epochs": programs[0]["num_epochs"],
         "evaluation_samples": sum(each["dataset"]["size"] for each in evaluations),
-        "wall_s": f"{done['wall_s']:.0f}",
-        "cpu_s": f"{done['cpu_s']:.0f}",
+        "wall_s": "" if continues else f"{done['wall_s']:.0f}",
+        "cpu_s": "" if continues else f"{done['cpu_s']:.0f}",
         "images_per_s": "",
     }
 
@@ -159,7 +164,7 @@ def run_suite(name: str, data: Optional[Path], again: bool) -> int:
             kept = [{**{key: row[key] for key in SUITE_COLUMNS}, **how.columns()} for row in rows]
             write_rows(RESULTS / f"{stem}.csv", kept, ("id",))
         for figure in folder.glob("speedup.svg"):
-            (RESULTS / f"{stem}.svg").write_bytes(figure.read_bytes())
+            (ROOT / "docs" / "images" / f"{stem}.svg").write_bytes(figure.read_bytes())
     return code
 
 
@@ -169,8 +174,9 @@ def row(name: str, options: argparse.Namespace, journal: Journal) -> Dict[str, A
     arguments = [*shlex.split(preset.arguments), *shlex.split(options.also)]
     where = ["--dataset-path", str(options.data)] if preset.needs else []
     if "--kfold" in arguments:
+        folder = journal.path.parent / f"{name.replace(' ', '-')}-{seeds[0]}"
         measured: Dict[str, Any] = journal.take(
-            (name, seeds[0]), lambda: cross_validation(name, [*arguments, *where], seeds[0])
+            (name, seeds[0]), lambda: cross_validation(name, [*arguments, *where], seeds[0], folder)
         )
         return measured
     runs = []

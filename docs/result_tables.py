@@ -195,18 +195,31 @@ def refusals() -> str:
 
 
 def suite() -> str:
-    """A table of the networks of the ULHPC tutorial."""
-    return table(
-        read("ulhpc"),
-        {
-            "network": lambda r: f"`{r['model']}`",
-            "task": lambda r: r["mode"],
-            "batch": lambda r: r["micro_batch_size"],
-            "measured images/s": lambda r: number(r["images_per_s"], 1) or r["error"] or r["status"],
-            "predicted images/s on IPUs": lambda r: number(r["predicted_images_per_s"]),
-            "IPUs": lambda r: r["predicted_num_ipus"],
-        },
+    """A table of the networks of the ULHPC tutorial: for each batch what was measured, and the prediction for IPUs."""
+    rows = read("ulhpc")
+    if not rows:
+        return "Not measured."
+    batches = sorted({row["micro_batch_size"] for row in rows}, key=int)
+    heads = [f"batch {batch}, {what}" for batch in batches for what in ("measured", "IPUs, predicted")]
+    lines = [f"| network | task | {' | '.join(heads)} |", "|" + " --- |" * (2 + len(heads))]
+    for model, mode in dict.fromkeys((row["model"], row["mode"]) for row in rows):
+        cells = []
+        for batch in batches:
+            key = [model, mode, batch]
+            (row,) = [r for r in rows if [r["model"], r["mode"], r["micro_batch_size"]] == key]
+            ipus = "" if row["predicted_num_ipus"] in ("", "1") else f" ({row['predicted_num_ipus']} IPUs)"
+            cells.append(number(row["images_per_s"], 1) or row["error"] or row["status"])
+            cells.append(number(row["predicted_images_per_s"]) + ipus)
+        lines.append(f"| `{model}` | {mode} | {' | '.join(cells)} |")
+    unsteady, few = (
+        sum(word in row["notes"] for row in rows) for word in ("before times were steady", "--max-time")
     )
+    said = (
+        f"In {unsteady} of {len(rows)} rows the warm-up ended by its time limit, before times were steady; {few} have "
+        "fewer than ten executions, because the time was over. Where nothing is predicted, the network does not fit on "
+        "16 IPUs in 32 bits."
+    )
+    return "\n".join([*lines, "", said, "", conditions(rows)])
 
 
 def _lines(axes: Any, rows: Sequence[Row], x: str, y: str, group: str, label: str) -> None:

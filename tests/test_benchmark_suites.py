@@ -6,6 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from msgspec import structs
 from support.refusals import Refusal, check_raises, check_refused
 
@@ -260,6 +263,19 @@ def test_speedups_of_another_machine_and_of_ipus():
     draw_speedups(predicted, ".svg", Path("a.svg"))
     draw_speedups(predicted, ".svg", Path("b.svg"))
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
+
+
+def test_names_in_a_figure_cover_no_other_name(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw_speedups(speedups(structs.replace(plan(), rows=rows_of(*range(100, 112)))), ".png", tmp_path / "x")
+    (axes,), renderer = drawn[0].axes, FigureCanvasAgg(drawn[0]).get_renderer()
+    boxes = []
+    for text in axes.texts:
+        text.update_positions(renderer)
+        boxes.append(Text.get_window_extent(text, renderer))  # without the line to its point
+    assert len(boxes) == 12 and all(axes.bbox.fully_containsx(box.x0) for box in boxes)
+    assert not any(one.overlaps(other) for k, one in enumerate(boxes) for other in boxes[:k])
 
 
 @pytest.mark.slow

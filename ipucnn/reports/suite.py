@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ipucnn.benchmarking.suite_run import RowBegan, RowFinished
 from ipucnn.events import Event, Note, Progress
@@ -22,6 +23,9 @@ from ipucnn.reports.console import (
 from ipucnn.text import counted, is_interactive, printable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
+
     from ipucnn.benchmarking.records import Row, SuiteResult
     from ipucnn.benchmarking.suite_run import Speedups
 
@@ -178,6 +182,7 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
     from ipucnn.sessions.host.environment import import_matplotlib
 
     matplotlib = import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     pairs = points(compared)
@@ -187,6 +192,7 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
     # Ids in SVG are random without a salt; with it, the same figure has the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "ipucnn", "svg.fonttype": "path"}):
         figure = Figure(figsize=(7.6 * len(panels), 7.2), dpi=110)
+        renderer = FigureCanvasAgg(figure).get_renderer()  # it measures texts, in an SVG, too
         axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
         for axis, (name, shown) in zip(axes, panels):
             axis.set(xscale="log", yscale="log", title=name, ylabel="times as fast (speed-up)")
@@ -198,7 +204,6 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
                 face = "white" if (ipus or 1) > 1 else colour
                 x = row.flop_per_parameter
                 axis.scatter([x], [times], s=26, marker=marker, c=face, edgecolors=colour, zorder=3)
-                axis.annotate(row.name, (x, times), (4, 4), textcoords="offset points", fontsize=7)
         handles = [
             matplotlib.lines.Line2D([], [], color=colour, marker=marker, linestyle="", label=f"batch {batch}")
             for batch, (marker, colour) in zip(batches, _MARKS)
@@ -208,5 +213,40 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
         hollow = " (hollow: more than one IPU)" if any((ipus or 1) > 1 for _, _, ipus in pairs) else ""
         figure.suptitle((title + hollow).replace("$", r"\$"), fontsize=12, wrap=True)
         figure.tight_layout(rect=(0, 0.035, 1, 0.98))
+        for axis, (_, shown) in zip(axes, panels):
+            names = [(row.name, (row.flop_per_parameter or 0.0, times)) for row, times, _ in shown]
+            _name_points(axis, renderer, names)
         metadata = {"Date": None} if suffix == ".svg" else None
         figure.savefig(str(path), format=suffix.lstrip("."), metadata=metadata, dpi=110)
+
+
+def _name_points(
+    axes: Axes, renderer: RendererBase, points: Sequence[Tuple[str, Tuple[float, float]]]
+) -> None:
+    """Names points, each at the nearest place that covers no point or name; a line leads to one that is farther off."""
+    places = [axes.transData.transform(place) for _, place in points]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    frame = axes.get_window_extent(renderer)
+    for name, place in sorted(points, key=lambda point: point[1]):
+        text = axes.annotate(name, place, (0, 0), textcoords="offset points", fontsize=7)
+        extent = text.get_window_extent(renderer)
+        x, y = axes.transData.transform(place)
+        box = (0.0, 0.0, 0.0, 0.0)
+        for distance, angle in itertools.product((6, 14, 24, 36, 50, 66), range(30, 390, 30)):
+            across, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+            left = x + distance * across - (extent.width if across < 0 else 0)
+            low = y + distance * up - extent.height / 2
+            box = (left, low, left + extent.width, low + extent.height)
+            is_inside = frame.x0 < box[0] and box[2] < frame.x1 and frame.y0 < box[1] and box[3] < frame.y1
+            if is_inside and not any(_overlap(box, other) for other in taken):
+                break
+        taken.append(box)
+        text.remove()
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": "0.5"} if distance > 6 else None
+        pixels = 72 / axes.figure.dpi
+        offset = ((box[0] - x) * pixels, (box[1] - y) * pixels)
+        axes.annotate(name, place, offset, textcoords="offset points", fontsize=7, arrowprops=line)
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
