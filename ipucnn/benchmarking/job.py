@@ -42,7 +42,9 @@ class Job:
             of the job.
         steps: the micro-batches of an execution if they are prescribed.
         optimizer, learning_rate, loss_name: the training settings; the rate stays the same.
+        request: the part of the report that is known before the network is built.
         baseline: the earlier report to compare with.
+        fused: the number of fused micro-batches that an option or the baseline prescribes; None if it is free.
     """
 
     resolved: Resolved
@@ -55,7 +57,9 @@ class Job:
     optimizer: OptimizerSettings
     learning_rate: float
     loss_name: str
+    request: Request
     baseline: Optional[BenchmarkReport]
+    fused: Optional[int]
 
     @property
     def config(self) -> RunConfig:
@@ -63,42 +67,9 @@ class Job:
         return self.resolved.config
 
     @property
-    def fused(self) -> Optional[int]:
-        """Returns the number of fused micro-batches that an option or the baseline prescribes; None if it is free."""
-        execution = None if self.baseline is None else self.baseline.execution
-        saved = None if execution is None else execution.fused_micro_batches
-        if self.settings.training:
-            return fixed_fused(self.config, self.program, saved)
-        steps, replicas = self.steps, self.program.num_replicas // self.instances.size
-        return fixed_in_inference(self.config, None if steps is None else replicas * steps, saved)
-
-    @property
     def kind(self) -> str:
         """Returns the source of the images, a key of ``DATA_KINDS``."""
         return data_kind(self.config)
-
-    def make_request(self) -> Request:
-        """Returns the part of the report that is known before the network is built; it starts now."""
-        info, kind, settings = self.setup.source.info, self.kind, self.settings
-        return Request(
-            model=self.resolved.record.name,
-            preset=self.resolved.preset,
-            mode=settings.mode,
-            scope=settings.scope,
-            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            seed=self.seed,
-            input_shape=list(self.setup.input_shape),
-            data=DataFacts(
-                kind=kind,
-                description=DATA_KINDS[kind],
-                name=info.name,
-                location=info.location,
-                num_images=info.num_train,
-            ),
-            settings=settings.limits,
-            options=_compared_options(self.config),
-            program=self.program.to_dict(),
-        )
 
 
 def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
@@ -145,24 +116,26 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     learning_rate = float(schedule(np.arange(1))[0])
     is_real = data_kind(config) == REAL
     source = None if is_real else random_source(resolved, seed, program.micro_batch_size)
-    job = Job(
+    setup = run_setup.prepare(resolved, seed, source=source)
+    run_setup.build_options(setup)
+    request = _make_request(setup, settings, program)
+    if baseline is not None:
+        _check_baseline(baseline, request, settings, program)
+    return Job(
         resolved=resolved,
         settings=settings,
         instances=instances,
-        setup=run_setup.prepare(resolved, seed, source=source),
+        setup=setup,
         seed=seed,
         program=program,
         steps=steps,
         optimizer=optimizer,
         learning_rate=learning_rate,
         loss_name=loss_name,
+        request=request,
         baseline=baseline,
+        fused=_prescribed_fused(config, settings, program, baseline, steps, instances),
     )
-    run_setup.build_options(job.setup)
-    if baseline is not None:
-        _check_baseline(job, baseline)
-    _ = job.fused  # a number that does not divide the work is refused now
-    return job
 
 
 def program_of(config: RunConfig, seed: int, instances: ProcessGroup, updates: int) -> Program:
@@ -205,7 +178,34 @@ def _check_on_ipus(
         check_layout(instances, program, config)
 
 
-def _check_baseline(job: Job, baseline: BenchmarkReport) -> None:
+def _make_request(setup: run_setup.Setup, settings: BenchmarkSettings, program: Program) -> Request:
+    """Returns the part of the report that is known before the network is built; it starts now."""
+    resolved, info = setup.resolved, setup.source.info
+    kind = data_kind(resolved.config)
+    return Request(
+        model=resolved.record.name,
+        preset=resolved.preset,
+        mode=settings.mode,
+        scope=settings.scope,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        seed=setup.seed,
+        input_shape=list(setup.input_shape),
+        data=DataFacts(
+            kind=kind,
+            description=DATA_KINDS[kind],
+            name=info.name,
+            location=info.location,
+            num_images=info.num_train,
+        ),
+        settings=settings.limits,
+        options=_compared_options(resolved.config),
+        program=program.to_dict(),
+    )
+
+
+def _check_baseline(
+    baseline: BenchmarkReport, request: Request, settings: BenchmarkSettings, program: Program
+) -> None:
     """Refuses a baseline of other work.
 
     Raises:
@@ -214,17 +214,38 @@ def _check_baseline(job: Job, baseline: BenchmarkReport) -> None:
     """
     from ipucnn.benchmarking.baseline import check_same_request
 
-    program, where, execution = job.program, str(job.settings.baseline), baseline.execution
+    where, execution = str(settings.baseline), baseline.execution
     assert execution is not None
-    check_same_request(baseline, where, job.make_request())
+    check_same_request(baseline, where, request)
     whole = program.global_batch_size
-    if not job.settings.training:
+    if not settings.training:
         whole = program.micro_batch_size * execution.fused_micro_batches
     if execution.samples % whole:
         raise DataError(
             f"{where} is damaged: executions of {execution.samples} samples are no multiple of {whole}",
             "make it again",
         )
+
+
+def _prescribed_fused(
+    config: RunConfig,
+    settings: BenchmarkSettings,
+    program: Program,
+    baseline: Optional[BenchmarkReport],
+    steps: Optional[int],
+    instances: ProcessGroup,
+) -> Optional[int]:
+    """Returns the number of fused micro-batches that an option or the baseline prescribes; None if it is free.
+
+    Raises:
+        ConfigurationError: the number does not divide the work.
+    """
+    execution = None if baseline is None else baseline.execution
+    saved = None if execution is None else execution.fused_micro_batches
+    if settings.training:
+        return fixed_fused(config, program, saved)
+    replicas = program.num_replicas // instances.size
+    return fixed_in_inference(config, None if steps is None else replicas * steps, saved)
 
 
 def _compared_options(config: RunConfig) -> PlainDict:

@@ -77,7 +77,7 @@ def first_report(job: Job, device: DeviceInfo, environment: PlainDict) -> Benchm
             "device and its memory are the first's"
         )
     return BenchmarkReport(
-        **structs.asdict(job.make_request()),
+        **structs.asdict(job.request),
         device=DeviceFacts(**asdict(device)),
         environment=environment,
         notes=notes,
