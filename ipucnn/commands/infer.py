@@ -86,12 +86,13 @@ def infer(options: Infer) -> None:
         open_trained(named)
     segments = task == "segmentation"
     check_rules(INFER_RULES, options, OfTask(segments, run))
+    output = role.path(options.output)
     request = InferRequest(
         named,
         list(options.images),
         bounds.DEFAULT_TOP if options.top is None else options.top,
         subset=options.split,
-        output=role.path(options.output),
+        output=output,
         contact_sheet=role.path(options.contact_sheet),
         verbose=options.verbose,
         patch_size=options.patch_size,
@@ -99,10 +100,14 @@ def infer(options: Infer) -> None:
         threshold=options.threshold,
         with_overlay=options.overlay,
     )
-    if segments:
-        _segment(request, options.json)
-    else:
+    if not segments:
         _classify(request, options.json, options.format, options.only_mistakes)
+    elif output is None:
+        raise ConfigurationError(
+            f"{run} segments images, and there is no folder for the masks", "add --output masks"
+        )
+    else:
+        _segment(request, output, options.json)
 
 
 def _classify(request: "InferRequest", json_output: bool, form: Optional[str], only_mistakes: bool) -> None:
@@ -132,14 +137,13 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
     screen = Screen() if sheet_to is None else Screen(take=partial(draw, sheet))
     predictions = show(infer_classes(request), screen)
 
-    def save(into: Path) -> None:
-        assert output_to is not None
+    def save(form: str, into: Path) -> None:
         with open(into, "w", encoding="utf-8", newline="") as handle:
-            write_results(predictions, format_of(output_to, OUTPUTS).lstrip("."), handle)
+            write_results(predictions, form, handle)
 
     count = len(predictions.results)
     if output_to is not None and count:
-        write_output(output_to, save)
+        write_output(output_to, partial(save, format_of(output_to, OUTPUTS).lstrip(".")))
     if sheet_to is not None and len(sheet):
         write_output(sheet_to, sheet.save)
     if form is not None:
@@ -155,18 +159,17 @@ def _classify(request: "InferRequest", json_output: bool, form: Optional[str], o
     _check_failed(predictions.num_failed, count)
 
 
-def _segment(request: "InferRequest", json_output: bool) -> None:
-    """Writes the masks of images, and prints a summary of them."""
+def _segment(request: "InferRequest", folder: Path, json_output: bool) -> None:
+    """Writes the masks of images into a folder, and prints a summary of them."""
     from ipucnn.events import show
     from ipucnn.filesystem import write_atomically, write_output
     from ipucnn.reports.console import Screen, note
     from ipucnn.reports.infer import MaskSheet, masks_json, print_masks, speed_line
     from ipucnn.runs.infer import CONTACT_SHEET, infer_masks
 
-    assert request.output is not None, "a rule"
     sheet = MaskSheet()
-    masks = show(infer_masks(request), Screen(take=sheet.take))
-    path = request.contact_sheet or request.output / CONTACT_SHEET
+    masks = show(infer_masks(request, folder), Screen(take=sheet.take))
+    path = request.contact_sheet or folder / CONTACT_SHEET
     write = write_atomically if request.contact_sheet is None else write_output
     write(path, sheet.save)
     if json_output:

@@ -6,7 +6,7 @@ A table's rules are about the command's own class of options.
 import shlex
 from typing import Any, Callable, Iterable, Iterator, Tuple
 
-from ipucnn.config.options import BY_NAME, RunConfig, specs_for
+from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.config.origin import Origins
 from ipucnn.config.request import is_wildcard
 from ipucnn.config.rules import OF_PATCHES, Facts, OfTask, Rule, is_set, task_rules
@@ -35,11 +35,6 @@ INFER_RULES: Rules[OfTask] = (
         ("overlay", "--overlay", True),
         *OF_PATCHES,
         ("threshold", "--threshold {threshold}", True),
-    ),
-    Rule(
-        lambda options, facts: facts.segments and options.output is None,
-        "{run} segments images, and there is no folder for the masks",
-        "add --output masks",
     ),
     Rule(
         lambda options, _: options.only_mistakes and None in (options.split, options.contact_sheet),
@@ -89,18 +84,18 @@ BENCHMARK_COMMAND_RULES: Rules[bool] = (
 _OF_PLANS = ("save", "html", "save_graph", "compare", "inference", "row")
 PLAN_SPLITS_RULES: Rules[Origins] = (
     *_given(
-        (*_OF_PLANS, "optimisations", "stages"),
+        (*_OF_PLANS, "optimisations", "stages", "classes", "recomputation", "config", "config_path"),
         lambda options, _: bool(options.calibrate),
         ": --calibrate makes no plan",
         "drop one of them",
     ),
     *(
         Rule(
-            lambda options, origins, name=name: bool(options.calibrate) and origins[name].is_typed,  # type: ignore[misc]
-            f"{BY_NAME[name].flag}: --calibrate makes no plan",
+            lambda options, origins, name=spec.name: bool(options.calibrate) and origins[name].is_typed,  # type: ignore[misc]
+            f"{'MODEL' if spec.name == 'model_name' else spec.flag}: --calibrate makes no plan",
             "drop one of them",
         )
-        for name in ("ipus", "pipeline_splits")
+        for spec in specs_for("plan-splits")
     ),
     *_given(
         _OF_PLANS,

@@ -70,7 +70,7 @@ BATCH_PIXELS = 8 * 256 * 256
 
 
 def _open(
-    request: InferRequest, verb: str, outputs: Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
+    request: InferRequest, outputs: Sequence[Tuple[str, Optional[Path], Tuple[str, ...]]]
 ) -> Tuple[TrainedSetup, ImageFiles]:
     """Returns the network and the image files.
 
@@ -163,7 +163,7 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
     """
     yield Began(LOADING)
     outputs = (("--output", request.output, OUTPUTS), ("--contact-sheet", request.contact_sheet, (".png",)))
-    trained, found = _open(request, "classify", outputs)
+    trained, found = _open(request, outputs)
     if trained.record.task != "classification":
         raise DataError(
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
@@ -287,18 +287,20 @@ class Masks:
         return self.num_pages / self.wall_s if self.wall_s else 0.0
 
 
-def infer_masks(request: InferRequest) -> Events[Masks]:
+def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
     """Segments images and volumes, and yields a ``Segmented`` of each page.
+
+    Args:
+        request: the network and the images.
+        folder: the folder of the masks, which is created if necessary.
 
     Raises:
         ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
         DataError: no readable image at all, or weights that do not fit.
     """
     yield Began(LOADING)
-    folder = request.output
-    assert folder is not None
     check_folder(folder)
-    trained, found = _open(request, "segment", (("--contact-sheet", request.contact_sheet, (".png",)),))
+    trained, found = _open(request, (("--contact-sheet", request.contact_sheet, (".png",)),))
     _check_no_training_folder(trained.config, folder)
     network = PatchwiseNetwork(trained, request.patch_size, request.verbose, request.test_time_augmentation)
     num_classes = trained.source.info.num_classes

@@ -48,8 +48,8 @@ class InferRequest:
         images: files, folders and patterns; empty with ``subset``.
         top: classes per image, at most the network's.
         subset: eval or train: uses the images of the data set instead; for masks they are one volume.
-        output: the file that the caller writes; for masks the folder, which is created if necessary.
-        contact_sheet: the file that the caller writes; for masks None stands for a file in ``output``.
+        output: the file of classes that the caller writes.
+        contact_sheet: the file that the caller writes; for masks None stands for a file in their folder.
         verbose: whether to show TensorFlow's messages.
         patch_size: height and width of the input patches; None chooses.
         test_time_augmentation: number of versions of each image whose probabilities are averaged.
