@@ -34,6 +34,8 @@ def matched(names, trained):
         (("0", "1"), NAMES, (0, 1), "the classes of other have no names: those of other are compared by number"),
         (("0", "1", "2"), NAMES, (0, 1, 2), "compared by number with the network's, Bee, ant, café"),
         (NAMES, ("0", "1", "2"), (0, 1, 2), "the classes of run have no names"),
+        (NAMES, ("", "", ""), (0, 1, 2), "those of other, Bee, ant, café, are compared by number"),
+        (("0", "1", "10", "2"), ("",) * 4, (0, 1, 2, 3), "those of other, 0, 1, 10, 2, are compared by number"),
         (NAMES, ("1", "2", "3"), (0, 1, 2), "the classes of run have no names"),
         (("background", "foreground"), ("membrane", "cell"), (0, 1), "compared by number"),
         (("membrane", "cell"), ("background", "foreground"), (0, 1), "compared by number"),

@@ -135,3 +135,37 @@ def test_other_masks_need_names_for_their_numbers(values, names, error):
     check_raises(
         DataError, error, "return", opened, ((IMAGES, masks), (IMAGES, masks), *names), "segmentation"
     )
+
+
+@pytest.mark.parametrize(
+    "names", [{"ant", "bee"}, frozenset(("ant", "bee")), {0: "ant", 1: "bee"}, {"bee": 1, "ant": 0}, "ab", 2]
+)
+def test_names_of_classes_have_the_order_of_labels(names):
+    """A set has another order in each process, and a dictionary may have any."""
+    part = IMAGES, np.arange(8) % 2
+    check_raises(DataError, "wanted a list in the order of labels", "return", opened, (part, part, names))
+    for ordered in (["ant", "bee"], np.array(["ant", "bee"]), {"ant": 0, "bee": 1}.keys()):
+        assert opened((part, part, ordered)).info.class_names == ("ant", "bee")
+
+
+@pytest.mark.parametrize(
+    "labels, hint",
+    [
+        (np.eye(8)[:, :3], "labels.argmax(axis=-1)"),
+        (np.arange(8) / 2, "labels.astype(int)"),
+        (np.array(["ant", "bee"] * 4), "np.unique(labels, return_inverse=True)"),
+        (np.zeros((8, 6, 6, 2), np.uint8), "labels.argmax(axis=-1)"),
+        (np.zeros((8, 5, 5), np.uint8), "return (train_images, train_labels)"),
+    ],
+    ids=["one-hot", "floats", "text", "one-hot masks", "smaller masks"],
+)
+def test_labels_of_another_type_get_the_conversion_that_fits(labels, hint):
+    part = IMAGES, labels
+    check_raises(DataError, "wanted a whole number for each", hint, opened, (part, part))
+
+
+def test_masks_may_have_a_last_axis_of_one():
+    parts = [((IMAGES[:6], masks[:6]), (IMAGES[6:], masks[6:])) for masks in (MASKS, MASKS[..., np.newaxis])]
+    flat, deep = (opened(part, "segmentation") for part in parts)
+    np.testing.assert_array_equal(flat.train.labels, deep.train.labels)
+    np.testing.assert_array_equal(flat.eval.labels, deep.eval.labels)

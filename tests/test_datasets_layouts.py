@@ -87,6 +87,10 @@ FOLDERS = {
         "validation_set/bee*1",
     ),
     "undivided": ("ant*4", "bee/2023*4", "bee*2", "9.png"),
+    "masks": (
+        *("ant*4", "bee*4", "bee/more/2*1"),
+        *("ant/0_mask.png", "ant/1_mask_1.png", "ant/1-Masks.png", "bee/3_seg.png"),
+    ),
     "systems": (
         "ant*4",
         "bee*4",
@@ -184,6 +188,35 @@ REFUSED = {
         "images has class folders in it",
         (2, 12),
     ),
+    "parts by a word of their names": (
+        (
+            *(f"seg_train/seg_train/{name}*3" for name in "ab"),
+            *(f"seg_test/seg_test/{name}*2" for name in "ab"),
+            "seg_pred*2",
+        ),
+        "are named like parts of a data set",
+        (2, 10),
+    ),
+    "pieces of a folder of images": (
+        ("images_001/images*3", "images_002/images*3"),
+        "are named like pieces of one folder of images",
+        (2, 6),
+    ),
+    "the set again in a class": (
+        ("cells/a*3", "cells/b*3", "a*3", "b*3"),
+        "cells has the classes a and b in it again",
+        (2, 6),
+    ),
+    "the set again in a folder of a class": (
+        (*(f"{part}/{name}*2" for part in ("train", "train/set/set", "val") for name in "ab"),),
+        "set has the classes a and b in it again",
+        (2, 6),
+    ),
+    "classes a folder too deep": (
+        (*(f"{part}/{part}/{name}*2" for part in ("training", "testing") for name in "ab"),),
+        "which the training part lacks",
+        (2, 8),
+    ),
     "parts in a class": (
         ("cat/train/a*2", "cat/train/b*2", "cat/test/a*2", "dog/train/a*2", "dog/test/a*2"),
         "has parts of a data set in it",
@@ -210,6 +243,63 @@ def test_a_hint_about_folders_works_when_it_is_typed(tmp_path, kind, run):
     source = opened(typed(error.hint, folder))
     assert source.info.num_classes == num_classes
     assert source.info.num_train + source.info.num_eval == num_images
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("cars_train*3", "cars_test*3"),
+        ("train2017*3", "val2017*3", "test2017*3"),
+        ("asl_train/asl_train*3", "asl_test/asl_test*3"),
+        ("stage1_train/a*1", "stage1_train/b*1", "stage1_test*2"),
+        ("train_cat*2", "train_dog*2", "test_cat*2", "test_dog*2"),
+        ("HAM_images_part_1*2", "HAM_images_part_2*2", "ham_images_part_1*2"),
+        ("fold1*2", "fold2*2", "fold10*2"),
+    ],
+)
+def test_folders_that_are_named_like_parts_are_no_classes(tmp_path, names, run):
+    error = check_raises(DataError, "are named like", "/CLASS/*.jpg", opened, draw(tmp_path, *names))
+    assert "not like classes" in error.message
+    assert run("verify-dataset", tmp_path)[0] == run("train", "lenet", "--dataset", tmp_path, "--dry-run")[0] == 3
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("class1", "class2", "class3"),
+        ("0", "1", "10"),
+        ("test_tube", "beaker"),
+        ("part_1", "part_2", "whole"),
+        ("steam train", "tram"),
+    ],
+)
+def test_names_with_numbers_and_words_of_parts_may_be_classes(tmp_path, names):
+    assert set(opened(draw(tmp_path, *(f"{name}*2" for name in names))).info.class_names) == set(names)
+
+
+def test_masks_beside_images_are_no_images_of_a_class(tmp_path):
+    paths = [*(source := opened(draw(tmp_path, *FOLDERS["masks"]))).train.paths, *source.eval.paths]
+    assert {os.path.relpath(path, tmp_path) for path in paths} == {
+        *(f"{name}/{k}.png" for name in ("ant", "bee") for k in range(4)),
+        "bee/more/2/0.png",
+    }
+
+
+def test_folders_inside_class_folders_are_named(tmp_path):
+    draw(tmp_path / "a", "ant*4", "bee*4")
+    assert not any("inside class folders" in line for line in opened(tmp_path / "a").info.warnings)
+    draw(tmp_path / "b", *(f"train/{name}/{year}*2" for name in ("ant", "bee") for year in (1, 2)), "val/ant*1")
+    (line,) = [line for line in opened(tmp_path / "b").info.warnings if "inside class folders" in line]
+    assert "4 folders" in line and "(train/ant/1, train/ant/2, train/bee/1, ...)" in line
+
+
+def test_a_data_set_of_one_class_is_not_trained_on(tmp_path, run):
+    folder = draw(tmp_path / "set", *(f"{part}/all/{name}*3" for part in ("train", "val") for name in "ab"))
+    code, _, err = run("train", "lenet", "--dataset", folder, "--dry-run")
+    assert code == 3 and "has one class, all: there is nothing to learn" in err
+    (hint,) = [line for line in err.splitlines() if line.startswith("hint:")]
+    subprocess.run(hint[hint.index("mv ") :], shell=True, check=True)
+    assert opened(folder).info.class_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -591,3 +681,92 @@ def test_three_channels_of_imagej_and_ome_are_a_colour_image(tmp_path, axes, kin
     write_channels(tmp_path / "images" / "0.tif", pages[..., :2], axes, kind)
     words = "2 channels of grey"
     check_raises(DataError, words, "in Fiji: Image > Color", opened, tmp_path, "segmentation")
+
+
+# -- what lies beside pairs and classes, and folders of other tools ------------------------------------------------
+
+
+def test_a_folder_of_images_may_lie_beside_class_folders(tmp_path):
+    draw(tmp_path, *(f"{part}/{name}*2" for part in ("train", "val") for name in "ab"), "images*3")
+    source = opened(tmp_path)
+    assert source.info.class_names == ("a", "b")
+    assert [(one.reason, one.count) for one in source.info.unused] == [("beside the folders that are read", 3)]
+
+
+def test_images_of_a_part_without_class_folders_are_no_pairs(tmp_path):
+    draw(tmp_path, "train/a/images*3", "train/b/images*3", "val/images*3", "test/images*3")
+    check_raises(DataError, "has the class 'images', which the training part lacks", "", opened, tmp_path)
+
+
+@pytest.mark.parametrize("test", [(), ("test/images*3",)])
+def test_pairs_without_a_part_for_evaluation_are_divided_if_the_hint_is_typed(tmp_path, test):
+    folder = draw(draw_pairs(tmp_path / "set", "train", number=range(5)), *test)
+    error = check_raises(DataError, "", "hold out the last fifth", opened, folder, "segmentation")
+    dataset = shlex.split(error.hint.rpartition("--dataset ")[2])[0]
+    source = opened(dataset, "segmentation")
+    assert (len(source.train), len(source.eval)) == (4, 1)
+
+
+def test_the_part_with_masks_is_for_evaluation(tmp_path):
+    folder = draw(draw_pairs(tmp_path, "train", "test"), "val/images*3")
+    message = choose(folder, "segmentation").message
+    assert "training on train/, evaluation on test/, nothing on val/" in message
+    assert len(opened(folder, "segmentation").eval) == 3
+
+
+def test_parts_may_lie_inside_the_folders_of_images_and_of_masks(tmp_path):
+    for part, number in (("training", range(6)), ("val", [3, 9]), ("test", [7])):
+        draw_pairs(tmp_path, image=f"images/{part}", mask=f"masks/{part}", number=number)
+    draw(tmp_path, "images/8.png")
+    message = choose(tmp_path, "segmentation").message
+    assert "training on images/training/, evaluation on images/val/" in message
+    source = opened(tmp_path, "segmentation")
+    assert (len(source.train), source.eval.names) == (6, ("val/3.png", "val/9.png"))
+    assert not source.info.own_split
+    assert [(one.reason, one.count) for one in source.info.unused] == [("beside the folders that are read", 3)]
+    assert verified(tmp_path, ".")[1] >= {"passed-over"}
+    shutil.rmtree(tmp_path / "masks" / "val")
+    assert "evaluation on images/test/" in choose(tmp_path, "segmentation").message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/image*3", "train/label*3", "test*2"),
+        ("train*3", "train_masks*3", "test*3"),
+        ("patient1*3", "patient1/0_mask.png", "patient2*3"),
+    ],
+)
+def test_folders_of_masks_in_another_layout_get_the_layout_of_pairs(tmp_path, names):
+    folder = draw(tmp_path, *names)
+    check_raises(DataError, "holds no pairs of images and masks", "DIR/masks/NAME.png", opened, folder, "segmentation")
+
+
+def test_masks_in_each_class_folder_are_no_folds(tmp_path, run):
+    draw(tmp_path, *(f"{name}/{side}*2" for name in ("covid", "normal") for side in ("images", "masks")))
+    check_raises(DataError, "masks are no images of a class", "move the folders masks/", opened, tmp_path)
+    assert run("verify-dataset", tmp_path)[0] == 3
+
+
+@pytest.mark.parametrize(
+    "task, names", [("classification", ("a*3", "b*3")), ("segmentation", ("images*3", "masks*3"))]
+)
+def test_the_only_set_in_a_folder_is_named(tmp_path, task, names):
+    folder = draw(tmp_path / "archive", *(f"my data/my data/{name}" for name in names), "notes/0.txt.png")
+    error = check_raises(DataError, "", "or the set in it", opened, folder, task)
+    assert shlex.split(error.hint.rpartition("--dataset ")[2]) == [str(folder / "my data" / "my data")]
+
+
+@pytest.mark.parametrize("name, hint", [("a.zip", "unpack"), ("a.tar.gz", "unpack"), ("a.npz", "FILE.py:FUNCTION")])
+def test_a_file_in_place_of_a_folder_has_the_hint_for_its_kind(tmp_path, name, hint):
+    (tmp_path / name).write_bytes(b"x")
+    check_raises(DataError, "is a file, not a folder", hint, choose, tmp_path / name)
+
+
+@pytest.mark.parametrize("task, sides", [("classification", ("train", "val")), ("segmentation", ("imagesTr", "labelsTr"))])
+def test_files_that_are_no_images_are_named_if_there_are_no_others(tmp_path, task, sides):
+    for side in sides:
+        (tmp_path / side / "ant").mkdir(parents=True)
+        (tmp_path / side / "ant" / "a_0000.nii.gz").write_bytes(b"x")
+    words = f"left out {2} files (no image by its name: {sides[0]}/ant/a_0000.nii.gz"
+    check_raises(DataError, words, "TIFF, PPM and PGM are read", opened, tmp_path, task)

@@ -188,6 +188,24 @@ TABLE["tiff complex"] = Row(
     tiff(tiff_page(RAMP.astype("u4"), {339: (SHORT, [6]), 258: (SHORT, [32])})), *["photometric"] * 3
 )
 
+# -- TIFF: without a photometric interpretation, and with GDAL's number of pixels without data
+
+for words, stored in (("grey", RAMP), ("RGB", COLOUR), ("grey u2", RAMP.astype("u2") * 9)):
+    shown = stretched(stored) if stored.dtype.itemsize > 1 else stored
+    TABLE[f"tiff {words}, no photometric interpretation"] = Row(
+        tiff(tiff_page(stored, {262: None})), shown, stored
+    )
+LACKS = RAMP % 5 == 0
+for dtype, number in (("i2", -9999), ("u2", 0), ("f4", -3.40282346638529e38), ("f8", 1e20)):
+    stored = np.where(LACKS, number, RAMP / 4 + 3).astype(dtype)
+    values = (stored if dtype[0] == "f" else stored.astype(int)) * ~LACKS
+    shown = np.where(LACKS, 0, stretched(values, ~LACKS)).astype(np.uint8)
+    mask = {"f": FLOATS, "i": "values from -", "u": stored}[dtype[0]]
+    data = tiff(tiff_page(stored, {42113: (2, f"{number} ".encode() + b"\0")}))
+    TABLE[f"tiff {dtype}, no data at {number}"] = Row(data, shown, mask)
+data = tiff(tiff_page(RAMP.astype("u2") * 9, {42113: (2, b"none\0")}))
+TABLE["tiff u2, no number of pixels without data"] = Row(data, stretched(RAMP), RAMP.astype("u2") * 9)
+
 # -- TIFF: palettes, inks, YCbCr
 
 for bits in (1, 2, 4, 8):
@@ -273,6 +291,11 @@ for tag, turn in TURNS.items():
     TABLE[f"jpeg orientation {tag}"] = Row(data, turn(OF_JPEG), turn(OF_JPEG))
     data = with_segment(PLAIN_JPEG, 0xE1, b"http://ns.adobe.com/xap/1.0/\0" + xmp(tag))
     TABLE[f"jpeg XMP orientation {tag}"] = Row(data, turn(OF_JPEG), turn(OF_JPEG))
+TABLE["png XMP before another text"] = Row(
+    png(RAMP, 8, 0, (b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(6)), (b"iTXt", b"Comment\0\0\0\0\0none")),
+    TURNS[6](RAMP),
+    TURNS[6](RAMP),
+)
 TABLE["tiff orientation 9"] = Row(tiff(tiff_page(RAMP, {274: (SHORT, [9])})), RAMP, RAMP)
 TABLE["tiff u2 RGB orientation 6"] = Row(
     tiff(tiff_page(COLOUR.astype("u2") * 9, {**page_tags(2), 274: (SHORT, [6])})),
@@ -554,6 +577,14 @@ def test_compressed_tiff_is_read_as_by_opencv(compression, dtype, is_colour, opt
         assert compression in ("zstd", "lzma")
     else:
         np.testing.assert_array_equal(other[..., ::-1] if is_colour else other, stored)
+
+
+@pytest.mark.parametrize("stored", [RAMP, COLOUR], ids=["grey", "RGB"])
+def test_without_a_photometric_interpretation_pixels_are_those_of_libtiff(stored):
+    cv2 = pytest.importorskip("cv2")
+    data = tiff(tiff_page(stored, {262: None}))
+    other = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    np.testing.assert_array_equal(np.asarray(forms.open_image(data, "image form.x", 3)), other)
 
 
 BY_OPENCV = [name for name in TABLE if name.startswith(("png", "P5", "P6")) and "trans" not in name]

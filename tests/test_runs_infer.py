@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.benchmark_reports import filled
+from support.data_sets import noise
 from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
@@ -289,6 +290,18 @@ def test_unreadable_images_are_reported_and_skipped(trained, run, images, tmp_pa
     assert [r["predictions"][0]["label"] for r in json.loads(out)["results"]] == [
         r["predictions"][0]["label"] for r in results
     ]
+
+
+def test_files_of_several_pages_or_frames_are_counted(trained, report, succeeds, tmp_path):
+    first, *others = (Image.fromarray(noise(k, 8, 8)) for k in range(3))
+    for ending in ("gif", "tif"):
+        first.save(tmp_path / f"several.{ending}", save_all=True, append_images=others)
+        first.save(tmp_path / f"one.{ending}")
+    line = "2 files have several pages or frames: the first of each is used"
+    names = [f"{name}.{ending}" for name in ("one", "several") for ending in ("gif", "tif")]
+    assert line in report("infer", trained, *names)["notes"]
+    assert line in succeeds("infer", trained, *names)[1]
+    assert "pages" not in succeeds("infer", trained, *names[:2])[1]
 
 
 def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypatch):

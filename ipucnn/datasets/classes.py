@@ -76,10 +76,10 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
             classes = counted(len(trained), "class")
             raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
         nameless = dataset if are_numbers(names) else network
-        note = f"the classes of {nameless} have no names: those of {dataset} are compared by number with the network's"
-        return Matched(
-            tuple(range(len(names))), note + (f", {_listed(trained)}" if any(trained) else ""), True
-        )
+        ours = dataset if nameless == dataset else f"{dataset}, {_listed(names)},"
+        theirs = f", {_listed(trained)}" if any(trained) else ""
+        note = f"the classes of {nameless} have no names: those of {ours} are compared by number with the network's"
+        return Matched(tuple(range(len(names))), note + theirs, True)
     raise DataError(
         f"data set {dataset} has classes that {network} does not know: {_listed(unknown)}; its classes are "
         f"{_listed(names)}, and the network's are {_listed(trained)}",
@@ -111,7 +111,9 @@ def in_order_of(source: DataSource, trained: Sequence[str]) -> DataSource:
         note = f"the classes of {info.name} are numbered as those of the weights to start from: {_listed(trained)}"
     elif names != known and are_same(names, known):
         nameless = f"data set {info.name}" if are_numbers(names) else "the weights to start from"
+        named = trained if are_numbers(names) else info.class_names
         note = f"the classes of {nameless} have no names, and the last layer keeps its weights by number"
+        note += f": {_listed(named)}" if any(named) else ""
     if not note:
         return source
     return replace(source, info=replace(source.info, warnings=(*source.info.warnings, note)))

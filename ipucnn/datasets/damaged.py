@@ -23,6 +23,7 @@ from ipucnn.datasets.problems import (
     left_out_line,
     named_damage,
     problem_of,
+    several_line,
 )
 from ipucnn.errors import DataError
 from ipucnn.machine import num_cores, side_by_side
@@ -73,9 +74,7 @@ def _with_several(source: DataSource, num_several: int, num_decoded: int) -> Dat
     files = counted(num_several, "file")
     if num_decoded < total:
         files = f"{num_several:,} of {num_decoded:,} files that were opened, of {total:,},"
-    line = (
-        f"{files} {'has' if num_several == 1 else 'have'} several pages or frames: the first of each is used"
-    )
+    line = several_line(files, num_several)
     return replace(source, info=replace(source.info, warnings=(*source.info.warnings, line)))
 
 

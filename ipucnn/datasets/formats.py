@@ -23,6 +23,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Sequence,
     Set,
     Tuple,
     Union,
@@ -95,6 +96,7 @@ LOOSE = "in no class folder"
 NO_IMAGE = "no image by its name"
 EMPTY = "a folder without images"
 LINK = "a link to a folder"
+MASK = "a mask by its name, beside its image"
 
 
 def is_made_by_system(name: str) -> bool:
@@ -206,7 +208,7 @@ def images_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -
 
 _PARTS = {
     "train": ("train", "training"),
-    "validation": ("val", "valid", "validation", "dev"),
+    "validation": ("val", "valid", "validation", "dev", "eval", "evaluation", "holdout"),
     "test": ("test", "testing"),
     "unlabelled": ("predict", "prediction", "predictions", "inference", "unlabelled", "unlabeled"),
     "masks": ("images", "masks", "labels", "annotations"),
@@ -242,6 +244,15 @@ def _outside(path: Path) -> Path:
     return parent.with_name(f"{parent.name}-{path.name}")
 
 
+def lifted(folders: Sequence[Path]) -> str:
+    """Returns the hint that puts folders in the place of those that they lie in, if classes lie a folder too deep."""
+    moves = []
+    for folder in folders:
+        part, outside = folder.parent, _outside(folder.parent)
+        moves.append(f"mv {quoted(part)} {quoted(outside)} && mv {quoted(outside / folder.name)} {quoted(part)}")
+    return f"if the folders in {shown(folders[0])} are the classes: {' && '.join(moves)}"
+
+
 def quoted(path: Path) -> str:
     """Returns a path as a shell takes it."""
     return shlex.quote(printable(str(path)))
@@ -250,6 +261,7 @@ def quoted(path: Path) -> str:
 # -- class folders and pairs ----------------------------------------------------------------------------------
 
 
+READ = "JPEG, PNG, BMP, GIF, WebP, TIFF, PPM and PGM are read"
 CLASS_LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
 PAIR_LAYOUT = (
     "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val; or DIR/NAME.png and "
@@ -293,7 +305,7 @@ def find_classes(folder: Path) -> Optional[Found]:
     """
     in_parts = find_class_parts(folder)
     if in_parts is not None and "train" in in_parts.parts:
-        _check_no_folds(subfolders(in_parts.parts["train"][0]))
+        _check_classes(subfolders(in_parts.parts["train"][0]))
         return in_parts
     named = {path: part_named(path.name) for path in subfolders(folder)}
     classes = [path for path, part in named.items() if part is None and has_image(path)]
@@ -304,7 +316,7 @@ def find_classes(folder: Path) -> Optional[Found]:
     bare = [path for path, part in named.items() if part is not None and has_image(path)]
     if bare:
         raise _no_masks(bare[0]) or _bare_part(bare[0], bool(classes))
-    _check_no_folds(classes)
+    _check_classes(classes)
     return Found("imagefolder", folder, {"train": (folder,)}, is_undivided=True) if len(classes) > 1 else None
 
 
@@ -344,6 +356,91 @@ def _bare_part(part: Path, has_classes: bool) -> DataError:
     )
 
 
+def _check_classes(classes: List[Path]) -> None:
+    """Refuses class folders that may be parts of a set, by their names or by the folders in them.
+
+    Raises:
+        DataError: as the functions say that it calls.
+    """
+    _check_no_folds(classes)
+    _check_no_parts(classes)
+    _check_no_pieces(classes)
+
+
+_WORDS = re.compile(r"[^\W\d_]+|\d+")
+_PIECES = ("image", "images", "imgs", "part", "fold", "split", "batch", "chunk", "shard", "subset")
+"""Words before the number of a piece of a set that is none of a class: images_001, part_2."""
+
+
+def _words(folder: Path) -> Tuple[str, ...]:
+    return tuple(_WORDS.findall(same_name(folder.name).casefold()))
+
+
+def _check_no_parts(classes: List[Path]) -> None:
+    """Refuses two folders whose names differ in nothing but a word of parts: seg_train and seg_test.
+
+    Raises:
+        DataError: there are such folders.
+    """
+    by_rest: Dict[Tuple[str, ...], Dict[str, Path]] = {}
+    for path in classes:
+        words = _words(path)
+        for at, part in enumerate(map(part_named, words)):
+            if part in _SERVING:
+                by_rest.setdefault((*words[:at], *words[at + 1 :]), {}).setdefault(part, path)
+    for parts in by_rest.values():
+        if "train" not in parts or len(parts) < 2:
+            continue
+        train, other = parts["train"], next(parts[part] for part in _EVALUATION if part in parts)
+        whole, (inside, other_inside) = train.parent, map(unwrapped, (train, other))
+        hint = f"put the images of each class into a folder of its own: {shown(whole)}/train/CLASS/*.jpg"
+        if subfolders(inside) and subfolders(other_inside):
+            hint = (
+                f"make two parts: mv {quoted(inside)} {quoted(whole / 'train')} && mv {quoted(other_inside)} "
+                f"{quoted(whole / 'val')}; then pass --dataset {quoted(whole)}"
+            )
+        raise DataError(
+            f"{shown(train)} and {shown(other)} are named like parts of a data set, not like classes",
+            f"{hint}; if they are classes, give them other names",
+        )
+
+
+def _check_no_pieces(classes: List[Path]) -> None:
+    """Refuses folders whose names differ in nothing but the number of a piece: images_001 and images_002.
+
+    Raises:
+        DataError: all folders are called so.
+    """
+    names = {tuple(word for word in _words(path) if not word.isdigit()) for path in classes}
+    if len(classes) < 2 or len(names) > 1 or not set(names.pop()[-1:]) & set(_PIECES):
+        return
+    first = classes[0]
+    raise DataError(
+        f"{shown(first)} and {shown(classes[1])} are named like pieces of one folder of images, not like classes",
+        f"put the images of each class into a folder of its own: {shown(first.parent)}/CLASS/*.jpg; if they are "
+        f"classes: mv {quoted(first)} {quoted(first.with_name('class-' + first.name))}",
+    )
+
+
+def unwrapped(folder: Path) -> Path:
+    """Returns the first folder that has images or several folders in it, going into the only one each time."""
+    inside = subfolders(folder)
+    return unwrapped(inside[0]) if len(inside) == 1 and not _has_own_images(folder) else folder
+
+
+def copy_of_classes(folder: Path, classes: Collection[str]) -> Optional[DataError]:
+    """Returns the error about a class folder with two or more of the ``classes`` in it again, as some archives have."""
+    inside = subfolders(folder)
+    inside = subfolders(unwrapped(folder)) if len(inside) == 1 else inside
+    again = [printable(path.name) for path in inside if same_name(path.name) in classes]
+    if len(again) < 2:
+        return None
+    return DataError(
+        f"the class folder {shown(folder)} has the classes {again[0]} and {again[1]} in it again",
+        f"move it away if it is a copy of the set: mv {quoted(folder)} {quoted(_outside(folder))}",
+    )
+
+
 def _check_no_folds(classes: List[Path]) -> None:
     """Refuses two or more folders that have the same folders of images in them: they may be parts, or the classes.
 
@@ -360,6 +457,13 @@ def _check_no_folds(classes: List[Path]) -> None:
     if len(classes) < 2:
         return
     (first, second), (one, other) = classes[:2], [printable(name) for name in common][:2]
+    if {part_named(name) for name in common} == {"masks"}:
+        one, other = sorted((one, other), key=lambda name: name.casefold() != "images")
+        raise DataError(
+            f"{shown(first)} and {shown(second)} have {one}/ and {other}/ in them: masks are no images of a class",
+            "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
+            f"classes: move the folders {other}/ out of the class folders",
+        )
     whole, moved = first.parent, first.with_name(f"{first.name}-images")
     raise DataError(
         f"{shown(first)} and {shown(second)} have the same folders in them, such as {one} and {other}: "
@@ -449,6 +553,16 @@ def pair_name(name: str) -> str:
     return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
 
 
+_NAMED_MASK = re.compile(r"(.+)[_-](?:masks?|seg|segmentation)(?:[_-]?\d+)?\.\w+", re.IGNORECASE | re.DOTALL)
+
+
+def masks_among(paths: Sequence[str]) -> Set[str]:
+    """Returns the images that are called like a mask of another one in their folder: a_mask.png, a_mask_1.png."""
+    named = {path: match[1] for path, match in ((p, _NAMED_MASK.fullmatch(p)) for p in paths) if match}
+    images = {os.path.splitext(path)[0] for path in paths} if named else set()
+    return {path for path, image in named.items() if image in images}
+
+
 def without_mask_ending(name: str) -> str:
     """Returns the name of the image that a mask's name fits; the name itself if it has no ending of a mask."""
     return next((name[: -len(end)] for end in MASK_ENDINGS if name.lower().endswith(end)), name)
@@ -472,7 +586,7 @@ def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
     """Finds images and masks in a folder itself, or in folders in it for training and evaluation.
 
     One of the two may be absent, but ``masks`` beside several folders of images is a class.  Pairs in the folder itself
-    take precedence over those in parts.
+    take precedence over those in parts; the parts may also lie inside the folders of images and of masks.
 
     Raises:
         DataError: several folders may serve for one part.
@@ -484,14 +598,42 @@ def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
         return {} if set(pair) == {"masks"} and sum(map(has_image, others)) > 1 else pair
 
     here = sides(folder)
+    inside = _parts_inside(here)
+    if inside:
+        names = [f"{images.parent.name}/{images.name}" for images, _ in inside.values()]
+        choice = f": training on {printable(names[0])}/, evaluation on {printable(names[1])}/"
+        return Found("imagemasks", folder, inside, choice)
     if len(here) < 2:
         named = {path: part_named(path.name) for path in subfolders(folder)}
         parts = {path: part for path, part in named.items() if part in _SERVING and sides(path)}
-        if parts:
-            read = {subset: _both(path, sides(path)) for subset, path in _serving(parts).items()}
+        whole = {path: part for path, part in parts.items() if len(sides(path)) == 2}
+        serving = {**_serving(parts), **_serving(whole)}
+        if whole or "train" in serving:
+            read = {subset: _both(path, sides(path)) for subset, path in serving.items()}
             return _in_parts("imagemasks", folder, read, parts)
+        in_parts = find_class_parts(folder) if here else None
+        if in_parts is not None and "train" in in_parts.parts:
+            return None  # a folder called images lies beside class folders in parts
     read = {"train": _both(folder, here)}
     return Found("imagemasks", folder, read, UNDIVIDED, is_undivided=True) if here else None
+
+
+def _parts_inside(pair: Mapping[str, Path]) -> Dict[str, Tuple[Path, ...]]:
+    """Returns the folders of "train" and "eval" inside those of images and of masks; none if one of them lacks one.
+
+    Raises:
+        DataError: several folders may serve for one part.
+    """
+    if len(pair) < 2 or pair["images"] == pair["masks"]:
+        return {}
+
+    def inside(part: str) -> Tuple[Path, ...]:
+        named = [[path for path in subfolders(side) if part_named(path.name) == part] for side in pair.values()]
+        return tuple(path for path in (_one(paths, part) for paths in named) if path is not None)
+
+    train, *evaluations = map(inside, _SERVING)
+    evaluation = next((paths for paths in evaluations if len(paths) == 2), ())
+    return {"train": train, "eval": evaluation} if len(train) == 2 and evaluation else {}
 
 
 def _both(folder: Path, pair: Mapping[str, Path]) -> Tuple[Path, Path]:

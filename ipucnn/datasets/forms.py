@@ -96,12 +96,14 @@ class Page(NamedTuple):
         image: 8-bit samples as a Pillow image, as they are displayed.
         numbers: the stored samples, [h, w] or [h, w, colours]; None if they are those of ``image``.
         opacity: transparency that ``image`` does not have, uint8 [h, w]; 255 is opaque.
+        has_data: bool [h, w], without the pixels of GDAL's no-data value; None if all have data.
     """
 
     form: Form
     image: Optional[PillowImage] = None
     numbers: Optional[np.ndarray] = None
     opacity: Optional[np.ndarray] = None
+    has_data: Optional[np.ndarray] = None
 
 
 class ImageFile:
@@ -373,9 +375,9 @@ def _orientation(image: PillowImage, data: bytes) -> int:
         return jpeg_orientation(data)
     exif, xmp = bytes(image.info.get("exif") or b""), b""
     if is_png(data) or is_webp(data):
-        parts_by_name = {name: content for name, content, _ in chunks(data)}
-        exif = parts_by_name.get(b"eXIf", exif)
-        xmp = parts_by_name.get(b"iTXt", b"") + parts_by_name.get(b"XMP ", b"")
+        parts = [(name, content) for name, content, _ in chunks(data)]
+        exif = dict(parts).get(b"eXIf", exif)
+        xmp = b"".join(content for name, content in parts if name in (b"iTXt", b"XMP "))
     with contextlib.suppress(Exception):  # a damaged block is ignored; the pixels are fine
         if not exif and "Raw profile type exif" in image.info:  # hexadecimal text of PNG, below three lines
             exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
@@ -418,6 +420,16 @@ _BY_PILLOW = (2, 3, 4, 6)
 """Compressions that tifffile does not read on every version of Python: those of fax, and JPEG of TIFF's version 6."""
 _NO_PAGE = 1 | 4
 """Bits of the tag NewSubfileType: reduced resolution, and transparency mask."""
+_NO_DATA = 42113
+"""The tag of GDAL for the number of pixels without data, as text."""
+
+
+def _photometric(page: TiffPage) -> int:
+    """Returns the tag PhotometricInterpretation; without it what libtiff assumes, while tifffile assumes 0."""
+    number = int(page.photometric)
+    if number or 262 in page.tags or int(page.compression) in _BY_PILLOW:
+        return number
+    return 2 if page.samplesperpixel - len(page.extrasamples) == 3 else 1
 
 
 class _TiffFile(ImageFile):
@@ -455,7 +467,7 @@ class _TiffFile(ImageFile):
         self.num_pages = len(self._planes)
 
     def _form(self, page: TiffPage, origin: str) -> Form:
-        colour, bands = _PHOTOMETRIC.get(int(page.photometric), ("", 0))
+        colour, bands = _PHOTOMETRIC.get(_photometric(page), ("", 0))
         kinds = {"u": UNSIGNED, "b": UNSIGNED, "i": SIGNED, "f": FLOATING}
         numbers = kinds.get("" if page.dtype is None else page.dtype.kind, "not read")
         is_read = (
@@ -513,7 +525,7 @@ class _TiffFile(ImageFile):
             samples = np.moveaxis(samples, 0, -1)
         samples = samples.reshape(*form.size, page.samplesperpixel)
         samples = samples.astype(np.uint8) if samples.dtype == bool else samples
-        bands = _PHOTOMETRIC[int(page.photometric)][1]
+        bands = _PHOTOMETRIC[_photometric(page)][1]
         opacity = None
         for place in range(bands, samples.shape[2]):
             extra = page.extrasamples[place - bands : place - bands + 1]
@@ -530,7 +542,8 @@ class _TiffFile(ImageFile):
             colours = np.ascontiguousarray(samples[..., :bands])
             image = pillow().frombytes("YCbCr", form.size[::-1], colours.tobytes()).convert("RGB")
             return Page(form, image, None, opacity)
-        return Page(form, None, samples[..., 0] if bands == 1 else samples[..., :bands], opacity)
+        numbers = samples[..., 0] if bands == 1 else samples[..., :bands]
+        return Page(form, None, numbers, opacity, _has_data(page, samples[..., :bands]) if form.is_deep else None)
 
     def _samples(self, page: TiffPage, number: int) -> np.ndarray:
         """Returns the stored samples of a page, or of a plane of a volume behind one table."""
@@ -555,6 +568,21 @@ class _TiffFile(ImageFile):
             return Page(form, image.convert("L" if form.colour == GREY else "RGB"))
         is_one = np.asarray(image) != (form.colour == WHITE_IS_ZERO)  # Pillow inverts them
         return Page(form, None, is_one.astype(np.uint8))
+
+
+def _has_data(page: TiffPage, samples: np.ndarray) -> Optional[np.ndarray]:
+    """Returns which pixels of [h, w, bands] have another number than GDAL's for no data; None without such a number."""
+    tag = page.tags.get(_NO_DATA)
+    try:
+        number = None if tag is None else float(tag.value)
+    except (TypeError, ValueError):  # viewers ignore it, too
+        number = None
+    if number is None:
+        return None
+    if samples.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            number = samples.dtype.type(number)  # the text has more digits than the pixels
+    return np.asarray((samples != number).any(axis=2))
 
 
 def _opacity(alpha: np.ndarray, bits: int, origin: str) -> np.ndarray:
@@ -657,7 +685,7 @@ def _eight_bits(page: Page, origin: str) -> PillowImage:
             inks = numbers >> (form.bits - 8) if form.bits > 8 else numbers
             image = Image.frombytes("CMYK", form.size[::-1], inks.astype(np.uint8).tobytes())
         else:
-            image = Image.fromarray(_shades(numbers, form, origin, opacity))
+            image = Image.fromarray(_shades(page, numbers, origin))
     if opacity is not None:
         if form.alpha == PREMULTIPLIED and opacity.min() < 255:
             if form.is_deep:
@@ -670,21 +698,27 @@ def _eight_bits(page: Page, origin: str) -> PillowImage:
     return image
 
 
-def _shades(numbers: np.ndarray, form: Form, origin: str, opacity: Optional[np.ndarray]) -> np.ndarray:
-    """Returns stored grey or RGB numbers as uint8, dark to bright."""
-    if form.numbers == FLOATING:
-        numbers = -numbers if form.colour == WHITE_IS_ZERO else numbers
-        return stretched(numbers, origin, opacity)
+def _shades(page: Page, numbers: np.ndarray, origin: str) -> np.ndarray:
+    """Returns the stored grey or RGB numbers of a page as uint8, dark to bright; pixels without data are black."""
+    form = page.form
     if form.bits < 8:
         most = 2**form.bits - 1
         numbers = _scaled(numbers, most)
     elif form.bits == 8 and form.numbers == SIGNED:
         numbers = (numbers.astype(np.int16) + 128).astype(np.uint8)
-    numbers = ~numbers if form.colour == WHITE_IS_ZERO else numbers
-    return stretched(numbers, origin, opacity) if form.is_deep else numbers
+    if form.colour == WHITE_IS_ZERO:
+        numbers = -numbers if form.numbers == FLOATING else ~numbers
+    if not form.is_deep:
+        return numbers
+    is_counted = None if page.opacity is None else page.opacity > 0
+    if page.has_data is None:
+        return stretched(numbers, origin, is_counted)
+    shades = stretched(numbers, origin, page.has_data if is_counted is None else page.has_data & is_counted)
+    shades[~page.has_data] = 0
+    return shades
 
 
-def stretched(pixels: np.ndarray, origin: str, opacity: Optional[np.ndarray] = None) -> np.ndarray:
+def stretched(pixels: np.ndarray, origin: str, is_counted: Optional[np.ndarray] = None) -> np.ndarray:
     """Returns uint8 pixels: pixels of more than 8 bits, stretched from a dark to a bright number of the image.
 
     The range of the data type is no useful scale: 12-bit cameras fill a sixteenth of 16 bits.  With the n numbers of
@@ -696,12 +730,12 @@ def stretched(pixels: np.ndarray, origin: str, opacity: Optional[np.ndarray] = N
     Args:
         pixels: integers or floats [h, w] or [h, w, channels].
         origin: the image's name in messages.
-        opacity: uint8 [h, w]; pixels of 0 are not counted.
+        is_counted: bool [h, w], the pixels whose numbers are counted; None, or none of them: all.
 
     Raises:
         DataError: NaN or infinite pixels.
     """
-    counted = pixels if opacity is None or not opacity.any() else pixels[opacity > 0]
+    counted = pixels if is_counted is None or not is_counted.any() else pixels[is_counted]
     if not np.isfinite(pixels).all():
         raise DataError(
             f"{origin} has pixels that are not finite numbers (NaN, inf)",

@@ -6,14 +6,23 @@ meanwhile.
 
 import functools
 import math
-from typing import Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 import numpy as np
 
 from ipucnn.aliases import PillowImage, Tensor
 from ipucnn.compiled import HAS_KERNELS
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.forms import FEW, FILLER, jpeg_orientation, of_pillow, open_image, pillow
+from ipucnn.datasets.forms import (
+    FEW,
+    FILLER,
+    displayed,
+    jpeg_orientation,
+    of_pillow,
+    open_image,
+    opened,
+    pillow,
+)
 from ipucnn.datasets.hashing import uniform
 from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
@@ -141,6 +150,7 @@ def pixels_for_evaluation(
     origin: str,
     info: DatasetInfo,
     input_shape: Tuple[int, int, int],
+    several: Optional[List[str]] = None,
 ) -> np.ndarray:
     """Returns the pixels of an image for validation, evaluation, inference and ``predict``, before ``preprocessing``.
 
@@ -149,6 +159,7 @@ def pixels_for_evaluation(
         origin: the image's name in messages: "image PATH".
         info: facts of the data set that the network was trained on.
         input_shape: (height, width, channels) of the network's input.
+        several: gets ``origin`` if the file has several pages or frames, of which the first is read.
 
     Returns:
         uint8 [h, w, stored channels], with h and w from :func:`crop_of_evaluation`.
@@ -158,7 +169,10 @@ def pixels_for_evaluation(
     """
     channels, (size, margin) = info.image_shape[2], crop_of_evaluation(info, input_shape)
     if isinstance(image, bytes):
-        shown = open_image(image, origin, channels, info.max_image_pixels, strict=True)
+        with opened(image, origin, info.max_image_pixels, strict=True) as file:
+            shown = displayed(file.page(), origin, channels)
+            if several is not None and file.num_frames > 1:
+                several.append(origin)
     elif not isinstance(image, np.ndarray):
         shown = of_pillow(image, origin, channels, info.max_image_pixels)
     else:

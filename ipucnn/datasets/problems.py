@@ -156,15 +156,25 @@ class Passed:
         )
 
 
-def unused_line(location: str, unused: Iterable[Unused]) -> Tuple[str, ...]:
-    """Returns one line about all that is left out of a set; none if nothing is."""
+def with_unused(text: str, unused: Iterable[Unused]) -> str:
+    """Returns a message with words about all that is left out of a set."""
     parts = [
         f"{counted(one.count, 'file')} ({one.reason}: {', '.join(one.examples)}"
         + (", ..." if one.count > len(one.examples) else "")
         + ")"
         for one in unused
     ]
-    return (f"{location}: left out {', '.join(parts)}",) if parts else ()
+    return f"{text}: left out {', '.join(parts)}" if parts else text
+
+
+def unused_line(location: str, unused: Sequence[Unused]) -> Tuple[str, ...]:
+    """Returns one line about all that is left out of a set; none if nothing is."""
+    return (with_unused(location, unused),) if unused else ()
+
+
+def several_line(files: str, number: int) -> str:
+    """Returns the line about files of several pages or frames; ``files`` are the words that count them."""
+    return f"{files} {'has' if number == 1 else 'have'} several pages or frames: the first of each is used"
 
 
 def named_damage(damaged: Sequence[Problem]) -> str:

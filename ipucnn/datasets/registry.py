@@ -7,6 +7,7 @@ import importlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
@@ -26,6 +27,8 @@ from ipucnn.datasets.formats import (
     find_set,
     find_sets,
     quoted,
+    subfolders,
+    unwrapped,
 )
 from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.errors import ConfigurationError, DataError, did_you_mean
@@ -405,10 +408,18 @@ def _choose_unregistered(name: str, task: str, divides: bool) -> Choice:
     if offered is not None:
         return Choice(name, None, f"data set {name} of an installed package", task, make=offered)
     if kind is not Kind.ABSENT:
-        raise DataError(
-            f"data set {shown(folder)} is {kind.value}, not a folder", "give the folder it lies in"
-        )
+        raise DataError(f"data set {shown(folder)} is {kind.value}, not a folder", _hint_for_file(folder))
     raise _unknown(name, task)
+
+
+def _hint_for_file(path: Path) -> str:
+    """Returns the hint for a file in place of a data set."""
+    ending = path.suffix.lower()
+    if ending in (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
+        return "unpack it, and give the folder"
+    if ending in (".npz", ".npy", ".h5", ".hdf5", ".mat", ".csv", ".parquet", ".pkl"):
+        return "read it in a function of yours, and give FILE.py:FUNCTION (docs/own-networks.md)"
+    return "give the folder it lies in"
 
 
 def check_divides(choice: Choice, validation_fraction: float) -> None:
@@ -576,7 +587,15 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         ConfigurationError: the folder holds a set for another task, or several sets.
         DataError: the folder holds no set, or one that lacks a part that training needs.
     """
-    return choose_found(find_sets(folder), folder, task, divides)
+    try:
+        sets = find_sets(folder)
+    except DataError:
+        if task != "segmentation" or find_layout("imagemasks", folder) is not None:
+            raise
+        sets = []  # the error is about class folders
+    if task == "segmentation":
+        sets = [one for one in sets if one.name != "imagefolder"]
+    return choose_found(sets, folder, task, divides)
 
 
 def choose_found(sets: Sequence[Found], folder: Path, task: str, divides: bool) -> Choice:
@@ -585,7 +604,8 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str, divides: bool) 
         raise DataError(
             f"{shown(folder)} holds no data set that is known",
             "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
-            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set",
+            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set"
+            + _inside(folder, find_sets),
         )
     if len(sets) > 1:
         raise ConfigurationError(
@@ -625,7 +645,8 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
     if name == "imagemasks":
         if found is not None:
             check_has_masks(found)
-        raise DataError(f"{folder} holds no pairs of images and masks", PAIR_LAYOUT)
+        inside = "" if found is not None else _inside(folder, partial(find_layout, name))
+        raise DataError(f"{folder} holds no pairs of images and masks", PAIR_LAYOUT + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
     if divides and found is not None and found.parts:
         hint += (
@@ -633,7 +654,16 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
         )
     elif divides:
         hint += ", or two or more folders DIR/CLASS/*.jpg"
-    raise DataError(text, hint)
+    raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))
+
+
+def _inside(folder: Path, find: Callable[[Path], object]) -> str:
+    """Returns words for a hint that name the only folder in a folder with a data set in it; "" for none or several."""
+    inside = []
+    for path in subfolders(folder):
+        with suppress(DataError, OSError):
+            inside += [unwrapped(path)] if find(unwrapped(path)) else []
+    return f"; or the set in it: --dataset {quoted(inside[0])}" if len(inside) == 1 else ""
 
 
 def _is_complete(found: Found, divides: bool) -> bool:

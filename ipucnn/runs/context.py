@@ -10,6 +10,7 @@ from ipucnn.config.origin import OWN_NETWORK
 from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.datasets.classes import in_order_of
+from ipucnn.datasets.formats import lifted, subfolders
 from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
 from ipucnn.models.own import OwnNetwork
@@ -29,7 +30,7 @@ from ipucnn.sessions.evaluated import Statistics, statistics_policy, why_statist
 from ipucnn.sessions.group import ProcessGroup, find_group
 from ipucnn.sessions.host.division import fixed_fused
 from ipucnn.sessions.role import find_role
-from ipucnn.text import counted
+from ipucnn.text import counted, printable
 from ipucnn.training.checkpoints import Checkpoint
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -152,6 +153,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         setup = setup.with_source(in_order_of(setup.source, tuple(start.report.dataset.class_names)))
     elif config.weights is not None and isinstance(start, Continue):
         setup = setup.with_source(as_started(setup.source, start.facts))
+    _check_classes(setup)
     num_train, num_classes = setup.source.info.num_train, setup.source.info.num_classes
     # Refuses options that the network does not support.
     network_options(resolved.record, config, setup.input_shape, num_classes)
@@ -185,6 +187,19 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     )
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
+
+
+def _check_classes(setup: Setup) -> None:
+    """Refuses a data set of one class, which every network tells at once."""
+    info, found = setup.source.info, setup.resolved.choice.found
+    if info.num_classes > 1:
+        return
+    hint = "give images of two or more classes"
+    folders = [path for (part, *_) in found.parts.values() for path in subfolders(part)] if found else []
+    if folders and all(map(subfolders, folders)):
+        hint = lifted(folders)
+    name = printable(info.class_names[0])
+    raise DataError(f"data set {info.name} has one class, {name}: there is nothing to learn", hint)
 
 
 def _check_pictures(resolved: Resolved) -> None:

@@ -15,6 +15,7 @@ from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.formats import pair_folders
+from ipucnn.datasets.problems import several_line
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import LOADING, Began, Event, Events, Item, Note, Progress, emit
 from ipucnn.filesystem import expand, real
@@ -56,7 +57,7 @@ from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.requests import InferRequest
 from ipucnn.runs.sources import weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
-from ipucnn.text import printable, shown_value
+from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.evaluation import log_softmax
 
 CONTACT_SHEET = "contact-sheet.png"
@@ -169,8 +170,9 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
         )
     subset, info, shape = request.subset, trained.source.info, trained.input_shape
+    several: List[str] = []
     if subset is None:
-        inputs, total = images_of_files(found.paths, info, shape), len(found.paths)
+        inputs, total = images_of_files(found.paths, info, shape, several), len(found.paths)
     else:
         examples = _examples(trained, subset)
         inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
@@ -190,7 +192,9 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
         yield Progress("classifying", done, total)
     yield Progress("classifying", total, total)
     failed = len(found.problems) + batches.num_failed
-    top, notes = min(request.top, len(names)), [*trained.notes, *notes, *found.left_out]
+    lines = [several_line(counted(len(several), "file"), len(several))] if several else []
+    yield from map(Note, lines)
+    top, notes = min(request.top, len(names)), [*trained.notes, *notes, *found.left_out, *lines]
     return Predictions(spool, failed, top, subset is not None, notes)
 
 

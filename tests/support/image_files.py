@@ -18,7 +18,10 @@ def packed(samples, depth, order="<"):
 
 
 def tiff_page(samples, tags=(), depth=None):
-    """Returns a page for ``tiff``: samples [h, w] or [h, w, bands] and more tags, {number: (type, values or bytes)}."""
+    """Returns a page for ``tiff``: samples [h, w] or [h, w, bands] and more tags, {number: (type, values or bytes)}.
+
+    A tag that is None is left out.
+    """
     samples = np.asarray(samples)
     return (samples[..., np.newaxis] if samples.ndim == 2 else samples), dict(tags), depth
 
@@ -56,7 +59,7 @@ def tiff(*pages, order="<", compress=None, compression=1, planar=False, rows_per
             339: (SHORT, [{"u": 1, "b": 1, "i": 2, "f": 3}[samples.dtype.kind]] * bands), **extra,
         }  # fmt: skip
         entries = []
-        for number, (kind, values) in sorted(tags.items()):
+        for number, (kind, values) in sorted(entry for entry in tags.items() if entry[1] is not None):
             layout = {SHORT: "H", LONG: "I"}.get(kind)
             raw = values if layout is None else struct.pack(order + layout * len(values), *values)
             entry = struct.pack(order + "HHI", number, kind, len(values))

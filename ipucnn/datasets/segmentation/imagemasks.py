@@ -30,6 +30,7 @@ import numpy as np
 from ipucnn.datasets.base import DataSource, MaskedExamples, data_source, read_file
 from ipucnn.datasets.formats import (
     PAIR_LAYOUT,
+    READ,
     Found,
     images_at,
     images_below,
@@ -61,6 +62,7 @@ from ipucnn.datasets.problems import (
     problem_of,
     readable,
     unused_line,
+    with_unused,
 )
 from ipucnn.datasets.segmentation.masks import (
     EVERY_OTHER,
@@ -324,16 +326,18 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
     """
     for subset in ("train", "eval"):
         if subset not in found.parts and not found.is_undivided:
-            error = DataError(
-                f"{found.location} has no pairs of images and masks", PAIR_LAYOUT, "missing-subset"
-            )
+            purpose = "training" if subset == "train" else "evaluation"
+            text = f"{found.location} has no pairs of images and masks for {purpose}"
+            error = DataError(text, PAIR_LAYOUT + _held_out(found), "missing-subset")
             yield Problem("missing-subset", subset, f"there are no pairs for {subset}", error=error)
     read = {path for folders in found.parts.values() for path in folders}
+    looked_at: Set[Path] = set()
     for subset, folders in found.parts.items():
         sides: Tuple[_Files, _Files] = ({}, {})
         for path in [path for path in folders if not path.is_dir() and not path.is_file()]:
             text = f"{path.parent} has no {printable(path.name)}"
-            error = DataError(text, PAIR_LAYOUT, "missing-file")
+            hint = PAIR_LAYOUT + (_held_out(found) if subset == "eval" else "")
+            error = DataError(text, hint, "missing-file")
             yield Problem("missing-file", subset, printable(path.name), error=error)
         is_whole = all(path.is_dir() or path.is_file() for path in folders)
         if is_whole:
@@ -342,12 +346,23 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         if is_whole:
             yield from _without_partner(subset, folders, alone, bool(files), allow_partial)
         yield from (PairFiles(subset, image, mask) for image, mask in files)
-        beside = folders[0] if folders[0] == folders[1] else folders[0].parent
         known = read | {path for side in sides for path in side.values()}
-        yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
+        around = {folders[0]} if folders[0] == folders[1] else {path.parent for path in folders}
+        for beside in sorted(around - looked_at):
+            yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
+        looked_at |= around
     if not found.is_undivided:
         used = {path.parent for path in read} | read
         yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
+
+
+def _held_out(found: Found) -> str:
+    """Returns words for a hint that hold out pairs of the part for training; "" without such a part."""
+    if found.has_channel_numbers or "train" not in found.parts or found.is_undivided:
+        return ""
+    images, masks = found.parts["train"]
+    part = images if images == masks else images.parent
+    return f"; or hold out the last fifth of the pairs: --dataset {quoted(part)}"
 
 
 def num_held_out(count: int) -> int:
@@ -541,7 +556,8 @@ def open_pairs(
     files = list(readable(read_pairs(found, allow_partial), passed))
     for subset, folders in found.parts.items():
         if not any(one.subset == subset for one in files):
-            raise DataError(f"{folders[0].parent} has no pairs of images and masks", PAIR_LAYOUT)
+            text = f"{folders[0].parent} has no pairs of images and masks"
+            raise DataError(with_unused(text, passed.unused), f"{PAIR_LAYOUT}; {READ}")
     table = table_of(found)
     stored = dict(readable(read_masks(found, files, max_pixels, table), passed))
     _check_any_left(stored, passed)

@@ -17,22 +17,28 @@ from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
     EMPTY,
     LOOSE,
+    MASK,
+    READ,
     Found,
+    copy_of_classes,
     images_at,
     images_below,
     images_beside,
+    lifted,
     list_folder,
+    masks_among,
     part_named,
     quoted,
     same_name,
     subfolders,
 )
 from ipucnn.datasets.limits import HELD_OUT_SHARE, UNBALANCED
-from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line
+from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line, with_unused
 from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
 from ipucnn.text import counted, printable
 
+MOST_EXAMPLES = 3
 FEW_IMAGES = 20
 """Training warns about a class with fewer images."""
 
@@ -78,6 +84,7 @@ def _part_folders(
 ) -> Iterator[Union[ClassFolder, Problem]]:
     """Yields the class folders of a part; the first part adds its classes to ``names``."""
     is_first, classes = not names, set(subfolders(part))
+    class_names = {same_name(path.name) for path in classes}
     for entry in list_folder(part):
         path, shown_name = Path(entry.path), f"{part.name}/{printable(entry.name)}"
         items = (
@@ -95,8 +102,14 @@ def _part_folders(
                 yield Problem("passed-over", subset, shown_name, LOOSE)
         if path not in classes:
             continue
+        masks = masks_among(paths)
+        for mask in sorted(masks):
+            yield Problem("passed-over", subset, f"{part.name}/{printable(os.path.relpath(mask, part))}", MASK)
+        paths = [image for image in paths if image not in masks]
         name = same_name(entry.name)
         error = _wrong_class(part, path, names, is_first)
+        if error is None and any(os.sep in image[len(str(path)) + 1 :] for image in paths):
+            error = copy_of_classes(path, class_names)
         if error is not None and paths:
             yield Problem(error.code, subset, shown_name, counted(len(paths), "image"), error)
         elif not paths and found.is_undivided:
@@ -124,12 +137,15 @@ def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bo
     if not is_first and name not in names:
         alike = next((known for known in names if known.casefold() == name.casefold()), None)
         example = printable(alike or next(iter(names), "none"))
+        hint = "both parts need the same class folders"
+        if alike:
+            hint += f": mv {quoted(path)} {quoted(part / example)}"
+        elif len(names) == 1 and all(map(subfolders, (*names.values(), path))):
+            hint = lifted([*names.values(), path])
         return DataError(
             f"{shown(part)} has the class '{printable(name)}', which the training part lacks; it has '{example}'"
             + (", which differs in case" if alike else ""),
-            f"both parts need the same class folders: mv {quoted(path)} {quoted(part / example)}"
-            if alike
-            else "both parts need the same class folders",
+            hint,
             "unknown-class",
         )
     return None
@@ -191,6 +207,19 @@ def division(folder: Path, num_train: int, num_eval: int) -> str:
     )
 
 
+def _deeper_line(found: Found, paths: Sequence[str]) -> Tuple[str, ...]:
+    """Returns one line about images in folders inside class folders; none if there are none."""
+    parts = {part for (part,) in found.parts.values()}
+    folders = map(Path, dict.fromkeys(path.rpartition(os.sep)[0] for path in paths))
+    deeper = [folder for folder in folders if folder.parent not in parts]
+    if not deeper:
+        return ()
+    names = [printable(os.path.relpath(folder, found.location)) for folder in deeper[:MOST_EXAMPLES]]
+    names += ["..."] if len(deeper) > len(names) else []
+    text = f"{counted(len(deeper), 'folder')} inside class folders ({', '.join(names)}): their images are of the class"
+    return (f"{printable(str(found.location))}: {text}",)
+
+
 def _few(names: Sequence[str], counts: np.ndarray, has_weights: bool) -> Tuple[str, ...]:
     """Returns warnings about classes with few training images, and about unbalanced classes.
 
@@ -238,7 +267,8 @@ def open_imagefolder(
         raise DataError(f"{folder}: every class has one image alone, and none can be held out", "add images")
     for subset, (path,) in found.parts.items():
         if not len(parts[subset]):
-            raise DataError(f"{path} has no images in class folders", CLASS_LAYOUT)
+            text = f"{path} has no images in class folders"
+            raise DataError(with_unused(text, passed.unused), f"{CLASS_LAYOUT}; {READ}")
     warnings = [division(folder, len(train), len(evaluation))] if found.is_undivided else []
     pairs = written_alike(names)
     if pairs:
@@ -247,6 +277,7 @@ def open_imagefolder(
             f"{printable(str(folder))}: classes whose names differ only in case or blanks: "
             f"{', '.join(pairs[:MOST_NAMED])}{more}; join their folders if they are one class"
         )
+    warnings += _deeper_line(found, (*train.paths, *evaluation.paths))
     warnings += unused_line(printable(str(folder)), passed.unused)
     # No augmentation is set: files are augmented by random crops while they are decoded.
     return data_source(

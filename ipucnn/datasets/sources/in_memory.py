@@ -4,7 +4,7 @@ sets that users' functions return."""
 import contextlib
 import hashlib
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Sized, Tuple
+from typing import AbstractSet, Any, Callable, Dict, KeysView, List, Mapping, Sized, Tuple
 
 import msgspec
 import numpy as np
@@ -121,7 +121,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     Args:
         made: a DataSource; or two pairs, for training and evaluation, and optionally the class names after them.  A
             pair is images, uint8 [n, h, w] or [n, h, w, 1 or 3], and labels: integers [n] or [n, 1], or masks, uint8
-            [n, h, w].
+            [n, h, w] or [n, h, w, 1].
         name: name of the set.
         location: source of the set, for messages.
 
@@ -151,10 +151,12 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         given = default_names if is_masks else range(max(most + 1, 2))
     names: List[str] = []
     with contextlib.suppress(TypeError):  # not iterable
-        names = [] if isinstance(given, str) else [str(class_name) for class_name in given]
+        # The order of a set is arbitrary, and a dictionary's need not be that of the labels.
+        is_ordered = not isinstance(given, (str, AbstractSet, Mapping)) or isinstance(given, KeysView)
+        names = [str(class_name) for class_name in given] if is_ordered else []
     if not names:
-        text = f"{location}: the names of the classes are {shown_value(repr(given))}, wanted a list of them"
-        raise DataError(text, _HINT)
+        text = f"{location}: the names of the classes are {shown_value(repr(given))}"
+        raise DataError(f"{text}, wanted a list in the order of labels", _HINT)
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
     return data_source(
@@ -204,6 +206,17 @@ def _conversion(dtype: np.dtype) -> str:
     return "convert them: np.uint8(images) of numbers from 0 to 255, np.uint8(images // 256) of 16 bits"
 
 
+def _label_hint(labels: np.ndarray, num_images: int) -> str:
+    """Returns a hint for labels that are no whole numbers, or have another shape."""
+    if len(labels) == num_images and labels.ndim in (2, 4) and labels.shape[-1] > 1:
+        return "give numbers in place of one-hot labels: labels.argmax(axis=-1)"
+    if labels.dtype.kind == "f":
+        return "convert them if they are whole numbers: labels.astype(int)"
+    if labels.dtype.kind in "UO":
+        return "number them: names, labels = np.unique(labels, return_inverse=True), and return names after the pairs"
+    return _HINT
+
+
 def _examples(part: object, what: str, location: str) -> ArrayExamples:
     """Converts one pair of arrays to examples.  Raises DataError if they are not images and labels."""
     try:
@@ -219,13 +232,13 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
             "[n, height, width, 1 or 3]",
             _conversion(images.dtype),
         )
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    labels = labels[..., 0] if labels.ndim in (2, 4) and labels.shape[-1] == 1 else labels
     is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]
     if labels.dtype.kind not in "iub" or not (labels.ndim == 1 or is_masks) or len(labels) != len(images):
         raise DataError(
             f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
             "number for each, or for each of their pixels",
-            _HINT,
+            _label_hint(labels, len(images)),
         )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= (256 if is_masks else _MOST_CLASSES):

@@ -180,11 +180,14 @@ def _matching(pattern: str, problems: List[str], left_out: Dict[str, Optional[in
 
 
 def images_of_files(
-    paths: Sequence[str], info: DatasetInfo, input_shape: Tuple[int, int, int]
+    paths: Sequence[str],
+    info: DatasetInfo,
+    input_shape: Tuple[int, int, int],
+    several: Optional[List[str]] = None,
 ) -> Iterator[ImageInput]:
-    """Yields image files, decoded as in evaluation."""
+    """Yields image files, decoded as in evaluation; for ``several`` see :func:`pixels_for_evaluation`."""
     for path in paths:
-        read = _reader(partial(read_file, path), path, info, input_shape)
+        read = _reader(partial(read_file, path), path, info, input_shape, several)
         yield ImageInput(printable(path), read)
 
 
@@ -210,9 +213,10 @@ def _reader(
     name: str,
     info: DatasetInfo,
     input_shape: Tuple[int, int, int],
+    several: Optional[List[str]] = None,
 ) -> Callable[[], np.ndarray]:
     origin = f"image {printable(name)}"
-    return lambda: image_files.pixels_for_evaluation(load(), origin, info, input_shape)
+    return lambda: image_files.pixels_for_evaluation(load(), origin, info, input_shape, several)
 
 
 def decoded(
