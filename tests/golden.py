@@ -39,7 +39,7 @@ VARIES = (
         "MEASURED",
     ),
     # Texts
-    (r"\b[\d.]+ (s|ms|us|min|[KMG]iB|[kMG]?FLOP/s)(?!\w)", "MEASURED"),
+    (r"\b(\d+ (h|min) )?[\d.]+ (s|ms|us|min|[KMG]iB|[kMG]?FLOP/s)(?!\w)", "MEASURED"),
     (r"[\d,.]+ images/s", "MEASURED images/s"),
     (r"warm-up: \d+ executions, MEASURED, (not )?steady( yet)?", "warm-up: MEASURED"),
     (r"\d+ graph operations", "VERSION graph operations"),

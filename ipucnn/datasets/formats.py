@@ -249,7 +249,9 @@ def lifted(folders: Sequence[Path]) -> str:
     moves = []
     for folder in folders:
         part, outside = folder.parent, _outside(folder.parent)
-        moves.append(f"mv {quoted(part)} {quoted(outside)} && mv {quoted(outside / folder.name)} {quoted(part)}")
+        moves.append(
+            f"mv {quoted(part)} {quoted(outside)} && mv {quoted(outside / folder.name)} {quoted(part)}"
+        )
     return f"if the folders in {shown(folders[0])} are the classes: {' && '.join(moves)}"
 
 
@@ -409,10 +411,12 @@ def _check_no_pieces(classes: List[Path]) -> None:
     """Refuses folders whose names differ in nothing but the number of a piece: images_001 and images_002.
 
     Raises:
-        DataError: all folders are called so.
+        DataError: all folders are called so, and none has several folders of images in it.
     """
     names = {tuple(word for word in _words(path) if not word.isdigit()) for path in classes}
     if len(classes) < 2 or len(names) > 1 or not set(names.pop()[-1:]) & set(_PIECES):
+        return
+    if any(len(subfolders(path)) > 1 for path in classes):
         return
     first = classes[0]
     raise DataError(
@@ -628,7 +632,9 @@ def _parts_inside(pair: Mapping[str, Path]) -> Dict[str, Tuple[Path, ...]]:
         return {}
 
     def inside(part: str) -> Tuple[Path, ...]:
-        named = [[path for path in subfolders(side) if part_named(path.name) == part] for side in pair.values()]
+        named = [
+            [path for path in subfolders(side) if part_named(path.name) == part] for side in pair.values()
+        ]
         return tuple(path for path in (_one(paths, part) for paths in named) if path is not None)
 
     train, *evaluations = map(inside, _SERVING)

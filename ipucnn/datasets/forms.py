@@ -429,7 +429,7 @@ def _photometric(page: TiffPage) -> int:
     number = int(page.photometric)
     if number or 262 in page.tags or int(page.compression) in _BY_PILLOW:
         return number
-    return 2 if page.samplesperpixel - len(page.extrasamples) == 3 else 1
+    return 1
 
 
 class _TiffFile(ImageFile):
@@ -543,7 +543,9 @@ class _TiffFile(ImageFile):
             image = pillow().frombytes("YCbCr", form.size[::-1], colours.tobytes()).convert("RGB")
             return Page(form, image, None, opacity)
         numbers = samples[..., 0] if bands == 1 else samples[..., :bands]
-        return Page(form, None, numbers, opacity, _has_data(page, samples[..., :bands]) if form.is_deep else None)
+        return Page(
+            form, None, numbers, opacity, _has_data(page, samples[..., :bands]) if form.is_deep else None
+        )
 
     def _samples(self, page: TiffPage, number: int) -> np.ndarray:
         """Returns the stored samples of a page, or of a plane of a volume behind one table."""

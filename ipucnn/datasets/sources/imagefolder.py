@@ -104,7 +104,9 @@ def _part_folders(
             continue
         masks = masks_among(paths)
         for mask in sorted(masks):
-            yield Problem("passed-over", subset, f"{part.name}/{printable(os.path.relpath(mask, part))}", MASK)
+            yield Problem(
+                "passed-over", subset, f"{part.name}/{printable(os.path.relpath(mask, part))}", MASK
+            )
         paths = [image for image in paths if image not in masks]
         name = same_name(entry.name)
         error = _wrong_class(part, path, names, is_first)

@@ -208,7 +208,7 @@ def _conversion(dtype: np.dtype) -> str:
 
 def _label_hint(labels: np.ndarray, num_images: int) -> str:
     """Returns a hint for labels that are no whole numbers, or have another shape."""
-    if len(labels) == num_images and labels.ndim in (2, 4) and labels.shape[-1] > 1:
+    if labels.ndim in (2, 4) and len(labels) == num_images and labels.shape[-1] > 1:
         return "give numbers in place of one-hot labels: labels.argmax(axis=-1)"
     if labels.dtype.kind == "f":
         return "convert them if they are whole numbers: labels.astype(int)"
