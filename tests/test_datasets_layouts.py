@@ -778,7 +778,13 @@ def test_the_only_set_in_a_folder_is_named(tmp_path, task, names):
 
 
 @pytest.mark.parametrize(
-    "name, hint", [("a.zip", "unpack"), ("a.tar.gz", "unpack"), ("a.npz", "FILE.py:FUNCTION")]
+    "name, hint",
+    [
+        ("a.zip", "unpack"),
+        ("a.tar.gz", "unpack"),
+        ("a.npz", "FILE.py:FUNCTION"),
+        ("a-idx3-ubyte.gz", "folder it lies in"),
+    ],
 )
 def test_a_file_in_place_of_a_folder_has_the_hint_for_its_kind(tmp_path, name, hint):
     (tmp_path / name).write_bytes(b"x")
@@ -793,5 +799,5 @@ def test_files_that_are_no_images_are_named_if_there_are_no_others(tmp_path, tas
     for side in sides:
         (tmp_path / side / "ant").mkdir(parents=True)
         (tmp_path / side / "ant" / "a_0000.nii.gz").write_bytes(b"x")
-    words = f"left out {2} files (no image by its name: {sides[0]}/ant/a_0000.nii.gz"
+    words = f"left out 2 files (no image by its name: {sides[0]}/ant/a_0000.nii.gz"
     check_raises(DataError, words, "TIFF, PPM and PGM are read", opened, tmp_path, task)

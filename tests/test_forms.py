@@ -196,9 +196,9 @@ for words, stored in (("grey", RAMP), ("grey u2", RAMP.astype("u2") * 9)):
         tiff(tiff_page(stored, {262: None})), shown, stored
     )
 LACKS = RAMP % 5 == 0
-for dtype, number in (("i2", -9999), ("u2", 0), ("f4", -3.40282346638529e38), ("f8", 1e20)):
+for dtype, number in (("i2", -9999), ("u2", 0), ("f4", -3.40282346638529e38), ("f8", 1e20), ("f4", np.nan)):
     stored = np.where(LACKS, number, RAMP / 4 + 3).astype(dtype)
-    values = (stored if dtype[0] == "f" else stored.astype(int)) * ~LACKS
+    values = np.where(LACKS, 0, stored if dtype[0] == "f" else stored.astype(int))
     shown = np.where(LACKS, 0, stretched(values, ~LACKS)).astype(np.uint8)
     mask = {"f": FLOATS, "i": "values from -", "u": stored}[dtype[0]]
     data = tiff(tiff_page(stored, {42113: (2, f"{number} ".encode() + b"\0")}))

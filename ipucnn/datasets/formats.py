@@ -557,12 +557,12 @@ def pair_name(name: str) -> str:
     return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
 
 
-_NAMED_MASK = re.compile(r"(.+)[_-](?:masks?|seg|segmentation)(?:[_-]?\d+)?\.\w+", re.IGNORECASE | re.DOTALL)
+_MASK_END = re.compile(r"[_-](?:masks?|seg|segmentation)(?:[_-]?\d+)?\.\w+\Z", re.IGNORECASE)
 
 
 def masks_among(paths: Sequence[str]) -> Set[str]:
     """Returns the images that are called like a mask of another one in their folder: a_mask.png, a_mask_1.png."""
-    named = {path: match[1] for path, match in ((p, _NAMED_MASK.fullmatch(p)) for p in paths) if match}
+    named = {path: path[: end.start()] for path, end in ((p, _MASK_END.search(p)) for p in paths) if end}
     images = {os.path.splitext(path)[0] for path in paths} if named else set()
     return {path for path, image in named.items() if image in images}
 

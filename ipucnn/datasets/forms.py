@@ -584,7 +584,8 @@ def _has_data(page: TiffPage, samples: np.ndarray) -> Optional[np.ndarray]:
     if samples.dtype.kind == "f":
         with np.errstate(over="ignore"):
             number = samples.dtype.type(number)  # the text has more digits than the pixels
-    return np.asarray((samples != number).any(axis=2))
+    lacks = np.isnan(samples) if np.isnan(number) else samples == number
+    return np.asarray(~lacks.all(axis=2))
 
 
 def _opacity(alpha: np.ndarray, bits: int, origin: str) -> np.ndarray:
@@ -715,6 +716,8 @@ def _shades(page: Page, numbers: np.ndarray, origin: str) -> np.ndarray:
     is_counted = None if page.opacity is None else page.opacity > 0
     if page.has_data is None:
         return stretched(numbers, origin, is_counted)
+    numbers = numbers.copy()
+    numbers[~page.has_data] = 0  # such a number need not be finite
     shades = stretched(numbers, origin, page.has_data if is_counted is None else page.has_data & is_counted)
     shades[~page.has_data] = 0
     return shades

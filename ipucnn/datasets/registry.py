@@ -414,10 +414,10 @@ def _choose_unregistered(name: str, task: str, divides: bool) -> Choice:
 
 def _hint_for_file(path: Path) -> str:
     """Returns the hint for a file in place of a data set."""
-    ending = path.suffix.lower()
-    if ending in (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
+    name = path.name.lower()
+    if name.endswith((".zip", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tgz", ".7z", ".rar")):
         return "unpack it, and give the folder"
-    if ending in (".npz", ".npy", ".h5", ".hdf5", ".mat", ".csv", ".parquet", ".pkl"):
+    if name.endswith((".npz", ".npy", ".h5", ".hdf5", ".mat", ".csv", ".parquet", ".pkl")):
         return "read it in a function of yours, and give FILE.py:FUNCTION (docs/own-networks.md)"
     return "give the folder it lies in"
 

@@ -89,9 +89,8 @@ def opened_page(path: str, page: int) -> Any:
             ("I;16", 1, 16, 1),
             ("I;16B", 1, 16, 1),
         ) and (tags.get(274, 1), tags.get(284, 1), tags.get(254, 0) & 1, 338 in tags) == (1, 1, 0, False)
-        is_read = is_read and (
-            42113 not in tags or image.mode == "RGB"
-        )  # GDAL's number of pixels without data
+        # GDAL's number of pixels without data counts where pixels are stretched.
+        is_read = is_read and not (42113 in tags and image.mode.startswith("I"))
     if not is_read:
         raise NotRead(f"{path}: {image.format} of this form is not read; save it as PNG of 8 bits")
     return ImageOps.exif_transpose(image)
