@@ -39,7 +39,7 @@ from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.events import Event, show
 from ipucnn.filesystem import expand, user_error_of
 from ipucnn.runs.compare import read_run
-from ipucnn.text import shown_value
+from ipucnn.text import counted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -170,10 +170,14 @@ class Run:
         Returns:
             float32 [n, classes].
 
+        Warns:
+            UserWarning: files have several pages or transparent parts; their number.
+
         Raises:
             DataError: an image cannot be read, or an array does not hold 8-bit pixels.
             ConfigurationError: the network segments images; use ``ipucnn infer``.
         """
+        from ipucnn.datasets.problems import remark_lines
         from ipucnn.runs.infer import LARGEST_BATCH, finisher
         from ipucnn.training.evaluation import log_softmax
 
@@ -189,7 +193,10 @@ class Run:
         else:
             is_one = isinstance(images, (str, Path)) or not hasattr(images, "__iter__")
         images = [images] if is_one else images
-        pixels = [self._pixels(image) for image in cast(Sequence[Image], images)]
+        remarks: List[str] = []
+        pixels = [self._pixels(image, remarks) for image in cast(Sequence[Image], images)]
+        for line in remark_lines(remarks, lambda count: counted(count, "file")):
+            warnings.warn(line, stacklevel=3)
         self._ready()
         assert self._predictor is not None
         finish = finisher(self._trained)
@@ -215,13 +222,13 @@ class Run:
         is_grey = 1 in (self._trained.input_shape[2], self._trained.source.info.image_shape[2])
         return is_grey and images.shape[2] > 4
 
-    def _pixels(self, image: Image) -> np.ndarray:
+    def _pixels(self, image: Image, remarks: List[str]) -> np.ndarray:
         from ipucnn.datasets.images import pixels_for_evaluation
         from ipucnn.runs.images.inputs import images_of_files
 
         info, input_shape = self._trained.source.info, self._trained.input_shape
         if isinstance(image, (str, Path)):
-            (file,) = images_of_files([str(image)], info, input_shape)
+            (file,) = images_of_files([str(image)], info, input_shape, remarks)
             return file.read()
         # The check does not import Pillow.  Pillow's plugins derive classes of their own.
         if any(kind.__module__ == "PIL.Image" for kind in type(image).__mro__):
@@ -245,7 +252,7 @@ class Run:
         if pixels.shape[2] == 4:  # with transparency, as such files have it: white is laid under it
             from PIL import Image as pillow
 
-            return self._pixels(pillow.fromarray(pixels))
+            return self._pixels(pillow.fromarray(pixels), remarks)
         return pixels_for_evaluation(pixels, f"array of shape {list(pixels.shape)}", info, input_shape)
 
     def _ready(self) -> None:

@@ -197,6 +197,9 @@ def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
     expected = loaded.predict(Image.fromarray(on_white))
     np.testing.assert_array_equal(loaded.predict(tf.constant(on_white)), expected)
     np.testing.assert_array_equal(loaded.predict(transparent), expected)
+    Image.fromarray(transparent).save(folder / "transparent.png")
+    with pytest.warns(UserWarning, match="1 file has transparent parts"):
+        np.testing.assert_array_equal(loaded.predict(folder / "transparent.png"), expected)
     # Two images are computed in another order than one on some versions of TensorFlow.
     both = loaded.predict(np.stack([transparent] * 2))
     np.testing.assert_allclose(both, np.repeat(expected, 2, axis=0), rtol=1e-5)

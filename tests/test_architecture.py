@@ -162,7 +162,7 @@ BUDGET = {
     "benchmarking": (2850, 2200),
     "commands": (2030, 1200),
     "config": (3190, 1600),
-    "datasets": (7130, 5510),
+    "datasets": (7200, 5580),
     "diagnosis": (590, 460),
     "models": (3035, 2405),
     "planning": (5880, 4620),

@@ -400,6 +400,24 @@ def test_files_of_several_pages_or_frames_are_counted(tmp_path, skip_damaged, mo
     assert re.match(r"\d of 4 files that were opened, of 14, ha(s|ve) several pages", line)
 
 
+@pytest.mark.parametrize("skip_damaged", [False, True])
+def test_transparent_images_are_counted_and_those_that_are_not_seen_are_damaged(tmp_path, skip_damaged):
+    draw(tmp_path, "ant*4", "bee*4")
+    colours, opacity = noise(1, 16, 16, 3), noise(2, 16, 16)
+    for name, alpha in (("ant/5", opacity), ("bee/6", opacity), ("bee/7", opacity | 255)):
+        put(tmp_path / f"{name}.png", np.dstack([colours, alpha]))
+    source = opened(tmp_path, skip_damaged=skip_damaged)
+    line = "2 files have transparent parts: white is laid under them"
+    assert line in (source if skip_damaged else refuse_damaged(source)).info.warnings
+    put(tmp_path / "bee/8.png", np.dstack([colours, opacity * 0]))
+    assert "unreadable" in verified(tmp_path, ".")[0]
+    if skip_damaged:
+        assert opened(tmp_path, skip_damaged=True).info.left_out == (str(tmp_path / "bee/8.png"),)
+    else:
+        words = "bee/8.png is transparent everywhere: it would be white"
+        check_raises(DataError, words, "--skip-damaged", refuse_damaged, opened(tmp_path))
+
+
 @pytest.mark.parametrize("others", [("Cat", "dog"), ("cat ", "dog"), ("dog", "CAT", " Cat")])
 def test_classes_that_differ_in_case_or_blanks_are_named(tmp_path, others):
     draw(tmp_path, *(f"{name}*3" for name in ("cat", *others)))

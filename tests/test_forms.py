@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.data_sets import encode
-from support.image_files import LONG, SHORT, exif, packbits, png, tiff, tiff_page
+from support.image_files import LONG, SHORT, exif, gif, packbits, png, tiff, tiff_page
 
 from ipucnn.datasets import forms
 from ipucnn.datasets.base import DatasetInfo
@@ -308,7 +308,7 @@ TABLE["jpeg damaged EXIF"] = Row(with_segment(PLAIN_JPEG, 0xE1, b"Exif\0\0no tab
 
 for bits in (1, 2, 4, 8, 16):
     most = 2**bits - 1
-    stored = (RAMP.astype(int) * 13 + 5) % (most + 1)
+    stored = (RAMP.astype(int) // 2 * 13 + 5) % (most + 1)
     shown = stretched(stored) if bits == 16 else (stored * 255 // most).astype(np.uint8)
     mask = stored * 255 if bits == 1 else stored
     TABLE[f"png grey {bits}"] = Row(png(stored, bits, 0), shown, mask)
@@ -403,6 +403,51 @@ TABLE["GIF palette with a transparent colour"] = Row(
     np.where(CLASSES[..., np.newaxis] == 1, 255, OF_INDEX),
     *[TRANSPARENT] * 2,
 )
+FOUR = np.array([[10, 20, 30], [200, 0, 0], [0, 200, 0], [0, 0, 200]], np.uint8)
+PART = CLASSES[:5, :8] + 1
+
+
+def around(part, corner):
+    """Returns a picture of a canvas of white with a part of another picture: what a browser shows."""
+    canvas = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)
+    canvas[corner[0] : corner[0] + part.shape[0], corner[1] : corner[1] + part.shape[1]] = part
+    return canvas
+
+
+TABLE["GIF by hand"] = Row(gif((HEIGHT, WIDTH), (0, 0), CLASSES, FOUR), FOUR[CLASSES], CLASSES)
+for corner in ((0, 0), (2, 0), (4, 6)):
+    TABLE[f"GIF of a smaller frame at {corner}"] = Row(
+        gif((HEIGHT, WIDTH), corner, PART, FOUR), around(FOUR[PART], corner), *[TRANSPARENT] * 2
+    )
+    TABLE[f"GIF of a smaller frame at {corner} with a transparent colour"] = Row(
+        gif((HEIGHT, WIDTH), corner, PART, FOUR, 2),
+        around(np.where(PART[..., np.newaxis] == 2, 255, FOUR[PART]), corner),
+        *[TRANSPARENT] * 2,
+    )
+
+
+def smaller_frame(data, corner):
+    """Puts the first frame of an animated WebP to another place of a canvas of WIDTH x HEIGHT."""
+    data = bytearray(data)
+    for name, sizes in ((b"VP8X", (WIDTH - 1, HEIGHT - 1)), (b"ANMF", (corner[1] // 2, corner[0] // 2))):
+        at = data.index(name) + 8 + (4 if name == b"VP8X" else 0)
+        data[at : at + 6] = b"".join(struct.pack("<I", size)[:3] for size in sizes)
+    return bytes(data)
+
+
+for mode, corner in (("RGB", (4, 6)), ("RGB", (0, 0)), ("RGBA", (2, 4))):
+    frames = [Image.fromarray(COLOUR[:5, :8]).convert(mode), Image.fromarray(COLOUR[4:, 6:]).convert(mode)]
+    frames[0].putpixel((0, 0), (1, 2, 3) if mode == "RGB" else (0, 0, 0, 0))  # a hole keeps the channel
+    part = COLOUR[:5, :8].copy()
+    part[0, 0] = (1, 2, 3) if mode == "RGB" else 255
+    data = encode(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    TABLE[f"WebP {mode} of a smaller frame at {corner}"] = Row(
+        smaller_frame(data, corner), around(part, corner), *[TRANSPARENT] * 2
+    )
+for words, frame in (("", {}), (" and an image beside the frames", {"default_image": True})):
+    frames = [Image.fromarray(COLOUR), Image.fromarray(COLOUR[::-1])]
+    data = encode(frames[0], "PNG", save_all=True, append_images=frames[1:], **frame)
+    TABLE["PNG of several frames" + words] = Row(data, COLOUR, COLOUR)
 TABLE["WebP RGB"] = Row(encode(COLOUR, "WEBP", lossless=True), COLOUR, COLOUR)
 LAYERED = np.dstack([COLOUR, OPACITY])
 TABLE["WebP RGBA"] = Row(
@@ -464,6 +509,27 @@ def test_masks_have_the_stored_numbers(name):
     assert numbers.dtype in (np.uint8, np.uint16) and numbers.shape == np.shape(row.mask)
     exact = row.within if "JPEG" in name or "YCbCr" in name or "jpeg" in name else 0
     assert np.abs(numbers.astype(int) - np.asarray(row.mask).astype(int)).max() <= exact
+
+
+NOT_SEEN = {
+    "png RGBA 8": png(np.dstack([COLOUR, 0 * OPACITY]), 8, 6),
+    "png LA 16": png(np.dstack([RAMP.astype(int), 0 * OPACITY]), 16, 4),
+    "png palette": png(CLASSES, 8, 3, (b"PLTE", FOUR.tobytes()), (b"tRNS", bytes(4))),
+    "png grey with a transparent colour": png(0 * RAMP + 7, 8, 0, (b"tRNS", b"\0\7")),
+    "GIF with a transparent colour": gif((HEIGHT, WIDTH), (1, 1), 0 * PART + 2, FOUR, 2),
+    "tiff u1": tiff(tiff_page(np.dstack([COLOUR, 0 * OPACITY]), page_tags(2, 2))),
+    "tiff u2, premultiplied": tiff(tiff_page(np.dstack([COLOUR.astype("u2"), 0 * OPACITY]), page_tags(2, 1))),
+    "WebP": encode(np.dstack([COLOUR, 0 * OPACITY]), "WEBP", lossless=True, exact=True),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SEEN)
+def test_an_image_without_a_pixel_that_is_seen_is_no_white_image(name):
+    data, words = NOT_SEEN[name], "is transparent everywhere"
+    refusal = refusal_of(lambda: forms.open_image(data, "image form.x", 3), words)
+    assert "save it without transparency" in refusal.hint
+    out = np.zeros((8, 8, 3), np.uint8)
+    refusal_of(lambda: decode_for_training(data, "image form.x", out, 0), words)
 
 
 # -- pages

@@ -11,7 +11,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 from support.data_sets import save_pages, write_class_folders
-from support.image_files import png, turned
+from support.image_files import gif, png, turned
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
 
@@ -185,12 +185,17 @@ def forms(folder):
     (folder / "keyed-few.png").write_bytes(png(few, 2, 0, (b"tRNS", b"\0\3")))
     (folder / "keyed-deep.png").write_bytes(png(deep, 16, 0, (b"tRNS", b"\0\7")))
     reads = {name: row[0] for name, row in {**pillow, **tiff}.items()}
+    (folder / "frame.gif").write_bytes(gif((16, 20), (3, 4), few[:8, :9] % 4, colour[0, :4]))
+    frames = [Image.fromarray(colour), Image.fromarray(colour[::-1])]
+    frames[0].save(folder / "frame.webp", save_all=True, append_images=frames[1:])
     return {
         **reads,
         "deep-colour.png": False,
         "keyed-few.png": False,
         "keyed-deep.png": False,
         "few.png": True,
+        "frame.gif": False,
+        "frame.webp": False,
     }
 
 

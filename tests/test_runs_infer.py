@@ -304,6 +304,18 @@ def test_files_of_several_pages_or_frames_are_counted(trained, report, succeeds,
     assert "pages" not in succeeds("infer", trained, *names[:2])[1]
 
 
+def test_transparent_images_are_counted_and_one_that_is_not_seen_is_no_white_image(trained, run, tmp_path):
+    pixels = noise(1, 8, 8, 4)
+    Image.fromarray(pixels).save(tmp_path / "part.png")
+    pixels[..., 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "none.png")
+    code, out, err = run("infer", trained, "part.png", "none.png", "--json")
+    line = "1 file has transparent parts: white is laid under them"
+    assert code == 3 and line in err and line in json.loads(out)["notes"]
+    assert "image none.png is transparent everywhere: it would be white" in err.splitlines()
+    assert [row["image"] for row in json.loads(out)["results"]] == ["part.png"]
+
+
 def test_network_is_traced_once_for_any_number_of_images(trained, run, monkeypatch):
     from ipucnn.runs import infer
     from ipucnn.sessions.host.network import Network

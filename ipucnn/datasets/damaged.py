@@ -7,13 +7,13 @@ import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Union
+from typing import Dict, List, NamedTuple, Sequence, Union
 
 import numpy as np
 
 from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, DataSource, FileExamples, ImageFiles
 from ipucnn.datasets.classes import absent
-from ipucnn.datasets.forms import displayed, opened
+from ipucnn.datasets.forms import displayed, opened, remarks_on
 from ipucnn.datasets.problems import (
     Passed,
     Problem,
@@ -23,7 +23,7 @@ from ipucnn.datasets.problems import (
     left_out_line,
     named_damage,
     problem_of,
-    several_line,
+    remark_lines,
 )
 from ipucnn.errors import DataError
 from ipucnn.machine import num_cores, side_by_side
@@ -32,7 +32,7 @@ from ipucnn.text import counted, printable
 CHECKED_BYTES = 256 * 2**20
 """Parts with more bytes are not checked before the run, which would take minutes; the run ends at a damaged image."""
 SAMPLED = 32
-"""Images of such a part that are opened, evenly spread, to find whether they have several pages or frames."""
+"""Images of such a part that are opened, evenly spread, to find what :func:`remarks_on` says."""
 HINT = "replace them, or add --skip-damaged to go on without them"
 
 
@@ -40,14 +40,15 @@ def refuse_damaged(source: DataSource) -> DataSource:
     """Decodes all images of a small folder, and a few of a large one, before a run computes anything.
 
     Returns:
-        The source with a warning that counts files of several pages or frames.
+        The source with a warning for each kind of :func:`remarks_on` files, which counts them.
 
     Raises:
         DataError: images of a small folder cannot be read; the message names them.  Its hint is about the first that is
             not damaged, but of a kind or size that is not read, if there is one.
     """
     problems: List[Problem] = []
-    num_decoded = num_several = 0
+    remarks: List[str] = []
+    num_decoded = 0
     for examples in (source.train, source.eval):
         if isinstance(examples, FileExamples) and len(examples):
             is_small = _num_bytes(examples) <= CHECKED_BYTES
@@ -55,7 +56,7 @@ def refuse_damaged(source: DataSource) -> DataSource:
             decoded = _decode(examples if is_small else examples.subset(sample), source)
             problems += decoded.problems.values() if is_small else ()
             num_decoded += decoded.num_readable
-            num_several += decoded.num_several
+            remarks += decoded.remarks
     if problems:
         total = len(source.train) + len(source.eval)
         whole = next((problem.error for problem in problems if not is_damaged(problem)), None)
@@ -63,19 +64,20 @@ def refuse_damaged(source: DataSource) -> DataSource:
             f"{len(problems):,} of {counted(total, 'image')} cannot be read: {named_damage(problems)}",
             HINT if whole is None else whole.hint,
         )
-    return _with_several(source, num_several, num_decoded)
+    return _with_remarks(source, remarks, num_decoded)
 
 
-def _with_several(source: DataSource, num_several: int, num_decoded: int) -> DataSource:
-    """Returns the source with a warning about ``num_several`` of ``num_decoded`` images."""
-    if not num_several:
-        return source
+def _with_remarks(source: DataSource, remarks: Sequence[str], num_decoded: int) -> DataSource:
+    """Returns the source with a warning for each kind of remark on the ``num_decoded`` images."""
     total = len(source.train) + len(source.eval)
-    files = counted(num_several, "file")
-    if num_decoded < total:
-        files = f"{num_several:,} of {num_decoded:,} files that were opened, of {total:,},"
-    line = several_line(files, num_several)
-    return replace(source, info=replace(source.info, warnings=(*source.info.warnings, line)))
+
+    def files(count: int) -> str:
+        if num_decoded == total:
+            return counted(count, "file")
+        return f"{count:,} of {num_decoded:,} files that were opened, of {total:,},"
+
+    warnings = (*source.info.warnings, *remark_lines(remarks, files))
+    return replace(source, info=replace(source.info, warnings=warnings))
 
 
 def without_damaged(source: DataSource) -> DataSource:
@@ -87,11 +89,12 @@ def without_damaged(source: DataSource) -> DataSource:
     """
     parts: List[ImageFiles] = []
     passed = Passed(skip_damaged=True)
-    num_several = 0
+    remarks: List[str] = []
     for examples in (source.train, source.eval):
         assert not isinstance(examples, IN_MEMORY)
         decoded = _decode(examples, source)
-        bad, num_several = decoded.problems, num_several + decoded.num_several
+        bad = decoded.problems
+        remarks += decoded.remarks
         for problem in bad.values():
             passed(problem)
         parts.append(examples.subset([k for k in range(len(examples)) if k not in bad]))
@@ -99,7 +102,7 @@ def without_damaged(source: DataSource) -> DataSource:
     damaged = passed.damaged
     check_any_left(len(train), len(evaluation), damaged)
     if not damaged:
-        return _with_several(source, num_several, len(train) + len(evaluation))
+        return _with_remarks(source, remarks, len(train) + len(evaluation))
     before, names = absent(source.train, source.info.class_names), source.info.class_names
     emptied = [name for name in absent(train, names) if name not in before]
     if emptied:
@@ -116,7 +119,7 @@ def without_damaged(source: DataSource) -> DataSource:
         left_out=(*source.info.left_out, *passed.left_out),
     )
     source = replace(source, info=info, train=train, eval=evaluation)
-    return _with_several(source, num_several, len(train) + len(evaluation))
+    return _with_remarks(source, remarks, len(train) + len(evaluation))
 
 
 class _Decoded(NamedTuple):
@@ -125,31 +128,33 @@ class _Decoded(NamedTuple):
     Attributes:
         problems: the problem of each image that cannot be read, by its number.
         num_readable: number of the others.
-        num_several: number of the others that have several pages or frames.
+        remarks: what :func:`remarks_on` says about each of them.
     """
 
     problems: Dict[int, Problem]
     num_readable: int
-    num_several: int
+    remarks: List[str]
 
 
 def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
     """Decodes all images.  All cores decode."""
     channels, most = source.info.image_shape[2] or 3, source.info.max_image_pixels
 
-    def decode(index: int) -> Union[bool, Problem]:
-        def read() -> bool:
+    def decode(index: int) -> Union[List[str], Problem]:
+        def read() -> List[str]:
             origin = examples.describe(index)
             with opened(examples.encoded(index), origin, most, strict=True) as file:
-                displayed(file.page(), origin, channels)
-                return file.num_frames > 1
+                page = file.page()
+                displayed(page, origin, channels)
+                return remarks_on(file, page)
 
         name = examples.paths[index] if isinstance(examples, FileExamples) else examples.describe(index)
         return item_or_problem(read, None, name)
 
     results = list(side_by_side(decode, ((index,) for index in range(len(examples))), num_cores()))
     problems = {index: result for index, result in enumerate(results) if isinstance(result, Problem)}
-    return _Decoded(problems, len(examples) - len(problems), sum(result is True for result in results))
+    remarks = [remark for result in results if not isinstance(result, Problem) for remark in result]
+    return _Decoded(problems, len(examples) - len(problems), remarks)
 
 
 def _num_bytes(examples: FileExamples) -> int:

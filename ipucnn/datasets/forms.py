@@ -27,8 +27,10 @@ from ipucnn.datasets.image_headers import (
     is_webp,
     jpeg_coding,
     jpeg_segments,
+    webp_first_frame,
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, TOO_LARGE, check_pixels, decoding
+from ipucnn.datasets.problems import SEVERAL, SHOWS_WHITE
 from ipucnn.errors import DataError
 from ipucnn.text import printable
 
@@ -287,6 +289,16 @@ class _PillowFile(ImageFile):
         self._key: Optional[np.ndarray] = None if key is None else np.reshape(key, -1)
         if key is not None or (image.mode == "P" and "transparency" in image.info):
             alpha = KEY
+        # The box of the first frame: viewers show nothing around it, and versions of Pillow any colour.
+        self._frame: Optional[Tuple[int, int, int, int]] = None
+        if image.format == "GIF" and getattr(image, "tile", None):
+            self._frame = image.tile[0][1]
+        elif is_webp(data):
+            self._frame = webp_first_frame(data)
+        if self._frame in (None, (0, 0, *image.size)):
+            self._frame = None
+        else:
+            alpha = alpha or ALPHA
         numbers = FLOATING if image.mode == "F" else UNSIGNED
         size, orientation = (image.height, image.width), _orientation(image, data)
         self.form = Form(str(image.format), size, bits, numbers, colour, alpha, orientation)
@@ -315,6 +327,10 @@ class _PillowFile(ImageFile):
             raise DataError(f"{self._origin} is damaged: its scan ends early", HINT, "truncated")
         if form.colour == PALETTE:
             form = form._replace(palette=np.reshape(image.getpalette() or [], (-1, 3)).astype(np.uint8))
+        if self._frame is not None and not number:
+            framed = pillow().new("RGBA", image.size)
+            framed.paste(image.convert("RGBA").crop(self._frame), self._frame)
+            return Page(form, framed)
         numbers = np.asarray(image) if form.is_deep or form.bits == 1 else None
         if image.mode == "L" and form.bits in (2, 4):
             numbers = np.asarray(image) // (255 // (2**form.bits - 1))
@@ -618,6 +634,11 @@ def open_image(
         return displayed(file.page(), origin, channels)
 
 
+def remarks_on(file: ImageFile, page: Page) -> List[str]:
+    """Returns what a run says about an image whose first page it uses: words after "files have"."""
+    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * (_opacities(page)[0] < 255)
+
+
 def of_pillow(image: PillowImage, origin: str, channels: int, max_pixels: int) -> PillowImage:
     """Returns the result of :func:`open_image` for a Pillow image; the file of one that is not decoded yet is read."""
     check_pixels(image.width, image.height, max_pixels, origin)
@@ -629,8 +650,15 @@ def of_pillow(image: PillowImage, origin: str, channels: int, max_pixels: int) -
 
 
 def displayed(page: Page, origin: str, channels: int) -> PillowImage:
-    """Returns a page as viewers show it: an upright Pillow image, "L" or "RGB", with white under transparency."""
+    """Returns a page as viewers show it: an upright Pillow image, "L" or "RGB", with white under transparency.
+
+    Raises:
+        DataError: no pixel is seen, because all are transparent; or as :func:`stretched`.
+    """
     Image = pillow()
+    if not _opacities(page)[1]:
+        hint = "save it without transparency, or remove it"
+        raise DataError(f"{origin} is transparent everywhere: it would be white", hint, "unreadable")
     image, mode = _eight_bits(page, origin), "L" if channels == 1 else "RGB"
     if image.mode in ("LA", "PA", "P", "RGBA"):
         layered = image.convert("RGBA")
@@ -665,11 +693,18 @@ def plain_pixels(page: Page, origin: str) -> np.ndarray:
 
 def _check_opaque(page: Page, origin: str) -> None:
     """Rejects a page with pixels that are not opaque."""
-    opacity = page.opacity
-    if opacity is None and page.form.alpha and page.image is not None:
-        opacity = np.asarray(page.image.convert("RGBA"))[..., 3]
-    if opacity is not None and opacity.min() < 255:
+    if _opacities(page)[0] < 255:
         raise DataError(f"{origin} has {page.form.pixels}", "save it without transparency", "wrong-mode")
+
+
+def _opacities(page: Page) -> Tuple[int, int]:
+    """Returns the least and the largest opacity of a page's pixels, 0 to 255."""
+    if page.opacity is not None:
+        return int(page.opacity.min()), int(page.opacity.max())
+    if page.form.alpha and page.image is not None:
+        least, most = page.image.convert("RGBA").getchannel("A").getextrema()
+        return int(least), int(most)
+    return 255, 255
 
 
 def _eight_bits(page: Page, origin: str) -> PillowImage:

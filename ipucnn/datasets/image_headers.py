@@ -85,6 +85,15 @@ def jpeg_coding(data: bytes) -> Tuple[bool, Optional[int]]:
     return is_progressive, None
 
 
+def webp_first_frame(data: bytes) -> Optional[Tuple[int, int, int, int]]:
+    """Returns the box (left, top, right, bottom) of the first frame of an animated WebP; None for a still image."""
+    content = next((content for kind, content, _ in chunks(data) if kind == b"ANMF"), b"")
+    if len(content) < 12:
+        return None
+    x, y, width, height = (int.from_bytes(content[at : at + 3], "little") for at in (0, 3, 6, 9))
+    return 2 * x, 2 * y, 2 * x + width + 1, 2 * y + height + 1
+
+
 def chunks(data: bytes) -> Iterator[Tuple[bytes, bytes, bytes]]:
     """Yields type, content and checksum of each chunk of a PNG or RIFF file; the latter has no checksums."""
     has_checksums = is_png(data)

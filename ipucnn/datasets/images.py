@@ -22,6 +22,7 @@ from ipucnn.datasets.forms import (
     open_image,
     opened,
     pillow,
+    remarks_on,
 )
 from ipucnn.datasets.hashing import uniform
 from ipucnn.datasets.image_headers import plain_jpeg_size
@@ -150,7 +151,7 @@ def pixels_for_evaluation(
     origin: str,
     info: DatasetInfo,
     input_shape: Tuple[int, int, int],
-    several: Optional[List[str]] = None,
+    remarks: Optional[List[str]] = None,
 ) -> np.ndarray:
     """Returns the pixels of an image for validation, evaluation, inference and ``predict``, before ``preprocessing``.
 
@@ -159,7 +160,7 @@ def pixels_for_evaluation(
         origin: the image's name in messages: "image PATH".
         info: facts of the data set that the network was trained on.
         input_shape: (height, width, channels) of the network's input.
-        several: gets ``origin`` if the file has several pages or frames, of which the first is read.
+        remarks: gets what is to be said about a file; see :func:`ipucnn.datasets.forms.remarks_on`.
 
     Returns:
         uint8 [h, w, stored channels], with h and w from :func:`crop_of_evaluation`.
@@ -170,9 +171,10 @@ def pixels_for_evaluation(
     channels, (size, margin) = info.image_shape[2], crop_of_evaluation(info, input_shape)
     if isinstance(image, bytes):
         with opened(image, origin, info.max_image_pixels, strict=True) as file:
-            shown = displayed(file.page(), origin, channels)
-            if several is not None and file.num_frames > 1:
-                several.append(origin)
+            page = file.page()
+            shown = displayed(page, origin, channels)
+            if remarks is not None:
+                remarks += remarks_on(file, page)
     elif not isinstance(image, np.ndarray):
         shown = of_pillow(image, origin, channels, info.max_image_pixels)
     else:

@@ -15,6 +15,7 @@ begins, and with ``--skip-damaged`` all files and records; it also has the hint 
 (``runs/infer.py``).  Of sets of TensorFlow Datasets, whose library reads them, the first damaged sample ends the run.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
@@ -172,9 +173,19 @@ def unused_line(location: str, unused: Sequence[Unused]) -> Tuple[str, ...]:
     return (with_unused(location, unused),) if unused else ()
 
 
-def several_line(files: str, number: int) -> str:
-    """Returns the line about files of several pages or frames; ``files`` are the words that count them."""
-    return f"{files} {'has' if number == 1 else 'have'} several pages or frames: the first of each is used"
+SEVERAL = "several pages or frames: the first of each is used"
+SHOWS_WHITE = "transparent parts: white is laid under them"
+
+
+def remark_lines(remarks: Iterable[str], files: Callable[[int], str]) -> List[str]:
+    """Returns a line for each kind of remark on files, in order.
+
+    Args:
+        remarks: the remarks of all files, words after "files have".
+        files: function that returns the words for a number of files.
+    """
+    counts = sorted(Counter(remarks).items())
+    return [f"{files(count)} {'has' if count == 1 else 'have'} {remark}" for remark, count in counts]
 
 
 def named_damage(damaged: Sequence[Problem]) -> str:

@@ -15,7 +15,7 @@ from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import IN_MEMORY, Examples
 from ipucnn.datasets.formats import pair_folders
-from ipucnn.datasets.problems import several_line
+from ipucnn.datasets.problems import remark_lines
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import LOADING, Began, Event, Events, Item, Note, Progress, emit
 from ipucnn.filesystem import expand, real
@@ -170,12 +170,12 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
             f"{trained.record.name} segments images, it has no labels", "give --output for its masks"
         )
     subset, info, shape = request.subset, trained.source.info, trained.input_shape
-    several: List[str] = []
+    remarks: List[str] = []
     if subset is None:
-        inputs, total = images_of_files(found.paths, info, shape, several), len(found.paths)
+        inputs, total = images_of_files(found.paths, info, shape, remarks), len(found.paths)
     else:
         examples = _examples(trained, subset)
-        inputs, total = images_of_subset(examples, info, subset, shape), len(examples)
+        inputs, total = images_of_subset(examples, info, subset, shape, remarks), len(examples)
     yield from _begin(trained, "classify", request, found)
     session = trained.session(request.verbose)
     trained, session = run_setup.move_preprocessing(trained, session)
@@ -192,7 +192,7 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
         yield Progress("classifying", done, total)
     yield Progress("classifying", total, total)
     failed = len(found.problems) + batches.num_failed
-    lines = [several_line(counted(len(several), "file"), len(several))] if several else []
+    lines = remark_lines(remarks, lambda count: counted(count, "file"))
     yield from map(Note, lines)
     top, notes = min(request.top, len(names)), [*trained.notes, *notes, *found.left_out, *lines]
     return Predictions(spool, failed, top, subset is not None, notes)

@@ -73,6 +73,10 @@ def opened_page(path: str, page: int) -> Any:
     """Returns the upright Pillow image of a page of a file."""
     image: Any = Image.open(path)
     is_read = image.format in ("JPEG", "MPO", "PNG", "BMP", "GIF", "WEBP")
+    if image.format == "GIF":  # the first frame may be smaller than the image
+        is_read = image.tile[0][1] == (0, 0, *image.size)
+    if image.format == "WEBP":
+        is_read = image.n_frames == 1
     if image.format == "PNG":
         with open(path, "rb") as file:
             depth, colour = file.read(26)[24:]

@@ -93,6 +93,32 @@ def png(samples, depth, colour_type, *chunks):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, content) for name, content in parts)
 
 
+def gif(canvas, corner, indices, palette, transparent=None):
+    """Returns a GIF whose only frame may be smaller than its canvas.
+
+    Args:
+        canvas: (height, width).
+        corner: (top, left) of the frame.
+        indices: entries of the palette, 0 to 3: [h, w].
+        palette: four colours.
+        transparent: the entry that is transparent, or None.
+    """
+    height, width = np.shape(indices)
+    codes = [4]  # codes of three bits, which a code to start anew (4) before each second pixel keeps as short
+    for number, entry in enumerate(np.ravel(indices).tolist()):
+        codes += [4, entry] if number and number % 2 == 0 else [entry]
+    bits = [code >> place & 1 for code in [*codes, 5] for place in range(3)]
+    data = np.packbits(bits, bitorder="little").tobytes()
+    blocks = b"".join(
+        bytes([len(data[at : at + 255])]) + data[at : at + 255] for at in range(0, len(data), 255)
+    )
+    control = b"" if transparent is None else b"\x21\xf9\4\1\0\0" + bytes([transparent, 0])
+    return (
+        b"GIF89a" + struct.pack("<HHBBB", canvas[1], canvas[0], 0xF1, 0, 0) + bytes(np.ravel(palette).tolist())
+        + control + b"," + struct.pack("<HHHHB", corner[1], corner[0], width, height, 0) + b"\2" + blocks + b"\0;"
+    )  # fmt: skip
+
+
 def exif(orientation):
     """Returns EXIF data with one tag: the orientation."""
     return b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHIHH", 0x0112, SHORT, 1, orientation, 0) + bytes(4)

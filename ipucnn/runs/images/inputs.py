@@ -183,28 +183,31 @@ def images_of_files(
     paths: Sequence[str],
     info: DatasetInfo,
     input_shape: Tuple[int, int, int],
-    several: Optional[List[str]] = None,
+    remarks: List[str],
 ) -> Iterator[ImageInput]:
-    """Yields image files, decoded as in evaluation; for ``several`` see :func:`pixels_for_evaluation`."""
+    """Yields image files, decoded as in evaluation; for ``remarks`` see :func:`pixels_for_evaluation`."""
     for path in paths:
-        read = _reader(partial(read_file, path), path, info, input_shape, several)
+        read = _reader(partial(read_file, path), path, info, input_shape, remarks)
         yield ImageInput(printable(path), read)
 
 
 def images_of_subset(
-    examples: Examples, info: DatasetInfo, subset: str, input_shape: Tuple[int, int, int]
+    examples: Examples,
+    info: DatasetInfo,
+    subset: str,
+    input_shape: Tuple[int, int, int],
+    remarks: List[str],
 ) -> Iterator[ImageInput]:
     """Yields the samples of a data set in stored order, with their classes."""
     for i in range(len(examples)):
         truth = int(examples.labels[i])
         if isinstance(examples, IN_MEMORY):
             name = f"{info.name}/{subset}/{i}"
-            yield ImageInput(
-                name, _reader(partial(examples.images.__getitem__, i), name, info, input_shape), truth
-            )
+            read = _reader(partial(examples.images.__getitem__, i), name, info, input_shape, remarks)
+            yield ImageInput(name, read, truth)
         else:
             name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{subset}/{i}"
-            read = _reader(partial(examples.encoded, i), name, info, input_shape)
+            read = _reader(partial(examples.encoded, i), name, info, input_shape, remarks)
             yield ImageInput(printable(name), read, truth)
 
 
@@ -213,10 +216,10 @@ def _reader(
     name: str,
     info: DatasetInfo,
     input_shape: Tuple[int, int, int],
-    several: Optional[List[str]] = None,
+    remarks: List[str],
 ) -> Callable[[], np.ndarray]:
     origin = f"image {printable(name)}"
-    return lambda: image_files.pixels_for_evaluation(load(), origin, info, input_shape, several)
+    return lambda: image_files.pixels_for_evaluation(load(), origin, info, input_shape, remarks)
 
 
 def decoded(
