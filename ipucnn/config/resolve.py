@@ -226,12 +226,14 @@ def resolve(
     preset = chosen or presets.find_built_in(
         *presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
     )
-    if preset is not None and preset.name.endswith("@folder") and given.get("weights") is not None:
-        # The weights were trained on images of the network's size, not on small photographs.
-        kept = {name: value for name, value in preset.values.items() if name != "image_size"}
-        preset = preset._replace(values=kept)
     if preset is not None:
         without = {name for name in OF_VALIDATIONS if command not in BY_NAME[name].commands}
+        if preset.name.endswith("@folder") and given.get("weights") is not None:
+            # The weights were trained on images of the network's size, not on small photographs.
+            without.add("image_size")
+        if command in ("evaluate", "infer", "export") and record.task == "classification":
+            # These resolve a network only for weights of Keras, which no preset trained; a run has its configuration.
+            without |= {"image_size", "label_smoothing"}
         kept = {name: value for name, value in preset.values.items() if name not in without}
         preset = preset._replace(values=kept)
     layers: List[Layer] = []

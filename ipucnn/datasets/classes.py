@@ -88,6 +88,15 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     )
 
 
+def order_note(names: Sequence[str], dataset: str, network: str) -> List[str]:
+    """Returns a note that a network's outputs, whose classes nobody named, are the classes of a data set in order."""
+    if are_numbers(names):
+        return []
+    return [
+        f"{network} does not name its classes: its outputs are those of {dataset}, in the order {_listed(names)}"
+    ]
+
+
 def are_same(names: Sequence[str], trained: Sequence[str]) -> bool:
     """Returns whether a network's outputs fit the classes of a set: the same names in the same order.
 

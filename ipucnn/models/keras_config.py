@@ -114,7 +114,13 @@ class _Reader:
         raise ConfigurationError(f"{self.name}: {what}", hint)
 
     def expand(
-        self, model: PlainDict, place: Tuple[str, ...], prefix: str, source: Optional[str], is_trained: bool
+        self,
+        model: PlainDict,
+        place: Tuple[str, ...],
+        prefix: str,
+        source: Optional[str],
+        is_trained: bool,
+        infers: bool = False,
     ) -> str:
         """Adds the nodes of a model for one call of the model.
 
@@ -124,6 +130,7 @@ class _Reader:
             prefix: prefix for the names of its layers.
             source: the node whose tensor it reads; None for the outermost model.
             is_trained: whether no model around it is frozen.
+            infers: whether it, or a model around it, is called with ``training=False``.
 
         Returns:
             The name of the node that is the model's output.
@@ -153,13 +160,20 @@ class _Reader:
             elif entry["class_name"] in _MODELS:
                 if len(inputs) != 1:
                     self._fail(f"model '{shown_value(name)}' reads {len(inputs)} tensors")
+                if any(other != ("training", False) for other in others):
+                    given = ", ".join(f"{key}={value}"[:40] for key, value in others)
+                    self._fail(
+                        f"model '{shown_value(name)}' is called with {shown_value(given)}",
+                        "call it with one tensor alone, or with training=False",
+                    )
                 outputs[local, number] = self.expand(
-                    entry, (*place, local), f"{name}_", inputs[0], is_trained
+                    entry, (*place, local), f"{name}_", inputs[0], is_trained, infers or bool(others)
                 )
             else:
                 node = self._node(entry, name, (*place, local), inputs, others)
                 if not is_trained:
                     node.config["trainable"] = False
+                node.infers = infers
                 self.nodes.append(node)
                 outputs[local, number] = node.name
         if last not in outputs:

@@ -34,9 +34,15 @@ from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
 from ipucnn.filesystem import read_bytes
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
 from ipucnn.models.keras_config import FUNCTIONAL_HINT, LAYER_OF_OPERATION, output_shape, read_nodes
-from ipucnn.models.keras_files import read_configuration, read_statistics
+from ipucnn.models.keras_files import load_keras_weights, read_configuration, read_model, read_statistics
 from ipucnn.models.names import base_name
-from ipucnn.models.preprocessing import PREPROCESSING, Statistics, as_rescaling, first_rescaling
+from ipucnn.models.preprocessing import (
+    PREPROCESSING,
+    Statistics,
+    as_rescaling,
+    first_rescaling,
+    strip_preprocessing,
+)
 from ipucnn.models.settings import check_activations, formulas_of, keras_settings, plain_settings
 from ipucnn.python_files import OwnFunction, label_of, own_code_failed
 from ipucnn.text import counted, shown_value
@@ -52,6 +58,13 @@ PER_SAMPLE = (
 # Keras layers that augment images, in addition to those whose names begin with Random.
 _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
 _OFF_BY_DEFAULT = ("Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout2D")
+# Layers without weights whose outputs are probabilities if their inputs are.
+_KEEPS_PROBABILITIES = (
+    "Activation", "Add", "Average", "AveragePooling2D", "Concatenate", "Dropout", "Flatten", "GlobalAveragePooling2D",
+    "GlobalMaxPooling2D", "Identity", "Maximum", "Minimum", "Multiply", "Permute", "Reshape", "Rescaling",
+    "SpatialDropout2D",
+)  # fmt: skip
+_COMPILED = "what its compile() sets is not used: --loss, --optimizer and other options say how it is trained"
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
 # Stateful operations that only read variables, call functions, or check.  All others change state for the next call,
 # draw random numbers from hidden state, or run Python code.
@@ -214,9 +227,16 @@ class OwnNetwork:
         kind = "Sequential" if type(model).__name__ == "Sequential" else "Functional"
         nodes = read_nodes(name, kind, config, canonical=True)
         _check_places(name, nodes, model)
+        _freeze_as_keras(name, nodes, model)
         self.architecture, self.remarks = _architecture_of(name, nodes, _measured_in(model), model)
+        if getattr(model, "optimizer", None) is not None:
+            self.remarks = (*self.remarks, _COMPILED)
         _check_initial_weights(name, nodes, model, first_values)
-        _check_formulas(name, self.architecture, self.trained_as)
+        _check_trained_as(name, self.architecture, self.trained_as)
+        for node in nodes:
+            if node.name in {own.name for own in _own_nodes(self.architecture)}:
+                is_last = node.name == self.architecture.output
+                _check_remade(name, self.architecture[node.name], node.layer_in(model), is_last)
         self._called = key
 
     def blueprint(self, images: Tensor, num_classes: int, seed: int = 0) -> Blueprint:
@@ -348,6 +368,18 @@ def _called(
             f"{name} returned a {shown_value(type(model).__name__)}, a model whose layers are hidden in its code",
             "return keras.Model(inputs, outputs), or a keras.Sequential",
         )
+    changed = [
+        method
+        for kind in type(model).__mro__
+        for method in ("call", "train_step", "test_step", "compute_loss")
+        if method in vars(kind) and kind.__module__.split(".")[0] not in ("keras", "tensorflow")
+    ]
+    if changed:
+        raise ConfigurationError(
+            f"{name} returned a {shown_value(type(model).__name__)}, whose {changed[0]} is its own, and training knows "
+            "its layers alone",
+            "return keras.Model(inputs, outputs), or a keras.Sequential",
+        )
     return model, first_values
 
 
@@ -397,6 +429,33 @@ def _check_places(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
                 "models",
                 "call the model that contains it from one of them only",
             )
+
+
+def _freeze_as_keras(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
+    """Sets which layers are frozen: a layer may have been unfrozen after the model around it was frozen.
+
+    Keras 3 then trains it, and Keras 2.6 does not, but for the statistics of batch norm.
+
+    Raises:
+        ConfigurationError: a batch norm is neither frozen nor trained.
+    """
+    from ipucnn.compat import KERAS_3
+
+    for node in nodes:
+        if node.is_operation or node.kind == INPUT_LAYER:
+            continue
+        around = [model]
+        for part in node.place[:-1]:
+            around.append(next(layer for layer in around[-1].layers if layer.name == part))
+        layer = node.layer_in(model)
+        is_trained = layer.trainable and all(one.trainable for one in (around[:1] if KERAS_3 else around))
+        if node.kind == "BatchNormalization" and is_trained != layer.trainable:
+            raise ConfigurationError(
+                f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) is not frozen, and a model around it is",
+                "freeze or unfreeze the model first, and then its layers",
+            )
+        if node.config.get("trainable", True) != is_trained:
+            node.config["trainable"] = is_trained
 
 
 def _check_initial_weights(
@@ -519,10 +578,19 @@ def _architecture_of(
             )
     blueprint = Blueprint([_input(sizes), *layers], nodes[-1].name)
     changes = []
+    last = blueprint[blueprint.output]
+    calls = num_calls[last.layer]
+    if calls != 1 and last.config.get("activation") == "softmax":
+        raise ConfigurationError(
+            f"{name}: its last layer '{shown_value(last.layer)}', with softmax, is called {calls} times",
+            "end it with a layer of its own: keras.layers.Dense(num_classes)",
+        )
     if remove_softmax(blueprint):
         changes.append("its softmax at the end is left out: loss and metrics take logits")
     _check_end(name, blueprint)
     regularized = {node.layer for node in layers if any(key.endswith("_regularizer") for key in node.config)}
+    if any(node.infers and node.kind in _OFF_BY_DEFAULT for node in nodes):
+        changes.append("the dropout of its models that are called with training=False is off")
     if regularized:
         changes.append(
             f"the regularizers of {counted(len(regularized), 'layer')} are added to the loss of training, and to no "
@@ -557,6 +625,27 @@ def _check_end(name: str, blueprint: Blueprint) -> None:
             f"{name}: its last layer '{shown_value(last.name)}' ends in {end}, and training takes logits",
             "end it with a keras.layers.Dense(num_classes) without activation, or with softmax",
         )
+    if _gives_probabilities(blueprint):
+        raise ConfigurationError(
+            f"{name}: its last layer '{shown_value(last.name)}' ({last.kind}) gives probabilities, and training takes "
+            "logits",
+            "give it what comes before softmax or sigmoid, and end with softmax, or without activation",
+        )
+
+
+def _gives_probabilities(blueprint: Blueprint) -> bool:
+    """Whether the output is made of outputs of softmax or sigmoid alone, by layers without weights."""
+    nodes, seen, waiting = {node.name: node for node in blueprint.nodes}, set(), [blueprint.output]
+    while waiting:
+        node = nodes[waiting.pop()]
+        activation = None if node.is_own else node.config.get("activation", "linear")
+        if activation in ("softmax", "sigmoid") or node.kind == "Softmax":
+            continue
+        if activation != "linear" or node.kind not in _KEEPS_PROBABILITIES:
+            return False
+        waiting += [name for name in node.inputs if name not in seen]
+        seen.update(node.inputs)
+    return True
 
 
 def _accepted(
@@ -610,6 +699,16 @@ def _accepted(
             f"{where} ({shown_value(kind)}) is called with {shown_value(others)}",
             "call it with one tensor, or one list of them, alone; trainable=False freezes a layer",
         )
+    if node.infers and (is_own or (kind == "BatchNormalization" and node.config.get("trainable", True))):
+        what = "may compute something else in training" if is_own else "is not frozen"
+        raise ConfigurationError(
+            f"{where} ({shown_value(kind)}) {what}, and the model around it is called with training=False",
+            "freeze that model: base.trainable = False"
+            if not is_own
+            else "call that model with one tensor alone",
+        )
+    if node.infers and kind in _OFF_BY_DEFAULT:
+        return replace(plain_node, kind="Activation", config={"activation": "linear"})
     if kind == "Lambda":
         raise ConfigurationError(
             f"{where} is a Lambda layer, whose function no file can keep",
@@ -621,6 +720,10 @@ def _accepted(
             "name the function that makes the network: --model my_net.py:build",
         )
     if is_own:
+        kept = {k: v for k, v in node.config.items() if k.endswith(("_regularizer", "_constraint"))}
+        plain_settings(
+            f"{where} ({kind})", replace(node, config=kept)
+        )  # refuses those that training does not know
         return replace(plain_node, config=node.config, layer_class=type(live), is_own=True)
     if kind not in PER_SAMPLE and kind not in PREPROCESSING:
         raise ConfigurationError(
@@ -660,26 +763,61 @@ def _check_operation(where: str, node: Node, others: str) -> None:
         )
 
 
-def _check_formulas(name: str, architecture: Blueprint, trained_as: Optional[Blueprint]) -> None:
-    """Refuses a network whose activations have other formulas in this Keras than they had where it was trained.
+def _check_trained_as(name: str, architecture: Blueprint, trained_as: Optional[Blueprint]) -> None:
+    """Refuses a network that computes something else than where it was trained.
+
+    Its activations may have other formulas in this Keras, and its function may read other files, or the surroundings.
 
     Raises:
-        ConfigurationError: a formula differs; the message names the layer and both.
+        ConfigurationError: a layer differs; the message names it and both.
     """
-    trained = {} if trained_as is None else {node.name: node for node in trained_as.nodes}
+    if trained_as is None:
+        return
+    trained, present = ({node.name: node for node in one.nodes} for one in (trained_as, architecture))
+    if list(trained) != list(present):
+        differing = ", ".join(map(shown_value, sorted({*trained} ^ {*present}))) or "in another order"
+        raise _made_otherwise(name, f"has other layers ({differing})")
     for node in architecture.nodes:
-        former = trained.get(node.name)
-        if former is None or node.is_own:
+        former = trained[node.name]
+        where = f"layer '{shown_value(node.name)}'"
+        if (node.kind, node.layer, node.inputs) != (former.kind, former.layer, former.inputs):
+            raise _made_otherwise(name, f"has another {where}")
+        if node.is_own:
             continue
         now, then = formulas_of(node.config), formulas_of(former.config)
         for key in sorted({*now, *then}):
             if now.get(key) != then.get(key):
-                former_one, present = (one.get(key, "another activation") for one in (then, now))
+                former_one, present_one = (one.get(key, "another activation") for one in (then, now))
                 raise ConfigurationError(
-                    f"{name}: layer '{shown_value(node.name)}' was trained with {former_one}, and this Keras computes "
-                    f"{present}",
+                    f"{name}: {where} was trained with {former_one}, and this Keras computes {present_one}",
                     "use the TensorFlow that the run was trained with (environment.json has its version)",
                 )
+        for key in sorted({*node.config} & {*former.config}):
+            values = node.config[key], former.config[key]
+            if not key.endswith(_SPELT_OR_DRAWN) and not _are_alike(*values):
+                now_text, then_text = (shown_value(str(value))[:40] for value in values)
+                raise _made_otherwise(
+                    name, f"has {where} {key} = {now_text}, and was trained with {then_text}"
+                )
+
+
+# Ends of settings that the versions of Keras write differently, or that say how weights begin and are trained.
+_SPELT_OR_DRAWN = ("axis", "seed", "trainable", "_initializer", "_regularizer")
+
+
+def _are_alike(one: PlainValue, other: PlainValue) -> bool:
+    """Whether two settings are equal, numbers but for rounding to 32 bits."""
+    try:
+        return np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-5)
+    except (TypeError, ValueError):
+        return bool(one == other)
+
+
+def _made_otherwise(name: str, how: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} {how}",
+        "bring back what its function read then, in other files or the surroundings, or train it anew",
+    )
 
 
 # --- from an architecture to a network
@@ -773,6 +911,68 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
         )
 
 
+def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> None:
+    """Refuses a layer of the user's own that is another one when it is made again, as for each build.
+
+    Layers that fail, draw random numbers or have a state are refused later.
+
+    Raises:
+        ConfigurationError: ``get_config`` lacks a setting, or the layer has a constraint, or it is the last one and
+            gives probabilities.
+    """
+    what = f"{name}: layer '{shown_value(node.layer)}' ({node.kind})"
+    if any(getattr(weight, "constraint", None) is not None for weight in layer.weights):
+        raise ConfigurationError(
+            f"{what} has a constraint on its weights, which training does not know",
+            "drop it; kernel_regularizer='l2' keeps weights small, and so does --weight-decay",
+        )
+    made: KerasLayer = None
+    outputs: Optional[List[np.ndarray]] = None
+    with seeded_generators(0, "made again"), contextlib.suppress(Exception):
+        made, outputs = _remade(node, layer)
+    if outputs is None:
+        return
+    is_same = len(outputs) == 2 and np.allclose(outputs[0], outputs[1], 1e-4, 1e-6, equal_nan=True)
+    if not is_same or len(made.trainable_weights) != len(layer.trainable_weights):
+        raise ConfigurationError(
+            f"{what} is another layer when it is made again from what its get_config returns",
+            "let get_config return every argument of __init__, and set weights and trainable in __init__ or build",
+        )
+    given = outputs[1]
+    are_shares = given.ndim == 2 and (given >= 0).all() and np.allclose(given.sum(axis=1), 1, atol=1e-4)
+    if is_last and are_shares:
+        raise ConfigurationError(
+            f"{what}, its last layer, gives probabilities, and training takes logits",
+            "leave out the softmax: training and evaluation have their own",
+        )
+
+
+def _remade(node: Node, layer: KerasLayer) -> Tuple[KerasLayer, Optional[List[np.ndarray]]]:
+    """A layer that is made again of its configuration, and what both compute with the same weights.
+
+    Returns:
+        The new layer, and the outputs of both; no outputs if their weights have other shapes, and None if the layer
+        does not repeat its own, or takes images of any size.
+    """
+    rng = np.random.default_rng(0)
+    is_list = isinstance(layer.input, (list, tuple))
+    values = [
+        np.float32(rng.normal(size=(2, *tensor.shape[1:])))
+        for tensor in (layer.input if is_list else [layer.input])
+    ]
+    images = values if is_list else values[0]
+    made = type(layer).from_config({**node.config, "name": layer.name})
+    made(images)
+    shapes = [[tuple(weight.shape) for weight in one.weights] for one in (layer, made)]
+    if shapes[0] != shapes[1]:
+        return made, []
+    drawn = [np.float32(rng.uniform(0.1, 0.9, shape)) for shape in shapes[0]]
+    for one in (layer, made):
+        one.set_weights(drawn)
+    first, again, other = (np.asarray(one(images)) for one in (layer, layer, made))
+    return made, [first, other] if np.array_equal(first, again, equal_nan=True) else None
+
+
 def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
     """Replaces further layers that have a counterpart in this package, and refuses settings that would get lost.
 
@@ -840,8 +1040,35 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
+    if config.get("compile_config"):
+        changes.append(_COMPILED)
     digest = hashlib.sha256(read_bytes(path, path.stat().st_size)).hexdigest()
     return OwnNetwork(name, digest, architecture=architecture, remarks=changes)
+
+
+def model_in_file(path: Path, shape: Sequence[int], scales: bool) -> Optional[KerasModel]:
+    """The whole model in a file of Keras with its weights; None if there is none, or training does not support it.
+
+    Args:
+        path: the file.
+        shape: (height, width, channels) of its input.
+        scales: whether it scales its images itself; otherwise it is built without the layers that do.
+    """
+    from tensorflow import keras
+
+    nodes = read_model(path)
+    if nodes is None:
+        return None
+    try:
+        architecture, _ = _architecture_of(path.name, nodes, lambda node: read_statistics(path, node))
+        if not scales:
+            strip_preprocessing(architecture)
+        blueprint = _without_regularizers(_of_installed_keras(path.name, architecture))
+        model = assemble(blueprint, keras.Input(tuple(shape)), "file")
+        load_keras_weights(model, path)
+    except (UserError, ValueError):
+        return None
+    return model
 
 
 def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetwork:

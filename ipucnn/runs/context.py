@@ -8,6 +8,7 @@ import numpy as np
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.origin import OWN_NETWORK
 from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
+from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.datasets.classes import in_order_of
 from ipucnn.datasets.formats import lifted, subfolders
@@ -135,9 +136,11 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     check_device(config.device)
     rules.check_run_rules(rules.Facts(resolved, layout, group))
     _check_pictures(resolved)
-    weights = None
+    weights, kept = None, []  # type: Optional[Weights], List[str]
     if isinstance(start, Fresh) and config.weights is not None:
         weights = find_starting_weights(resolved)
+        resolved, kept = weights.options_kept(resolved)
+        config = resolved.config
     elif isinstance(start, Fresh) and config.training:
         check_frozen_weights(resolved.record)
     if config.wandb and start.target.folder.writes:
@@ -185,7 +188,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         data_sha256=data_sha256,
         weights=weights,
     )
-    warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
+    warnings = [*device_warnings(config.device), *kept, *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
 
 
@@ -282,6 +285,22 @@ def norms_of(own: OwnNetwork) -> List[str]:
     known = own.architecture or own.trained_as
     nodes = [] if known is None else known.nodes
     return sorted({node.kind for node in nodes if node.kind.endswith("Normalization")})
+
+
+def momentum_notes(context: RunContext) -> List[str]:
+    """Returns a note if the batch norms of a user's own network have another momentum than the run's."""
+    config, own, origins = context.config, context.record.own, context.resolved.origins
+    nodes = [] if own is None or own.architecture is None else own.architecture.nodes
+    used = float(config.norm_layer.get("momentum", config.bn_momentum))
+    norms = [node.config for node in nodes if node.kind == "BatchNormalization"]
+    others = sorted({norm["momentum"] for norm in norms if norm.get("momentum", used) != used})
+    is_chosen = origins["bn_momentum"].by_user or origins["norm_layer"].by_user
+    if not others or is_chosen or norm_of(config.norm_layer) != "batch":
+        return []
+    return [
+        f"batch norm has the momentum {used:g}, not the network's own {', '.join(f'{m:g}' for m in others)}, which "
+        f"--bn-momentum {others[0]:g} keeps"
+    ]
 
 
 def statistics_warnings(context: RunContext) -> List[str]:

@@ -9,16 +9,17 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import BY_NAME, RunConfig
 from ipucnn.config.resolve import Resolved, resolve, resolve_saved
-from ipucnn.config.values import norm_layer_of
+from ipucnn.config.spec import OptionSpec
+from ipucnn.config.values import norm_layer_of, norm_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
-from ipucnn.datasets.classes import are_same, in_order_of
+from ipucnn.datasets.classes import are_same, in_order_of, order_note
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import expand
+from ipucnn.filesystem import expand, shown
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names
 from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
@@ -30,7 +31,7 @@ from ipucnn.models.registry import (
     list_models,
     saved_network,
 )
-from ipucnn.planning.network import InputShape
+from ipucnn.planning.network import InputShape, input_shape_for
 from ipucnn.python_files import name_it
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
@@ -38,7 +39,14 @@ from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_expo
 from ipucnn.runs.folder import RUN_FILES, RunFolder
 from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.setup import Setup, SomeSetup
-from ipucnn.runs.weight_files import check_scaling, scaling_of_file, take_over
+from ipucnn.runs.weight_files import (
+    check_computes,
+    check_scaling,
+    input_shape_of_file,
+    scaling_of_file,
+    size_note,
+    take_over,
+)
 from ipucnn.sessions.session import Session
 from ipucnn.text import shown_value
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
@@ -68,6 +76,16 @@ class Named:
     which: Optional[str] = None
     weights: Optional[str] = None
     from_python: bool = False
+
+
+# Option of a network that the shapes of weights do not tell -> function that returns what it makes a network compute.
+_COMPUTED: Dict[str, Callable[[Any], Any]] = {
+    "normalise": str,
+    "norm_layer": lambda norm: (
+        norm_of(norm),
+        *map(norm.get, ("epsilon", "num_groups", "channels_per_group")),
+    ),
+}
 
 
 class Weights:
@@ -135,6 +153,10 @@ class Weights:
         """Returns the training set of a run that starts from the weights."""
         return source
 
+    def options_kept(self, resolved: Resolved) -> Tuple[Resolved, List[str]]:
+        """Returns the configuration of a run that starts from the weights, and warnings for the user."""
+        return resolved, []
+
     def session(self, config: RunConfig, verbose: bool) -> Session:
         """Makes the session that runs the network.
 
@@ -184,6 +206,50 @@ class RunWeights(StoredWeights):
         assert self.facts is not None
         return as_started(source, self.facts)
 
+    def options_kept(self, resolved: Resolved) -> Tuple[Resolved, List[str]]:
+        """Keeps what the network of the weights computes, unless the user gave something else."""
+        given, lines = shown_value(resolved.config.weights), []  # type: str, List[str]
+        for spec, former, present in _computed_otherwise(self._run.config, resolved.config):
+            trained = f"the weights of {given} were trained with {spec.flag} {spec.typed_text(former)}"
+            if resolved.origins[spec.name].by_user:
+                lines.append(f"{trained}, and this run has {spec.typed_text(present)}")
+                continue
+            lines.append(f"{trained}, which this run keeps")
+            resolved = replace(resolved, config=replace(resolved.config, **{spec.name: former}))
+        return resolved, lines
+
+    def check_validated(self, config: RunConfig, info: DatasetInfo) -> None:
+        """Refuses to validate the weights in a network that computes something else, or with other classes.
+
+        Raises:
+            DataError: they are of another model.
+            ConfigurationError: an option of the run must be that of the weights.
+        """
+        saved = (
+            RunConfig.from_yaml(self._run.meta["config"], self.name) if "config" in self._run.meta else config
+        )
+        # The name of a user's own network has the path of its file, which may have moved.
+        if self.resolved.record.own is None and saved.model_name != config.model_name:
+            raise DataError(
+                f"{self.name} is of another model: {shown_value(saved.model_name)}, not {config.model_name}",
+                "build the model it was trained with (its config.yml lies in the run folder)",
+            )
+        for spec, former, _ in _computed_otherwise(saved, config):
+            option = f"{spec.flag} {shlex.quote(spec.typed_text(former))}"
+            raise ConfigurationError(f"checkpoint {self.name} was trained with {option}", f"add {option}")
+        assert self.facts is not None
+        if not are_same(info.class_names, self.facts.class_names):
+            raise ConfigurationError(
+                f"checkpoint {self.name} was trained on other classes than those of {info.name}, or in another order",
+                f"evaluate it, which matches them by name: ipucnn evaluate {shlex.quote(self.name)}",
+            )
+
+
+def _computed_otherwise(saved: RunConfig, config: RunConfig) -> List[Tuple[OptionSpec, Any, Any]]:
+    """Returns the options of two configurations with which networks compute different values, and both values."""
+    pairs = ((BY_NAME[name], getattr(saved, name), getattr(config, name)) for name in _COMPUTED)
+    return [(spec, a, b) for spec, a, b in pairs if _COMPUTED[spec.name](a) != _COMPUTED[spec.name](b)]
+
 
 class ExportedWeights(Weights):
     """An exported file, which has its own weights and runtime."""
@@ -213,28 +279,44 @@ class KerasFileWeights(StoredWeights):
     """The weights in a file that Keras saved, for a network that the command line names."""
 
     def __init__(self, resolved: Resolved, path: Path) -> None:
-        super().__init__(resolved, str(path))
+        # A user's own network knows the size of its input; masks are of images of any size.
+        is_known = resolved.record.own is not None or resolved.record.task != "classification"
+        is_given = resolved.origins["image_size"].by_user
+        shape = None if is_known or is_given else input_shape_of_file(path)
+        super().__init__(resolved, str(path), input_shape=shape)
         self._path, self._scaling = path, scaling_of_file(path)
 
     def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
-        notes: List[str] = []
+        usual = input_shape_for(setup.record, setup.source.info.image_shape)
+        notes = [] if self.input_shape in (None, usual) else [size_note(self._path, setup.input_shape)]
         if self._scaling is not None and setup.record.own is None:
-            setup, notes = take_over(setup, self._path, self._scaling)
+            setup, more = take_over(setup, self._path, self._scaling)
+            notes += more
         run_setup.build_options(setup)
         return setup, notes
 
     def read(self, setup: Setup, model: KerasModel) -> Tuple[Checkpoint, List[str]]:
         from ipucnn.models.keras_files import read_keras_weights
+        from ipucnn.models.names import named_weights
 
         values, notes = read_keras_weights(model, self._path)
-        return Checkpoint(values, {}), [*check_scaling(setup, self._path), *notes]
+        of_range = check_scaling(setup, self._path)
+        assign_weights(named_weights(model), Checkpoint(values, {}), what=self.name)
+        check_computes(setup, model, self._path)
+        return Checkpoint(values, {}), [*of_range, *self._order(setup), *notes]
 
     def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
         from ipucnn.models.keras_files import load_keras_weights
 
         # The file does not name its classes: shapes alone decide.
         fresh, notes = load_keras_weights(model, self._path, new_head=True)
-        return len(fresh), [*check_scaling(setup, self._path), *notes]
+        of_range = check_scaling(setup, self._path)
+        check_computes(setup, model, self._path)
+        return len(fresh), [*of_range, *([] if fresh else self._order(setup)), *notes]
+
+    def _order(self, setup: Setup) -> List[str]:
+        info = setup.source.info
+        return order_note(info.class_names, info.name, shown(self._path))
 
 
 class ImageNetWeights(Weights):

@@ -25,7 +25,7 @@ from ipucnn.planning.search.neighbours import training_advice
 from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.context import RunContext, make_context, norms_of, statistics_warnings
+from ipucnn.runs.context import RunContext, make_context, momentum_notes, norms_of, statistics_warnings
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Predicted, Recorder, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
@@ -300,7 +300,9 @@ class TrainingRun:
         context = self.context
         if context.checkpoint is None:
             own = context.record.own
-            of_network = () if own is None else (*own.notes, *statistics_warnings(context))
+            of_network = (
+                () if own is None else (*own.notes, *momentum_notes(context), *statistics_warnings(context))
+            )
             self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
         remarks = [*self.state.notes, *matched]
         make_dataset = partial(self.dataset, shard=trainer.division.shard)

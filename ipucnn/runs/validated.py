@@ -10,7 +10,7 @@ from ipucnn.models.keras_files import is_keras_file
 from ipucnn.runs.checkpoints import epoch_of, keras_checkpoints
 from ipucnn.runs.context import RunContext
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
-from ipucnn.runs.sources import StoredWeights, stored_weights
+from ipucnn.runs.sources import RunWeights, StoredWeights, stored_weights
 from ipucnn.sessions.session import TrainState
 from ipucnn.training.checkpoints import assign_weights
 
@@ -30,7 +30,8 @@ def list_validated(
 
     Raises:
         DataError: a file is of another model, or a file of Keras is damaged.
-        ConfigurationError: the images of a file of Keras were scaled otherwise.
+        ConfigurationError: the images of a file of Keras were scaled otherwise, or a checkpoint's network computes
+            something else.
     """
     folder = context.config.checkpoint_input_dir
     assert folder is not None
@@ -69,6 +70,8 @@ def load_validated(context: RunContext, path: Path, state: TrainState, model: Ke
 
 def _fill(weights: StoredWeights, context: RunContext, state: TrainState, model: KerasModel) -> List[str]:
     """Copies weights into the session's variables, which are not the network's own in 16 bits; returns notes."""
+    if isinstance(weights, RunWeights):
+        weights.check_validated(context.config, context.info)
     checkpoint, notes = weights.read(context, model)
     assign_weights(state.weights, checkpoint, what=weights.name)
     return notes

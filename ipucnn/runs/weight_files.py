@@ -12,12 +12,16 @@ from typing import List, Optional, Tuple
 
 import numpy as np
 
+from ipucnn.aliases import KerasModel
 from ipucnn.datasets.pixels import InputRange, Scaling
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
+from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
+from ipucnn.models.own import model_in_file
 from ipucnn.models.preprocessing import preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord
+from ipucnn.planning.network import InputShape
 from ipucnn.runs.setup import Setup, SomeSetup, range_name
 from ipucnn.text import shown_value
 
@@ -63,6 +67,22 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
         return preprocessing_of(shown(path), nodes, lambda node: read_statistics(path, node))
     except ConfigurationError as error:
         raise DataError(error.message, error.hint) from None
+
+
+def input_shape_of_file(path: Path) -> Optional[InputShape]:
+    """Returns (height, width, channels) of the input of the model in a Keras file; None if it does not fix them."""
+    nodes = read_model(path) or [Node("", "", {}, [])]
+    shape = nodes[0].config.get("batch_shape", nodes[0].config.get("batch_input_shape"))
+    if not isinstance(shape, (list, tuple)) or len(shape) != 4:
+        return None
+    height, width, channels = shape[1:]
+    is_fixed = all(type(size) is int and size > 0 for size in (height, width, channels))
+    return (height, width, channels) if is_fixed else None
+
+
+def size_note(path: Path, shape: InputShape) -> str:
+    """Returns a note that images get the size of the input of the model in a Keras file."""
+    return f"images are brought to {shape[0]}x{shape[1]}, the input of the model in {shown(path)}"
 
 
 def _as_scaling(input_range: InputRange) -> Optional[Scaling]:
@@ -133,3 +153,56 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
         f"gets {given}",
         hint,
     )
+
+
+_ROUNDING = 1e-3
+"""Largest relative difference of what the last layer reads that rounding explains."""
+
+
+def check_computes(setup: Setup, model: KerasModel, path: Path) -> None:
+    """Refuses the weights of a whole model that computes something else than the network that gets them.
+
+    Names and shapes of weights do not tell activations, strides, padding, the epsilon of a norm and the like.  Both
+    compute what their last layer with weights reads, of the same random images.
+
+    Args:
+        setup: the run's data and shapes.
+        model: the network with these weights.
+        path: the file; one of weights alone, or with layers that training does not support, is not compared.
+
+    Raises:
+        DataError: they differ.
+    """
+    own, name = setup.record.own, shown_value(setup.record.name)
+    scales = own is not None and own.first_rescaling is not None
+    end = [node.config.get("activation") for node in (read_model(path) or ())[-1:]]
+    if end and end[0] not in (None, "linear", "softmax"):
+        raise DataError(
+            f"the model in {shown(path)} ends in {shown_value(str(end[0]))}, and {name} in softmax",
+            "save it with an end of Dense(num_classes) without activation, or with softmax",
+        )
+    theirs = None if setup.record.file == path else model_in_file(path, setup.input_shape, scales)
+    if theirs is None:
+        return
+    images = np.random.default_rng(0).normal(size=(2, *setup.input_shape))
+    images = np.float32(255 * images if scales else images)
+    mine, expected = (_read_by_last(network, images) for network in (model, theirs))
+    if mine.shape != expected.shape or np.abs(mine - expected).max() > _ROUNDING * np.abs(expected).max():
+        hint = (
+            "name the function that made it, --model-name my_net.py:build, or save it with Keras 3 as .keras"
+        )
+        if path.suffix == ".keras":
+            hint = f"evaluate and train it as a network of its own: --model-name {shlex.quote(str(path))}"
+        raise DataError(
+            f"the model in {shown(path)} has the weights of {name}, and computes something else with them: other "
+            "activations, strides, padding or settings of norms",
+            hint,
+        )
+
+
+def _read_by_last(model: KerasModel, images: np.ndarray) -> np.ndarray:
+    """Returns what the last layer with weights reads."""
+    from tensorflow import keras
+
+    last = [layer for layer in model.layers if layer.weights][-1]
+    return np.asarray(keras.Model(model.inputs[0], last.input)(images, training=False))

@@ -1,0 +1,270 @@
+"""Networks and weights that would compute something else here than where they come from are refused, or said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from light_training import train_lightly
+from support.data_sets import write_class_folders
+from support.own_networks import TRAIN, built, network, write
+from support.refusals import Refusal, check_refused
+from tensorflow import keras
+
+from ipucnn.config.options import BY_NAME
+from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
+from ipucnn.python_files import find_function
+
+layers = keras.layers
+pytestmark = pytest.mark.usefixtures("here")
+
+# --- what a function returns
+
+BASE = [
+    "i = keras.Input((6, 6, 2))",
+    "h = layers.Dropout(0.5)(layers.BatchNormalization(name='norm')(layers.Conv2D(2, 3, name='c')(i)))",
+    "base = keras.Model(i, h, name='base')",
+]
+
+
+def test_a_frozen_model_called_without_training_has_no_dropout():
+    """As in Keras' guide to transfer learning."""
+    text = network(*BASE, "base.trainable = False", "x = base(images, training=False)")
+    record, model = built(text)
+    values = np.float32(np.random.default_rng(0).normal(size=(4, 6, 6, 2)))
+    np.testing.assert_array_equal(np.asarray(model(values, training=True)), np.asarray(model(values)))
+    assert "the dropout of its models that are called with training=False is off" in record.own.notes[0]
+    _, model = built(network(*BASE, "base.trainable = False", "x = base(images)"))
+    assert not np.array_equal(np.asarray(model(values, training=True)), np.asarray(model(values)))
+
+
+OWN = """
+import tensorflow as tf
+from tensorflow import keras
+class Scale(keras.layers.Layer):
+    def __init__(self, factor=2.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+    def call(self, x): return x * self.factor
+    def get_config(self): return {**super().get_config(), **self.more()}
+    def more(self): return {}
+class Described(Scale):
+    def more(self): return {"factor": self.factor}
+class Convolution(keras.layers.Conv2D): pass
+class Probabilities(keras.layers.Layer):
+    def call(self, x): return tf.nn.softmax(x)
+class Unit(keras.layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1],), initializer="ones",
+                                 constraint=keras.constraints.UnitNorm(axis=0))
+    def call(self, x): return x * self.w
+class Doubled(keras.Model):
+    def call(self, x, training=None, mask=None): return 2 * super().call(x, training=training)
+class Stepping(keras.Model):
+    def train_step(self, data): return {}
+"""
+# Registered once in a process.
+THIRD = """
+@keras.utils.register_keras_serializable("mine")
+class Third(keras.regularizers.Regularizer):
+    def __call__(self, x): return tf.reduce_sum(abs(x) ** 3)
+    def get_config(self): return {}
+"""
+TWO = "    a, b = (layers.Dense(num_classes, activation='{}')(layers.Flatten()(images)) for _ in range(2))\n"
+
+
+def ended(line, activation="softmax"):
+    return network(end=f"{TWO.format(activation)}    return keras.Model(images, {line})\n", imports=OWN)
+
+
+MEANT_OTHERWISE = {
+    "batch norm in a model without training": (network(*BASE, "x = base(images, training=False)"),
+                                               "'base_norm' .* called with training=False"),
+    "a model in training for ever": (network(*BASE, "x = base(images, training=True)"),
+                                     "'base' is called with training=True"),
+    "an incomplete configuration": (network("x = Scale(3.0)(images)", imports=OWN), "another layer when it is made"),
+    "a constraint": (network("x = Unit()(images)", imports=OWN), "has a constraint"),
+    "an inherited constraint": (network("x = Convolution(2, 3, kernel_constraint='max_norm')(images)", imports=OWN),
+                                "has kernel_constraint"),
+    "an inherited regularizer of outputs": (
+        network("x = Convolution(2, 3, activity_regularizer='l2')(images)", imports=OWN),
+        "has activity_regularizer, which training does not know"),
+    "an inherited regularizer of another kind": (
+        network("x = Convolution(2, 1, kernel_regularizer=Third())(images)", imports=OWN + THIRD),
+        "training knows L1 and L2"),
+    "the mean of probabilities": (ended("layers.Average()([a, b])"), "'average' .* gives probabilities"),
+    "a sum of sigmoids": (ended("a + b", "sigmoid"), "'add' .* gives probabilities"),
+    "probabilities in another shape": (ended("layers.Reshape((num_classes,))(a)"), "gives probabilities"),
+    "probabilities of a class of its own": (ended("Probabilities()(a)", "linear"), "gives probabilities"),
+    "a softmax at the end and before": (
+        network(end="    d = layers.Dense(num_classes, activation='softmax')\n"
+                "    return keras.Model(images, d(d(layers.Dense(num_classes)(layers.Flatten()(images)))))\n"),
+        "with softmax, is called 2 times"),
+    "a call of its own": (ended("a", "linear").replace("keras.Model(", "Doubled("), "whose call is its own"),
+    "a training of its own": (ended("a", "linear").replace("keras.Model(", "Stepping("), "whose train_step is its own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MEANT_OTHERWISE)
+def test_what_would_become_another_network_is_refused(case):
+    text, message = MEANT_OTHERWISE[case]
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        built(text)
+    assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
+
+
+def test_complete_layers_and_gates_of_sigmoid_are_accepted():
+    built(network("x = Described(3.0)(Convolution(2, 3, kernel_regularizer='l2')(images))", imports=OWN))
+    built(ended("layers.Multiply()([a, layers.Dense(num_classes)(b)])", "sigmoid"))
+
+
+def test_layers_are_frozen_as_keras_freezes_them():
+    _, model = built(
+        network(
+            "i = keras.Input((6, 6, 2))",
+            "base = keras.Model(i, layers.Conv2D(2, 1, name='b')(layers.Conv2D(2, 3, name='a')(i)), name='base')",
+            "base.trainable = False",
+            "base.layers[-1].trainable = True",
+            "x = base(images)",
+        )
+    )
+    theirs = find_function("net.py:build", "build")((6, 6, 2), 3)
+    assert sum(len(layer.trainable_weights) for layer in model.layers) == len(theirs.trainable_weights)
+
+
+def test_settings_of_compile_and_of_batch_norm_are_said(succeeds, lightly):
+    text = network("x = layers.BatchNormalization(momentum=0.6)(images)", end="""    model = keras.Model(
+        images, layers.Dense(num_classes)(layers.Flatten()(x)))
+    model.compile('adam', keras.losses.CategoricalCrossentropy(label_smoothing=0.2))
+    return model
+""")  # fmt: skip
+    words = ("train", write(text), "--dataset", "digits", *TRAIN)
+    _, err = succeeds(*words, "--run-dir", "a", columns=400)
+    said = [line for line in json.loads(Path("a/report.json").read_text())["notes"] if f"note: {line}" in err]
+    assert any("its compile() sets is not used" in line for line in said)
+    assert any(
+        "momentum 0.97, not the network's own 0.6, which --bn-momentum 0.6 keeps" in line for line in said
+    )
+    _, err = succeeds(*words, "--bn-momentum", 0.6, "--run-dir", "b", columns=400)
+    assert "the network's own" not in err
+
+
+def test_a_function_that_makes_another_network_than_it_did_is_refused(run, succeeds, lightly, monkeypatch):
+    line = "import os; x = layers.Conv2D(2, 3, activation=os.environ.get('MINE', 'relu'), name='c')(images)"
+    name = write(network(line))
+    words = ("evaluate", "a", "--model-name", name)
+    succeeds("train", name, "--dataset", "digits", *TRAIN, "--run-dir", "a")
+    succeeds(*words)
+    monkeypatch.setenv("MINE", "tanh")
+    check_refused(run, Refusal(words, "layer 'c' activation = tanh, and was trained with relu", "bring back"))
+
+
+# --- weights of runs
+
+FEW = ("--dataset", "digits", *TRAIN, "--num-epochs", 1, "--learning-rate", 1e-30)
+
+
+@pytest.mark.parametrize(
+    "option, value, other",
+    [
+        ("normalise", "image", "standard"),
+        ("norm-layer", '{"name": "group_norm", "num_groups": 4}', '{"name": "group_norm", "num_groups": 2}'),
+        ("norm-layer", '{"name": "batch_norm", "epsilon": 0.5}', '{"name": "batch_norm", "epsilon": 0.1}'),
+    ],
+)
+def test_a_run_keeps_what_the_network_of_its_first_weights_computes(
+    run, report, succeeds, option, value, other
+):
+    train = ("train", "toy_model_bn", *FEW)
+    with pytest.MonkeyPatch.context() as patch:
+        train_lightly(patch)
+        succeeds(*train, f"--{option}", value, "--run-dir", "a")
+        _, err = succeeds(*train, "--weights", "a", "--run-dir", "b", columns=400)
+        assert f"the weights of a were trained with --{option} " in err and "which this run keeps" in err
+        _, err = succeeds(*train, "--weights", "a", f"--{option}", other, "--run-dir", "c", columns=400)
+        assert "which this run keeps" not in err and "and this run has" in err
+        words = (
+            "train",
+            "toy_model_bn",
+            "--dataset",
+            "digits",
+            "--no-training",
+            "--checkpoint-input-dir",
+            "a/checkpoints",
+        )
+        check_refused(run, Refusal(words, f"was trained with --{option} ", f"add --{option} "))
+        succeeds(*words, f"--{option}", value, "--run-dir", "d")
+    first, kept = (report("evaluate", name, "--limit-eval", 40)["measured"]["loss"] for name in ("a", "b"))
+    assert kept == pytest.approx(first, rel=1e-5)
+
+
+# --- weights of Keras' files
+
+
+def mnist_cnn(file, activation="relu", pool=layers.MaxPooling2D, end=None, shape=(28, 28, 1)):
+    """Writes the layers of the registered mnist_cnn, or others with weights of the same shapes and names."""
+    model = keras.Sequential([
+        keras.Input(shape), layers.Conv2D(32, 3, activation=activation, name="conv2d"), pool(2),
+        layers.Conv2D(64, 3, activation=activation, name="conv2d_1"), pool(2), layers.Flatten(), layers.Dropout(0.5),
+        layers.Dense(10, name="dense", activation=end),
+    ])  # fmt: skip
+    model.save(file)
+    return model
+
+
+OTHER = {
+    "activation": {"activation": "tanh"},
+    "pooling": {"pool": layers.AveragePooling2D},
+    "end": {"end": "sigmoid"},
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_weights_of_a_model_that_computes_something_else_are_refused(case, run, succeeds):
+    words = ("--dataset", "digits", "--image-size", 28)
+    mnist_cnn("same.h5", end="softmax")
+    succeeds("evaluate", "same.h5", "--model-name", "mnist_cnn", *words, "--limit-eval", 8)
+    mnist_cnn("other.h5", **OTHER[case])
+    error = "ends in sigmoid" if case == "end" else "computes something else"
+    check_refused(
+        run,
+        Refusal(("evaluate", "other.h5", "--model-name", "mnist_cnn", *words), error, "", 3),
+        Refusal(("train", "mnist_cnn", "--weights", "other.h5", *words, *TRAIN), error, "", 3),
+    )
+
+
+def test_images_get_the_size_of_the_model_in_a_file(report, succeeds):
+    model = mnist_cnn("m.h5", shape=(40, 40, 1))
+    rows = "np.uint8(np.random.default_rng(0).integers(0, 256, (20, 40, 40))), np.arange(20) % 10"
+    names = "['k' + str(n) for n in range(10)]"
+    Path("data.py").write_text(
+        f"import numpy as np\ndef load():\n    return ({rows}), ({rows}), {names}\n"
+        f"def small():\n    (a, b), c, d = load()\n    return (a[:, :20, :20], b), (c[0][:, :20, :20], c[1]), d\n"
+    )
+    words = ("evaluate", "m.h5", "--model-name", "mnist_cnn", "--dataset", "data.py:load")
+    out, err = succeeds(*words, "--json", columns=400)
+    images = np.random.default_rng(0).integers(0, 256, (20, 40, 40, 1)) / np.float32(255)
+    logits = np.float64(model(np.float32(images)))
+    logarithms = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    loss = -logarithms[range(20), np.arange(20) % 10].mean()
+    assert json.loads(out)["measured"]["loss"] == pytest.approx(loss, abs=1e-5)
+    notes = json.loads(out)["notes"]
+    order = "m.h5 does not name its classes: its outputs are those of data-load, in the order k0, k1, k2"
+    assert any(order in note for note in notes), notes
+    assert not any("40x40" in note for note in notes), notes
+    assert f"note: {order}" in err
+    notes = report(*words[:-1], "data.py:small")["notes"]
+    assert "images are brought to 40x40, the input of the model in m.h5" in notes
+
+
+def test_recipes_of_training_do_not_change_how_weights_of_keras_are_evaluated():
+    """The preset lenet@digits smooths labels, and those of class folders have smaller images."""
+    write_class_folders(Path("photos"), {("", name): 5 for name in "ab"}, lambda k: (12, 12))
+    for model, dataset, option, of_training in (
+        ("lenet", "digits", "label_smoothing", 0.05),
+        ("mobilenet", "photos", "image_size", (96, 96)),
+    ):
+        for command, value in (("train", of_training), ("evaluate", BY_NAME[option].default)):
+            resolved = resolve(command, {"dataset": dataset}, model=model)
+            assert getattr(resolved.config, option) == value, (model, command)
