@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from msgspec import structs
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.benchmarking import suite_run
-from ipucnn.benchmarking.figures import figures_of_benchmark
+from ipucnn.benchmarking.figures import figures_of_benchmark, figures_of_run
+from ipucnn.benchmarking.keras_fit import fit
 from ipucnn.benchmarking.records import Row
-from ipucnn.benchmarking.suite import find_suite, given_options, parse_suite, plan_suite
+from ipucnn.benchmarking.suite import CommandLine, find_suite, given_options, parse_suite, plan_suite
 from ipucnn.benchmarking.suite_run import (
     read_suite,
     speedups,
@@ -24,8 +26,10 @@ from ipucnn.benchmarking.suite_run import (
     write_result,
 )
 from ipucnn.command_group import parse_line
+from ipucnn.config.options import SPECS, RunConfig, specs_for
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.reports.suite import columns, draw_speedups
+from ipucnn.runs.compare import read_run
 from ipucnn.system_programs import Ran
 
 SMALL = """
@@ -194,8 +198,8 @@ def test_an_interrupted_suite_resumes(monkeypatch, run):
     ran = answering(monkeypatch)
     other = plan_suite(find_suite("my.yml", parse_line), None, {"prefetch_depth": "7"})
     check_raises(ConfigurationError, "holds another suite", "", with_kept_rows, other, Path("runs/my-suite"))
-    # Another path of the data is still the same suite.
-    code, _, err = run(*[word.replace("here", "there") for word in resume])
+    # The same suite may read and write other files.
+    code, _, err = run(*[word.replace("here", "there") for word in resume], "--executable-cache", "programs")
     assert code == 0 and len(ran) == 4 and "1 of 5 rows in runs/my-suite have a result" in err, err
     assert read_suite(Path("runs/my-suite")).rows[0] == first
     saved = json.loads(Path("runs/my-suite/suite.json").read_text())
@@ -227,6 +231,68 @@ rows:
     trained = [row for row in rows.values() if row.training_accuracy is not None]
     assert len(trained) == 2 and all(row.accuracy is not None and row.step_s > 0 for row in trained)
     assert "held-out" in out and os.listdir("r/rows")
+
+
+def fit_of(line):
+    options = given_options(parse_line(["train", *shlex.split(line)]).values())
+    return CommandLine("fit", line.split()[0], options).resolve()
+
+
+FIT = (
+    "lenet --dataset digits --limit-train 64 --limit-eval 128 --micro-batch-size 16 --num-epochs 2 --device cpu "
+    "--gradient-accumulation-count 1 --seed 1"
+)
+
+
+@pytest.mark.slow
+def test_fit_trains_as_the_session_does(run):
+    options = (
+        "--optimizer adam --optimizer-params {} --learning-rate 0.003 --lr-schedule cosine --lr-schedule-params {} "
+        """--lr-warmup-params '{"warmup_mode": "shift", "warmup_epochs": 1}' --clip-gradient-norm 0.5 """
+        "--mixup 0.4 --random-erasing 0.5 --label-smoothing 0.1"
+    )
+    figures = fit(fit_of(f"{FIT} {options}"))
+    code, out, err = run("train", *shlex.split(f"{FIT} {options}"), "--run-dir", "r", "--json")
+    assert code == 0, err
+    trained = figures_of_run(json.loads(out), read_run(Path("r")))
+    assert (figures.accuracy, figures.training_accuracy) == (trained.accuracy, trained.training_accuracy)
+    assert figures.accuracy > 0.15, "another schedule would give another accuracy"
+    assert fit(fit_of(f"{FIT} --no-validation")).accuracy is None
+
+
+@pytest.mark.slow
+def test_fit_reads_all_options_that_are_declared_to_affect_it():
+    read = set()
+
+    class Recorded(RunConfig):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    resolved = fit_of(FIT)
+    values = {spec.name: getattr(resolved.config, spec.name) for spec in SPECS}
+    fit(replace(resolved, config=Recorded(**values)))
+    declared = {spec.name for spec in specs_for("train") if spec.keras_effect}
+    assert declared - read == set()
+    assert not any(spec.keras_effect for spec in SPECS if not spec.host_effect)
+
+
+def test_a_row_of_fit_says_what_its_preset_has_and_keras_has_not():
+    Path("mine.yml").write_text(
+        "mine: {ema-decay: 0.9, early-stopping: 2, validation-freq: 2, num-epochs: 3}"
+    )
+    more = "--gradient-accumulation-count 1 --precision 32.32 --config-path mine.yml --config mine"
+    (row,) = plan(f"rows: [fit lenet {more}]").rows
+    assert row.notes == [
+        f"Keras' own loop has no {option} (preset mine)" for option in ("ema-decay 0.9", "early-stopping 2")
+    ]
+
+
+def test_a_row_whose_run_cannot_be_read_fails(monkeypatch):
+    row = plan("rows: [train lenet]").rows[0]
+    monkeypatch.setattr(suite_run, "run_command", lambda words, verbose: Ran(True, "{}"))
+    failed = suite_run._finished(row, Path("absent"), None, False)
+    assert failed.status == "failed" and "absent" in failed.error
 
 
 # -- results

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -215,7 +215,7 @@ def stock_copy(model: KerasModel) -> KerasModel:
 def keras_model(
     model: KerasModel,
     optimizer: OptimizerSettings,
-    learning_rate: float,
+    learning_rate: Union[float, Callable[[Tensor], Tensor]],
     loss: Callable[..., Tensor],
     accumulate: int,
 ) -> Tuple[KerasModel, int, str]:
@@ -224,7 +224,7 @@ def keras_model(
     Args:
         model: the model from ``build_model``.
         optimizer: the optimizer's settings.
-        learning_rate: the constant learning rate.
+        learning_rate: the constant learning rate, or a schedule of Keras.
         loss: a function like ``Loss``.
         accumulate: the micro-batches per weight update.
 
@@ -235,6 +235,7 @@ def keras_model(
     from tensorflow import keras
 
     from ipucnn.compat import KERAS_3
+    from ipucnn.training.losses import correct
 
     copy = stock_copy(model)
     name, params, differs = keras_optimizer(optimizer, KERAS_3)
@@ -242,14 +243,21 @@ def keras_model(
     if accumulated > 1:
         params["gradient_accumulation_steps"] = accumulated
 
+    def as_labels(values: Tensor, logits: Tensor) -> Tensor:
+        # Keras makes class numbers floats, and Keras 2.6 turns (n,) into (n, 1).  Shares of mixed images stay.
+        if values.shape.rank == logits.shape.rank and values.shape[-1] == logits.shape[-1]:
+            return values
+        return tf.reshape(tf.cast(values, tf.int32), tf.shape(logits)[:-1])
+
     def keras_loss(labels: Tensor, logits: Tensor) -> Tensor:
-        # Keras 2.6 turns labels (n,) into (n, 1).
-        return loss(logits, tf.reshape(tf.cast(labels, tf.int32), tf.shape(logits)[:-1]), 1)
+        return loss(logits, as_labels(labels, logits), 1)
+
+    def accuracy(labels: Tensor, logits: Tensor) -> Tensor:
+        return correct(logits, as_labels(labels, logits))
 
     compiled_optimizer = getattr(keras.optimizers, name)(learning_rate, **params)
     # XLA on CPUs compiles for minutes and multiplies more slowly than oneDNN; Keras 2.6 has no such argument.
     without_xla = {"jit_compile": False} if KERAS_3 else {}
-    accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
     copy.compile(compiled_optimizer, keras_loss, metrics=[accuracy], **without_xla)
     description = f"Keras {keras.__version__} fit, {name}"
     if accumulate > 1:
@@ -277,7 +285,10 @@ def keras_optimizer(optimizer: OptimizerSettings, is_keras_3: bool) -> Tuple[str
     }[optimizer.name]
     names = {"sgd": "SGD", "lars": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop"}
     name = names[optimizer.name]
-    params = {key: optimizer.params[key] for key in keys}
+    # Keras 3 takes no whole number as a momentum.
+    params = {k: optimizer.params[k] if k == "nesterov" else float(optimizer.params[k]) for k in keys}
+    if optimizer.clip_gradient_norm:
+        params["global_clipnorm"] = optimizer.clip_gradient_norm
     differs: List[str] = []
     if optimizer.name == "lars":
         differs.append("SGD instead of LARS: less arithmetic, and no weight decay")

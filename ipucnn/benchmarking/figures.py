@@ -1,6 +1,6 @@
 """Returns the same figures of every report: a benchmark's, a training run's, and Keras' own loop's."""
 
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.records import Figures
@@ -60,7 +60,8 @@ def figures_of_fit(
     data: str,
     images_per_s: float,
     training_accuracy: Optional[float],
-    accuracy: float,
+    accuracy: Optional[float],
+    notes: List[str],
 ) -> Figures:
     """Returns the figures of a training by Keras' own loop, in this process.
 
@@ -70,7 +71,8 @@ def figures_of_fit(
         device, data: names of the device and of the data set.
         images_per_s: the speed, without the first epoch.
         training_accuracy: the accuracy in the last epoch; None if Keras reports none.
-        accuracy: the accuracy on the evaluation samples.
+        accuracy: the accuracy on the evaluation samples; None if none are evaluated.
+        notes: what differs from the session's training.
     """
     return Figures(
         **figures_of_work(program, compiled, input_shape),
@@ -81,6 +83,7 @@ def figures_of_fit(
         peak_memory_bytes=peak_memory_bytes(),
         training_accuracy=training_accuracy,
         accuracy=accuracy,
+        notes=notes,
     )
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from ipucnn.aliases import PlainDict
 from ipucnn.benchmarking.input_pipeline import random_source
 from ipucnn.benchmarking.records import BenchmarkReport, DataFacts, Request
-from ipucnn.benchmarking.rules import check_settings
+from ipucnn.benchmarking.rules import check_run, check_settings
 from ipucnn.benchmarking.settings import DATA_KINDS, REAL, BenchmarkSettings, data_kind
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.spec import Effect
 from ipucnn.errors import DataError
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.rules import HOST_SESSION_RULES, RUN_RULES, Facts, check_group, check_run_rules
+from ipucnn.runs.rules import check_group
 from ipucnn.sessions.group import ProcessGroup, find_instances
 from ipucnn.sessions.host.division import fixed_fused, fixed_in_inference
 from ipucnn.training.batching import updates_from_steps_per_execution
@@ -83,18 +83,11 @@ def make_job(resolved: Resolved, settings: BenchmarkSettings) -> Job:
     instances = find_instances()
     check_group(instances, resolved.config)
     check_settings(settings, resolved.config, instances.size)
-    if not settings.training:
-        # Nothing is accumulated; a pipeline is filled with as many micro-batches as an execution has.
-        config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
-        resolved = replace(resolved, config=config)
+    check_device(resolved.config.device)
+    resolved = check_run(resolved, settings.training, instances)
     config = resolved.config
-    check_device(config.device)
     loss_name = run_setup.loss_name(config, resolved.record.task)
     seed = config.seed if config.seed is not None else random.SystemRandom().randrange(2**31)
-    layout = make_layout(config, resolved.origins["num_replicas"].is_typed)
-    check_run_rules(
-        Facts(resolved, layout, instances), RUN_RULES if settings.training else HOST_SESSION_RULES
-    )
     # The execution length of a network's own preset is for another device; here executions are as long as time allows.
     steps = config.steps_per_execution if resolved.origins["steps_per_execution"].by_user else None
     updates = _prescribed_updates(config, steps) if settings.training else 1

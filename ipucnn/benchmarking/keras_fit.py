@@ -32,6 +32,7 @@ def fit(resolved: Resolved) -> Figures:
     Raises:
         UserError: an error in the configuration or the data.
     """
+    validates = resolved.config.validation
     config = replace(resolved.config, validation=False, checkpoints=False)
     resolved = replace(resolved, config=config)
     setup = run_setup.prepare(resolved, config.seed or 0)
@@ -39,10 +40,13 @@ def fit(resolved: Resolved) -> Figures:
     from ipucnn.sessions.factory import create_session
 
     session = create_session(config.device, config=config)
+    from ipucnn.benchmarking.contenders import keras_optimizer
+    from ipucnn.compat import KERAS_3
     from ipucnn.datasets.pipeline import data_errors
     from ipucnn.models.counts import count_macs, count_parameters
     from ipucnn.training.losses import Loss
 
+    _, _, differs = keras_optimizer(settings_of_run(config, program.global_batch_size), KERAS_3)
     model = run_setup.build(setup)
     loss = Loss(run_setup.loss_name(config, resolved.record.task), config.label_smoothing)
     # The session's own hint names options that Keras' loop does not have.
@@ -51,8 +55,11 @@ def fit(resolved: Resolved) -> Figures:
     )
     with too_large, data_errors():
         seconds, training_accuracy = _train(model, setup, program, loss)
-        predictor = session.predictor(model)
-        metrics = predictor.evaluate(run_setup.evaluation_batches(setup, 64, predictor), loss)
+        accuracy = None
+        if validates:
+            predictor = session.predictor(model)
+            batches = run_setup.evaluation_batches(setup, 64, predictor)
+            accuracy = predictor.evaluate(batches, loss)["accuracy"]
     return figures_of_fit(
         program.to_dict(),
         {"num_trainable_parameters": count_parameters(model), "macs_per_sample": count_macs(model)},
@@ -61,7 +68,8 @@ def fit(resolved: Resolved) -> Figures:
         data=setup.source.info.name,
         images_per_s=program.samples_per_epoch * len(seconds[1:]) / sum(seconds[1:]),
         training_accuracy=training_accuracy,
-        accuracy=metrics["accuracy"],
+        accuracy=accuracy,
+        notes=differs,
     )
 
 
@@ -70,14 +78,24 @@ def _train(
 ) -> Tuple[List[float], Optional[float]]:
     """Trains the model by Keras' own fit; returns the seconds of each epoch, and the accuracy in the last."""
     import numpy as np
+    import tensorflow as tf
     from tensorflow import keras
 
     from ipucnn.benchmarking.contenders import keras_model
 
     config = setup.config
-    rate = float(run_setup.learning_rates(config, program)(np.arange(1))[0])
-    optimizer = settings_of_run(config, program.global_batch_size)
-    copy, _, _ = keras_model(model, optimizer, rate, loss, 1)
+    num_updates = program.num_epochs * program.weight_updates_per_epoch
+    rates: np.ndarray = run_setup.learning_rates(config, program)(np.arange(num_updates)).astype(np.float32)
+
+    class Rates(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        """The rate of each weight update, as the run's schedule has it."""
+
+        def __call__(self, step: Tensor) -> Tensor:
+            # Keras asks for one more after the last update.
+            return tf.gather(rates, tf.minimum(tf.cast(step, tf.int32), num_updates - 1))
+
+    rate = float(rates[0]) if (rates == rates[0]).all() else Rates()
+    copy, _, _ = keras_model(model, settings_of_run(config, program.global_batch_size), rate, loss, 1)
     seconds: List[float] = []
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]

@@ -28,13 +28,13 @@ from msgspec import Meta, Struct
 from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
-from ipucnn.benchmarking.rules import FIT_RULES, check_settings
+from ipucnn.benchmarking.rules import check_row, check_settings, differences_of_fit
 from ipucnn.benchmarking.settings import TRAINING, BenchmarkSettings, make_settings
 from ipucnn.command_line import HELP_WORDS
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.request import RunRequest, matching
 from ipucnn.config.resolve import REPLACES, Resolved
-from ipucnn.config.rules import check_rules, is_set
+from ipucnn.config.rules import is_set
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.values import plain_number
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
@@ -43,7 +43,6 @@ from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
 from ipucnn.sessions.poplar.surroundings import read_surroundings
 from ipucnn.text import shown_value
-from ipucnn.training.program import make_layout
 
 FOLDER = Path(__file__).parent / "suites"
 COMMANDS = {"benchmark": "benchmark", "train": "train", "fit": "train"}
@@ -172,8 +171,7 @@ class CommandLine:
         resolved = RunRequest(COMMANDS[self.command], flags, self.model, preset, file).resolve()
         if self.command == "benchmark":
             check_settings(self.settings, resolved.config)
-        elif self.command == "fit":
-            check_rules(FIT_RULES, resolved.config, make_layout(resolved.config))
+        check_row(resolved, self.command, self.training)
         return resolved
 
 
@@ -363,7 +361,8 @@ def _pending(row: CommandLine, row_id: str) -> Row:
     """Checks a row; an image size that its network does not accept becomes the next legal one, noted."""
     with _naming(f"{row.where} ({row_id})"):
         resolved = row.resolve()
-    size, notes = resolved.config.image_size, []
+    size = resolved.config.image_size
+    notes = differences_of_fit(resolved) if row.command == "fit" else []
     if size is not None and "image_size" in row.options:
         legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)
         text, typed = ("x".join(map(str, sides)) for sides in (legal, size))

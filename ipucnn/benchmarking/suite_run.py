@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import re
 import shlex
 import sys
 import time
@@ -19,7 +18,9 @@ from ipucnn.aliases import PlainValue
 from ipucnn.benchmarking.figures import figures_of_benchmark, figures_of_run
 from ipucnn.benchmarking.records import Figures, Row, SuiteResult, from_plain
 from ipucnn.benchmarking.report import foreign_names
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.config.options import find_spec
+from ipucnn.config.spec import Effect
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.events import Events, Item
 from ipucnn.filesystem import check_makeable, expand, make_folder, write_text
 from ipucnn.runs.compare import read_run
@@ -32,8 +33,6 @@ RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"
 FILES = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
 # The ending of default folders' names; single benchmarks end in -benchmark.
 SUFFIX = "suite"
-# The place of the data changes no figure.
-_IGNORED = re.compile(r" --(dataset-path ('[^']*'|\S)+|(no-)?download)")
 _PRINTED_CHARACTERS = 4096
 
 
@@ -106,7 +105,7 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
         ConfigurationError: they have other command lines, or are from another machine.
     """
     former = read_suite(folder, "--run-dir")
-    now, before = ([_IGNORED.sub("", row.command) for row in each.rows] for each in (result, former))
+    now, before = ([_without_files(row.command) for row in each.rows] for each in (result, former))
     for one, other in itertools.zip_longest(now, before):
         if one != other:
             raise ConfigurationError(
@@ -123,6 +122,17 @@ def with_kept_rows(result: SuiteResult, folder: Path) -> SuiteResult:
             )
     rows = [done.get(row.id, row) for row in result.rows]
     return structs.replace(result, started=former.started, rows=rows)
+
+
+def _without_files(command: str) -> str:
+    """Returns a row's command line without options that only say which files are read or written."""
+    words, is_kept = [], True
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            spec = find_spec(word[2:]) or find_spec(word[len("--no-") :])
+            is_kept = spec is None or spec.effect is not Effect.FILES
+        words += [word] * is_kept
+    return " ".join(map(shlex.quote, words))
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,11 @@ def _finished(row: Row, folder: Path, epoch_images: Optional[int], verbose: bool
     if words[0] == "benchmark":
         return with_figures(row, figures_of_benchmark(report), epoch_images)
     if words[0] == "train":
-        return with_figures(row, figures_of_run(report, read_run(folder)), epoch_images)
+        try:
+            run = read_run(folder)
+        except UserError as error:
+            return structs.replace(row, status="failed", exit_code=error.exit_code, error=error.message)
+        return with_figures(row, figures_of_run(report, run), epoch_images)
     return with_figures(row, convert(report, Figures), epoch_images)
 
 

@@ -34,6 +34,7 @@ DATA = ("train", "evaluate", "infer", "export", "benchmark", "verify-dataset")
 DEVICE = ("train", "evaluate", "infer", "export", "benchmark")
 """The commands that take an option of runs; ``RUN`` those of most."""
 _OF_RUN: Dict[str, Any] = {"commands": RUN}
+_OF_SESSION = {"keras_effect": False}
 
 
 # --- options of commands
@@ -329,6 +330,7 @@ class DataOptions:
         "Fill up the last weight update of an epoch with samples of weight 0, instead of discarding the samples left "
         "over.",
         commands=TRAIN,
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     host_generated_data: bool = option(
@@ -383,11 +385,13 @@ class DataOptions:
         "on.",
         commands=PLAN,
         plan_default="the preset's, else False; a search tries both",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     accelerator_side_preprocess: bool = option(
         False,
         "Normalise and cast images on the device instead of in the input pipeline.",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
 
@@ -406,6 +410,7 @@ class ModelOptions:
         commands=TRAIN,
         default_text="random from the seed",
         wishes="load load-weights init-weights pretrained finetune fine-tune transfer initial-checkpoint",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     freeze: Optional[str] = option(
@@ -417,6 +422,7 @@ class ModelOptions:
         commands=(*TRAIN, "plan-splits"),
         default_text="none, all layers are trained",
         wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     norm_layer: Dict[str, Any] = option(
@@ -443,6 +449,7 @@ class ModelOptions:
         "IPUs. 0 turns it off.",
         within=Range(0, bounds.MAX_MICRO_BATCH),
         commands=TRAIN,
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     dropout: Optional[float] = option(
@@ -469,10 +476,14 @@ class EvaluationOptions:
     """Validation, checkpoints and trackers."""
 
     PANEL: ClassVar[str] = "Evaluation and checkpoints"
-    EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN}
+    EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN, **_OF_SESSION}
 
     validation: bool = option(
-        True, "Validate during training.", wishes="test test-set do-eval", effect=Effect.RESULT
+        True,
+        "Validate during training.",
+        wishes="test test-set do-eval",
+        keras_effect=True,
+        effect=Effect.RESULT,
     )
     validation_micro_batch_size: Optional[int] = option(
         None,
@@ -525,6 +536,7 @@ class EvaluationOptions:
     checkpoints: bool = option(
         True,
         "Save checkpoints.",
+        keras_effect=True,
         effect=Effect.RESULT,
     )
     checkpoint_dir: Optional[Path] = option(
@@ -736,6 +748,7 @@ class TrainingOptions:
         within=Range(above=0, below=1),
         commands=TRAIN,
         wishes="ema model-ema moving-average swa",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     loss_scaling: float = option(
@@ -743,12 +756,14 @@ class TrainingOptions:
         "Constant loss scale for training in 16 bits; 0 turns it off.",
         within=Range(0, bounds.MAX_LOSS_SCALING),
         wishes="grad-scaler",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     auto_loss_scaling: bool = option(
         False,
         "Adapt the loss scale: every 8 weight updates it is doubled, or halved if 16-bit gradients come close to "
         "overflowing. For plain SGD.",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     label_smoothing: Optional[float] = option(
@@ -768,6 +783,7 @@ class TrainingOptions:
         commands=TRAIN,
         default_text="every sample counts the same",
         wishes="class-weight weighted-loss imbalance imbalanced unbalanced oversampling weighted-sampler pos-weight",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     mixup: Optional[float] = option(
@@ -812,16 +828,19 @@ class TrainingOptions:
         "Stochastic rounding of 16-bit values: ON, OFF, or RI, which rounds so only where all replicas compute the "
         "same.",
         kind=ValueKind(values.parse_rounding, "ON|OFF|RI", "ON"),
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     fp_exceptions: bool = option(
         False,
         "Stop at a floating-point exception: an invalid operation, a division by zero, or an overflow.",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     nanoo: bool = option(
         False,
         "Let a 16-bit overflow give NaN. Without this option it gives the largest number.",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     loss: str = option(
@@ -873,6 +892,7 @@ class BatchingOptions:
         "mean",
         "How the gradients of a weight update are combined.",
         choices=("sum", "mean", "running_mean"),
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     num_replicas: int = option(
@@ -891,6 +911,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         wishes="sync-bn distributed-batch-norm",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     weight_updates_per_epoch: Optional[int] = option(
@@ -910,6 +931,7 @@ class BatchingOptions:
         within=Range(0, bounds.MAX_COUNT),
         commands=TRAIN,
         wishes="log-interval log-every logging",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
     steps_per_execution: Optional[int] = option(
@@ -919,6 +941,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_COUNT),
         commands=PLAN,
         default_text="from logs-per-epoch",
+        keras_effect=False,
         effect=Effect.RESULT,
     )
 
@@ -931,7 +954,7 @@ class PipelineOptions:
     """Splitting the model over the IPUs of a replica."""
 
     PANEL: ClassVar[str] = "Pipeline"
-    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
+    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, **_OF_SESSION}
 
     plan: Optional[Path] = option(
         None,
@@ -1014,7 +1037,7 @@ class IpuOptions:
     """Options that only the Poplar session uses. The host records them without effect."""
 
     PANEL: ClassVar[str] = "IPU only"
-    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, "host_effect": False}
+    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, **_OF_SESSION, "host_effect": False}
 
     on_demand: bool = option(
         True,
@@ -1179,7 +1202,7 @@ class HostOptions:
     """Options that only the host session uses."""
 
     PANEL: ClassVar[str] = "Host session"
-    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, "ipu_effect": False}
+    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, **_OF_SESSION, "ipu_effect": False}
 
     fused_micro_batches: Optional[int] = option(
         None,
@@ -1216,6 +1239,7 @@ class HostOptions:
         "but a run that is continued no longer equals one that never stopped.",
         commands=(*RUN, "evaluate", "infer"),
         wishes="reproducible cudnn-deterministic",
+        keras_effect=True,
         effect=Effect.RESULT,
     )
 
@@ -1225,7 +1249,7 @@ class WorkerOptions:
     """Processes of MPI (workers) that train one network together; see docs/cluster.md."""
 
     PANEL: ClassVar[str] = "Workers"
-    EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN, "ipu_effect": False}
+    EACH: ClassVar[Dict[str, Any]] = {"commands": TRAIN, **_OF_SESSION, "ipu_effect": False}
 
     max_workers: int = option(
         1,

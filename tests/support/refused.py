@@ -175,7 +175,7 @@ def ways(refusal: Refusal) -> List[Way]:
 
 
 def _options(words: Sequence[str]) -> Dict[str, OptionSpec]:
-    command = COMMANDS[words[0]] if words and words[0] in COMMANDS else None
+    command = COMMANDS.get("train" if words[:1] == ["fit"] else "".join(words[:1]))
     if command is None:
         return {}
     of = options_class(command)
@@ -250,6 +250,8 @@ def _changed(
             values = _values(clause[: match.start()], clause[match.end() : end].strip(), options[flag])
             results = [[*_without(each, flag, options), flag, *value] for each in results for value in values]
         yield from results
+    elif "use train in its place" in clause:
+        yield ["train", *words[1:]]
     elif "drop it" in clause or "leave it" in clause:
         yield words
 
