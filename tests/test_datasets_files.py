@@ -213,7 +213,9 @@ def test_batch_size_start_and_threads_do_not_change_a_byte(folder, augment, in_m
 
 def load_images(paths, info, *, input_shape, input_range):
     """Returns float32 [n, *input_shape]: image files as ``infer`` reads them, in the network's range."""
-    images = [image.read()[np.newaxis] for image in images_of_files(list(map(str, paths)), info, input_shape)]
+    images = [
+        image.read()[np.newaxis] for image in images_of_files(list(map(str, paths)), info, input_shape, [])
+    ]
     sized = [prepare_size(image, input_shape) for image in images]
     return np.concatenate([prepare_range(image, input_shape, input_range) for image in sized])
 

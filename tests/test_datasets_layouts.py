@@ -217,6 +217,11 @@ REFUSED = {
         "which the training part lacks",
         (2, 8),
     ),
+    "the set again in the training part": (
+        (*(f"{part}/{name}*2" for part in ("train", "train/set", "val") for name in "ab"),),
+        "set has the classes a and b in it again",
+        (2, 8),
+    ),
     "parts in a class": (
         ("cat/train/a*2", "cat/train/b*2", "cat/test/a*2", "dog/train/a*2", "dog/test/a*2"),
         "has parts of a data set in it",
@@ -599,6 +604,10 @@ LAYOUTS = {
     "nnU-Net 1": lambda f: nnunet(f, modality={"0": "EM"}, labels={"0": "background", "3": "cell"}),
     "one folder": lambda f: in_layout(f, "a%02d.tif", "a%02d_mask.png"),
     "cellpose": lambda f: in_layout(f, "a%02d.tif", "a%02d_cp_masks.png"),
+    "cellpose's training": lambda f: in_layout(f, "a%02d_img.tif", "a%02d_masks.png"),
+    "two endings": lambda f: in_layout(f, "a%02d-Image.tif", "a%02d_label.png"),
+    "ISIC's masks": lambda f: in_layout(f, "images/a%02d.tif", "masks/a%02d_segmentation.png"),
+    "endings in two folders": lambda f: in_layout(f, "img/a%02d_img.tif", "gt/a%02d_mask.png"),
     "ome": lambda f: in_layout(f, "a%02d.ome.tif", "a%02d_Label.tif"),
     "a stack": lambda f: stacks(f, range(12)),
     "stacks and images": lambda f: stacks(f, range(5), [5], range(6, 12)),
@@ -618,6 +627,90 @@ def test_twelve_pairs_are_the_same_in_each_layout(tmp_path, layout):
     assert not source.info.unused and len(set(source.train.names + source.eval.names)) == 12
     errors, warnings, report = verified(tmp_path, ".")
     assert not errors and not warnings and [subset.samples for subset in report.subsets] == [10, 2]
+
+
+SIDES = [
+    *(("image", "label"), ("images", "labels"), ("img", "gt"), ("imgs", "masks"), ("Input", "Target")),
+    *(("images", "ground_truth"), ("Images", "Segmentation")),
+]
+
+
+@pytest.mark.parametrize("image, mask", SIDES)
+@pytest.mark.parametrize("parts", [(), ("train",), ("train", "val"), ("inside",)])
+def test_folders_of_images_and_of_masks_have_other_names_and_the_first_line_says_so(
+    tmp_path, image, mask, parts, run
+):
+    folder = tmp_path / "set"
+    if parts == ("inside",):
+        for part, number in (("train", range(4)), ("val", range(2))):
+            draw_pairs(folder, image=f"{image}/{part}", mask=f"{mask}/{part}", number=number)
+    else:
+        draw_pairs(folder, *parts, image=image, mask=mask, number=range(4))
+    if parts == ("train",):
+        error = check_raises(DataError, "", "hold out the last fifth", opened, folder, "segmentation")
+        folder = Path(shlex.split(error.hint.rpartition("--dataset ")[2])[0])
+    source = opened(folder, "segmentation")
+    assert (
+        source.info.num_train + source.info.num_eval
+        == {2: 8, 1: 6 if "inside" in parts else 4, 0: 4}[len(parts)]
+    )
+    for pixels in (*source.train.masks, *source.eval.masks):
+        np.testing.assert_array_equal(pixels, np.eye(16))
+    if parts != ("inside",):
+        assert f"images in {image}/ and masks in {mask}/" in choose(folder, "segmentation").message
+    _, _, report = verified(folder, ".")
+    assert report.task == "segmentation" and report.subsets[0].samples == source.info.num_train
+    error = check_raises(ConfigurationError, "is for segmentation", "train unet --dataset", opened, folder)
+    masks, *classes = error.hint.split("; ")
+    assert opened(shlex.split(masks)[-1], "segmentation").info.num_train == source.info.num_train
+    if parts == ("train", "val"):
+        assert run("verify-dataset", *shlex.split(classes[0].split(": ")[1]))[0] in (0, 3)
+        options = shlex.split(classes[0].split(": ")[1])
+        assert run("train", "lenet", *options, "--dry-run", "--micro-batch-size", 2)[0] == 0
+
+
+@pytest.mark.parametrize("train, masks, val, val_masks", [
+    ("train", "train_masks", None, None),
+    ("train", "trainannot", "val", "valannot"),
+    ("train_images", "train_labels", "test_images", "test_labels"),
+    ("images_train", "gt_train", "images_valid", "gt_valid"),
+    ("train", "train_labels", "test", "test_labels"),
+])  # fmt: skip
+def test_parts_lie_beside_the_folders_of_their_masks(tmp_path, train, masks, val, val_masks, run):
+    folder = draw(draw_pairs(tmp_path, image=train, mask=masks, number=range(5)), "testing*2")
+    draw_pairs(folder, image="testset", mask="testset_gt", number=range(2 * (val == "val")))
+    if val is not None:
+        draw_pairs(folder, image=val, mask=val_masks, number=range(2))
+    source = opened(folder, "segmentation")
+    assert (len(source.train), len(source.eval)) == ((4, 1) if val is None else (5, 2))
+    assert source.info.own_split == (val is None)
+    message = choose(folder, "segmentation").message
+    assert f"masks in {masks}/" in message and "nothing on testing/" in message
+    assert (f": training on {train}/, evaluation on {val}/" in message) == (val is not None)
+    assert ("nothing on testset/" in message) == (val == "val")
+    num_unused = 6 if val == "val" else 2
+    assert [(one.reason, one.count) for one in source.info.unused] == [
+        ("beside the folders that are read", num_unused)
+    ]
+    assert run("train", "lenet", "--dataset", folder, "--dry-run")[0] == 2
+    errors, _, report = verified(folder, ".")
+    assert not errors and report.task == "segmentation"
+
+
+def test_class_folders_with_a_folder_of_masks_beside_their_parts_are_classes(tmp_path):
+    draw(tmp_path, "train/a*3", "train/b*3", "val/a*2", "val/b*2", "train_masks*3")
+    assert opened(tmp_path).info.class_names == ("a", "b")
+
+
+def test_the_first_line_names_a_mask_beside_its_image(tmp_path):
+    in_layout(tmp_path, "%03d_img.png", "%03d_masks.png")
+    assert "000_masks.png is the mask of 000_img.png" in choose(tmp_path, "segmentation").message
+
+
+def test_two_images_of_a_mask_are_not_chosen_from(tmp_path):
+    in_layout(tmp_path, "%d_img.png", "%d_mask.png", range(5))
+    draw(tmp_path, "3_image.png")
+    check_raises(DataError, "without a partner", "", opened, tmp_path, "segmentation")
 
 
 def test_one_folder_of_pairs_may_have_parts(tmp_path):
@@ -766,9 +859,8 @@ def test_parts_may_lie_inside_the_folders_of_images_and_of_masks(tmp_path):
 @pytest.mark.parametrize(
     "names",
     [
-        ("train/image*3", "train/label*3", "test*2"),
-        ("train*3", "train_masks*3", "test*3"),
         ("patient1*3", "patient1/0_mask.png", "patient2*3"),
+        ("scans*3", "expert*3"),
     ],
 )
 def test_folders_of_masks_in_another_layout_get_the_layout_of_pairs(tmp_path, names):

@@ -3,6 +3,7 @@
 import csv
 import errno
 import io
+import itertools
 import json
 import os
 import signal
@@ -96,6 +97,30 @@ def test_images_of_systems_and_behind_links_are_left_out_and_counted(here):
     assert find_images(["in/@eaDir/*/*.jpg"]).paths == ("in/@eaDir/a.png/THUMB_M.jpg",)
     assert find_images(["in/sub/._c.png", "in/.c*/*"]).paths == ("in/sub/._c.png", "in/.cache/b.png")
     assert find_images(["in/a.png"]).left_out == ()
+
+
+@pytest.mark.parametrize("image, mask", [
+    ("images/{}.png", "masks/{}.png"), ("train/image/{}.png", "train/label/{}.png"), ("{}.png", "{}_mask.png"),
+    ("imagesTr/{}_0000.png", "labelsTr/{}.png"), ("train/{}.png", "train_masks/{}.png"), ("{}_img.png", "{}_masks.png"),
+    ("a/b/{}.png", "a/b/{}-seg.png"),
+])  # fmt: skip
+def test_masks_beside_images_in_a_folder_are_left_out_and_counted(here, image, mask):
+    for k, name in itertools.product(range(3), (image, mask)):
+        save_digit(Path("set", name.format(k)), k)
+    found = find_images(["set"])
+    assert found.paths == tuple(f"set/{image.format(k)}" for k in range(3)) and not found.problems
+    (line,) = found.left_out
+    assert line.startswith("left out: 3 masks beside their images (set/")
+    assert find_images(
+        ["set/*"] if "/" not in mask else [f"set/{mask.rpartition('/')[0]}"]
+    ).paths  # named, and read
+    assert find_images([f"set/{mask.format(1)}"]).paths == (f"set/{mask.format(1)}",)
+
+
+def test_folders_of_masks_without_images_are_read(here):
+    save_digit(Path("set", "masks", "0.png"), 0)
+    Path("set", "images").mkdir()
+    assert find_images(["set"]).paths == ("set/masks/0.png",) and not find_images(["set"]).left_out
 
 
 def test_names_are_one_line_of_valid_text():

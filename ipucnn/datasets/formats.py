@@ -239,9 +239,9 @@ def _one(candidates: List[Path], purpose: str) -> Optional[Path]:
 
 
 def _outside(path: Path) -> Path:
-    """Returns a new place for a folder, beside the folder that it lies in."""
+    """Returns a new place for a folder, beside the folder that it lies in; no part of a set has such a name."""
     parent = real(path.parent)
-    return parent.with_name(f"{parent.name}-{path.name}")
+    return parent.with_name(f"{path.name}-of-{parent.name}")
 
 
 def lifted(folders: Sequence[Path]) -> str:
@@ -323,9 +323,17 @@ def find_classes(folder: Path) -> Optional[Found]:
 
 
 def _in_parts(
-    name: str, folder: Path, read: Mapping[str, Tuple[Path, ...]], parts: Collection[Path]
+    name: str,
+    folder: Path,
+    read: Mapping[str, Tuple[Path, ...]],
+    parts: Collection[Path],
+    said: Sequence[str] = (),
 ) -> Found:
-    """Returns a set whose parts are folders of ``folder``; other ``parts`` serve for nothing."""
+    """Returns a set whose parts are folders of ``folder``; other ``parts`` serve for nothing.
+
+    Args:
+        said: more words for a run's first line.
+    """
     used = [path if path.parent == folder else path.parent for path, *_ in read.values()]
     texts = [
         f"{purpose} on {printable(path.name)}/"
@@ -333,6 +341,7 @@ def _in_parts(
         if len(used) == len(_SUBSETS)
     ]
     texts += [f"nothing on {printable(path.name)}/" for path in parts if path not in used]
+    texts += said
     return Found(name, folder, read, f": {', '.join(texts)}" if texts else "")
 
 
@@ -429,7 +438,7 @@ def _check_no_pieces(classes: List[Path]) -> None:
 def unwrapped(folder: Path) -> Path:
     """Returns the first folder that has images or several folders in it, going into the only one each time."""
     inside = subfolders(folder)
-    return unwrapped(inside[0]) if len(inside) == 1 and not _has_own_images(folder) else folder
+    return unwrapped(inside[0]) if len(inside) == 1 and not _own_images(folder) else folder
 
 
 def copy_of_classes(folder: Path, classes: Collection[str]) -> Optional[DataError]:
@@ -454,15 +463,16 @@ def _check_no_folds(classes: List[Path]) -> None:
     common: Dict[str, None] = {}
     for number, folder in enumerate(classes):
         inside = (path for path in subfolders(folder) if part_named(path.name) not in _SERVING)
-        names = dict.fromkeys(same_name(path.name) for path in inside if _has_own_images(path))
+        names = dict.fromkeys(same_name(path.name) for path in inside if _own_images(path))
         common = names if not number else {name: None for name in common if name in names}
         if len(common) < 2:
             return
     if len(classes) < 2:
         return
     (first, second), (one, other) = classes[:2], [printable(name) for name in common][:2]
-    if {part_named(name) for name in common} == {"masks"}:
-        one, other = sorted((one, other), key=lambda name: name.casefold() != "images")
+    sides = {side_named(name): name for name in common}
+    if len(common) == 2 and {"images", "masks"} <= set(sides):
+        one, other = sides["images"], sides["masks"]
         raise DataError(
             f"{shown(first)} and {shown(second)} have {one}/ and {other}/ in them: masks are no images of a class",
             "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
@@ -477,11 +487,6 @@ def _check_no_folds(classes: List[Path]) -> None:
         f"--dataset {quoted(whole)}; if it is a class: mv {quoted(first)} {quoted(moved)} && mkdir {quoted(first)} && "
         f"mv {quoted(moved)} {quoted(first)}",
     )
-
-
-def _has_own_images(folder: Path) -> bool:
-    """Returns whether images lie in a folder itself."""
-    return any(is_image_name(e.name) and not is_made_by_system(e.name) for e in list_folder(folder))
 
 
 def check_has_masks(found: Found) -> None:
@@ -530,26 +535,110 @@ def _part_beside_classes(folder: Path, part: Path) -> DataError:
 
 PairOf = Callable[[Path], Dict[str, Path]]
 """Returns the folders of "images" and "masks" in a folder by their names; one of them, or both, may be absent."""
+_SIDES = {
+    "images": ("images", "image", "imgs", "img", "inputs", "input"),
+    "masks": (
+        *("masks", "mask", "labels", "label", "annotations", "annotation", "annots", "annot", "annos"),
+        *("groundtruth", "groundtruths", "gt", "gts", "targets", "target", "segmentations", "segmentation"),
+    ),
+}
+"""Names of a folder of images and of the folder of their masks beside it; the first of each needs no images in it."""
 
 
-def _named(images: str, masks: str) -> PairOf:
-    """Returns the function that finds two folders by their names, in any case."""
-
-    def pair_of(folder: Path) -> Dict[str, Path]:
-        folders = subfolders(folder)
-        named = {
-            kind: _one([path for path in folders if path.name.casefold() == name], name)
-            for kind, name in (("images", images), ("masks", masks))
-        }
-        return {kind: path for kind, path in named.items() if path is not None}
-
-    return pair_of
+def side_named(name: str) -> Optional[str]:
+    """Returns "images" or "masks" for a folder that is named so where the other one lies beside it; or None."""
+    word = re.sub(r"[\W_]+", "", name.casefold())
+    return next((side for side, names in _SIDES.items() if word in names), None)
 
 
-MASK_ENDINGS = tuple(
-    f"{sign}{word}" for word in ("cp_masks", "masks", "mask", "labels", "label", "seg") for sign in "_-"
-)
-"""Endings that the mask of an image may have, after the image's name."""
+def _called(folders: Sequence[Path], images: str, masks: str) -> Dict[str, Path]:
+    """Returns the folders of these two names, in any case."""
+    named = {
+        kind: _one([path for path in folders if path.name.casefold() == name], name)
+        for kind, name in (("images", images), ("masks", masks))
+    }
+    return {kind: path for kind, path in named.items() if path is not None}
+
+
+def sides_among(folders: Sequence[Path]) -> Dict[str, Path]:
+    """Returns the folders of "images" and of "masks" among folders: ``images`` and ``masks``, if at least one is there.
+
+    In place of one that is absent, a folder with another name for it serves, if both have images in them.
+
+    Raises:
+        DataError: several folders may serve for one side.
+    """
+    pair = _called(folders, "images", "masks")
+    if len(pair) == 2:
+        return pair
+    named: Dict[str, List[Path]] = {}
+    for path in folders:
+        side = side_named(path.name)
+        if side is not None and side not in pair:
+            named.setdefault(side, []).append(path)
+    if len({*named, *pair}) < 2 or not all(has_image(path) for paths in named.values() for path in paths[:1]):
+        return pair
+    sides = {side: pair.get(side) or _one(named.get(side, []), side) for side in _SIDES}
+    return {side: path for side, path in sides.items() if path is not None}
+
+
+def masks_beside(folders: Sequence[Path]) -> Dict[Path, Tuple[str, Path]]:
+    """Returns the part and the folder of masks of each folder of images that is named like a part of a set.
+
+    The names of the two differ in nothing but words for images and masks: ``train`` and ``train_masks``, ``imagesTr``
+    and ``labelsTr``.
+    """
+    sides: Dict[Tuple[str, str], List[Path]] = {}
+    parts: Dict[str, str] = {}
+    for path in folders:
+        word = re.sub(r"[\W_]+", "", path.name.casefold())
+        rests = [
+            (side, rest)
+            for side in ("masks", "images")
+            for name in _SIDES[side]
+            for rest in (word[: -len(name)] * word.endswith(name), word[len(name) :] * word.startswith(name))
+        ]
+        for side, rest in (*rests, ("images", word)):
+            part = {"tr": "train", "ts": "test"}.get(rest) or part_named(rest)
+            if part in _SERVING and _has_own_images(path):
+                sides.setdefault((rest, side), []).append(path)
+                parts[rest] = part
+                break
+    pairs = (
+        (part, sides.get((rest, "images"), []), sides.get((rest, "masks"), []))
+        for rest, part in parts.items()
+    )
+    return {images[0]: (part, masks[0]) for part, images, masks in pairs if len(images) == len(masks) == 1}
+
+
+def _find_beside(folder: Path) -> Optional[Found]:
+    """Finds folders of images that are named like parts, and beside them those of their masks.
+
+    Raises:
+        DataError: several folders may serve for one part.
+    """
+    folders = subfolders(folder)
+    pairs = masks_beside(folders)
+    serving = _serving({images: part for images, (part, _) in pairs.items()})
+    if "train" not in serving:
+        return None
+    read = {subset: (images, pairs[images][1]) for subset, images in serving.items()}
+    parts = [path for path in folders if path in pairs or part_named(path.name) in _SERVING]
+    said = [f"masks in {printable(read['train'][1].name)}/", *([] if "eval" in read else [UNDIVIDED])]
+    return _in_parts("imagemasks", folder, read, parts, said)._replace(is_undivided="eval" not in read)
+
+
+def mask_folders(folders: Sequence[Path]) -> Set[Path]:
+    """Returns the folders of masks among folders that lie beside those of their images; both have images."""
+    with suppress(DataError, OSError):  # several may be one, and reading reports what cannot be listed
+        pair = sides_among(folders)
+        found = {pair["masks"]} if len(pair) == 2 and all(map(has_image, pair.values())) else set()
+        return found | {masks for _, masks in masks_beside(folders).values()}
+    return set()
+
+
+def _in_two_folders(folder: Path) -> Dict[str, Path]:
+    return sides_among(subfolders(folder))
 
 
 def pair_name(name: str) -> str:
@@ -557,33 +646,63 @@ def pair_name(name: str) -> str:
     return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
 
 
-_MASK_END = re.compile(r"[_-](?:masks?|seg|segmentation)(?:[_-]?\d+)?\.\w+\Z", re.IGNORECASE)
-
-
-def masks_among(paths: Sequence[str]) -> Set[str]:
-    """Returns the images that are called like a mask of another one in their folder: a_mask.png, a_mask_1.png."""
-    named = {path: path[: end.start()] for path, end in ((p, _MASK_END.search(p)) for p in paths) if end}
-    images = {os.path.splitext(path)[0] for path in paths} if named else set()
-    return {path for path, image in named.items() if image in images}
+_MASK_END = re.compile(r"[_-](?:cp_masks|masks?|labels?|seg(?:mentation)?)\Z", re.IGNORECASE)
+_IMAGE_END = re.compile(r"[_-](?:img|image)\Z", re.IGNORECASE)
+_NUMBER_END = re.compile(r"[_-]?\d+\Z")
 
 
 def without_mask_ending(name: str) -> str:
-    """Returns the name of the image that a mask's name fits; the name itself if it has no ending of a mask."""
-    return next((name[: -len(end)] for end in MASK_ENDINGS if name.lower().endswith(end)), name)
+    """Returns what a mask's name begins with, as that of its image; the name itself if it has no ending of a mask."""
+    return _MASK_END.sub("", name)
+
+
+def by_beginning(images: Collection[str]) -> Dict[str, str]:
+    """Returns the names of images by what those of their masks begin with: the whole name, or that without "_img"."""
+    return {**{_IMAGE_END.sub("", name): name for name in images}, **{name: name for name in images}}
+
+
+def masks_among(paths: Sequence[str]) -> Dict[str, str]:
+    """Returns the image of each file that is called like its mask, in one folder: a_mask.png, a_mask_1.png of a.png."""
+    names = {pair_name(path): path for path in paths}
+    images, found = by_beginning(names), {}
+    for name, path in names.items():
+        for whole in (name, _NUMBER_END.sub("", name)):
+            begin = without_mask_ending(whole)
+            if begin != whole and images.get(begin, name) != name:
+                found[path] = names[images[begin]]
+    return found
 
 
 def _in_one_folder(folder: Path) -> Dict[str, Path]:
     """Returns the folder itself for images and masks, if it has an image and its mask with an ending of masks."""
-    names = {
-        pair_name(entry.name)
-        for entry in (list_folder(folder) if folder.is_dir() else ())
-        if is_image_name(entry.name) and not is_made_by_system(entry.name)
-    }
-    has_pair = any(without_mask_ending(name) in names - {name} for name in names)
-    return {"images": folder, "masks": folder} if has_pair else {}
+    return {"images": folder, "masks": folder} if masks_among(_own_images(folder)) else {}
 
 
-UNDIVIDED = ": the last fifth of the pairs, in the order of names, is for evaluation"
+def _has_own_images(folder: Path) -> bool:
+    """Returns whether images lie in a folder itself; False for an unreadable one, which reading reports."""
+    with suppress(DataError, OSError):
+        return bool(_own_images(folder))
+    return False
+
+
+def _own_images(folder: Path) -> List[str]:
+    """Returns the names of the images in a folder itself."""
+    entries = list_folder(folder) if folder.is_dir() else ()
+    return [e.name for e in entries if is_image_name(e.name) and not is_made_by_system(e.name)]
+
+
+def _sides_said(read: Mapping[str, Tuple[Path, ...]]) -> List[str]:
+    """Returns words for a run's first line: which files are masks, if folders called ``masks`` do not say it."""
+    images, masks = next(iter(read.values()))
+    if images == masks:
+        mask, image = next(iter(masks_among(_own_images(masks)).items()))
+        return [f"{printable(mask)} is the mask of {printable(image)}"]
+    names = [printable(path.name) for path in (images, masks)]
+    is_usual = [name.casefold() for name in names] == ["images", "masks"]
+    return [] if is_usual else [f"images in {names[0]}/ and masks in {names[1]}/"]
+
+
+UNDIVIDED = "the last fifth of the pairs, in the order of names, is for evaluation"
 
 
 def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
@@ -614,12 +733,15 @@ def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
         serving = {**_serving(parts), **_serving(whole)}
         if whole or "train" in serving:
             read = {subset: _both(path, sides(path)) for subset, path in serving.items()}
-            return _in_parts("imagemasks", folder, read, parts)
+            return _in_parts("imagemasks", folder, read, parts, _sides_said(read) if whole else ())
         in_parts = find_class_parts(folder) if here else None
         if in_parts is not None and "train" in in_parts.parts:
             return None  # a folder called images lies beside class folders in parts
+    if not here:
+        return None
     read = {"train": _both(folder, here)}
-    return Found("imagemasks", folder, read, UNDIVIDED, is_undivided=True) if here else None
+    choice = ": " + ", ".join([UNDIVIDED, *(_sides_said(read) if len(here) == 2 else ())])
+    return Found("imagemasks", folder, read, choice, is_undivided=True)
 
 
 def _parts_inside(pair: Mapping[str, Path]) -> Dict[str, Tuple[Path, ...]]:
@@ -652,7 +774,8 @@ def _find_nnunet(folder: Path) -> Optional[Found]:
     Raises:
         DataError: there are images for training without labels, or several folders of one name.
     """
-    train, test = (_named(f"images{end}", f"labels{end}")(folder) for end in ("tr", "ts"))
+    folders = subfolders(folder)
+    train, test = (_called(folders, f"images{end}", f"labels{end}") for end in ("tr", "ts"))
     if "images" not in train:
         return None
     if "masks" not in train:
@@ -665,7 +788,7 @@ def _find_nnunet(folder: Path) -> Optional[Found]:
         names = [printable(images.name) for images, _ in read.values()]
         choice = f": training on {names[0]}/, evaluation on {names[1]}/"
     else:
-        choice = UNDIVIDED + "".join(f", nothing on {printable(path.name)}/" for path in test.values())
+        choice = f": {UNDIVIDED}" + "".join(f", nothing on {printable(path.name)}/" for path in test.values())
     return Found("imagemasks", folder, read, choice, len(read) == 1, has_channel_numbers=True)
 
 
@@ -806,8 +929,9 @@ FORMATS: Tuple[Format, ...] = (
     _cifar("cifar100", "cifar-100-python", "cifar-100-binary"),
     Format("imagenet", _find_imagenet, ("imagenet",)),
     Format("imagemasks", _find_nnunet, is_layout=True),
-    Format("imagemasks", lambda folder: _find_pairs(folder, _named("images", "masks")), is_layout=True),
+    Format("imagemasks", lambda folder: _find_pairs(folder, _in_two_folders), is_layout=True),
     Format("imagemasks", lambda folder: _find_pairs(folder, _in_one_folder), is_layout=True),
+    Format("imagemasks", _find_beside, is_layout=True),
     Format("imagefolder", find_classes, is_layout=True),
 )
 """The formats in the order in which they are tried."""

@@ -615,13 +615,25 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str, divides: bool) 
     if sets and sets[0].name == "imagemasks":
         check_has_masks(sets[0])
     name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
-    chosen_task = _task_for(name, f"folder {folder}", task)
+    chosen_task = _task_for(name, f"folder {folder}", task, _hint_for_pairs(folder, sets))
     if not sets or (name in LAYOUTS and task != ANY_TASK):
         return _choose_layout(name, folder, sets[0] if sets else None, divides)
     return Choice(name, sets[0], f"data set {name} from {sets[0].location}{sets[0].choice}", chosen_task)
 
 
-def _task_for(name: str, what: str, requested: str) -> str:
+def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
+    """Returns the hint for a network of classes if a folder has images and masks, which may be classes; else ""."""
+    if not sets or sets[0].name != "imagemasks":
+        return ""
+    hint = f"masks are for the network unet: ipucnn train unet --dataset {quoted(folder)}"
+    with suppress(DataError, OSError):
+        classes = find_layout("imagefolder", folder)
+        if classes is not None and _is_complete(classes, divides=True):
+            hint += f"; if these folders are classes: --dataset imagefolder --dataset-path {quoted(folder)}"
+    return hint
+
+
+def _task_for(name: str, what: str, requested: str, hint: str = "") -> str:
     """Returns the task of a set; for a set that fits any task, the requested one.
 
     Raises ConfigurationError, with ``what`` as its subject, if another task is requested.
@@ -629,7 +641,7 @@ def _task_for(name: str, what: str, requested: str) -> str:
     task = DATASETS[name].task if name in DATASETS else "classification"
     if task == ANY_TASK:
         return "classification" if requested == ANY_TASK else requested
-    _check_task(what, task, requested)
+    _check_task(what, task, requested, hint)
     return task
 
 
@@ -701,9 +713,9 @@ def known_as(name: str) -> Optional[str]:
     return canonical(base_name(prefix + name[len(prefix) :]))
 
 
-def _check_task(what: str, task: str, requested: str) -> None:
+def _check_task(what: str, task: str, requested: str, hint: str = "") -> None:
     if requested not in (ANY_TASK, task):
-        hint = f"for example --dataset {EMBEDDED[requested]}"
-        if task == "segmentation":
-            hint += "; masks are for the network unet"
+        if not hint:
+            more = "; masks are for the network unet" if task == "segmentation" else ""
+            hint = f"for example --dataset {EMBEDDED[requested]}{more}"
         raise ConfigurationError(f"{what} is for {task}, but the model does {requested}", hint)

@@ -32,6 +32,7 @@ from ipucnn.datasets.formats import (
     PAIR_LAYOUT,
     READ,
     Found,
+    by_beginning,
     images_at,
     images_below,
     images_beside,
@@ -351,7 +352,7 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         for beside in sorted(around - looked_at):
             yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
         looked_at |= around
-    if not found.is_undivided:
+    if not found.is_undivided and found.location not in looked_at:
         used = {path.parent for path in read} | read
         yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
 
@@ -372,9 +373,10 @@ def num_held_out(count: int) -> int:
 
 def _matched(images: _Files, masks: _Files) -> Tuple[List[Tuple[Path, Path]], Tuple[_Files, _Files]]:
     """Returns the pairs in the order of names, and the images and the masks without a partner."""
-    keys = {}
+    keys, begins = {}, by_beginning(images)
     for name in masks:
-        keys[name] = name if name in images else without_mask_ending(name)
+        begin = without_mask_ending(name)
+        keys[name] = name if name in images else begins.get(begin, begin)
     shared = [key for key, count in Counter(keys.values()).items() if count > 1]
     by_key = {name if key in shared else key: masks[name] for name, key in keys.items()}
     names = sorted(set(images) & set(by_key))

@@ -21,7 +21,6 @@ from typing import (
     Iterable,
     Iterator,
     List,
-    Mapping,
     Optional,
     Sequence,
     Set,
@@ -34,7 +33,14 @@ import numpy as np
 from ipucnn import filesystem
 from ipucnn.datasets import images as image_files
 from ipucnn.datasets.base import IN_MEMORY, DatasetInfo, Examples, FileExamples, read_file
-from ipucnn.datasets.formats import EXTENSIONS, is_image_name, is_made_by_system, num_images
+from ipucnn.datasets.formats import (
+    EXTENSIONS,
+    is_image_name,
+    is_made_by_system,
+    mask_folders,
+    masks_among,
+    num_images,
+)
 from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.problems import MOST_NAMED
@@ -83,8 +89,8 @@ class ImageFiles:
 def find_images(inputs: Sequence[str]) -> ImageFiles:
     """Finds the image files that inputs name.
 
-    Folders are searched as folders of a data set are: what is hidden, or made by systems and tools, is left out, and
-    links to folders are not followed.
+    Folders are searched as folders of a data set are: what is hidden, or made by systems and tools, is left out, as are
+    masks beside their images, and links to folders are not followed.
 
     Args:
         inputs: files (accepted with any name), folders (searched recursively for the extensions of images), or patterns
@@ -92,7 +98,7 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
     """
     paths: List[str] = []
     problems: List[str] = []
-    left_out: Dict[str, Optional[int]] = {}
+    left_out: LeftOut = {}
     for given in inputs:
         try:
             expanded = str(filesystem.expand(given))
@@ -118,24 +124,27 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
     return ImageFiles(tuple(unique.values()), tuple(problems), _left_out_line(left_out))
 
 
-def _left_out_line(left_out: Mapping[str, Optional[int]]) -> Tuple[str, ...]:
-    """Returns a line that counts what is left out, and names the first paths; none if nothing is.
+LeftOut = Dict[str, Tuple[str, str, int]]
+"""What is left out: path -> (the word for one, more words, their number)."""
+_SYSTEM = "image", " hidden, or made by a system or tool"
+_MASK = "mask", " beside their images"
+_LINK = "link", " to folders"
 
-    Args:
-        left_out: path -> number of images; None for a link to a folder, behind which anything may be.
-    """
+
+def _left_out_line(left_out: LeftOut) -> Tuple[str, ...]:
+    """Returns a line that counts what is left out, and names the first paths; none if nothing is."""
     if not left_out:
         return ()
-    numbers = [number for number in left_out.values() if number is not None]
-    links = len(left_out) - len(numbers)
-    parts = [f"{counted(sum(numbers), 'image')} hidden, or made by a system or tool"] if numbers else []
-    parts += [counted(links, "link") + " to folders"] if links else []
+    numbers = {
+        kind: sum(n for *one, n in left_out.values() if (*one,) == kind) for kind in (_SYSTEM, _MASK, _LINK)
+    }
+    parts = [counted(number, kind[0]) + kind[1] for kind, number in numbers.items() if number]
     named = ", ".join(shown(path) for path in list(left_out)[:MOST_NAMED])
     more = f" and {len(left_out) - MOST_NAMED:,} more" if len(left_out) > MOST_NAMED else ""
     return (f"left out: {'; '.join(parts)} ({named}{more})",)
 
 
-def _in_folder(folder: str, problems: List[str], left_out: Dict[str, Optional[int]]) -> List[str]:
+def _in_folder(folder: str, problems: List[str], left_out: LeftOut) -> List[str]:
     def unreadable(error: OSError) -> None:
         problems.append(f"cannot read {printable(str(error.filename))}: {error.strerror or error}")
 
@@ -145,19 +154,23 @@ def _in_folder(folder: str, problems: List[str], left_out: Dict[str, Optional[in
             path = Path(place, name)
             number = num_images(path) if is_made_by_system(name) and not path.is_symlink() else 0
             if number:
-                left_out[str(path)] = number
+                left_out[str(path)] = (*_SYSTEM, number)
             elif path.is_symlink():
-                left_out[str(path)] = None
+                left_out[str(path)] = (*_LINK, 1)
         folders[:] = [name for name in folders if not is_made_by_system(name)]
+        for path in mask_folders([Path(place, name) for name in folders]):
+            folders.remove(path.name)
+            left_out[str(path)] = (*_MASK, num_images(path))
+        own = [name for name in files if is_image_name(name) and not is_made_by_system(name)]
+        masks = masks_among(own)
+        images += [os.path.join(place, name) for name in own if name not in masks]
         for name in filter(is_image_name, files):
-            if is_made_by_system(name):
-                left_out[os.path.join(place, name)] = 1
-            else:
-                images.append(os.path.join(place, name))
+            if name in masks or name not in own:
+                left_out[os.path.join(place, name)] = (*(_MASK if name in masks else _SYSTEM), 1)
     return sorted(images)
 
 
-def _matching(pattern: str, problems: List[str], left_out: Dict[str, Optional[int]]) -> List[str]:
+def _matching(pattern: str, problems: List[str], left_out: LeftOut) -> List[str]:
     """Returns the images that a pattern names, and all images below folders that it names, as with a shell's expansion.
 
     ``**`` follows no links to folders, unlike ``glob.glob``: with two links that lead back up, it would visit 2^40
