@@ -159,13 +159,20 @@ def run(args: List[str]) -> int:
 
 def _prints(role: Role, error: Optional[UserError] = None) -> bool:
     """Returns whether this process prints an error, or whether another one prints it."""
-    is_apart = isinstance(error, MissingError) and not is_connected()
-    return role.prints_own_errors if is_apart else role.prints_errors
+    if is_connected() or not isinstance(error, (MissingError, _Bug)):
+        return role.prints_errors
+    # The others are not told, and need not have the same bug.
+    return role.prints_own_errors or isinstance(error, _Bug)
+
+
+class _Bug(UserError):
+    """An error that no user caused."""
+
+    exit_code = EXIT_BUG
 
 
 def _report(error: Exception, line: CommandLine, role: Role) -> int:
     """Prints an error and returns the exit code; a bug, and with -v any error of Python, comes with a traceback."""
-    global _last_error
     user_error: Optional[UserError] = error if isinstance(error, UserError) else None
     if user_error is None:
         from ipucnn.filesystem import user_error_of
@@ -174,12 +181,10 @@ def _report(error: Exception, line: CommandLine, role: Role) -> int:
         if user_error is None or line.is_verbose:
             import traceback
 
-            traceback.print_exception(type(error), error, error.__traceback__)
-        if user_error is None:
-            _last_error = ("this is a bug in ipucnn; the lines above say where", None)
-            if role.prints_errors:
-                _print_line(f"error: {_last_error[0]}")
-            return EXIT_BUG
+            user_error = user_error or _Bug("this is a bug in ipucnn; the lines above say where")
+            user_error.traceback = "".join(
+                traceback.format_exception(type(error), error, error.__traceback__)
+            )
         user_error.__cause__ = error
     _print_error(user_error, line.is_verbose, _prints(role, user_error))
     return user_error.exit_code
@@ -273,15 +278,16 @@ LONGEST_MESSAGE = 3000
 """Characters of a message; longer ones, which repeat input at length, are shortened."""
 
 
-# Message and hint of the error that ended the command, for the other processes of MPI.
-_last_error: Tuple[str, Optional[str]] = ("", None)
+# Message, hint and traceback of the error that ended the command, for the other processes of MPI.
+_last_error: Tuple[str, Optional[str], str] = ("", None, "")
 
 
 def _print_error(error: UserError, verbose: bool, is_printed: bool) -> None:
     global _last_error
-    _last_error = (_bounded(error.message), error.hint and _bounded(error.hint))
+    _last_error = (_bounded(error.message), error.hint and _bounded(error.hint), error.traceback)
     if not is_printed:
         return
+    sys.stderr.write(error.traceback)
     _print_line(f"error: {_last_error[0]}")
     if error.hint:
         _print_line(f"hint: {_last_error[1]}")

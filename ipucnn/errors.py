@@ -30,9 +30,13 @@ class UserError(Exception):
     Args:
         message: one line: the problem, the offending value and the reason.
         hint: one line: what to type or change; None if nothing helps.
+
+    Attributes:
+        traceback: the lines of Python's traceback to print before the message; "" for none.
     """
 
     exit_code = EXIT_USAGE
+    traceback = ""
 
     def __init__(self, message: str, hint: "Optional[str]" = None) -> None:
         super().__init__(message)

@@ -444,6 +444,45 @@ sys.exit(leave(3 if case == "all fail" else 0, "a message", "a hint"))
 """
 
 
+BUG = """
+import sys
+from ipucnn import cli
+from ipucnn.sessions.group import find_group
+def fail(line):
+    rank, case = find_group().rank, sys.argv[1]
+    if case == "of all" or rank == 2:
+        raise ZeroDivisionError("a reason")
+    if case == "each its own":
+        raise KeyError(rank)
+    find_group().gather("x", 0)
+cli._dispatch = fail
+cli.main(["train"])
+"""
+
+
+@pytest.mark.slow
+@needs_mpi
+@pytest.mark.parametrize(
+    ("case", "reasons", "ranks"),
+    [
+        ("of all", ["ZeroDivisionError: a reason"], [""]),
+        ("of one", ["ZeroDivisionError: a reason"], ["rank 2: "]),
+        (
+            "each its own",
+            ["KeyError: 0", "KeyError: 1", "ZeroDivisionError: a reason"],
+            ["", "rank 1: ", "rank 2: "],
+        ),
+    ],
+)
+def test_the_traceback_of_a_bug_is_printed_once(tmp_path, case, reasons, ranks):
+    ended = mpiexec(tmp_path, "-c", BUG, case, count=3)
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1 and ended.stderr.count("Traceback") == len(reasons), ended.stderr
+    assert [line for line in lines if line.startswith(("ZeroDivisionError", "KeyError"))] == reasons
+    shown = [line for line in lines if line.startswith("error: ")]
+    assert shown == [f"error: {rank}this is a bug in ipucnn; the lines above say where" for rank in ranks]
+
+
 @pytest.mark.slow_cases(
     "ends late-0-",
     "has ended-7-error: rank 2 of 3 did not answer for 2 s",

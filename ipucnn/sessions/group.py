@@ -302,14 +302,16 @@ def is_connected() -> bool:
     return isinstance(_connected, Mpi)
 
 
-def leave(code: int, message: str = "", hint: Optional[str] = None) -> int:
+def leave(code: int, message: str = "", hint: Optional[str] = None, traceback: str = "") -> int:
     """Waits until all processes that MPI connects end; returns the exit code of all, or ``code`` in other groups.
 
     Args:
         code: the exit code of this process.
-        message, hint: the error that ends it.
+        message, hint, traceback: the error that ends it.
     """
-    return _connected.connection.leave(code, message, hint) if isinstance(_connected, Mpi) else code
+    if not isinstance(_connected, Mpi):
+        return code
+    return _connected.connection.leave(code, message, hint, traceback)
 
 
 def resume_words() -> List[str]:

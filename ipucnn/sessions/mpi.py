@@ -55,13 +55,12 @@ class RankFailed(UserError):
     """Another process ended with an error, which this one reports for it."""
 
     def __init__(self, rank: int, outcome: "Outcome") -> None:
-        code, message, hint = outcome
+        self.exit_code, message, hint, self.traceback = outcome
         super().__init__(f"rank {rank}: {message}", hint)
-        self.exit_code = code
 
 
-Outcome = Tuple[int, str, Optional[str]]
-"""The end of a process: exit code, message (empty if there is none) and hint."""
+Outcome = Tuple[int, str, Optional[str], str]
+"""The end of a process: exit code, message (empty if there is none), hint, and the lines of a traceback."""
 
 
 def mismatch(launcher: str) -> str:
@@ -233,7 +232,7 @@ class Connection:
             if tag == _ASK:
                 self._send(rank, _GONE if self._has_ended else _ALIVE)
             elif tag == _OUTCOME:
-                self._outcomes[rank] = (int(value[0]), str(value[1]), value[2])
+                self._outcomes[rank] = (int(value[0]), str(value[1]), value[2], str(value[3]))
             elif tag == _CODE:
                 self._code = int(value)
             else:
@@ -286,7 +285,7 @@ class Connection:
         self._mpi.COMM_WORLD.Abort(code)
         os._exit(code)
 
-    def leave(self, code: int, message: str = "", hint: Optional[str] = None) -> int:
+    def leave(self, code: int, message: str = "", hint: Optional[str] = None, traceback: str = "") -> int:
         """Waits until all processes end, and disconnects; returns the exit code of all of them.
 
         Rank 0 reports errors that it does not have itself.  If a process ended with an error and another does not end
@@ -294,18 +293,18 @@ class Connection:
 
         Args:
             code: the exit code of this process.
-            message, hint: the error of this process, which rank 0 has printed already.
+            message, hint, traceback: the error of this process, which rank 0 has printed already.
         """
         if self._is_closed:
             return code
         self._has_ended = True
         if self.rank:
             with self._lock:
-                self._send(0, _OUTCOME, (code, message, hint))
+                self._send(0, _OUTCOME, (code, message, hint, traceback))
             self._until(lambda: self._code is not None)
             code = int(self._code or 0)
         else:
-            code = self._collect((code, message, hint))
+            code = self._collect((code, message, hint, traceback))
         with self._lock:
             self._is_closed = True
             for request, _ in self._sent:
@@ -316,7 +315,7 @@ class Connection:
     def _collect(self, own: Outcome) -> int:
         """Collects on rank 0 how the other processes ended, reports it, and tells them the exit code."""
         outcomes = self._outcomes
-        reported = any(own[1:] == (f"rank {rank}: {end[1]}", end[2]) for rank, end in outcomes.items())
+        reported = any(own[1:] == (f"rank {rank}: {end[1]}", *end[2:]) for rank, end in outcomes.items())
 
         def has_failed() -> bool:
             return len(outcomes) == self.size - 1 or any(end[0] for end in (own, *outcomes.values()))
@@ -324,12 +323,13 @@ class Connection:
         self._until(has_failed)
         self._until(lambda: len(outcomes) == self.size - 1, 0 if reported else GRACE_S)
         code = own[0] or next((end[0] for _, end in sorted(outcomes.items()) if end[0]), 0)
-        printed = {own[1]}
-        for rank, (other, message, hint) in sorted(outcomes.items()):
+        printed = {(own[1], own[3])}
+        for rank, (other, message, hint, traceback) in sorted(outcomes.items()):
             is_same_signal = other == own[0] > 128
-            if other and message and not reported and not is_same_signal and message not in printed:
-                printed.add(message)
-                lines = f"error: rank {rank}: {message}\n" + (f"hint: {hint}\n" if hint else "")
+            is_printed = reported or is_same_signal or (message, traceback) in printed
+            if other and message and not is_printed:
+                printed.add((message, traceback))
+                lines = f"{traceback}error: rank {rank}: {message}\n" + (f"hint: {hint}\n" if hint else "")
                 interrupts.write_to_stderr(lines)
         if len(outcomes) < self.size - 1:
             self.abort(code)
