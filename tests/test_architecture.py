@@ -162,7 +162,7 @@ BUDGET = {
     "benchmarking": (2850, 2200),
     "commands": (2030, 1200),
     "config": (3220, 1610),
-    "datasets": (7330, 5700),
+    "datasets": (7480, 5800),
     "diagnosis": (590, 460),
     "models": (3210, 2530),
     "planning": (5880, 4620),

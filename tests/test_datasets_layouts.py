@@ -664,9 +664,10 @@ def test_folders_of_images_and_of_masks_have_other_names_and_the_first_line_says
     masks, *classes = error.hint.split("; ")
     assert opened(shlex.split(masks)[-1], "segmentation").info.num_train == source.info.num_train
     if parts == ("train", "val"):
-        assert run("verify-dataset", *shlex.split(classes[0].split(": ")[1]))[0] in (0, 3)
-        options = shlex.split(classes[0].split(": ")[1])
-        assert run("train", "lenet", *options, "--dry-run", "--micro-batch-size", 2)[0] == 0
+        options = ("--dataset", "imagefolder", "--dataset-path", folder, "--dry-run", "--micro-batch-size", 2)
+        code, _, err = run("train", "lenet", *options)
+        assert (code, "by the names of both" in err) == ((0, False) if classes else (3, True)), err
+        assert bool(classes) == (mask == "Target")
 
 
 @pytest.mark.parametrize("train, masks, val, val_masks", [
@@ -874,6 +875,108 @@ def test_masks_in_each_class_folder_are_no_folds(tmp_path, run):
     draw(tmp_path, *(f"{name}/{side}*2" for name in ("covid", "normal") for side in ("images", "masks")))
     check_raises(DataError, "masks are no images of a class", "move the folders masks/", opened, tmp_path)
     assert run("verify-dataset", tmp_path)[0] == 3
+
+
+def masked(folder, image, mask, number=range(6)):
+    """Writes images and masks under names with a number {}."""
+    for k in number:
+        draw(folder, image.format(k))
+        put(folder / mask.format(k), np.uint8(255 * np.eye(16)))
+    return folder
+
+
+NO_CLASSES = {
+    "Pascal VOC": ("JPEGImages/2007_{}.jpg", "SegmentationClass/2007_{}.png", "SegmentationObject/2007_{}.png"),
+    "ISIC": ("Task1-2_Training_Input/ISIC_{}.jpg", "Task1_Training_GroundTruth/ISIC_{}_segmentation.png"),
+    "parts": ("train/photo/{}.png", "train/photo_gt/{}.png", "val/photo/{}.png", "val/photo_gt/{}.png"),
+    "LabelMe to VOC": (
+        *("JPEGImages/{}.jpg", "SegmentationClassPNG/{}.png"), "SegmentationClassVisualization/{}.jpg",
+    ),
+    "LabelMe to data set": ("a b {}_json/img.png", "a b {}_json/label.png", "a b {}_json/label_viz.png"),
+    "a folder for each image": ("{}/image.tif", "{}/mask.png"),
+}  # fmt: skip
+
+
+def after_typing(error):
+    """Runs the commands of a hint, and returns the data set that it says to pass."""
+    commands, dataset = error.hint.split(", then pass --dataset ")
+    subprocess.run(commands, shell=True, check=True)
+    return shlex.split(dataset.replace(";", " "))[0]
+
+
+@pytest.mark.parametrize("kind", NO_CLASSES)
+def test_folders_of_masks_are_no_classes_and_the_hint_makes_pairs_of_them(tmp_path, kind, run):
+    folder = tmp_path / "my set"
+    images, masks, *others = NO_CLASSES[kind]
+    masked(folder, images, masks)
+    for other in others:
+        masked(folder, other, other, range(6 if "val" in other else 4))
+    if kind == "parts":
+        masked(folder, *others)
+    error = check_raises(DataError, "", "the network unet", opened, folder)
+    assert check_raises(DataError, "", "", opened, folder, "segmentation").message == error.message
+    assert run("verify-dataset", folder)[0] == 3
+    source = opened(after_typing(error), "segmentation")
+    assert source.info.num_train + source.info.num_eval == (12 if kind == "parts" else 6)
+    assert all((mask == np.eye(16)).all() for mask in source.train.masks)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("with_mask*3", "without_mask*3"),
+        ("mask*3", "dog*3", "cat*3"),
+        ("label a/x.png", "label a/y.png", "other/1.png", "other/2.png"),
+    ],
+)
+def test_words_for_masks_may_be_in_names_of_classes(tmp_path, names):
+    assert len(opened(draw(tmp_path, *names)).info.class_names) == len({n.split("/")[0] for n in names})
+
+
+def test_a_folder_that_is_named_like_masks_is_a_class_if_the_hint_is_typed(tmp_path):
+    folder = draw(tmp_path / "set", "ski mask*5", "snorkel*5")
+    hint = check_raises(DataError, "by the names of both", "if they are classes: ", opened, folder).hint
+    subprocess.run(hint.split("if they are classes: ")[1], shell=True, check=True)
+    assert opened(folder).info.class_names == ("class-2", "snorkel")
+
+
+@pytest.mark.parametrize("image, mask", [
+    ("images/image_{}.png", "masks/mask_{}.png"), ("images/{}_leftImg8bit.png", "masks/{}_gtFine_labelIds.png"),
+    ("images/a {}.jpg", "masks/a {}_L.png"), ("images/{}.jpg", "annotations/trimaps/{}.png"),
+    ("images/$1 {}.png", "masks/truth '{}.png"),
+])  # fmt: skip
+def test_masks_get_the_names_of_their_images_if_the_hint_is_typed(tmp_path, image, mask):
+    folder = masked(tmp_path / "my set", image, mask, range(8, 13))
+    hint = check_raises(DataError, "has the name of one in", "mv ", opened, folder, "segmentation").hint
+    subprocess.run(hint.replace("an image and its mask have one name: ", ""), shell=True, check=True)
+    source = opened(folder, "segmentation")
+    assert len(source.train) + len(source.eval) == 5
+
+
+def test_masks_with_names_of_no_image_are_not_renamed(tmp_path):
+    folder = masked(tmp_path, "images/image_{}.png", "masks/mask_{}.png")
+    (tmp_path / "masks" / "mask_3.png").rename(tmp_path / "masks" / "mask_9.png")
+    error = check_raises(DataError, "has the name of one in", "", opened, folder, "segmentation")
+    assert "for f in" not in error.hint
+
+
+@pytest.mark.parametrize("row", ["{}\t{}\t0\t32\t44\t62\n", "{},{}\n", "{} {} 1\n"])
+def test_images_of_evaluation_are_sorted_by_their_table_if_the_hint_is_typed(tmp_path, row):
+    """tiny-ImageNet: val/val_annotations.txt has the class of each image in val/images."""
+    folder = draw(tmp_path / "my set", *(f"train/{name}/images*4" for name in "ab"), "test/images*2")
+    draw(folder, *(f"val/images/val_{k}.png" for k in range(6)))
+    (folder / "train" / "a" / "a_boxes.txt").write_text("0.png\t0\t0\t9\t9\n")
+    rows = [row.format(f"val_{k}.png", "ab"[k % 3 == 0]) for k in range(6)]
+    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
+    error = check_raises(DataError, "has the class 'images'", "", opened, folder)
+    subprocess.run(error.hint.split(": ", 1)[1], shell=True, check=True)
+    source = opened(folder)
+    written = {f"val_{k}.png": int(k % 3 == 0) for k in range(6)}
+    assert {os.path.basename(p): n for p, n in zip(source.eval.paths, source.eval.labels)} == written
+    (folder / "val" / "val_annotations.txt").write_text("no table\n")
+    draw(folder, "val/images*2")
+    hint = check_raises(DataError, "has the class 'images'", "", opened, folder).hint
+    assert hint == "both parts need the same class folders"
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,12 @@ def quoted(path: Path) -> str:
 
 READ = "JPEG, PNG, BMP, GIF, WebP, TIFF, PPM and PGM are read"
 CLASS_LAYOUT = "expected DIR/train/CLASS/*.jpg and DIR/val/CLASS/*.jpg"
+
+
+class MasksAsClasses(DataError):
+    """Folders of masks that would be classes; the hint makes pairs of them."""
+
+
 PAIR_LAYOUT = (
     "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val; or DIR/NAME.png and "
     "DIR/NAME_mask.png; or nnU-Net's DIR/imagesTr and DIR/labelsTr"
@@ -376,6 +382,72 @@ def _check_classes(classes: List[Path]) -> None:
     _check_no_folds(classes)
     _check_no_parts(classes)
     _check_no_pieces(classes)
+    _check_no_masks(classes)
+    _check_no_cases(classes)
+
+
+_MASK_WORD = re.compile(r"mask|label|annot|segm|ground[\W_]*truth|(?<![^\W_])gt(?![^\W_])")
+"""A word in the name of a folder of masks."""
+
+
+def _check_no_masks(classes: List[Path]) -> None:
+    """Refuses a folder of images beside folders of their masks: JPEGImages and SegmentationClass.
+
+    Raises:
+        MasksAsClasses: all but one are named like masks, and the files of one of these are called like the images.
+    """
+    named = [path for path in classes if _MASK_WORD.search(same_name(path.name).casefold())]
+    others = [path for path in classes if path not in named]
+    if not named or len(others) != 1:
+        return
+    (images,) = others
+    known = by_beginning([pair_name(name) for name in _own_images(images)])
+    for masks in named:
+        names = [pair_name(name) for name in _own_images(masks)]
+        if names and all(name in known or without_mask_ending(name) in known for name in names):
+            break
+    else:
+        return
+    part = images.parent
+    beside = [path for path in subfolders(part.parent) if part_named(path.name) and part_named(part.name)]
+    moves = [
+        f"mv {quoted(place / path.name)} {quoted(place / side)}"
+        for place in dict.fromkeys([part, *beside])
+        if (place / images.name).is_dir() and (place / masks.name).is_dir()
+        for path, side in ((images, "images"), (masks, "masks"))
+        if path.name != side
+    ]
+    whole = part.parent if part_named(part.name) in _SERVING else part
+    raise MasksAsClasses(
+        f"{shown(masks)} has the masks of the images in {shown(images)}, by the names of both; they are no classes",
+        f"{' && '.join(moves)}, then pass --dataset {quoted(whole)} to the network unet; if they are classes: "
+        f"mv {quoted(masks)} {quoted(part / 'class-2')}",
+    )
+
+
+def _check_no_cases(classes: List[Path]) -> None:
+    """Refuses folders that each have an image and its mask in them, of the same names: image.png and label.png.
+
+    Raises:
+        MasksAsClasses: the first two folders are such ones.
+    """
+    if len(classes) < 2:
+        return
+    (first, names), (second, others) = ((path, _own_images(path)) for path in classes[:2])
+    pairs = [(mask, image) for mask, image in masks_among(names).items() if {mask, image} <= set(others)]
+    for mask, image in pairs:
+        if not without_mask_ending(pair_name(mask)):
+            whole, new = first.parent, real(first.parent).with_name(f"{real(first.parent).name}-pairs")
+            moved = (
+                f'cp "$f/{name}" {quoted(new / side)}/"$(basename "$f")"{os.path.splitext(name)[1]}'
+                for name, side in ((image, "images"), (mask, "masks"))
+            )
+            raise MasksAsClasses(
+                f"{shown(first)} and {shown(second)} have {image} and {mask} in them: an image with its mask in each, "
+                "and not a class",
+                f"mkdir -p {quoted(new / 'images')} {quoted(new / 'masks')} && for f in {quoted(whole)}/*; do "
+                f"{' && '.join(moved)}; done, then pass --dataset {quoted(new)} to the network unet",
+            )
 
 
 _WORDS = re.compile(r"[^\W\d_]+|\d+")
@@ -473,7 +545,7 @@ def _check_no_folds(classes: List[Path]) -> None:
     sides = {side_named(name): name for name in common}
     if len(common) == 2 and {"images", "masks"} <= set(sides):
         one, other = sides["images"], sides["masks"]
-        raise DataError(
+        raise MasksAsClasses(
             f"{shown(first)} and {shown(second)} have {one}/ and {other}/ in them: masks are no images of a class",
             "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
             f"classes: move the folders {other}/ out of the class folders",
@@ -646,8 +718,9 @@ def pair_name(name: str) -> str:
     return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
 
 
-_MASK_END = re.compile(r"[_-](?:cp_masks|masks?|labels?|seg(?:mentation)?)\Z", re.IGNORECASE)
-_IMAGE_END = re.compile(r"[_-](?:img|image)\Z", re.IGNORECASE)
+_MASK_END = re.compile(r"(?:[_-]|(?<![^/]))(?:cp_masks|masks?|labels?|seg(?:mentation)?)\Z", re.IGNORECASE)
+_IMAGE_END = re.compile(r"(?:[_-]|(?<![^/]))(?:img|image)\Z", re.IGNORECASE)
+"""Endings of the names of masks and of images, or whole names."""
 _NUMBER_END = re.compile(r"[_-]?\d+\Z")
 
 

@@ -20,6 +20,7 @@ from ipucnn.datasets.formats import (
     PAIR_LAYOUT,
     TFDS_PREFIX,
     Found,
+    MasksAsClasses,
     base_name,
     check_has_masks,
     find_class_parts,
@@ -589,6 +590,8 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
     """
     try:
         sets = find_sets(folder)
+    except MasksAsClasses:
+        raise
     except DataError:
         if task != "segmentation" or find_layout("imagemasks", folder) is not None:
             raise
@@ -625,6 +628,8 @@ def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
     """Returns the hint for a network of classes if a folder has images and masks, which may be classes; else ""."""
     if not sets or sets[0].name != "imagemasks":
         return ""
+    if not next(iter(sets[0].parts.values()))[1].is_dir():
+        return f"put the images of each class into a folder of its own: {shown(folder)}/CLASS/*.jpg"
     hint = f"masks are for the network unet: ipucnn train unet --dataset {quoted(folder)}"
     with suppress(DataError, OSError):
         classes = find_layout("imagefolder", folder)

@@ -4,7 +4,9 @@ Of a set without parts, the last fifth of the pairs, in the order of their names
 ``DIR/classes.txt``, or nnU-Net's ``dataset.json``, defines the values of masks that are not the classes' numbers.
 """
 
+import os
 import re
+import shlex
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -414,12 +416,48 @@ def _without_partner(
             _shown(path, folder) for folder, files in zip(folders, alone) for path in [*files.values()][:1]
         ]
         text = f"no file in {folders[0]} has the name of one in {folders[1]}: for example {' and '.join(examples)}"
-        error = DataError(text, hint or PAIR_LAYOUT, "unpaired")
+        error = DataError(text, _renaming(folders, alone) or hint or PAIR_LAYOUT, "unpaired")
     for folder, files in zip(folders, alone):
         for path in files.values():
             reason = f"rename {renames[path]}" if path in renames else "without a partner"
             raised = None if allow_partial and has_pairs else error
             yield Problem("unpaired", subset, _shown(path, folder), reason, raised)
+
+
+def _renaming(folders: Sequence[Path], alone: Tuple[_Files, _Files]) -> str:
+    """Returns the commands that give masks the names of their images, if one rule does; else "".
+
+    All masks lie in one folder more than the images, or the names of both differ in nothing but what all names of the
+    images, and all of the masks, begin and end with.
+    """
+    images, masks = ([*files.values()] for files in alone)
+    deeper = {path.parent for path in masks}
+    names = [{pair_name(path.name) for path in paths} for paths in (images, masks)]
+    if len(deeper) == 1 and deeper != {folders[1]} and names[1] <= names[0]:
+        target = folders[1].with_name("masks")
+        target = target if not target.exists() else folders[1].with_name("masks-of-images")
+        return f"mv {quoted(deeper.pop())} {quoted(target)}"
+    if folders[0] == folders[1] or any(
+        {path.parent for path in side} != {folder} for side, folder in zip((images, masks), folders)
+    ):
+        return ""
+    begins = [os.path.commonprefix([*side]) for side in names]  # noqa: RUF071
+    begins = ["", ""] if begins[0] == begins[1] else begins
+    rests = [[name[len(begin) :] for name in side] for side, begin in zip(names, begins)]
+    ends = [os.path.commonprefix([name[::-1] for name in side])[::-1] for side in rests]  # noqa: RUF071
+    ends = ["", ""] if ends[0] == ends[1] else ends
+    kept = [{name[: len(name) - len(end)] for name in side} for side, end in zip(rests, ends)]
+    if kept[0] != kept[1] or "" in kept[0]:
+        return ""
+    loops = []
+    for paths, folder, begin, end in zip((images, masks), folders, begins, ends):
+        for suffix in sorted({path.suffix for path in paths}) if begin or end else ():
+            first, last = shlex.quote(begin) if begin else "", shlex.quote(end + suffix)
+            loops.append(
+                f"(cd {quoted(folder)} && for f in {first}*{last}; do n=${{f#{first}}}; "
+                f'mv "$f" "${{n%{last}}}"{shlex.quote(suffix)}; done)'
+            )
+    return f"an image and its mask have one name: {' && '.join(loops)}"
 
 
 def _shown(path: Path, folder: Path) -> str:
