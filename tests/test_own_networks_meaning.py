@@ -1,6 +1,7 @@
 """Networks and weights that would compute something else here than where they come from are refused, or said."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from support.own_networks import TRAIN, built, network, write
 from support.refusals import Refusal, check_refused
 from tensorflow import keras
 
+from ipucnn.compat import KERAS_3
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
+from ipucnn.models.own import model_in_file
 from ipucnn.python_files import find_function
 
 layers = keras.layers
@@ -232,6 +235,50 @@ def test_weights_of_a_model_that_computes_something_else_are_refused(case, run, 
         Refusal(("evaluate", "other.h5", "--model-name", "mnist_cnn", *words), error, "", 3),
         Refusal(("train", "mnist_cnn", "--weights", "other.h5", *words, *TRAIN), error, "", 3),
     )
+
+
+def test_a_model_that_training_does_not_support_is_not_compared_and_that_is_said(report):
+    # What follows the images is of no effect in evaluation.
+    flipped = keras.Sequential([keras.Input((28, 28, 1)), layers.RandomFlip(), *mnist_cnn("same.h5").layers])
+    flipped.save("flipped.h5")
+    words = ("--model-name", "mnist_cnn", "--dataset", "digits", "--image-size", 28, "--limit-eval", 8)
+    notes, same = (report("evaluate", name, *words)["notes"] for name in ("flipped.h5", "same.h5"))
+    said = "only the shapes of weights say that the model in flipped.h5 is mnist_cnn: "
+    assert any(note.startswith(said) and "RandomFlip" in note for note in notes), notes
+    assert not any("only the shapes" in note for note in same)
+
+
+def keras_2(file, settings):
+    """Rewrites a ``.keras`` file as Keras 2.15 writes it, which spells these settings of layers otherwise."""
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = members["config.json"].decode()
+    for now, then in settings.items():
+        assert now in config
+        config = config.replace(now, then)
+    members.update({"config.json": config.encode(), "metadata.json": b'{"keras_version": "2.15.0"}'})
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 writes no .keras files")
+def test_files_that_keras_2_saved_are_read_as_it_meant_them(run):
+    def make(activation):
+        return keras.Sequential([
+            keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation=activation), layers.LeakyReLU(0.25),
+            layers.BatchNormalization(), layers.GlobalAveragePooling2D(), layers.Dense(10),
+        ])  # fmt: skip
+
+    model = make("tanh")
+    model.save("two.keras")
+    keras_2("two.keras", {'"negative_slope": 0.25': '"alpha": 0.25', '"axis": -1': '"axis": [3]'})
+    images = np.float32(np.random.default_rng(0).normal(size=(4, 8, 8, 1)))
+    read = model_in_file(Path("two.keras"), (8, 8, 1), False)
+    np.testing.assert_allclose(read.predict(images, verbose=0), model.predict(images, verbose=0), atol=1e-6)
+    make("hard_sigmoid").save("hard.keras")
+    keras_2("hard.keras", {})
+    check_refused(run, Refusal("train hard.keras --dataset digits --dry-run", "with Keras 2, and", "Keras 2"))
 
 
 def test_images_get_the_size_of_the_model_in_a_file(report, succeeds):

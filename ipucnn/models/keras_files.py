@@ -16,6 +16,7 @@ Weights have one of three layouts:
 from __future__ import annotations
 
 import io
+import os
 import re
 import zipfile
 from collections import Counter
@@ -148,6 +149,27 @@ def read_configuration(path: Path, hint: str) -> Any:
         # For damaged zips zipfile and its decompressors raise BadZipFile, zlib.error, EOFError, RuntimeError and
         # others; the JSON reader raises ValueErrors.
         raise _damaged(error, path, hint) from error
+
+
+def keras_of_file(path: Path) -> int:
+    """The major version of the Keras that saved a whole model, which spelt its settings: also 2 wrote ``.keras``.
+
+    Raises:
+        DataError: the file is damaged, or does not say it.
+    """
+    try:
+        if _is_hdf5(path):
+            import h5py
+
+            with h5py.File(str(path), "r") as file:
+                version = file.attrs["keras_version"]
+        else:
+            version = load_record(_zip_member(path, "metadata.json", HINT).decode("utf-8"))["keras_version"]
+        return int(os.fsdecode(version).split(".")[0])
+    except UserError:
+        raise
+    except Exception as error:
+        raise _damaged(error, path, HINT) from error  # see `read_configuration`
 
 
 def _damaged(error: Exception, path: Path, hint: str) -> UserError:

@@ -31,10 +31,16 @@ import numpy as np
 
 from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
-from ipucnn.filesystem import read_bytes
+from ipucnn.filesystem import read_bytes, shown
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
 from ipucnn.models.keras_config import FUNCTIONAL_HINT, LAYER_OF_OPERATION, output_shape, read_nodes
-from ipucnn.models.keras_files import load_keras_weights, read_configuration, read_model, read_statistics
+from ipucnn.models.keras_files import (
+    keras_of_file,
+    load_keras_weights,
+    read_configuration,
+    read_model,
+    read_statistics,
+)
 from ipucnn.models.names import base_name
 from ipucnn.models.preprocessing import (
     PREPROCESSING,
@@ -215,6 +221,8 @@ class OwnNetwork:
         if self.make is None or self._called == key:
             return
         self.check_buildable()
+        from ipucnn.compat import KERAS_3
+
         name = shown_value(self.name)
         model, first_values = _called(name, self.make, *key)
         try:
@@ -228,7 +236,9 @@ class OwnNetwork:
         nodes = read_nodes(name, kind, config, canonical=True)
         _check_places(name, nodes, model)
         _freeze_as_keras(name, nodes, model)
-        self.architecture, self.remarks = _architecture_of(name, nodes, _measured_in(model), model)
+        self.architecture, self.remarks = _architecture_of(
+            name, nodes, 3 if KERAS_3 else 2, _measured_in(model), model
+        )
         if getattr(model, "optimizer", None) is not None:
             self.remarks = (*self.remarks, _COMPILED)
         _check_initial_weights(name, nodes, model, first_values)
@@ -542,13 +552,18 @@ def seeded_generators(seed: int, key: str) -> Iterator[None]:
 
 
 def _architecture_of(
-    name: str, nodes: Sequence[Node], statistics: Statistics, model: Optional[KerasModel] = None
+    name: str,
+    nodes: Sequence[Node],
+    keras: int,
+    statistics: Statistics,
+    model: Optional[KerasModel] = None,
 ) -> Tuple[Blueprint, List[str]]:
     """The architecture of a functional or sequential model, and a sentence for each change.
 
     Args:
         name: name of the network, for messages.
         nodes: nodes of the model.
+        keras: the major version of the Keras that spelt its settings.
         statistics: see :data:`Statistics`.
         model: the model itself, which has the user's own classes; None for one in a file.
 
@@ -565,7 +580,7 @@ def _architecture_of(
         inputs = [INPUT_NAME if source == nodes[0].name else source for source in node.inputs]
         where = f"{name}: layer '{shown_value(node.layer)}'"
         layers.append(
-            _accepted(where, replace(node, inputs=inputs), num_calls[node.layer], statistics, model)
+            _accepted(where, replace(node, inputs=inputs), num_calls[node.layer], keras, statistics, model)
         )
     shape = nodes[0].config.get("batch_shape", nodes[0].config.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
@@ -649,7 +664,7 @@ def _gives_probabilities(blueprint: Blueprint) -> bool:
 
 
 def _accepted(
-    where: str, node: Node, num_calls: int, statistics: Statistics, model: Optional[KerasModel]
+    where: str, node: Node, num_calls: int, keras: int, statistics: Statistics, model: Optional[KerasModel]
 ) -> Node:
     """The node with plain settings.
 
@@ -657,6 +672,7 @@ def _accepted(
         where: the layer, for messages.
         node: a node of Keras' configuration.
         num_calls: number of calls of the layer.
+        keras: the major version of the Keras that spelt its settings.
         statistics: see :data:`Statistics`.
         model: the network itself; None for one in a file.
 
@@ -703,7 +719,7 @@ def _accepted(
         what = "may compute something else in training" if is_own else "is not frozen"
         raise ConfigurationError(
             f"{where} ({shown_value(kind)}) {what}, and the model around it is called with training=False",
-            "freeze that model: base.trainable = False"
+            "freeze that layer, or the whole model: base.trainable = False"
             if not is_own
             else "call that model with one tensor alone",
         )
@@ -733,12 +749,7 @@ def _accepted(
         )
     if kind == "Normalization":
         return as_rescaling(where, node, statistics)
-    keras = 3
-    if live is not None:
-        from ipucnn.compat import KERAS_3
-
-        keras = 3 if KERAS_3 else 2
-    plain_node.config = plain_settings(f"{where} ({kind})", node, keras)  # .keras files are of Keras 3
+    plain_node.config = plain_settings(f"{where} ({kind})", node, keras)
     if live is not None:
         check_activations(where, live, plain_node.config)
     return plain_node
@@ -991,7 +1002,7 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
             raise ConfigurationError(f"{where} has one mask for all samples", "begin noise_shape with None")
         elif node.kind in ("BatchNormalization", "GroupNormalization"):
             axis, rank = config.get("axis", -1), len(output_shape(model.get_layer(node.layer)))
-            if (axis[0] if isinstance(axis, list) and len(axis) == 1 else axis) not in (-1, rank - 1):
+            if axis not in (-1, rank - 1):
                 raise ConfigurationError(
                     f"{where} normalises axis {axis}", "normalise the last axis, the channels"
                 )
@@ -1036,7 +1047,7 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
             shown_value(name), str(config.get("class_name")), config.get("config"), canonical=True
         )
         architecture, changes = _architecture_of(
-            shown_value(name), nodes, lambda node: read_statistics(path, node)
+            shown_value(name), nodes, keras_of_file(path), lambda node: read_statistics(path, node)
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{shown_value(name)} is damaged: {shown_value(repr(error))}", hint) from None
@@ -1047,27 +1058,32 @@ def of_keras_file(name: str, path: Path) -> OwnNetwork:
 
 
 def model_in_file(path: Path, shape: Sequence[int], scales: bool) -> Optional[KerasModel]:
-    """The whole model in a file of Keras with its weights; None if there is none, or training does not support it.
+    """The whole model in a file of Keras with its weights; None if there is none.
 
     Args:
         path: the file.
         shape: (height, width, channels) of its input.
         scales: whether it scales its images itself; otherwise it is built without the layers that do.
+
+    Raises:
+        UserError: training does not support it.
     """
     from tensorflow import keras
 
     nodes = read_model(path)
     if nodes is None:
         return None
+    architecture, _ = _architecture_of(
+        shown(path), nodes, keras_of_file(path), lambda node: read_statistics(path, node)
+    )
+    if not scales:
+        strip_preprocessing(architecture)
+    blueprint = _without_regularizers(_of_installed_keras(shown(path), architecture))
     try:
-        architecture, _ = _architecture_of(path.name, nodes, lambda node: read_statistics(path, node))
-        if not scales:
-            strip_preprocessing(architecture)
-        blueprint = _without_regularizers(_of_installed_keras(path.name, architecture))
         model = assemble(blueprint, keras.Input(tuple(shape)), "file")
-        load_keras_weights(model, path)
-    except (UserError, ValueError):
-        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{shown(path)} cannot be built: {text_of(error)}", "") from None
+    load_keras_weights(model, path)
     return model
 
 

@@ -92,6 +92,9 @@ def plain_settings(where: str, node: Node, keras: Optional[int] = None) -> Dict[
             settings[key] = name
         else:
             settings[key] = plain(value, where, key)
+    axis = settings.get("axis")
+    if isinstance(axis, list) and len(axis) == 1:
+        settings["axis"] = axis[0]  # Keras 2 writes a list, which batch norm of Keras 3 does not take
     if settings.get("data_format") not in (None, "channels_last"):
         raise ConfigurationError(
             f"{where} has its channels first", "put them last: data_format='channels_last'"

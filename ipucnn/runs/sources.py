@@ -302,7 +302,7 @@ class KerasFileWeights(StoredWeights):
         values, notes = read_keras_weights(model, self._path)
         of_range = check_scaling(setup, self._path)
         assign_weights(named_weights(model), Checkpoint(values, {}), what=self.name)
-        check_computes(setup, model, self._path)
+        notes += check_computes(setup, model, self._path)
         return Checkpoint(values, {}), [*of_range, *self._order(setup), *notes]
 
     def start(self, setup: Setup, model: KerasModel) -> Tuple[int, List[str]]:
@@ -311,7 +311,7 @@ class KerasFileWeights(StoredWeights):
         # The file does not name its classes: shapes alone decide.
         fresh, notes = load_keras_weights(model, self._path, new_head=True)
         of_range = check_scaling(setup, self._path)
-        check_computes(setup, model, self._path)
+        notes += check_computes(setup, model, self._path)
         return len(fresh), [*of_range, *([] if fresh else self._order(setup)), *notes]
 
     def _order(self, setup: Setup) -> List[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel
 from ipucnn.datasets.pixels import InputRange, Scaling
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import shown
 from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
@@ -159,7 +159,7 @@ _ROUNDING = 1e-3
 """Largest relative difference of what the last layer reads that rounding explains."""
 
 
-def check_computes(setup: Setup, model: KerasModel, path: Path) -> None:
+def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
     """Refuses the weights of a whole model that computes something else than the network that gets them.
 
     Names and shapes of weights do not tell activations, strides, padding, the epsilon of a norm and the like.  Both
@@ -168,7 +168,10 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> None:
     Args:
         setup: the run's data and shapes.
         model: the network with these weights.
-        path: the file; one of weights alone, or with layers that training does not support, is not compared.
+        path: the file; one of weights alone is not compared.
+
+    Returns:
+        A note if the file has a model that training does not support, which is not compared, either.
 
     Raises:
         DataError: they differ.
@@ -181,9 +184,12 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> None:
             f"the model in {shown(path)} ends in {shown_value(str(end[0]))}, and {name} in softmax",
             "save it with an end of Dense(num_classes) without activation, or with softmax",
         )
-    theirs = None if setup.record.file == path else model_in_file(path, setup.input_shape, scales)
+    try:
+        theirs = None if setup.record.file == path else model_in_file(path, setup.input_shape, scales)
+    except UserError as error:
+        return [f"only the shapes of weights say that the model in {shown(path)} is {name}: {error.message}"]
     if theirs is None:
-        return
+        return []
     images = np.random.default_rng(0).normal(size=(2, *setup.input_shape))
     images = np.float32(255 * images if scales else images)
     mine, expected = (_read_by_last(network, images) for network in (model, theirs))
@@ -198,6 +204,7 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> None:
             "activations, strides, padding or settings of norms",
             hint,
         )
+    return []
 
 
 def _read_by_last(model: KerasModel, images: np.ndarray) -> np.ndarray:
