@@ -607,6 +607,7 @@ LAYOUTS = {
     "cellpose's training": lambda f: in_layout(f, "a%02d_img.tif", "a%02d_masks.png"),
     "two endings": lambda f: in_layout(f, "a%02d-Image.tif", "a%02d_label.png"),
     "ISIC's masks": lambda f: in_layout(f, "images/a%02d.tif", "masks/a%02d_segmentation.png"),
+    "GlaS": lambda f: in_layout(f, "a%02d.bmp", "a%02d_anno.bmp"),
     "endings in two folders": lambda f: in_layout(f, "img/a%02d_img.tif", "gt/a%02d_mask.png"),
     "ome": lambda f: in_layout(f, "a%02d.ome.tif", "a%02d_Label.tif"),
     "a stack": lambda f: stacks(f, range(12)),
@@ -926,11 +927,37 @@ def test_folders_of_masks_are_no_classes_and_the_hint_makes_pairs_of_them(tmp_pa
     [
         ("with_mask*3", "without_mask*3"),
         ("mask*3", "dog*3", "cat*3"),
+        ("segmented neutrophil*3", "band neutrophil*3", "lymphocyte*3"),
         ("label a/x.png", "label a/y.png", "other/1.png", "other/2.png"),
     ],
 )
 def test_words_for_masks_may_be_in_names_of_classes(tmp_path, names):
     assert len(opened(draw(tmp_path, *names)).info.class_names) == len({n.split("/")[0] for n in names})
+
+
+@pytest.mark.parametrize(
+    "images, masks",
+    [
+        ("CXR_png/{}.png", "ManualMask/leftMask/{}.png"),
+        ("1. Original Images/train/ID_{}.jpg", "2. All Segmentation Groundtruths/train/1. MA/ID_{}_MA.tif"),
+        ("Original/im{}.tif", "GroundTruth/gt{}.tif"),
+        ("photos/{}.tif", "photo annotations/{}.tif"),
+    ],
+)
+def test_folders_of_masks_in_folders_of_masks_are_no_classes(tmp_path, images, masks):
+    masked(tmp_path, images, masks)
+    error = check_raises(DataError, "they are no classes", "if they are classes: ", opened, tmp_path)
+    subprocess.run(error.hint.split("if they are classes: ")[1], shell=True, check=True)
+    assert "class-2" in opened(tmp_path).info.class_names
+
+
+def test_class_folders_beside_masks_in_class_folders_are_named(tmp_path):
+    names = [f"{side}/{bird}/{{}}.png" for bird in ("tern", "wren") for side in ("images", "segmentations")]
+    masked(masked(tmp_path, *names[:2]), *names[2:])
+    hint = check_raises(ConfigurationError, "is for segmentation", "class folders", opened, tmp_path).hint
+    masks, classes = (shlex.split(part)[-1] for part in hint.split("; "))
+    assert opened(classes).info.class_names == ("tern", "wren")
+    assert opened(masks, "segmentation").info.num_train == 10
 
 
 def test_a_folder_that_is_named_like_masks_is_a_class_if_the_hint_is_typed(tmp_path):

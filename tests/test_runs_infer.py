@@ -102,7 +102,8 @@ def test_images_of_systems_and_behind_links_are_left_out_and_counted(here):
 @pytest.mark.parametrize("image, mask", [
     ("images/{}.png", "masks/{}.png"), ("train/image/{}.png", "train/label/{}.png"), ("{}.png", "{}_mask.png"),
     ("imagesTr/{}_0000.png", "labelsTr/{}.png"), ("train/{}.png", "train_masks/{}.png"), ("{}_img.png", "{}_masks.png"),
-    ("a/b/{}.png", "a/b/{}-seg.png"),
+    ("a/b/{}.png", "a/b/{}-seg.png"), ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"),
+    ("good/{}.png", "ground_truth/broken/{}_x.png"),
 ])  # fmt: skip
 def test_masks_beside_images_in_a_folder_are_left_out_and_counted(here, image, mask):
     for k, name in itertools.product(range(3), (image, mask)):

@@ -387,27 +387,50 @@ def _check_classes(classes: List[Path]) -> None:
 
 
 _MASK_WORD = re.compile(r"mask|label|annot|segm|ground[\W_]*truth|(?<![^\W_])gt(?![^\W_])")
-"""A word in the name of a folder of masks."""
+_NO_CLASS = re.compile(r"annotation|segmentation|ground[\W_]*truth")
+"""Words in the names of folders of masks; the latter are in no class's name."""
+
+
+def masks_by_name(folders: Sequence[Path]) -> Tuple[List[Path], List[Path]]:
+    """Returns the folders of masks among folders, and the others with images, if there are both.
+
+    A folder is one of masks by a word in its name that is in no class's name; or by another word, if there is one other
+    folder, and its files are called like those in it.
+    """
+    words = {path: same_name(path.name).casefold() for path in folders}
+    named = [path for path, word in words.items() if _MASK_WORD.search(word) and has_image(path)]
+    others = [path for path in folders if named and not _MASK_WORD.search(words[path]) and has_image(path)]
+    known = set(_image_names(others[0])) if len(others) == 1 else set()
+    masks = [
+        path
+        for path in named
+        if _NO_CLASS.search(words[path])
+        or all(
+            {name, *(name[: m.start()] for m in re.finditer("[_. -]", name))} & known
+            for name in _image_names(path)
+        )
+    ]
+    return (masks, others) if masks and others else ([], [])
+
+
+def _image_names(folder: Path) -> List[str]:
+    """Returns the names of all images below a folder, without their endings; [] for an unreadable one."""
+    with suppress(DataError, OSError):
+        images = (item for item in images_below(folder, "", None) if not isinstance(item, Problem))
+        return [pair_name(os.path.basename(path)) for path in images]
+    return []
 
 
 def _check_no_masks(classes: List[Path]) -> None:
     """Refuses a folder of images beside folders of their masks: JPEGImages and SegmentationClass.
 
     Raises:
-        MasksAsClasses: all but one are named like masks, and the files of one of these are called like the images.
+        MasksAsClasses: a folder has masks, as :func:`masks_by_name` says.
     """
-    named = [path for path in classes if _MASK_WORD.search(same_name(path.name).casefold())]
-    others = [path for path in classes if path not in named]
-    if not named or len(others) != 1:
+    found, others = masks_by_name(classes)
+    if not found:
         return
-    (images,) = others
-    known = by_beginning([pair_name(name) for name in _own_images(images)])
-    for masks in named:
-        names = [pair_name(name) for name in _own_images(masks)]
-        if names and all(name in known or without_mask_ending(name) in known for name in names):
-            break
-    else:
-        return
+    masks, images = found[0], others[0]
     part = images.parent
     beside = [path for path in subfolders(part.parent) if part_named(path.name) and part_named(part.name)]
     moves = [
@@ -419,7 +442,7 @@ def _check_no_masks(classes: List[Path]) -> None:
     ]
     whole = part.parent if part_named(part.name) in _SERVING else part
     raise MasksAsClasses(
-        f"{shown(masks)} has the masks of the images in {shown(images)}, by the names of both; they are no classes",
+        f"{shown(masks)} has masks of the images in {shown(images)}, by the names of both; they are no classes",
         f"{' && '.join(moves)}, then pass --dataset {quoted(whole)} to the network unet; if they are classes: "
         f"mv {quoted(masks)} {quoted(part / 'class-2')}",
     )
@@ -705,7 +728,7 @@ def mask_folders(folders: Sequence[Path]) -> Set[Path]:
     with suppress(DataError, OSError):  # several may be one, and reading reports what cannot be listed
         pair = sides_among(folders)
         found = {pair["masks"]} if len(pair) == 2 and all(map(has_image, pair.values())) else set()
-        return found | {masks for _, masks in masks_beside(folders).values()}
+        return {*found, *(masks for _, masks in masks_beside(folders).values()), *masks_by_name(folders)[0]}
     return set()
 
 
@@ -718,7 +741,9 @@ def pair_name(name: str) -> str:
     return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
 
 
-_MASK_END = re.compile(r"(?:[_-]|(?<![^/]))(?:cp_masks|masks?|labels?|seg(?:mentation)?)\Z", re.IGNORECASE)
+_MASK_END = re.compile(
+    r"(?:[_-]|(?<![^/]))(?:cp_masks|masks?|labels?|seg(?:mentation)?|gt|anno(?:tation)?)\Z", re.IGNORECASE
+)
 _IMAGE_END = re.compile(r"(?:[_-]|(?<![^/]))(?:img|image)\Z", re.IGNORECASE)
 """Endings of the names of masks and of images, or whole names."""
 _NUMBER_END = re.compile(r"[_-]?\d+\Z")

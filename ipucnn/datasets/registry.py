@@ -631,6 +631,10 @@ def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
     if not next(iter(sets[0].parts.values()))[1].is_dir():
         return f"put the images of each class into a folder of its own: {shown(folder)}/CLASS/*.jpg"
     hint = f"masks are for the network unet: ipucnn train unet --dataset {quoted(folder)}"
+    images = next(iter(sets[0].parts.values()))[0]
+    with suppress(DataError, OSError):
+        if find_layout("imagefolder", images) is not None:
+            hint += f"; for the class folders in it: --dataset {quoted(images)}"
     with suppress(DataError, OSError):
         classes = find_layout("imagefolder", folder)
         if classes is not None and _is_complete(classes, divides=True):
