@@ -393,6 +393,15 @@ def test_shares(text, share):
     check_raises(ConfigurationError, f"--max-regression {text}: must be a share", "--max-regression 5%", read)
 
 
+def test_a_benchmark_of_inference_names_options_of_weight_updates(run):
+    _, err = benchmark(
+        run, f"{SMALL} {QUICK} --optimizer adam --optimizer-params {{}} --weight-decay 0 --run-dir i"
+    )
+    assert "note: without effect in inference: optimizer, optimizer-params; --training measures" in err
+    _, err = benchmark(run, f"{SMALL} {QUICK} --weight-decay 0.1 --training --run-dir t")
+    assert "without effect" not in err
+
+
 def test_folders_are_not_overwritten(tmp_path):
     from ipucnn.benchmarking.report import check_folder
 

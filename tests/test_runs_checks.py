@@ -32,7 +32,6 @@ CASES = [
     ("recomputation_mode", MODE, PIPELINE, "without recomputation", RECOMPUTING),
     ("pipeline_validation_model", "true", {}, "without a pipeline", PIPELINE),
     ("pipeline_validation_model", "true", {**PIPELINE, "validation": "false"}, "validation", PIPELINE),
-    ("pipeline_schedule", "Interleaved", {}, "without a pipeline", PIPELINE),
     ("optimizer_state_offloading", "true", {}, "accumulation", {"gradient_accumulation_count": "2"}),
     ("optimizer_state_offloading", "true", {}, "accumulation", PIPELINE),
     ("replicated_optimizer_state_sharding", "true", {}, "with one replica", REPLICAS),

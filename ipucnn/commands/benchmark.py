@@ -17,6 +17,7 @@ from ipucnn.text import counted, percent
 
 if TYPE_CHECKING:
     from ipucnn.benchmarking.records import BenchmarkReport, SuiteResult
+    from ipucnn.benchmarking.settings import BenchmarkSettings
     from ipucnn.benchmarking.suite import Parse
     from ipucnn.benchmarking.suite_run import Speedups
     from ipucnn.config.resolve import Resolved
@@ -167,7 +168,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     job = show(during(OPENING, lambda: make_job(resolved, settings)), Screen())
-    _tell(resolved, job.baseline, settings.baseline)
+    _tell(resolved, job.baseline, settings)
     report, exit_code = show(run(job, verbose), Screen(EXECUTIONS))
     path = folder
     if find_role().writes:
@@ -180,13 +181,19 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     _end(report, exit_code, path)
 
 
-def _tell(resolved: "Resolved", baseline: "Optional[BenchmarkReport]", where: Optional[Path]) -> None:
+def _tell(resolved: "Resolved", baseline: "Optional[BenchmarkReport]", settings: "BenchmarkSettings") -> None:
     """Prints notes and warnings on stderr before the benchmark begins."""
     from ipucnn.reports.console import note
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
     device = resolved.config.device
-    for line in (*resolved.notes(runs_on_ipus(device)), *(f"warning: {w}" for w in device_warnings(device))):
+    lines = [*resolved.notes(runs_on_ipus(device))]
+    idle = [] if settings.training else resolved.typed_for_updates()
+    if idle:
+        lines.append(
+            f"note: without effect in inference: {', '.join(idle)}; --training measures weight updates"
+        )
+    for line in (*lines, *(f"warning: {w}" for w in device_warnings(device))):
         note(line)
     if baseline is not None:
         from ipucnn.benchmarking.baseline import LEAST_EXECUTIONS, is_too_short
@@ -194,7 +201,8 @@ def _tell(resolved: "Resolved", baseline: "Optional[BenchmarkReport]", where: Op
         if is_too_short(baseline):
             have = counted(len(baseline.executions), "execution")
             note(
-                f"{where} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be inconclusive"
+                f"{settings.baseline} has {have}, and {LEAST_EXECUTIONS} are needed: whether this is slower will be "
+                "inconclusive"
             )
 
 

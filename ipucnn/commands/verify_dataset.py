@@ -60,7 +60,7 @@ def verify_dataset(options: VerifyDataset) -> None:
         check_is_there(config.dataset_path)
     named = given if name is None else {**given, "dataset": parse_dataset(name)}
     settings, origins = overlay([(TYPED, named)])
-    check_rules([NOT_READ_FROM_FILES], RunConfig(**settings), origins, origins, "verify-dataset")
+    check_rules(NOT_READ_FROM_FILES, RunConfig(**settings), origins, origins, "verify-dataset")
     choice = choose(config.dataset if name is None else name, config.dataset_path, config.download)
     sheet = LabelSheet(choice.task)
     work = verify(

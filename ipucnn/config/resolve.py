@@ -147,6 +147,16 @@ class Resolved:
             )
         return self.data
 
+    def typed_for_updates(self) -> List[str]:
+        """Returns the typed options that affect weight updates alone, and are not the default."""
+        return [
+            spec.key
+            for spec in SPECS
+            if spec.updates_only
+            and self.origins[spec.name].is_typed
+            and getattr(self.config, spec.name) != spec.default
+        ]
+
     def notes(self, on_ipus: bool) -> List[str]:
         """Returns the lines to print before the work.
 

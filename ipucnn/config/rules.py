@@ -200,19 +200,22 @@ RESUMED_OR_REPLACED: Rule[RunConfig, Origins] = Rule(
     "--resume and --overwrite are both given",
     "drop one of them",
 )
-NOT_READ_FROM_FILES: Rule[RunConfig, Origins] = Rule(
-    lambda config, origins: (
-        _is_in_use(config)
-        and _has_no_files(config.dataset)
-        # A run that took such a set because no files are in a folder saves the folder, and may be repeated.
-        and origins["dataset"].is_given
-    ),
-    "{option}: {dataset} is not read from files",
-    "drop --dataset-path",
-    "dataset_path",
+NOT_READ_FROM_FILES: Tuple[Rule[RunConfig, Origins], ...] = tuple(
+    Rule(
+        lambda config, origins: (
+            _is_in_use(config)
+            and _has_no_files(config.dataset)
+            # A run that took such a set because no files are in a folder saves the folder, and may be repeated.
+            and origins["dataset"].is_given
+        ),
+        "{option}: {dataset} is not read from files",
+        f"drop {flag}",
+        name,
+    )
+    for name, flag in (("dataset_path", "--dataset-path"), ("download", "--download"))
 )
 OPTION_RULES: Tuple[Rule[RunConfig, Origins], ...] = (
-    NOT_READ_FROM_FILES,
+    *NOT_READ_FROM_FILES,
     *(
         Rule(
             lambda config, origins, name=name: (  # type: ignore[misc]

@@ -271,6 +271,7 @@ class DataOptions:
         False,
         "Augment the training images, each data set in its own way.",
         wishes="data-augmentation augmentation flip crop random-crop hflip aa auto-augment transform transforms",
+        updates_only=True,
         effect=Effect.RESULT,
     )
     normalise: str = option(
@@ -331,6 +332,7 @@ class DataOptions:
         "over.",
         commands=TRAIN,
         keras_effect=False,
+        updates_only=True,
         effect=Effect.RESULT,
     )
     host_generated_data: bool = option(
@@ -647,10 +649,14 @@ class TrainingOptions:
     """Optimizer, schedule, loss and precision."""
 
     PANEL: ClassVar[str] = "Training"
-    EACH: ClassVar[Dict[str, Any]] = _OF_RUN
+    EACH: ClassVar[Dict[str, Any]] = {**_OF_RUN, "updates_only": True}
 
     training: bool = option(
-        True, "Train; with --no-training the run only validates.", commands=TRAIN, effect=Effect.RESULT
+        True,
+        "Train; with --no-training the run only validates.",
+        commands=TRAIN,
+        updates_only=False,
+        effect=Effect.RESULT,
     )
     num_epochs: int = option(
         1,
@@ -771,6 +777,7 @@ class TrainingOptions:
         "Label smoothing factor.",
         within=Range(minimum=0, below=1),
         wishes="smoothing",
+        updates_only=False,
         effect=Effect.RESULT,
     )
     class_weights: Optional[str] = option(
@@ -821,6 +828,7 @@ class TrainingOptions:
         commands=(*PLAN, "evaluate", "infer"),
         plan_default="the preset's, else 16.16",
         wishes="fp16 half amp mixed mixed-precision bf16 dtype float16",
+        updates_only=False,
         effect=Effect.RESULT,
     )
     stochastic_rounding: str = option(
@@ -829,18 +837,21 @@ class TrainingOptions:
         "same.",
         kind=ValueKind(values.parse_rounding, "ON|OFF|RI", "ON"),
         keras_effect=False,
+        updates_only=False,
         effect=Effect.RESULT,
     )
     fp_exceptions: bool = option(
         False,
         "Stop at a floating-point exception: an invalid operation, a division by zero, or an overflow.",
         keras_effect=False,
+        updates_only=False,
         effect=Effect.RESULT,
     )
     nanoo: bool = option(
         False,
         "Let a 16-bit overflow give NaN. Without this option it gives the largest number.",
         keras_effect=False,
+        updates_only=False,
         effect=Effect.RESULT,
     )
     loss: str = option(
@@ -848,6 +859,7 @@ class TrainingOptions:
         "Loss; auto is cross-entropy, and for the U-Net cross-entropy with Dice.",
         choices=("auto", "cross_entropy", "bce_dice"),
         wishes="criterion loss-function",
+        updates_only=False,
         effect=Effect.RESULT,
     )
 
@@ -893,6 +905,7 @@ class BatchingOptions:
         "How the gradients of a weight update are combined.",
         choices=("sum", "mean", "running_mean"),
         keras_effect=False,
+        updates_only=True,
         effect=Effect.RESULT,
     )
     num_replicas: int = option(

@@ -134,6 +134,7 @@ class OptionSpec:
             it.
         host_effect: whether it affects a run on the host.
         ipu_effect: whether it affects a run on IPUs.  At least one of the two is true.
+        updates_only: whether it affects weight updates alone: evaluations and predictions are the same without it.
         keras_effect: whether it affects Keras' own loop, the command ``fit`` of suites.
         in_yaml: False for options that only make sense as a flag.
         default_text: description of a default of None in the reference.
@@ -159,6 +160,7 @@ class OptionSpec:
     effect: Optional[Effect] = None
     host_effect: bool = True
     ipu_effect: bool = True
+    updates_only: bool = False
     keras_effect: bool = True
     in_yaml: bool = True
     default_text: str = ""

@@ -140,6 +140,22 @@ _NO_IPU = _lack(
     "type it in the Poplar SDK's environment",
 )
 _COMPILES = _lack(lambda c, f: c.compile_only, "with --compile-only")
+_CONSTANT = _lack(
+    lambda c, f: c.lr_schedule == "const" and not c.lr_warmup_params,
+    "where the learning rate is constant",
+    "use --lr-schedule cosine",
+)
+_ONE_BATCH = _lack(
+    lambda c, f: f.layout.gradient_accumulation_count == 1,
+    "without gradient accumulation",
+    "use --gradient-accumulation-count 2 or more",
+)
+_CLASSES = _lack(
+    lambda c, f: not f.segments, "on a network that classifies: it leaves out images without a mask"
+)
+_OWN_MOMENTUM = _lack(
+    lambda c, f: "momentum" in c.norm_layer, "beside the momentum {norm_layer[momentum]} of norm-layer"
+)
 _ONE_IMAGE = _lack(
     lambda c, f: c.micro_batch_size == 1,
     "where --micro-batch-size is 1: it mixes the images of a micro-batch",
@@ -190,24 +206,24 @@ RUN_RULES: Tuple[Reason, ...] = (
         _CHECKPOINTS,
     ),
     *_rules(("validation_freq",), _VALIDATION),
-    *_rules(("bn_momentum",), _BATCH_NORM, has_off=False),
+    *_rules(("bn_momentum",), _BATCH_NORM, _OWN_MOMENTUM, has_off=False),
     *_rules(("dbn_replica_group_size",), _BATCH_NORM),
     *_rules(("precise_batch_norm",), _SAVED_STATISTICS, _UNSEEN_STATISTICS, _BATCH_NORM),
     *_rules((name for name in OF_16_BITS if name != "auto_loss_scaling"), _HALF),
     *_rules(("auto_loss_scaling",), _SCALING),
     *_rules(("target_accuracy", "early_stopping", "mlperf_logging"), _TRAINING, _VALIDATION),
-    *_rules(("mixup", "cutmix"), _TRAINING),
+    *_rules((spec.name for spec in SPECS if spec.updates_only), _TRAINING),
     *_rules(("mixup", "cutmix"), _ONE_IMAGE, typed_only=False),
-    *_rules(
-        ("clip_gradient_norm", "ema_decay", "random_erasing", "learning_rate", "augment", "class_weights"),
-        _TRAINING,
-    ),
+    *_rules(("lr_staircase",), _CONSTANT),
+    *_rules(("gradient_accumulation_reduction_method",), _ONE_BATCH),
+    *_rules(("allow_partial",), _CLASSES),
+    *_rules(("pipeline_schedule",), _PIPELINE),
     *_rules(("wandb_run_name", "wandb_tags"), _WANDB),
     *_rules(("ckpt_all_instances",), _INSTANCES, _CHECKPOINTS, _CHECKPOINT_DIR),
     *_rules(("reduction", "rank_timeout", "require_same_bytes"), _WORKERS),
     *_rules(("fused_preprocessing",), _on_ipus(_PREPROCESSING)),
     *_rules(
-        ("offload_activations", "offload_gradient_accumulation_buffers", "pipeline_schedule"),
+        ("offload_activations", "offload_gradient_accumulation_buffers"),
         _on_ipus(_PIPELINE),
     ),
     *_rules(("recomputation_mode",), _on_ipus(_RECOMPUTATION)),

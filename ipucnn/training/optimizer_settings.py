@@ -88,6 +88,8 @@ def make_settings(
             if key == "momentum" and not value:
                 continue  # the general default {"momentum": 0} has no effect on an optimizer without momentum
             spec = find_meant(key)
+            if spec is not None and spec.name == "optimizer_params":
+                spec = None  # a parameter of other optimizers
             hint = method.hint(key) if spec is None else f"it is an option of its own: {_typed(spec, value)}"
             raise ConfigurationError(f"optimizer {name} has no parameter '{key}'", hint)
         if key == "nesterov" and not isinstance(value, bool):
