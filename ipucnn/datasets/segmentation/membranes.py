@@ -5,6 +5,7 @@ border is the membrane (class 0, 20 to 25 % of the pixels), and the inside is th
 2012 challenge.  Dark organelles, uneven light, blur and noise keep plain thresholding from solving it.
 """
 
+import functools
 from typing import Tuple
 
 import numpy as np
@@ -47,21 +48,22 @@ def _tessellate(
     centres *= CELL_PIXELS
     cell_row = np.clip(np.floor(rows / CELL_PIXELS).astype(np.int64), -1, num_rows)
     cell_column = np.clip(np.floor(columns / CELL_PIXELS).astype(np.int64), -1, num_columns)
+    own_id = (cell_row + 3) * (num_columns + 6) + cell_column + 3
     first = np.full(rows.shape, np.inf, np.float32)
-    second = np.full(rows.shape, np.inf, np.float32)
+    second = first.copy()
     first_id = np.zeros(rows.shape, np.int64)
-    second_id = np.zeros(rows.shape, np.int64)
+    second_id = first_id.copy()
     flat = centres.reshape(-1, 2)
+    centre_rows, centre_columns = flat.T.copy()
     for d_row in range(-2, 3):
         for d_column in range(-2, 3):
-            ids = (cell_row + d_row + 3) * (num_columns + 6) + cell_column + d_column + 3
-            square = (rows - flat[ids, 0]) ** 2 + (columns - flat[ids, 1]) ** 2
-            nearest = square < first
-            runner_up = ~nearest & (square < second)
-            second = np.where(nearest, first, np.where(runner_up, square, second))
-            second_id = np.where(nearest, first_id, np.where(runner_up, ids, second_id))
-            first = np.where(nearest, square, first)
-            first_id = np.where(nearest, ids, first_id)
+            ids = own_id + (d_row * (num_columns + 6) + d_column)
+            square = (rows - centre_rows[ids]) ** 2 + (columns - centre_columns[ids]) ** 2
+            is_second, is_first = square < second, square < first
+            for values, former, new in ((second, first, square), (second_id, first_id, ids)):
+                np.copyto(values, new, where=is_second)
+                np.copyto(values, former, where=is_first)
+                np.copyto(former, new, where=is_first)
     gap = np.sqrt(((flat[first_id] - flat[second_id]) ** 2).sum(-1))
     # (d2^2 - d1^2) / (2 |c1 - c2|) is the exact distance to the line half way between the two centres.
     return first_id, (second - first) / (2 * gap + 1e-6)
@@ -109,6 +111,20 @@ def draw_tissue(height: int, width: int, random: np.random.RandomState) -> Tuple
     return np.clip(np.round(image), 0, 255).astype(np.uint8), mask
 
 
+@functools.lru_cache(maxsize=1)
+def _drawn(height: int, width: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Returns all images and masks, which a suite or a cross-validation opens many times."""
+    drawn = [
+        # A legacy generator per image, because its stream is the same in all NumPy versions.
+        draw_tissue(height, width, np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32, index]))
+        for index in range(NUM_TRAIN + NUM_EVAL)
+    ]
+    images = np.stack([image for image, _ in drawn])[..., np.newaxis]
+    masks = np.stack([mask for _, mask in drawn])
+    images.flags.writeable = masks.flags.writeable = False  # they are shared
+    return images, masks
+
+
 def open_membranes(height: int = DEFAULT_SIZE, width: int = DEFAULT_SIZE, seed: int = 0) -> DataSource:
     """Generates 24 training and 6 evaluation images, a pure function of ``seed`` and the size.
 
@@ -119,13 +135,7 @@ def open_membranes(height: int = DEFAULT_SIZE, width: int = DEFAULT_SIZE, seed: 
             f"membranes of {height}x{width} pixels: the smallest is {SMALLEST_SIZE}x{SMALLEST_SIZE}",
             f"--image-size {SMALLEST_SIZE} or more",
         )
-    drawn = [
-        # A legacy generator per image, because its stream is the same in all NumPy versions.
-        draw_tissue(height, width, np.random.RandomState([seed % 2**32, (seed >> 32) % 2**32, index]))
-        for index in range(NUM_TRAIN + NUM_EVAL)
-    ]
-    images = np.stack([image for image, _ in drawn])[..., np.newaxis]
-    masks = np.stack([mask for _, mask in drawn])
+    images, masks = _drawn(height, width, seed)
     return data_source(
         ArrayExamples(images[:NUM_TRAIN], masks[:NUM_TRAIN]),
         ArrayExamples(images[NUM_TRAIN:], masks[NUM_TRAIN:]),

@@ -3,6 +3,9 @@
 They are the test part of the UCI Optical Recognition of Handwritten Digits set (Alpaydin and Kaynak, 1998).
 """
 
+import functools
+from typing import Tuple
+
 import numpy as np
 
 from ipucnn.datasets.base import ArrayExamples, DataSource, data_source
@@ -14,7 +17,22 @@ LOCATION = "embedded (scikit-learn)"
 
 
 def open_digits() -> DataSource:
-    """Returns 1,437 training and 360 evaluation images, with the stored values 0..16 scaled to 0..255.
+    """Returns 1,437 training and 360 evaluation images, with the stored values 0..16 scaled to 0..255."""
+    training, evaluation = _digits()
+    return data_source(
+        training,
+        evaluation,
+        name="digits",
+        class_names=[str(n) for n in range(10)],
+        location=LOCATION,
+        augmentation="digits",
+        own_split=True,
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _digits() -> Tuple[ArrayExamples, ArrayExamples]:
+    """Returns the parts, which a suite opens many times.
 
     The split is scikit-learn's stratified split with seed 0.  It is the same everywhere (a test pins the indices), and
     anyone can repeat it in one line.
@@ -27,21 +45,13 @@ def open_digits() -> DataSource:
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
     labels = bunch.target.astype(np.int32)
-    kept, held_out = (
-        np.sort(part)
-        for part in train_test_split(
-            np.arange(len(labels)), test_size=NUM_HELD_OUT, stratify=labels, random_state=0, shuffle=True
-        )
+    split = train_test_split(
+        np.arange(len(labels)), test_size=NUM_HELD_OUT, stratify=labels, random_state=0, shuffle=True
     )
-    return data_source(
-        ArrayExamples(images[kept], labels[kept]),
-        ArrayExamples(images[held_out], labels[held_out]),
-        name="digits",
-        class_names=[str(n) for n in range(10)],
-        location=LOCATION,
-        augmentation="digits",
-        own_split=True,
-    )
+    kept, held_out = (ArrayExamples(images[np.sort(part)], labels[np.sort(part)]) for part in split)
+    for array in (kept.images, kept.labels, held_out.images, held_out.labels):
+        array.flags.writeable = False  # they are shared
+    return kept, held_out
 
 
 # ``random``: noise images with random labels, made on the host to measure throughput.  Nothing can be learned.
