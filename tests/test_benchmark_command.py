@@ -394,10 +394,11 @@ def test_shares(text, share):
 
 
 def test_a_benchmark_of_inference_names_options_of_weight_updates(run):
-    _, err = benchmark(
-        run, f"{SMALL} {QUICK} --optimizer adam --optimizer-params {{}} --weight-decay 0 --run-dir i"
+    adam = "--optimizer adam --optimizer-params {} --weight-decay 0 --global-batch-size 8"
+    _, err = benchmark(run, f"{SMALL} {QUICK} {adam} --run-dir i")
+    assert (
+        "note: without effect in inference: optimizer, optimizer-params, global-batch-size; --training" in err
     )
-    assert "note: without effect in inference: optimizer, optimizer-params; --training measures" in err
     _, err = benchmark(run, f"{SMALL} {QUICK} --weight-decay 0.1 --training --run-dir t")
     assert "without effect" not in err
 

@@ -6,7 +6,7 @@ A suite checks them when it is read, and a benchmark before data are opened.
 from dataclasses import replace
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
-from ipucnn.benchmarking.settings import DEVICE_GENERATED, SESSION, BenchmarkSettings, data_kind
+from ipucnn.benchmarking.settings import DEVICE_GENERATED, REAL, SESSION, BenchmarkSettings, data_kind
 from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.config.resolve import OF_16_BITS, Resolved
 from ipucnn.config.rules import Rule, check_rules
@@ -78,6 +78,16 @@ BENCHMARK_RULES: Tuple[Rule[BenchmarkSettings, Facts], ...] = (
         )
         for option, is_given in _OF_ONE_PROCESS.items()
     ),
+)
+
+NOISE_RULES: Tuple[Rule[RunConfig, None], ...] = tuple(
+    Rule(
+        lambda config, _: data_kind(config) != REAL,
+        "{option} has no effect on generated images, of which a benchmark draws its own number",
+        "{drop[it]}",
+        name,
+    )
+    for name in ("limit_train", "skip_damaged")
 )
 
 ROW_RULES: Tuple[Rule[RunConfig, None], ...] = tuple(
@@ -155,6 +165,7 @@ def check_run(resolved: Resolved, training: bool, group: ProcessGroup) -> Resolv
         config = replace(resolved.config, gradient_accumulation_count=None, global_batch_size=None)
         resolved = replace(resolved, config=config)
     layout = make_layout(resolved.config, resolved.origins["num_replicas"].is_typed)
+    check_rules(NOISE_RULES, resolved.config, None, resolved.origins, resolved.command)
     check_run_rules(RunFacts(resolved, layout, group), RUN_RULES if training else HOST_SESSION_RULES)
     return resolved
 
