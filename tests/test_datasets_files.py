@@ -343,7 +343,11 @@ def test_images_that_are_whole_are_never_left_out_as_damaged(tmp_path, run):
 def test_infer_names_and_counts_damaged_images_of_a_folder(tmp_path, run, succeeds, lightly):
     write_class_folders(tmp_path / "photos", {(part, name): 6 for part in ("train", "val") for name in "ab"})
     data = ("--dataset", tmp_path / "photos", "--micro-batch-size", 4)
-    succeeds("train", "toy_model", *data, "--num-epochs", 1, "--run-dir", tmp_path / "run")
+    out, err = succeeds(
+        "train", "toy_model", *data, "--num-epochs", 1, "--run-dir", tmp_path / "run", "--json"
+    )
+    choice = json.loads(out)["dataset"]["choice"]
+    assert choice == "training on train/, evaluation on val/" and choice in err
     (tmp_path / "photos" / "val" / "b" / "2.png").write_text("junk")
     code, out, err = run("infer", tmp_path / "run", "--split", "eval", "--json")
     assert code == 3 and "b/2.png is not an image" in err, err

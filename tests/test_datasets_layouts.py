@@ -158,7 +158,10 @@ def test_the_first_line_says_what_serves_for_what(tmp_path, train, evaluation, u
     message = choose(tmp_path).message
     assert f": training on {train}/, evaluation on {evaluation}/" in message
     assert message.endswith(f", nothing on {unused}/") == (unused is not None)
-    assert {Path(path).parts[-3] for path in opened(tmp_path).eval.paths} == {evaluation}
+    source = opened(tmp_path)
+    assert {Path(path).parts[-3] for path in source.eval.paths} == {evaluation}
+    assert message == f"data set imagefolder from {tmp_path}: {source.info.choice}"
+    assert verified(tmp_path, ".")[2].to_dict()["choice"] == source.info.choice
     message = choose(draw_pairs(tmp_path / "pairs", train, evaluation), "segmentation").message
     assert f": training on {train}/, evaluation on {evaluation}/" in message
 

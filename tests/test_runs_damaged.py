@@ -23,6 +23,7 @@ WHOLE = {
     "dataset": {
         "name": "digits",
         "location": "embedded",
+        "choice": "",
         "train": 1437,
         "evaluation": 360,
         "class_names": ["0"],

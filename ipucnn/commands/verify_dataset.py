@@ -78,6 +78,8 @@ def verify_dataset(options: VerifyDataset) -> None:
     found = choice.found
     if found is not None and found.name == "imagefolder" and found.is_undivided:
         note(division(found.location, *(subset.samples or 0 for subset in verification.subsets)))
+    elif found is not None and found.choice:
+        note(choice.message)
     if options.json:
         print(json.dumps(verification.to_dict(), indent=2))
     else:

@@ -54,6 +54,7 @@ class DatasetInfo:
         class_colours: red, green and blue of each class if masks have colours, else empty.
         mask_values: the stored value of each class in grey masks and in those with a palette, else empty.
         unused: files and folders in the set's folder that are not read, by reason.
+        choice: what of the set's folder serves for what; empty if nothing was chosen.
     """
 
     name: str
@@ -78,6 +79,7 @@ class DatasetInfo:
     class_colours: Tuple[Tuple[int, int, int], ...] = ()
     mask_values: Tuple[int, ...] = ()
     unused: Tuple[Unused, ...] = ()
+    choice: str = ""
 
 
 Indices = Union[np.ndarray, Sequence[int]]

@@ -74,6 +74,11 @@ class Found(NamedTuple):
     is_tfds: bool = False
     cifar: "Optional[CifarFiles]" = None
 
+    @property
+    def choice_words(self) -> str:
+        """The words of ``choice`` for a report."""
+        return self.choice.lstrip(":, ")
+
 
 # -- names and listings ---------------------------------------------------------------------------------------
 

@@ -474,7 +474,9 @@ def open_dataset(
         choice = fetch(choice, download) if needs_files(choice.name) else choice
         is_tfds = choice.found is not None and choice.found.is_tfds
         source = (_open_tfds if is_tfds else DATASETS[choice.name].open)(choice, options)
-    source = replace(source, info=replace(source.info, max_image_pixels=options.max_image_pixels))
+    words = "" if choice.found is None else choice.found.choice_words
+    info = replace(source.info, max_image_pixels=options.max_image_pixels, choice=words)
+    source = replace(source, info=info)
     if options.skip_damaged and not isinstance(source.train, base.IN_MEMORY):
         source = damaged.without_damaged(source)
     if choice.make is not None or needs_files(choice.name):

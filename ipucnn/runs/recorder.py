@@ -531,6 +531,7 @@ class Recorder:
             dataset=ReportedDataset(
                 name=info.name,
                 location=info.location,
+                choice=info.choice,
                 train=info.num_train,
                 evaluation=info.num_eval,
                 class_names=list(info.class_names),

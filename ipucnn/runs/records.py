@@ -24,6 +24,7 @@ class ReportedDataset(msgspec.Struct):
     """The data set of a run.
 
     Attributes:
+        choice: what of the folder serves for what; empty if nothing was chosen.
         train, evaluation: numbers of samples.
         left_out: names of damaged images.
         unused: files and folders that are not read, by reason.
@@ -33,6 +34,7 @@ class ReportedDataset(msgspec.Struct):
 
     name: str
     location: str
+    choice: str
     train: Natural
     evaluation: Natural
     class_names: List[str]

@@ -102,12 +102,14 @@ class Verification:
     """The result of a verification: facts of the set, and findings.
 
     Attributes:
+        choice: what of the set's folder serves for what; empty if nothing was chosen.
         checksums: numbers of compared checksums by kind: kind -> (right, wrong).
     """
 
     dataset: str
     task: str
     location: str
+    choice: str
     class_names: Tuple[str, ...]
     allow_partial: bool
     subsets: Tuple[SubsetFacts, ...]
@@ -135,6 +137,7 @@ class Verification:
             "dataset": self.dataset,
             "task": self.task,
             "location": self.location,
+            "choice": self.choice,
             "allow_partial": self.allow_partial,
             "verdict": "errors" if self.num_errors else "warnings" if self.findings else "ok",
             "num_errors": self.num_errors,
@@ -161,6 +164,7 @@ class Survey:
         image_size: (height, width) of the network's input, if given.
         validation_fraction: the share of each class that is held out of a folder without train/ and val/.
         max_pixels: the most pixels of an image.
+        choice: see :class:`Verification`.
         class_names, class_colours: names and colours of the classes, set by the readers.
         shape: (height, width) of all samples, if known; set by the readers.
         is_published: whether all files with samples have their published checksums; set by the readers.
@@ -176,6 +180,7 @@ class Survey:
     image_size: Optional[Tuple[int, int]]
     validation_fraction: float
     max_pixels: int
+    choice: str = ""
     class_names: Tuple[str, ...] = ()
     class_colours: Tuple[Tuple[int, int, int], ...] = ()
     shape: Optional[Tuple[int, int]] = None
@@ -393,6 +398,7 @@ class Survey:
             self.dataset,
             self.task,
             self.location,
+            self.choice,
             self.class_names,
             allow_partial,
             tuple(map(self._facts, self.subsets.values())),

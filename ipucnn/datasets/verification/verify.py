@@ -108,6 +108,7 @@ def verify(
         image_size if has_files else None,
         validation_fraction or HELD_OUT_SHARE,
         max_pixels,
+        "" if found is None else found.choice_words,
     )
     survey.expect(_lots(survey, choice, found, image_size))
 
