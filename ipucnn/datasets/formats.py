@@ -6,6 +6,7 @@ What could be meant in several ways is refused with the candidates.
 This module imports no library, because every command chooses its data set before it does anything else.
 """
 
+import itertools
 import json
 import os
 import re
@@ -397,14 +398,15 @@ _NO_CLASS = re.compile(r"annotation|segmentation|ground[\W_]*truth")
 
 
 def masks_by_name(folders: Sequence[Path]) -> Tuple[List[Path], List[Path]]:
-    """Returns the folders of masks among folders, and the others with images, if there are both.
+    """Returns the folders of masks among folders, and up to two of the others with images, if there are both.
 
     A folder is one of masks by a word in its name that is in no class's name; or by another word, if there is one other
     folder, and its files are called like those in it.
     """
     words = {path: same_name(path.name).casefold() for path in folders}
     named = [path for path, word in words.items() if _MASK_WORD.search(word) and has_image(path)]
-    others = [path for path in folders if named and not _MASK_WORD.search(words[path]) and has_image(path)]
+    unnamed = (path for path in folders if named and not _MASK_WORD.search(words[path]) and has_image(path))
+    others = list(itertools.islice(unnamed, 2))  # more say no more, and there may be a thousand
     known = set(_image_names(others[0])) if len(others) == 1 else set()
     masks = [
         path
@@ -746,12 +748,13 @@ def pair_name(name: str) -> str:
     return re.sub(r"\.ome$", "", same_name(os.path.splitext(name)[0]), flags=re.IGNORECASE)
 
 
-_MASK_END = re.compile(
-    r"(?:[_-]|(?<![^/]))(?:cp_masks|masks?|labels?|seg(?:mentation)?|gt|anno(?:tation)?)\Z", re.IGNORECASE
-)
-_IMAGE_END = re.compile(r"(?:[_-]|(?<![^/]))(?:img|image)\Z", re.IGNORECASE)
+_BEFORE_WORD = r"(?:[_-]|(?<![^/]))"
+_MASK = _BEFORE_WORD + "(?:cp_masks|masks?|labels?|seg(?:mentation)?|gt|anno(?:tation)?)"
+_MASK_END = re.compile(_MASK + r"\Z", re.IGNORECASE)
+_IMAGE_END = re.compile(_BEFORE_WORD + r"(?:img|image)\Z", re.IGNORECASE)
 """Endings of the names of masks and of images, or whole names."""
 _NUMBER_END = re.compile(r"[_-]?\d+\Z")
+_MASK_FILE = re.compile(_MASK + r"(?:[_-]?\d+)?(?:\.ome)?\.\w+\Z", re.IGNORECASE)
 
 
 def without_mask_ending(name: str) -> str:
@@ -766,9 +769,13 @@ def by_beginning(images: Collection[str]) -> Dict[str, str]:
 
 def masks_among(paths: Sequence[str]) -> Dict[str, str]:
     """Returns the image of each file that is called like its mask, in one folder: a_mask.png, a_mask_1.png of a.png."""
-    names = {pair_name(path): path for path in paths}
+    named = [path for path in paths if _MASK_FILE.search(path)]
+    names = (
+        {pair_name(path): path for path in paths} if named else {}
+    )  # most folders have no masks, and many images
     images, found = by_beginning(names), {}
-    for name, path in names.items():
+    for path in named:
+        name = pair_name(path)
         for whole in (name, _NUMBER_END.sub("", name)):
             begin = without_mask_ending(whole)
             if begin != whole and images.get(begin, name) != name:
