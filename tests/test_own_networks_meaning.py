@@ -160,7 +160,12 @@ def test_a_function_that_makes_another_network_than_it_did_is_refused(run, succe
     succeeds("train", name, "--dataset", "digits", *TRAIN, "--run-dir", "a")
     succeeds(*words)
     monkeypatch.setenv("MINE", "tanh")
-    check_refused(run, Refusal(words, "layer 'c' activation = tanh, and was trained with relu", "bring back"))
+    change = "layer 'c' activation = tanh, and was trained with relu"
+    check_refused(run, Refusal(words, change, "bring back"))
+    _, err = succeeds(
+        "train", name, "--dataset", "digits", *TRAIN, "--weights", "a", "--run-dir", "b", columns=400
+    )
+    assert f"note: {name} has {change}\n" in err
 
 
 # --- weights of runs

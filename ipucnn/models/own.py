@@ -211,6 +211,23 @@ class OwnNetwork:
             hint,
         )
 
+    def changes_since(self, network: PlainValue, what: str) -> List[str]:
+        """Returns a note on layers that compute something else than those whose weights the network starts from.
+
+        Args:
+            network: what :meth:`to_data` returned for the network whose weights these are.
+            what: name of the checkpoint that contains it, for messages.
+        """
+        former = of_checkpoint(self.name, network, what, "").architecture
+        assert self.architecture is not None and former is not None
+        known = {node.name: node for node in former.nodes if node.name != former.output and not node.is_own}
+        pairs = [(node, known[node.name]) for node in self.architecture.nodes if node.name in known]
+        changed = list(
+            filter(None, (_changed_setting(*pair) for pair in pairs if pair[0].kind == pair[1].kind))
+        )
+        more = f", and {counted(len(changed) - 1, 'more layer')}" if len(changed) > 1 else ""
+        return [f"{shown_value(self.name)} has {changed[0]}{more}"] if changed else []
+
     def call(self, shape: Sequence[int], num_classes: int, seed: int) -> None:
         """Calls the function that makes the network, if there is one and it was not just called with these arguments.
 
@@ -803,13 +820,19 @@ def _check_trained_as(name: str, architecture: Blueprint, trained_as: Optional[B
                     f"{name}: {where} was trained with {former_one}, and this Keras computes {present_one}",
                     "use the TensorFlow that the run was trained with (environment.json has its version)",
                 )
-        for key in sorted({*node.config} & {*former.config}):
-            values = node.config[key], former.config[key]
-            if not key.endswith(_SPELT_OR_DRAWN) and not _are_alike(*values):
-                now_text, then_text = (shown_value(str(value))[:40] for value in values)
-                raise _made_otherwise(
-                    name, f"has {where} {key} = {now_text}, and was trained with {then_text}"
-                )
+        changed = _changed_setting(node, former)
+        if changed is not None:
+            raise _made_otherwise(name, f"has {changed}")
+
+
+def _changed_setting(node: Node, former: Node) -> Optional[str]:
+    """The first setting with which a layer computes something else than the layer of its name that was trained."""
+    for key in sorted({*node.config} & {*former.config}):
+        values = node.config[key], former.config[key]
+        if not key.endswith(_SPELT_OR_DRAWN) and not _are_alike(*values):
+            now, then = (shown_value(str(value))[:40] for value in values)
+            return f"layer '{shown_value(node.name)}' {key} = {now}, and was trained with {then}"
+    return None
 
 
 # Ends of settings that the versions of Keras write differently, or that say how weights begin and are trained.

@@ -200,7 +200,9 @@ class RunWeights(StoredWeights):
         weights, checkpoint = named_weights(model), self._run.checkpoint
         head = _new_head(weights, checkpoint, setup.source.info.class_names)
         assign_weights(weights, checkpoint, what=self.name, skip=head)
-        return len(head), []
+        own, network = setup.record.own, self._run.meta.get("network")
+        is_known = own is not None and isinstance(network, dict)
+        return len(head), own.changes_since(network, self.name) if own is not None and is_known else []
 
     def as_started(self, source: DataSource) -> DataSource:
         assert self.facts is not None
