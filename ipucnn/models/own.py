@@ -705,6 +705,11 @@ def _accepted(
             f"{where} ({shown_value(kind)}) augments images, which is done to the data and not in the network",
             "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
         )
+    if kind in ("CenterCrop", "Resizing") and is_of_keras:
+        raise ConfigurationError(
+            f"{where} ({kind}) changes the size of images, which is done to the data and not in the network",
+            "leave it out, and add --image-size to the command",
+        )
     if num_calls != 1 and (is_own or kind == "BatchNormalization"):
         reason = (
             "layers of its own"
@@ -727,6 +732,22 @@ def _accepted(
     if node.is_operation:
         _check_operation(where.replace(": layer", ": operation", 1), node, others)
         return plain_node
+    if kind == "Lambda":
+        raise ConfigurationError(
+            f"{where} is a Lambda layer, whose function no file can keep",
+            "write it as a class: class Mine(keras.layers.Layer)",
+        )
+    if is_own and live is None:
+        raise ConfigurationError(
+            f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
+            "name the function that makes the network: --model my_net.py:build",
+        )
+    if not is_own and kind not in PER_SAMPLE and kind not in PREPROCESSING:
+        raise ConfigurationError(
+            f"{where} is a {shown_value(kind)}, which may mix the samples of a batch, or keep something from one "
+            "batch to the next",
+            "use another layer, or a class of your own, whose micro-batches are computed one by one",
+        )
     if others:
         raise ConfigurationError(
             f"{where} ({shown_value(kind)}) is called with {shown_value(others)}",
@@ -742,28 +763,12 @@ def _accepted(
         )
     if node.infers and kind in _OFF_BY_DEFAULT:
         return replace(plain_node, kind="Activation", config={"activation": "linear"})
-    if kind == "Lambda":
-        raise ConfigurationError(
-            f"{where} is a Lambda layer, whose function no file can keep",
-            "write it as a class: class Mine(keras.layers.Layer)",
-        )
-    if is_own and live is None:
-        raise ConfigurationError(
-            f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
-            "name the function that makes the network: --model my_net.py:build",
-        )
     if is_own:
         kept = {k: v for k, v in node.config.items() if k.endswith(("_regularizer", "_constraint"))}
         plain_settings(
             f"{where} ({kind})", replace(node, config=kept)
         )  # refuses those that training does not know
         return replace(plain_node, config=node.config, layer_class=type(live), is_own=True)
-    if kind not in PER_SAMPLE and kind not in PREPROCESSING:
-        raise ConfigurationError(
-            f"{where} is a {shown_value(kind)}, which may mix the samples of a batch, or keep something from one "
-            "batch to the next",
-            "use another layer, or a class of your own, whose micro-batches are computed one by one",
-        )
     if kind == "Normalization":
         return as_rescaling(where, node, statistics)
     plain_node.config = plain_settings(f"{where} ({kind})", node, keras)
