@@ -311,6 +311,9 @@ def test_folders_inside_class_folders_are_named(tmp_path):
     )
     (line,) = [line for line in opened(tmp_path / "b").info.warnings if "inside class folders" in line]
     assert "4 folders" in line and "(train/ant/1, train/ant/2, train/bee/3, ...)" in line
+    assert "inner-folder" not in verified(tmp_path / "a", ".")[1]
+    (found,) = [one for one in verified(tmp_path / "b", ".")[2].findings if one.code == "inner-folder"]
+    assert found.examples == ("train/ant/1", "train/ant/2", "train/bee/3", "train/bee/4")
 
 
 def test_a_data_set_of_one_class_is_not_trained_on(tmp_path, run):

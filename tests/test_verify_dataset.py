@@ -163,7 +163,11 @@ def rewritten(name, change):
 
 
 def written(name, data):
-    return lambda f: (f / name).write_bytes(data() if callable(data) else data)
+    def write(folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data() if callable(data) else data)
+
+    return write
 
 
 def copied(*names):
@@ -330,6 +334,8 @@ FOLDERS = {
         "alike-classes",
         lambda f: shutil.copytree(f / "train" / "bee", f / "train" / "BEE"),
     ),
+    "images in a folder in a class": ("inner-folder", saved("train/bee/more/9.png", "RGB")),
+    "transparent everywhere": ("unreadable", saved("train/bee/9.png", np.zeros((24, 24, 4), np.uint8))),
     "no val": ("missing-subset", lambda f: (f / "val").rename(f / "other")),
     "no images in val": ("missing-subset", lambda f: [p.unlink() for p in (f / "val").glob("*/*")]),
     "a copy in another format": ("duplicate", lambda f: Image.open(f / BEE).save(f / "train/bee/copy.bmp")),

@@ -250,15 +250,21 @@ def division(folder: Path, num_train: int, num_eval: int) -> str:
     )
 
 
-def _deeper_line(found: Found, paths: Sequence[str]) -> Tuple[str, ...]:
-    """Returns one line about images in folders inside class folders; none if there are none."""
+def deeper_folders(found: Found, paths: Sequence[str]) -> List[str]:
+    """Returns the names of the folders inside class folders that have images of the class."""
     parts = {part for (part,) in found.parts.values()}
     folders = map(Path, dict.fromkeys(path.rpartition(os.sep)[0] for path in paths))
-    deeper = [folder for folder in folders if folder.parent not in parts]
+    return [
+        printable(os.path.relpath(folder, found.location)) for folder in folders if folder.parent not in parts
+    ]
+
+
+def _deeper_line(found: Found, paths: Sequence[str]) -> Tuple[str, ...]:
+    """Returns one line about images in folders inside class folders; none if there are none."""
+    deeper = deeper_folders(found, paths)
     if not deeper:
         return ()
-    names = [printable(os.path.relpath(folder, found.location)) for folder in deeper[:MOST_EXAMPLES]]
-    names += ["..."] if len(deeper) > len(names) else []
+    names = [*deeper[:MOST_EXAMPLES], *(["..."] if len(deeper) > MOST_EXAMPLES else [])]
     text = f"{counted(len(deeper), 'folder')} inside class folders ({', '.join(names)}): their images are of the class"
     return (f"{printable(str(found.location))}: {text}",)
 

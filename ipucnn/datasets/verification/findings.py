@@ -137,6 +137,11 @@ CODES: Dict[str, Code] = {
         "classes whose names differ only in case or blanks",
         "join their folders if they are one class",
     ),
+    "inner-folder": Code(
+        WARNING,
+        "folders inside class folders: their images are of the class",
+        "if they are the classes, move them out of the folders that they lie in",
+    ),
     "imbalance": Code(
         WARNING,
         f"the largest class has at least {UNBALANCED} times the samples of the smallest",

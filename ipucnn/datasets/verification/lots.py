@@ -203,6 +203,8 @@ def imagefolder_lots(survey: Survey, found: Found) -> Lots:
     survey.class_names = tuple(map(printable, names))
     for pair in written_alike(names):
         survey.find("alike-classes", None, pair)
+    for inside in imagefolder.deeper_folders(found, [path for part in parts.values() for path in part.paths]):
+        survey.find("inner-folder", None, inside)
     begin = len(str(folder if not found.is_undivided else folder.parent)) + 1
     return {
         subset: file_lot(survey, subset, files, partial(_name_of_file, files.paths, begin))
