@@ -358,7 +358,7 @@ def choose_dataset(
         download: whether an absent set may be downloaded (when it is opened).
         divides: whether a folder of classes may lack train/ and val/, because a share of it is held out.
         reads_files: whether the files are needed; if False, the published size of an absent set is enough.
-        is_path_typed: whether the user gave ``path``, which is then refused if nothing is searched there.
+        is_path_typed: whether the user gave ``path``, which is then refused if nothing is found there.
 
     Raises:
         ConfigurationError: the name is unknown, the set is for another task, or a typed ``path`` has no effect.
@@ -544,6 +544,20 @@ def _choose_default(path: Path, home: str, task: str, download: bool, is_path_ty
     if choice is not None:
         return choice
     get = _how_to_get(home, f"--dataset {home} --download")
+    if is_path_typed:
+        check_is_there(path)
+        # Given as the data set, the folder is taken, or what is wrong in it is said.
+        hint = f"drop it, and give --dataset {quoted(path)}"
+        with suppress(DataError):
+            sets = find_sets(path)
+            named = [one.name for one in sets if one.name in DATASETS and DATASETS[one.name].task == task]
+            if named:
+                hint = f"add --dataset {' or --dataset '.join(named)}"
+            elif not sets:
+                hint = f"drop it for the data set {embedded_name}, or {get}"
+        raise DataError(
+            f"--dataset-path {shown(path)} lacks {home}, the default data set of this network", hint
+        )
     why = f"{home}, this model's default data set, is not in {path} ({get})"
     layout, words = ("imagemasks", "and masks") if task == "segmentation" else ("imagefolder", "in folders")
     # Nobody named this folder, which may be the root of a disk: no tree is walked, and no error concerns the user.
@@ -631,6 +645,10 @@ def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
     if not sets or sets[0].name != "imagemasks":
         return ""
     if not next(iter(sets[0].parts.values()))[1].is_dir():
+        try:
+            find_layout("imagefolder", folder)
+        except DataError as error:
+            return error.hint or ""  # there are other folders beside images/
         return f"put the images of each class into a folder of its own: {shown(folder)}/CLASS/*.jpg"
     hint = f"masks are for the network unet: ipucnn train unet --dataset {quoted(folder)}"
     images = next(iter(sets[0].parts.values()))[0]
