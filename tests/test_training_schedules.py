@@ -149,6 +149,18 @@ def test_numbers_give_finite_rates_or_are_refused(name):
     assert True in outcomes
 
 
+def test_the_rate_of_the_last_weight_update_must_fit_into_32_bits():
+    last = PER_EPOCH * EPOCHS - 1
+    for updates in (last - 0.5, last + 0.5):  # after which the rate is the largest number of 32 bits
+        growth = float(np.finfo(np.float32).max) ** (1 / updates)
+        params = {**RATE, "epochs_to_decay": 1 / PER_EPOCH, "decay_rate": growth}
+        if updates > last:
+            assert np.isfinite(schedule("exponential", params)(np.arange(last + 1))).all()
+        else:
+            with pytest.raises(ConfigurationError, match=f"at weight update {last}, which 32 bits"):
+                schedule("exponential", params)
+
+
 @pytest.mark.parametrize("exponent", [2000, 1e38, 1, -4, -59, -2000, -3.4e38])
 def test_a_decay_exponent_without_a_rho_is_refused(exponent):
     with pytest.raises(ConfigurationError, match="32 samples must be at least 0 and below 1") as error:
