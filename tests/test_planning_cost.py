@@ -222,6 +222,75 @@ def test_every_pass_of_a_convolution_takes_the_cycles_of_its_macs(kernel, stride
     assert (unit >= ideal * 0.999).all()
 
 
+# What every layer of ``branching`` reads and writes besides products, forward and backward: the name of a layer is its
+# output or the gradient of it, which are as large.
+ACCESSES = {
+    "n": ("c c n", "c n c n c"),  # statistics; backward both sums, then the gradient
+    "r": ("n r", "r r n"),
+    "p": ("r p", "r r r"),  # windows of 2x2 with a stride of 2 are as large as the input, in both directions
+    "u": ("p u", "u p"),
+    "j": ("u r j", "j u r"),
+    "k": ("k k", "k j"),
+    "g": ("k g", "k k k"),
+    "e": ("k g e", "k g k g k g"),
+    "s": ("e k s", ""),  # a sum passes its gradient on
+}
+READERS = {"r": 2, "k": 3}
+"""Tensors that several layers read: each further gradient is read with the sum so far, and the sum is written."""
+
+
+def branching(bias: int) -> LayerGraph:
+    c = conv("c", "before", 8, 4, 4)
+    if bias:
+        c = replace(
+            c,
+            num_trainable=c.num_trainable + bias,
+            num_parameters=c.num_parameters + bias,
+            kept=("before", "c"),
+        )
+    layers = [
+        Layer("input", "input", (), (8, 8, 3)),
+        conv("before", "input", 8, 3, 4),
+        c,
+        Layer(
+            "n", "norm", ("c",), (8, 8, 4), input_channels=4, num_parameters=16, num_trainable=8, kept=("c",)
+        ),
+        Layer("r", "activation", ("n",), (8, 8, 4), kept=("r",)),
+        Layer("p", "pool", ("r",), (4, 4, 4), kernel=(2, 2), strides=(2, 2), kept=("r", "p")),
+        Layer("u", "resize", ("p",), (8, 8, 4)),
+        Layer("j", "concat", ("u", "r"), (8, 8, 8)),
+        Layer("k", "reshape", ("j",), (6, 6, 8)),
+        Layer("g", "pool", ("k",), (8,), kernel=(6, 6), strides=(6, 6)),
+        Layer("e", "elementwise", ("k", "g"), (6, 6, 8), kept=("k", "g")),
+        Layer("s", "elementwise", ("e", "k"), (6, 6, 8)),
+        conv("last", "s", 6, 8, 10, 1),
+    ]
+    return LayerGraph("branching", (8, 8, 3), 10, tuple(layers))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_layers_move_the_bytes_of_the_tensors_that_they_read_and_write(batch) -> None:
+    graph, program = branching(4), PlannedProgram(micro_batch_size=batch)
+    sizes = {layer.name: layer.output_elements * batch * program.element_bytes for layer in graph.layers}
+
+    def moved(graph):
+        work = layer_times(graph, program, MK2).work[..., FEATURES.index("moved_bytes")] * MK2.num_tiles
+        return {layer.name: work[i] for i, layer in enumerate(graph.layers)}
+
+    given = moved(graph)
+    for name, passes in ACCESSES.items():
+        forward, backward = (sum(sizes[tensor] for tensor in accesses.split()) for accesses in passes)
+        backward += 3 * (READERS.get(name, 1) - 1) * sizes[name]
+        assert given[name][:2] == pytest.approx([forward, backward]), name
+        # An accumulator is read and written, and the gradient is read.
+        assert given[name][2] == pytest.approx(3 * 8 * program.weight_bytes if name == "n" else 0), name
+    # A convolution's bias and its activation read and write the output; backward the bias sums the gradient, and the
+    # activation reads output and gradient and writes a gradient.
+    more = given["c"] - moved(branching(0))["c"]
+    expected = [4 * sizes["c"], 4 * sizes["c"], 3 * 4 * program.weight_bytes]
+    assert more == pytest.approx(expected)
+
+
 def test_no_gradient_flows_to_the_image() -> None:
     times = layer_times(chain(), PlannedProgram(), MK2)
     unit_cycles = times.work[..., FEATURES.index("unit_cycles")]
