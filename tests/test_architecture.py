@@ -164,7 +164,7 @@ BUDGET = {
     "config": (3240, 1610),
     "datasets": (7480, 5800),
     "diagnosis": (590, 460),
-    "models": (3255, 2560),
+    "models": (3270, 2570),
     "planning": (5880, 4620),
     "reports": (4140, 3300),
     "runs": (6900, 5310),

@@ -674,7 +674,7 @@ def test_folders_of_images_and_of_masks_have_other_names_and_the_first_line_says
         options = ("--dataset", "imagefolder", "--dataset-path", folder, "--dry-run", "--micro-batch-size", 2)
         code, _, err = run("train", "lenet", *options)
         assert (code, "by the names of both" in err) == ((0, False) if classes else (3, True)), err
-        assert bool(classes) == (mask == "Target")
+        assert bool(classes) == (mask not in ("ground_truth", "Segmentation"))  # the files are numbered
 
 
 @pytest.mark.parametrize("train, masks, val, val_masks", [
@@ -935,16 +935,26 @@ def test_folders_of_masks_are_no_classes_and_the_hint_makes_pairs_of_them(tmp_pa
         ("mask*3", "dog*3", "cat*3"),
         ("segmented neutrophil*3", "band neutrophil*3", "lymphocyte*3"),
         ("label a/x.png", "label a/y.png", "other/1.png", "other/2.png"),
+        ("face*3", "masked face*3"),
+        ("good*3", "faulty label*3"),
+        ("figure*3", "table*3", "annotation*3"),
+        ("ok*3", "segmentation fault/x.png", "segmentation fault/y.png"),
+        ("image*3", "label*3", "text*3"),
+        ("mask/image.png", "mask/mask_1.png", "mask/mask_2.png", "no/1.png", "no/2.png"),
     ],
 )
 def test_words_for_masks_may_be_in_names_of_classes(tmp_path, names):
-    assert len(opened(draw(tmp_path, *names)).info.class_names) == len({n.split("/")[0] for n in names})
+    source = opened(draw(tmp_path, *names))
+    assert len(source.info.class_names) == len({name.split("/")[0].split("*")[0] for name in names})
+    assert source.info.num_train + source.info.num_eval == sum(
+        int(name.partition("*")[2] or 1) for name in names
+    )
 
 
 @pytest.mark.parametrize(
     "images, masks",
     [
-        ("CXR_png/{}.png", "ManualMask/leftMask/{}.png"),
+        ("CXR_png/CU_{}_0.png", "ManualMask/leftMask/CU_{}_0.png"),
         ("1. Original Images/train/ID_{}.jpg", "2. All Segmentation Groundtruths/train/1. MA/ID_{}_MA.tif"),
         ("Original/im{}.tif", "GroundTruth/gt{}.tif"),
         ("photos/{}.tif", "photo annotations/{}.tif"),
@@ -967,7 +977,7 @@ def test_class_folders_beside_masks_in_class_folders_are_named(tmp_path):
 
 
 def test_a_folder_that_is_named_like_masks_is_a_class_if_the_hint_is_typed(tmp_path):
-    folder = draw(tmp_path / "set", "ski mask*5", "snorkel*5")
+    folder = draw(tmp_path / "set", *(f"{name}/{k}.png" for name in ("ski mask", "snorkel") for k in "abcde"))
     hint = check_raises(DataError, "by the names of both", "if they are classes: ", opened, folder).hint
     subprocess.run(hint.split("if they are classes: ")[1], shell=True, check=True)
     assert opened(folder).info.class_names == ("class-2", "snorkel")

@@ -63,7 +63,8 @@ def test_starting_from_a_run_with_other_classes_keeps_the_backbone(trained, run,
     model = build_model(get_model("mnist_cnn"), BuildOptions((10, 10, 1), 4, norm="none", seed=3))
     fresh = {k: v.numpy() for k, v in named_weights(model).items()}
     resolved = resolve("train", {"weights": str(folder), "dataset": "digits"}, model="mnist_cnn")
-    setup = SimpleNamespace(source=SimpleNamespace(info=SimpleNamespace(class_names=tuple("abcd"))))
+    info = SimpleNamespace(class_names=tuple("abcd"))
+    setup = SimpleNamespace(source=SimpleNamespace(info=info), record=resolved.record)
     num_fresh, _ = find_starting_weights(resolved).start(setup, model)
     checkpoint = load_checkpoint(folder / "checkpoints" / "best.npz")
     head = list(fresh)[-2:]

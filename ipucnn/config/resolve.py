@@ -605,5 +605,6 @@ def _choose_dataset(
         download=bool(_first("download", *layers)),
         divides=True,
         reads_files=not layers[0].get("dry_run"),
-        is_path_typed=layers[0].get("dataset_path") is not None,
+        # A run that is continued has its data set, whatever is here.
+        is_path_typed=layers[0].get("dataset_path") is not None and not layers[0].get("resume"),
     )

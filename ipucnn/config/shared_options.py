@@ -665,6 +665,7 @@ class TrainingOptions:
         within=Range(1, bounds.MAX_EPOCHS),
         commands=TRAIN,
         wishes="max-epochs n-epochs",
+        updates_only=False,
         effect=Effect.END,
     )
     optimizer: str = option(

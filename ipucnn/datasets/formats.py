@@ -393,39 +393,64 @@ def _check_classes(classes: List[Path]) -> None:
 
 
 _MASK_WORD = re.compile(r"mask|label|annot|segm|ground[\W_]*truth|(?<![^\W_])gt(?![^\W_])")
-_NO_CLASS = re.compile(r"annotation|segmentation|ground[\W_]*truth")
-"""Words in the names of folders of masks; the latter are in no class's name."""
+_STRONG_WORD = re.compile(r"annotation|segmentation|ground[\W_]*truth")
+"""Words in the names of folders of masks; the latter say it although the files are numbered."""
 
 
 def masks_by_name(folders: Sequence[Path]) -> Tuple[List[Path], List[Path]]:
-    """Returns the folders of masks among folders, and up to two of the others with images, if there are both.
+    """Returns the folders of masks among folders, and the only other one with images; ([], []) if there are none.
 
-    A folder is one of masks by a word in its name that is in no class's name; or by another word, if there is one other
-    folder, and its files are called like those in it.
+    A folder is one of masks by a word in its name, if its files are called like those in the other folder.  Numbered
+    files say no more of it than of any two classes: masks then have another format, or the folder a stronger name.
     """
     words = {path: same_name(path.name).casefold() for path in folders}
     named = [path for path, word in words.items() if _MASK_WORD.search(word) and has_image(path)]
     unnamed = (path for path in folders if named and not _MASK_WORD.search(words[path]) and has_image(path))
-    others = list(itertools.islice(unnamed, 2))  # more say no more, and there may be a thousand
-    known = set(_image_names(others[0])) if len(others) == 1 else set()
-    masks = [
-        path
-        for path in named
-        if _NO_CLASS.search(words[path])
-        or all(
-            {name, *(name[: m.start()] for m in re.finditer("[_. -]", name))} & known
-            for name in _image_names(path)
-        )
-    ]
-    return (masks, others) if masks and others else ([], [])
+    others = list(itertools.islice(unnamed, 2))
+    if len(others) != 1:
+        return [], []
+    images = _image_files(others[0])
+    other = words[others[0]]
+
+    def is_of_masks(path: Path) -> bool:
+        files, word = _image_files(path), words[path]
+        is_strong = _STRONG_WORD.search(word) is not None
+        if not _are_called_alike(files, images):  # Original/im1 and GroundTruth/gt1
+            return is_strong and side_named(word) == "masks" and len(files) == len(images)
+        is_beside = word.startswith(other) and side_named(word[len(other) :]) == "masks"  # photo and photo_gt
+        have_other_format = set(files.values()).isdisjoint(images.values())
+        return is_strong or is_beside or have_other_format or not _are_numbered(images)
+
+    masks = list(filter(is_of_masks, named))
+    return (masks, others) if masks else ([], [])
 
 
-def _image_names(folder: Path) -> List[str]:
-    """Returns the names of all images below a folder, without their endings; [] for an unreadable one."""
+def _are_called_alike(masks: Collection[str], images: Collection[str]) -> bool:
+    """Returns whether each mask's name is that of an image, or begins with it; the image's may end with "_img"."""
+    known = by_beginning(images)
+    return bool(masks) and all(
+        name in known or any(name[: sign.start()] in known for sign in re.finditer("[_. -]", name))
+        for name in masks
+    )
+
+
+def _are_numbered(names: Collection[str]) -> bool:
+    """Returns whether names count, as 0001 and IMG_0002 do: at least half of the numbers of a range, and one word."""
+    numbers = [re.sub(r"\D", "", name) for name in names]
+    words = {re.sub(r"\d", "", name) for name in names}
+    if not all(numbers) or len(words) != 1:
+        return False
+    first, last = min(map(int, numbers)), max(map(int, numbers))
+    return last - first < 2 * len(names)
+
+
+def _image_files(folder: Path) -> Dict[str, str]:
+    """Returns the format's ending of all images below a folder by their names; {} for an unreadable one."""
     with suppress(DataError, OSError):
         images = (item for item in images_below(folder, "", None) if not isinstance(item, Problem))
-        return [pair_name(os.path.basename(path)) for path in images]
-    return []
+        names = [os.path.basename(path) for path in images]
+        return {pair_name(name): os.path.splitext(name)[1].casefold() for name in names}
+    return {}
 
 
 def _check_no_masks(classes: List[Path]) -> None:
@@ -447,11 +472,16 @@ def _check_no_masks(classes: List[Path]) -> None:
         for path, side in ((images, "images"), (masks, "masks"))
         if path.name != side
     ]
+    classes_of = [
+        f"mv {quoted(place / masks.name)} {quoted(place / 'class-2')}"
+        for place in dict.fromkeys([part, *beside])
+        if (place / masks.name).is_dir()
+    ]
     whole = part.parent if part_named(part.name) in _SERVING else part
     raise MasksAsClasses(
         f"{shown(masks)} has masks of the images in {shown(images)}, by the names of both; they are no classes",
         f"{' && '.join(moves)}, then pass --dataset {quoted(whole)} to the network unet; if they are classes: "
-        f"mv {quoted(masks)} {quoted(part / 'class-2')}",
+        + " && ".join(classes_of),
     )
 
 
@@ -464,7 +494,12 @@ def _check_no_cases(classes: List[Path]) -> None:
     if len(classes) < 2:
         return
     (first, names), (second, others) = ((path, _own_images(path)) for path in classes[:2])
-    pairs = [(mask, image) for mask, image in masks_among(names).items() if {mask, image} <= set(others)]
+    # Nothing else lies in them but further pictures of the two: label_viz.png.
+    pairs = [
+        (mask, image)
+        for mask, image in (masks_among(names).items() if {*names} == {*others} else ())
+        if all(name.startswith((pair_name(mask), pair_name(image))) for name in names)
+    ]
     for mask, image in pairs:
         if not without_mask_ending(pair_name(mask)):
             whole, new = first.parent, real(first.parent).with_name(f"{real(first.parent).name}-pairs")
@@ -665,7 +700,8 @@ def _called(folders: Sequence[Path], images: str, masks: str) -> Dict[str, Path]
 def sides_among(folders: Sequence[Path]) -> Dict[str, Path]:
     """Returns the folders of "images" and of "masks" among folders: ``images`` and ``masks``, if at least one is there.
 
-    In place of one that is absent, a folder with another name for it serves, if both have images in them.
+    In place of one that is absent, a folder with another name for it serves, if only these two have images in them, and
+    those in one are called like those in the other.
 
     Raises:
         DataError: several folders may serve for one side.
@@ -678,10 +714,13 @@ def sides_among(folders: Sequence[Path]) -> Dict[str, Path]:
         side = side_named(path.name)
         if side is not None and side not in pair:
             named.setdefault(side, []).append(path)
-    if len({*named, *pair}) < 2 or not all(has_image(path) for paths in named.values() for path in paths[:1]):
+    sides = {side: [pair[side]] if side in pair else named.get(side, []) for side in _SIDES}
+    if not all(map(len, sides.values())) or sum(map(has_image, folders)) != 2:
         return pair
-    sides = {side: pair.get(side) or _one(named.get(side, []), side) for side in _SIDES}
-    return {side: path for side, path in sides.items() if path is not None}
+    images, masks = (next((path for path in paths if has_image(path)), None) for paths in sides.values())
+    if images is None or masks is None or not _are_called_alike(_image_files(masks), _image_files(images)):
+        return pair
+    return {"images": images, "masks": masks}
 
 
 def masks_beside(folders: Sequence[Path]) -> Dict[Path, Tuple[str, Path]]:
@@ -776,8 +815,10 @@ def masks_among(paths: Sequence[str]) -> Dict[str, str]:
     images, found = by_beginning(names), {}
     for path in named:
         name = pair_name(path)
-        for whole in (name, _NUMBER_END.sub("", name)):
+        for whole in dict.fromkeys((name, _NUMBER_END.sub("", name))):
             begin = without_mask_ending(whole)
+            if not os.path.basename(begin) and whole != name:
+                continue  # mask_1 may be one of many, and not the mask of image
             if begin != whole and images.get(begin, name) != name:
                 found[path] = names[images[begin]]
     return found

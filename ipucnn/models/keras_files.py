@@ -155,15 +155,18 @@ def keras_of_file(path: Path) -> int:
     """The major version of the Keras that saved a whole model, which spelt its settings: also 2 wrote ``.keras``.
 
     Raises:
-        DataError: the file is damaged, or does not say it.
+        DataError: the file is damaged.
     """
     try:
         if _is_hdf5(path):
             import h5py
 
             with h5py.File(str(path), "r") as file:
-                version = file.attrs["keras_version"]
+                version = file.attrs.get("keras_version", "2")
         else:
+            with zipfile.ZipFile(path) as archive:
+                if "metadata.json" not in archive.namelist():
+                    return 3  # written by hand
             version = load_record(_zip_member(path, "metadata.json", HINT).decode("utf-8"))["keras_version"]
         return int(os.fsdecode(version).split(".")[0])
     except UserError:

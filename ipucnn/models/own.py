@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -67,7 +68,7 @@ _OFF_BY_DEFAULT = ("Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropou
 # Layers without weights whose outputs are probabilities if their inputs are.
 _KEEPS_PROBABILITIES = (
     "Activation", "Add", "Average", "AveragePooling2D", "Concatenate", "Dropout", "Flatten", "GlobalAveragePooling2D",
-    "GlobalMaxPooling2D", "Identity", "Maximum", "Minimum", "Multiply", "Permute", "Reshape", "Rescaling",
+    "GlobalMaxPooling2D", "Identity", "Maximum", "Minimum", "Multiply", "Permute", "Reshape",
     "SpatialDropout2D",
 )  # fmt: skip
 _COMPILED = "what its compile() sets is not used: --loss, --optimizer and other options say how it is trained"
@@ -753,7 +754,10 @@ def _accepted(
             f"{where} ({shown_value(kind)}) is called with {shown_value(others)}",
             "call it with one tensor, or one list of them, alone; trainable=False freezes a layer",
         )
-    if node.infers and (is_own or (kind == "BatchNormalization" and node.config.get("trainable", True))):
+    if node.infers and (
+        (is_own and live is not None and _may_know_training(live))
+        or (kind == "BatchNormalization" and node.config.get("trainable", True))
+    ):
         what = "may compute something else in training" if is_own else "is not frozen"
         raise ConfigurationError(
             f"{where} ({shown_value(kind)}) {what}, and the model around it is called with training=False",
@@ -775,6 +779,13 @@ def _accepted(
     if live is not None:
         check_activations(where, live, plain_node.config)
     return plain_node
+
+
+def _may_know_training(layer: KerasLayer) -> bool:
+    """Whether a layer of the user's own can compute something else in training: by an argument, or by a layer in it."""
+    parameters = inspect.signature(layer.call).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return takes_any or "training" in parameters or any(layer._flatten_layers(include_self=False))
 
 
 def _check_operation(where: str, node: Node, others: str) -> None:

@@ -292,7 +292,11 @@ def momentum_notes(context: RunContext) -> List[str]:
     config, own, origins = context.config, context.record.own, context.resolved.origins
     nodes = [] if own is None or own.architecture is None else own.architecture.nodes
     used = float(config.norm_layer.get("momentum", config.bn_momentum))
-    norms = [node.config for node in nodes if node.kind == "BatchNormalization"]
+    norms = [
+        node.config
+        for node in nodes
+        if node.kind == "BatchNormalization" and node.config.get("trainable", True)
+    ]
     others = sorted({norm["momentum"] for norm in norms if norm.get("momentum", used) != used})
     is_chosen = origins["bn_momentum"].by_user or origins["norm_layer"].by_user
     if not others or is_chosen or norm_of(config.norm_layer) != "batch":

@@ -20,7 +20,7 @@ Scores = Mapping[str, Union[int, float, None]]
 """Scores of a validation by name; None where there is nothing to measure."""
 
 
-class ReportedDataset(msgspec.Struct):
+class ReportedDataset(msgspec.Struct, kw_only=True):
     """The data set of a run.
 
     Attributes:
@@ -34,7 +34,7 @@ class ReportedDataset(msgspec.Struct):
 
     name: str
     location: str
-    choice: str
+    choice: str = ""  # runs before it was recorded have none
     train: Natural
     evaluation: Natural
     class_names: List[str]

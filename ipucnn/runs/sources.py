@@ -236,9 +236,12 @@ class RunWeights(StoredWeights):
                 f"{self.name} is of another model: {shown_value(saved.model_name)}, not {config.model_name}",
                 "build the model it was trained with (its config.yml lies in the run folder)",
             )
-        for spec, former, _ in _computed_otherwise(saved, config):
-            option = f"{spec.flag} {shlex.quote(spec.typed_text(former))}"
-            raise ConfigurationError(f"checkpoint {self.name} was trained with {option}", f"add {option}")
+        others = _computed_otherwise(saved, config)
+        if others:
+            options = " ".join(
+                f"{spec.flag} {shlex.quote(spec.typed_text(former))}" for spec, former, _ in others
+            )
+            raise ConfigurationError(f"checkpoint {self.name} was trained with {options}", f"add {options}")
         assert self.facts is not None
         if not are_same(info.class_names, self.facts.class_names):
             raise ConfigurationError(

@@ -441,10 +441,14 @@ def _renaming(folders: Sequence[Path], alone: Tuple[_Files, _Files]) -> str:
         {path.parent for path in side} != {folder} for side, folder in zip((images, masks), folders)
     ):
         return ""
-    begins = [os.path.commonprefix([*side]) for side in names]  # noqa: RUF071
+    # Numbers are no part of what all names have in common: 0000 and 2000 are no pair.
+    begins = [re.sub(r"\d+\Z", "", os.path.commonprefix([*side])) for side in names]  # noqa: RUF071
     begins = ["", ""] if begins[0] == begins[1] else begins
     rests = [[name[len(begin) :] for name in side] for side, begin in zip(names, begins)]
-    ends = [os.path.commonprefix([name[::-1] for name in side])[::-1] for side in rests]  # noqa: RUF071
+    ends = [
+        re.sub(r"\A\d+", "", os.path.commonprefix([name[::-1] for name in side])[::-1])  # noqa: RUF071
+        for side in rests
+    ]
     ends = ["", ""] if ends[0] == ends[1] else ends
     kept = [{name[: len(name) - len(end)] for name in side} for side, end in zip(rests, ends)]
     if kept[0] != kept[1] or "" in kept[0]:
