@@ -49,9 +49,17 @@ class UserError(Exception):
 
 
 class ConfigurationError(UserError):
-    """A flag, a YAML key or a combination of them is wrong."""
+    """A flag, a YAML key or a combination of them is wrong.
+
+    Args:
+        unused: name of the typed option that would be accepted from a preset, but has no effect; "" for other errors.
+    """
 
     exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, hint: "Optional[str]" = None, unused: str = "") -> None:
+        super().__init__(message, hint)
+        self.unused = unused
 
 
 class DataError(UserError):

@@ -149,6 +149,57 @@ def test_a_title_may_be_a_number_or_empty():
     assert plan("title:\nabout:\nrows: [benchmark lenet]").title == ""
 
 
+SUMS = """
+options: --host-generated-data --gradient-accumulation-reduction-method sum
+rows:
+  - one: benchmark lenet --training --gradient-accumulation-count 1
+  - four: benchmark toy_model --training --gradient-accumulation-count 4
+"""
+NO_SUM = "--gradient-accumulation-reduction-method sum has no effect without gradient accumulation"
+
+
+def test_an_option_for_all_rows_is_left_out_of_those_where_it_has_no_effect():
+    one, four = plan(SUMS).rows
+    assert "reduction-method" not in one.command and one.notes == [f"left out: {NO_SUM}"]
+    assert "reduction-method sum" in four.command and four.notes == []
+    assert plan(SUMS, model="lenet").rows == [one], "the rows that are not selected have a use for it"
+    mixed = "rows: [fit lenet --gradient-accumulation-count 1, train toy_model --host-generated-data]"
+    session = "--steps-per-execution 1 --fp-exceptions"
+    fit_row, train_row = plan(f"options: --precision 32.32 --num-epochs 2 {session}\n{mixed}").rows
+    assert {note.split(" has no effect in fit")[0] for note in fit_row.notes} == {
+        *("left out: --steps-per-execution 1", "left out: --fp-exceptions")
+    }
+    assert "--steps-per-execution" not in fit_row.command and "--fp-exceptions" not in fit_row.command
+    assert all(word in train_row.command for word in session.split()) and train_row.notes == []
+    # Typed beside --suite.
+    one, four = plan(SUMS.replace("-reduction-method sum", "-count 2"), typed=NO_SUM.split(" has")[0]).rows
+    assert ("sum" in one.command, "sum" in four.command) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "text, typed, message",
+    [
+        (SUMS.replace("count 4", "count 1"), "", f"s.yml, row 1 (one): {NO_SUM}"),
+        (
+            "rows: [train lenet, train toy_model]",
+            "--gradient-accumulation-count 1 --gradient-accumulation-reduction-method sum",
+            f"s.yml, row 1 (lenet): {NO_SUM}",
+        ),
+        # A row's own.
+        (SUMS.replace("count 1", "count 1 --gradient-accumulation-reduction-method sum"), "", NO_SUM),
+        # It is not left out of the rows that it spoils.
+        ("options: --kfold 5\nrows: [train lenet, train toy_model]", "", "--kfold 5: a row is one run"),
+        (
+            "options: --no-training\nrows: [train lenet, train toy_model]",
+            "",
+            "--no-training: a row is one run",
+        ),
+    ],
+)
+def test_an_option_for_all_rows_that_has_no_effect_in_any_or_spoils_one_is_refused(text, typed, message):
+    check_raises(ConfigurationError, message, "drop", plan, text, typed=typed)
+
+
 def test_an_image_size_is_adapted_to_the_network():
     (row,) = plan("rows: [benchmark inceptionv3 --host-generated-data --image-size 32]").rows
     assert "--image-size 75x75" in row.command and "75x75 instead of 32x32" in row.notes[0]

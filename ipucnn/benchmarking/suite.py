@@ -20,7 +20,7 @@ import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import msgspec
 from msgspec import Meta, Struct
@@ -126,6 +126,7 @@ class CommandLine:
         options: the typed options.
         name: the name in the suite; "" for a name derived from the command line.
         where: the place in the suite, for messages.
+        shared: names of the options that were given for all rows.
     """
 
     command: str
@@ -133,6 +134,7 @@ class CommandLine:
     options: Options
     name: str = ""
     where: str = field(default="MODEL", compare=False)
+    shared: FrozenSet[str] = field(default=frozenset(), compare=False)
 
     @property
     def text(self) -> str:
@@ -284,7 +286,8 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Comma
                     f"{shown_value(words[1])} is your own network, and suites have registered ones",
                     f"measure it by itself: ipucnn benchmark {shown_value(words[1])}",
                 )
-            yield CommandLine(words[0], record.name, merged(below, above))
+            shared = frozenset(below) - frozenset(above)
+            yield CommandLine(words[0], record.name, merged(below, above), shared=shared)
 
 
 def _split(text: str) -> List[str]:
@@ -310,7 +313,8 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
     for row in suite.rows:
         if names is None or row.model in names:
             above = {name: value for name, value in typed.items() if row.takes(name)}
-            row = replace(row, options={"seed": SEED, **merged(row.options, above)})
+            options = {"seed": SEED, **merged(row.options, above)}
+            row = replace(row, options=options, shared=row.shared.union(above))
             if row not in rows:  # typed options may make rows equal
                 rows.append(row)
     if not rows:
@@ -322,6 +326,15 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} has no effect on any row of {suite.name}", "drop it"
             )
+    ids = _ids(rows)
+    planned = list(map(_pending, rows, ids))
+    for row, row_id, (_, left_out) in zip(rows, ids, planned):
+        for name, error in left_out.items():
+            uses = (name not in others for other, (_, others) in zip(rows, planned) if name in other.shared)
+            # An option of the file may have its effect in rows that MODEL does not select.
+            if (model is None or name in typed) and not any(uses):
+                with _naming(f"{row.where} ({row_id})"):
+                    raise error
     return SuiteResult(
         suite=suite.name,
         title=suite.title,
@@ -335,7 +348,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
             tensorflow=read_surroundings().versions["tensorflow"],
         ),
         epoch_images=suite.epoch_images,
-        rows=[_pending(row, row_id) for row, row_id in zip(rows, _ids(rows))],
+        rows=[row for row, _ in planned],
     )
 
 
@@ -357,12 +370,17 @@ def _ids(rows: List[CommandLine]) -> List[str]:
     return ids
 
 
-def _pending(row: CommandLine, row_id: str) -> Row:
-    """Checks a row; an image size that its network does not accept becomes the next legal one, noted."""
+def _pending(row: CommandLine, row_id: str) -> Tuple[Row, Dict[str, ConfigurationError]]:
+    """Checks a row; an image size that its network does not accept becomes the next legal one, noted.
+
+    Returns:
+        The row, and the refusal of each option that it leaves out (:func:`_with_effect`).
+    """
     with _naming(f"{row.where} ({row_id})"):
-        resolved = row.resolve()
+        row, resolved, left_out = _with_effect(row)
     size = resolved.config.image_size
-    notes = differences_of_fit(resolved) if row.command == "fit" else []
+    notes = [f"left out: {error.message}" for error in left_out.values()]
+    notes += differences_of_fit(resolved) if row.command == "fit" else []
     if size is not None and "image_size" in row.options:
         legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)
         text, typed = ("x".join(map(str, sides)) for sides in (legal, size))
@@ -370,6 +388,19 @@ def _pending(row: CommandLine, row_id: str) -> Row:
             notes.append(f"images of {text} instead of {typed}: the next size that {row.model} takes")
             row = replace(row, options={**row.options, "image_size": text})
     mode = "training" if row.training else "inference"
-    return Row(
-        id=row_id, name=row.name or row.model, model=row.model, command=row.text, mode=mode, notes=notes
-    )
+    name = row.name or row.model
+    return Row(id=row_id, name=name, model=row.model, command=row.text, mode=mode, notes=notes), left_out
+
+
+def _with_effect(row: CommandLine) -> Tuple[CommandLine, Resolved, Dict[str, ConfigurationError]]:
+    """Returns a row without the shared options that have no effect in it, its configuration, and their refusals."""
+    left_out: Dict[str, ConfigurationError] = {}
+    while True:
+        try:
+            return row, row.resolve(), left_out
+        except ConfigurationError as error:
+            if error.unused not in row.shared:
+                raise
+            left_out[error.unused] = error
+            options = {name: value for name, value in row.options.items() if name != error.unused}
+            row = replace(row, options=options, shared=row.shared - {error.unused})

@@ -132,7 +132,8 @@ class Rule(Generic[Options, Facts]):
             flag = spec.off_flags[0] if value is False else spec.flag
             text = "" if spec.is_bool else spec.typed_text(value)
             values["option"] = origins[self.option].option(flag, text)
-        return ConfigurationError(self.message.format(**values), self.hint.format(**values))
+        message, hint = self.message.format(**values), self.hint.format(**values)
+        return ConfigurationError(message, hint, self.option if self.typed_only else "")
 
 
 def check_rules(
