@@ -190,6 +190,9 @@ def test_a_run_keeps_what_the_network_of_its_first_weights_computes(
         succeeds(*train, f"--{option}", value, "--run-dir", "a")
         _, err = succeeds(*train, "--weights", "a", "--run-dir", "b", columns=400)
         assert f"the weights of a were trained with --{option} " in err and "which this run keeps" in err
+        assert any(
+            "which this run keeps" in note for note in json.loads(Path("b/report.json").read_text())["notes"]
+        )
         _, err = succeeds(*train, "--weights", "a", f"--{option}", other, "--run-dir", "c", columns=400)
         assert "which this run keeps" not in err and "and this run has" in err
         words = (

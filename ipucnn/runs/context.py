@@ -55,6 +55,7 @@ class RunContext(Setup):
         schedule: a function from weight updates (int array) to learning rates.
         data_sha256: ``fingerprint`` of the data set.
         weights: the opened weights of ``--weights``; None without them, and for a run that has begun.
+        kept_notes: notes on options that are those of the run that the weights come from, for the report.
         warnings: warnings for the user before the run begins, one line each.
     """
 
@@ -67,6 +68,7 @@ class RunContext(Setup):
     schedule: Schedule
     data_sha256: str
     weights: Optional[Weights]
+    kept_notes: Tuple[str, ...] = ()
     warnings: Tuple[str, ...] = ()
 
     @property
@@ -187,8 +189,9 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         schedule=run_setup.learning_rates(config, program),
         data_sha256=data_sha256,
         weights=weights,
+        kept_notes=tuple(kept),
     )
-    warnings = [*device_warnings(config.device), *kept, *_warnings(context, runs_on_ipus(config.device))]
+    warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
 
 

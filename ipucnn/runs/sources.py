@@ -154,7 +154,7 @@ class Weights:
         return source
 
     def options_kept(self, resolved: Resolved) -> Tuple[Resolved, List[str]]:
-        """Returns the configuration of a run that starts from the weights, and warnings for the user."""
+        """Returns the configuration of a run that starts from the weights, and notes for the user."""
         return resolved, []
 
     def session(self, config: RunConfig, verbose: bool) -> Session:

@@ -303,7 +303,12 @@ class TrainingRun:
             of_network = (
                 () if own is None else (*own.notes, *momentum_notes(context), *statistics_warnings(context))
             )
-            self.state.notes = [*of_network, *self._weight_notes, *_notes_of_unused_weights(context)]
+            self.state.notes = [
+                *context.kept_notes,
+                *of_network,
+                *self._weight_notes,
+                *_notes_of_unused_weights(context),
+            ]
         remarks = [*self.state.notes, *matched]
         make_dataset = partial(self.dataset, shard=trainer.division.shard)
         recorder = Recorder(context, session, trainer, make_dataset, self.state, guard, timer, remarks)
