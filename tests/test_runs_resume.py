@@ -19,6 +19,7 @@ from support.refusals import Refusal, check_raises, check_refused
 from support.scripts import load_script
 from support.trained_runs import report_of, rows
 
+from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import resolve
 from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.errors import ConfigurationError, DataError
@@ -485,7 +486,9 @@ def test_print_config_shows_the_continued_run(cut_run, run):
 
 def test_no_training_validates_every_checkpoint_of_a_folder(tmp_path):
     train(tmp_path / "r", ckpts_per_epoch="1")
-    train(tmp_path / "v", training="false", augment=False, checkpoint_input_dir="r/checkpoints")
+    of_updates = [name for name in RUN if BY_NAME[name].updates_only]
+    data = {name: value for name, value in RUN.items() if name not in of_updates}
+    train(tmp_path / "v", options=data, training="false", checkpoint_input_dir="r/checkpoints")
     validations = rows("v")
     assert validations == rows("r", "validation") and len(validations) == 2
     assert not any((tmp_path / "v" / "checkpoints").iterdir())
