@@ -441,6 +441,8 @@ def _renaming(folders: Sequence[Path], alone: Tuple[_Files, _Files]) -> str:
         {path.parent for path in side} != {folder} for side, folder in zip((images, masks), folders)
     ):
         return ""
+    if min(map(len, names)) < 2:
+        return ""  # what all names begin with is the whole name
     # Numbers are no part of what all names have in common: 0000 and 2000 are no pair.
     begins = [re.sub(r"\d+\Z", "", os.path.commonprefix([*side])) for side in names]  # noqa: RUF071
     begins = ["", ""] if begins[0] == begins[1] else begins
