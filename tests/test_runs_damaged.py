@@ -89,6 +89,13 @@ def test_complete_report_is_accepted(tmp_path):
     assert plain(RunFolder(tmp_path).read_report()) == WHOLE
 
 
+def test_reports_of_runs_before_the_choice_of_data_was_recorded_are_read(tmp_path):
+    report = copy.deepcopy(WHOLE)
+    del report["dataset"]["choice"]
+    (tmp_path / REPORT).write_text(json.dumps(report))
+    assert plain(RunFolder(tmp_path).read_report())["dataset"] == {**report["dataset"], "choice": ""}
+
+
 @given(place=st.sampled_from(places(WHOLE)), value=VALUES, remove=st.booleans())
 def test_malformed_report_is_refused_or_can_be_shown(tmp_path_factory, place, value, remove):
     folder = tmp_path_factory.mktemp("run")
@@ -106,6 +113,7 @@ def test_malformed_report_is_refused_or_can_be_shown(tmp_path_factory, place, va
     except DataError as error:
         assert "report.json" in error.message and "mv " in error.hint
     else:
+        report["dataset"].setdefault("choice", "")
         assert plain(loaded) == report and report_rows(loaded, "r", None)
 
 
