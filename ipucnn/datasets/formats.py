@@ -465,16 +465,17 @@ def _check_no_masks(classes: List[Path]) -> None:
     masks, images = found[0], others[0]
     part = images.parent
     beside = [path for path in subfolders(part.parent) if part_named(path.name) and part_named(part.name)]
+    places = dict.fromkeys([part, *beside])
     moves = [
         f"mv {quoted(place / path.name)} {quoted(place / side)}"
-        for place in dict.fromkeys([part, *beside])
+        for place in places
         if (place / images.name).is_dir() and (place / masks.name).is_dir()
         for path, side in ((images, "images"), (masks, "masks"))
         if path.name != side
     ]
     classes_of = [
         f"mv {quoted(place / masks.name)} {quoted(place / 'class-2')}"
-        for place in dict.fromkeys([part, *beside])
+        for place in places
         if (place / masks.name).is_dir()
     ]
     whole = part.parent if part_named(part.name) in _SERVING else part
@@ -809,9 +810,8 @@ def by_beginning(images: Collection[str]) -> Dict[str, str]:
 def masks_among(paths: Sequence[str]) -> Dict[str, str]:
     """Returns the image of each file that is called like its mask, in one folder: a_mask.png, a_mask_1.png of a.png."""
     named = [path for path in paths if _MASK_FILE.search(path)]
-    names = (
-        {pair_name(path): path for path in paths} if named else {}
-    )  # most folders have no masks, and many images
+    # Most folders have no masks, and many images.
+    names = {pair_name(path): path for path in paths} if named else {}
     images, found = by_beginning(names), {}
     for path in named:
         name = pair_name(path)

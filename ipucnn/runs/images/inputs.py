@@ -161,12 +161,16 @@ def _in_folder(folder: str, problems: List[str], left_out: LeftOut) -> List[str]
         for path in mask_folders([Path(place, name) for name in folders]):
             folders.remove(path.name)
             left_out[str(path)] = (*_MASK, num_images(path))
-        own = [name for name in files if is_image_name(name) and not is_made_by_system(name)]
-        masks = masks_among(own)
-        images += [os.path.join(place, name) for name in own if name not in masks]
-        for name in filter(is_image_name, files):
-            if name in masks or name not in own:
-                left_out[os.path.join(place, name)] = (*(_MASK if name in masks else _SYSTEM), 1)
+        named = list(filter(is_image_name, files))
+        masks = masks_among([name for name in named if not is_made_by_system(name)])
+        for name in named:
+            path_of = os.path.join(place, name)
+            if is_made_by_system(name):
+                left_out[path_of] = (*_SYSTEM, 1)
+            elif name in masks:
+                left_out[path_of] = (*_MASK, 1)
+            else:
+                images.append(path_of)
     return sorted(images)
 
 
