@@ -5,7 +5,7 @@ import ctypes
 import functools
 import os
 import sys
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from ipucnn.aliases import NumbaType
 from ipucnn.errors import MissingError
@@ -64,23 +64,31 @@ def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object)
         more: further options of ``numba.njit``.
     """
     numba = import_numba()
-    options = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"contract"},
-        **more,
-    }
     signatures = [(numba.void if returns is None else returns)(*signature)] if signature else []
+    return lambda function: _cached(numba.njit, function, *signatures, nogil=True, **_ARITHMETIC, **more)
 
-    def decorate(function: Callable[..., object]) -> Any:
-        try:
-            has_folder = bool(os.environ.get("NUMBA_CACHE_DIR"))
-            return numba.njit(*signatures, cache=has_folder, **options)(function)
-        except Exception:
-            # No cache folder is writable, the disk is full, or a file of the cache is damaged.
-            return numba.njit(*signatures, **options)(function)
 
-    return decorate
+def c_function(function: Callable[..., object], *signature: object) -> Any:
+    """Compiles a function without a result to one that C code can call; it has to live as long as its address is used.
+
+    Args:
+        function: the function.
+        signature: Numba types of the arguments.
+    """
+    numba = import_numba()
+    return _cached(numba.cfunc, function, numba.void(*signature), **_ARITHMETIC)
+
+
+_ARITHMETIC: Dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+
+
+def _cached(compiler: Callable[..., Any], function: Callable[..., object], *types: object, **options: object) -> Any:
+    """Returns the compiled function, from the cache if there is one."""
+    try:
+        return compiler(*types, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **options)(function)
+    except Exception:
+        # No cache folder is writable, the disk is full, or a file of the cache is damaged.
+        return compiler(*types, **options)(function)
 
 
 VECTOR = 8

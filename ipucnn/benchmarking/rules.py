@@ -11,6 +11,7 @@ from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.config.resolve import OF_16_BITS, Resolved
 from ipucnn.config.rules import Rule, check_rules
 from ipucnn.config.spec import Effect
+from ipucnn.planning.rules import OF_UPDATES
 from ipucnn.runs.rules import HOST_SESSION_RULES, RUN_RULES, check_run_rules
 from ipucnn.runs.rules import Facts as RunFacts
 from ipucnn.sessions.group import Alone, ProcessGroup
@@ -194,6 +195,16 @@ _TRAINED = tuple(
     and spec.name not in OF_16_BITS
     and (spec.effect is Effect.END or spec.panel in ("Data", "Model", "Training"))
 )
+
+
+# Inference is timed to the network's outputs: it has neither batches of weight updates nor a loss.
+_OF_TRAINING = (*OF_UPDATES, "loss", "label_smoothing")
+
+
+def without_effect(resolved: Resolved, training: bool) -> List[str]:
+    """Returns the note on typed options that inference has no use for, if there are any and inference is measured."""
+    idle = [] if training else resolved.typed_for_updates(_OF_TRAINING)
+    return [f"without effect in inference: {', '.join(idle)}; --training measures weight updates"] if idle else []
 
 
 def differences_of_fit(resolved: Resolved) -> List[str]:

@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 from ipucnn import documents
 from ipucnn.aliases import Annotated, PlainDict, PlainValue
 from ipucnn.benchmarking.records import MachineFacts, Row, SuiteResult
-from ipucnn.benchmarking.rules import check_row, check_settings, differences_of_fit
+from ipucnn.benchmarking.rules import check_row, check_settings, differences_of_fit, without_effect
 from ipucnn.benchmarking.settings import TRAINING, BenchmarkSettings, make_settings
 from ipucnn.command_line import HELP_WORDS
 from ipucnn.config.options import BY_NAME
@@ -380,6 +380,7 @@ def _pending(row: CommandLine, row_id: str) -> Tuple[Row, Dict[str, Configuratio
         row, resolved, left_out = _with_effect(row)
     size = resolved.config.image_size
     notes = [f"left out: {error.message}" for error in left_out.values()]
+    notes += without_effect(resolved, row.training)
     notes += differences_of_fit(resolved) if row.command == "fit" else []
     if size is not None and "image_size" in row.options:
         legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)

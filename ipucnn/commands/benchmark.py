@@ -183,17 +183,13 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
 
 def _tell(resolved: "Resolved", baseline: "Optional[BenchmarkReport]", settings: "BenchmarkSettings") -> None:
     """Prints notes and warnings on stderr before the benchmark begins."""
-    from ipucnn.planning.rules import OF_UPDATES
+    from ipucnn.benchmarking.rules import without_effect
     from ipucnn.reports.console import note
     from ipucnn.sessions.factory import device_warnings, runs_on_ipus
 
     device = resolved.config.device
     lines = [*resolved.notes(runs_on_ipus(device))]
-    idle = [] if settings.training else resolved.typed_for_updates(OF_UPDATES)
-    if idle:
-        lines.append(
-            f"note: without effect in inference: {', '.join(idle)}; --training measures weight updates"
-        )
+    lines += [f"note: {text}" for text in without_effect(resolved, settings.training)]
     for line in (*lines, *(f"warning: {w}" for w in device_warnings(device))):
         note(line)
     if baseline is not None:

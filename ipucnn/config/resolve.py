@@ -148,12 +148,12 @@ class Resolved:
             )
         return self.data
 
-    def typed_for_updates(self, batches: Container[str]) -> List[str]:
-        """Returns the typed options that affect weight updates alone, or their batches, and are not the default."""
+    def typed_for_updates(self, others: Container[str]) -> List[str]:
+        """Returns the typed options that affect weight updates alone, or are among the others, and are not the default."""
         return [
             spec.key
             for spec in SPECS
-            if (spec.updates_only or spec.name in batches)
+            if (spec.updates_only or spec.name in others)
             and self.origins[spec.name].is_typed
             and getattr(self.config, spec.name) != spec.default
         ]

@@ -24,17 +24,24 @@ import functools
 import math
 import os
 import threading
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import NumbaType
-from ipucnn.compiled import TENSORFLOW_FUNCTIONS, TILE_OUTPUTS, VECTOR, import_numba, tensorflow_library
+from ipucnn.compiled import (
+    TENSORFLOW_FUNCTIONS,
+    TILE_OUTPUTS,
+    VECTOR,
+    c_function,
+    import_numba,
+    tensorflow_library,
+)
 from ipucnn.compiled import jit as _jit
 from ipucnn.machine import operation_threads, operations_at_once
 
 numba = import_numba()
-from llvmlite import ir  # noqa: E402 - after ``import_numba``, which sets Numba up
+from llvmlite import binding, ir  # noqa: E402 - after ``import_numba``, which sets Numba up
 from numba.core import cgutils  # noqa: E402
 
 tensorflow_library()
@@ -563,8 +570,14 @@ def _floats(address, shape):  # type: ignore[no-untyped-def]
     return numba.carray(_pointer(address, np.float32(0)), shape, np.float32)
 
 
-@_jit(_INT)
-def _work(block):  # type: ignore[no-untyped-def]
+# An assignment of a slice takes four seconds to compile.
+@_jit(inline="always")
+def _copy_integers(source, number, target, first):  # type: ignore[no-untyped-def]
+    for i in range(number):
+        target[first + i] = source[i]
+
+
+def _take_tasks(block):  # type: ignore[no-untyped-def]
     """Takes tasks of a piece of work until none is left."""
     state = _integers(block, _BLOCK)
     size = state[_BUFFER_SIZE]
@@ -582,7 +595,7 @@ def _work(block):  # type: ignore[no-untyped-def]
             a[15], a[16], _floats(a[17], (a[10], a[11], a[4], a[9])), state, buffers,
         )  # fmt: skip
         return
-    epsilon = np.float32(state[_EPSILON : _EPSILON + 1].view(np.float64)[0])
+    epsilon = _floats(block + 8 * _EPSILON, 1)[0]
     shape, fold, most, activation = (a[0], a[1], a[2]), a[3], a[4], a[5]
     channels = a[2] // fold
     x, gamma, beta = _floats(a[6], shape), _floats(a[7], (channels,)), _floats(a[8], (channels,))
@@ -597,6 +610,12 @@ def _work(block):  # type: ignore[no-untyped-def]
             _floats(a[11], shape), _floats(a[13], (a[0], channels)), _floats(a[14], (a[0], channels)), state,
             buffers,
         )  # fmt: skip
+
+
+# Called by name, the kernels are compiled once: compiled into each of their callers they would take four times as long.
+_TASKS_C = c_function(_take_tasks, _INT)
+binding.add_symbol("ipucnn_take_tasks", _TASKS_C.address)
+_work = _function("ipucnn_take_tasks", _NONE, _INT)
 
 
 @_jit(_INT, _INT)
@@ -625,8 +644,7 @@ def _new_block(kind, tasks, threads, buffer_size, more, cells, status):  # type:
 @_jit(_INT, _INT)
 def _give_epsilon(block, tensor):  # type: ignore[no-untyped-def]
     """Writes the number of a tensor into a block of work."""
-    cell = _integers(block, _BLOCK)[_EPSILON : _EPSILON + 1]
-    cell.view(np.float64)[0] = _floats(_tensor_data(tensor), 1)[0]
+    _floats(block + 8 * _EPSILON, 1)[0] = _floats(_tensor_data(tensor), 1)[0]
 
 
 @_jit(_INT, _INT, _INT)
@@ -742,7 +760,7 @@ def _compute_normalise(context):  # type: ignore[no-untyped-def]
             if block:
                 _give_epsilon(block, tensors[3])
                 a = _integers(block, _BLOCK)[_GIVEN:]
-                a[:6] = s[:6]
+                _copy_integers(s, 6, a, 0)
                 for i in range(3):
                     a[6 + i] = _tensor_data(tensors[i])
                 a[9], a[10], a[11] = mean, variance, y
@@ -788,7 +806,7 @@ def _compute_normalise_gradient(context):  # type: ignore[no-untyped-def]
                 _give_epsilon(block, tensors[6])
                 state = _integers(block, _BLOCK)
                 a = state[_GIVEN:]
-                a[:6] = s[:6]
+                _copy_integers(s, 6, a, 0)
                 for i in range(5):
                     a[6 + i] = _tensor_data(tensors[1 + i])
                 a[11], a[12] = dx, _tensor_data(tensors[0])
@@ -836,7 +854,7 @@ def _compute_depthwise_filter(context):  # type: ignore[no-untyped-def]
             block = _new_block(_DEPTHWISE_FILTER, blocks, s[3], 0, blocks * size, cells, status)
             if block:
                 a = _give_convolution(block, x, dy, kernel)
-                a[12:15] = s[:3]
+                _copy_integers(s, 3, a, 12)
                 a[15] = _integers(block, _BLOCK)[_BUFFERS]
                 _share(block, s[3], s[4])
                 _add_up(_floats(a[15], (blocks, size)), _floats(total, size))
@@ -862,7 +880,7 @@ def _compute_filter(context):  # type: ignore[no-untyped-def]
             block = _new_block(_FILTER, s[5], s[6], buffer_size, 0, cells, status)
             if block:
                 a = _give_convolution(block, x, dy, kernel)
-                a[12:17] = s[:5]
+                _copy_integers(s, 5, a, 12)
                 a[17] = gradient
                 _share(block, s[6], s[7])
                 _let_go(block, 1)
@@ -1003,10 +1021,6 @@ def settings_of_filter(
     return [*strides, *before, most, tasks, threads, _pipe_to_helpers(threads)]
 
 
-def _callback(compute: Callable[..., None], *arguments: NumbaType) -> Any:
-    return numba.cfunc(numba.void(*arguments), cache=bool(os.environ.get("NUMBA_CACHE_DIR")))(compute)
-
-
 # TensorFlow calls these.  The first argument of a compute function is the state of the operation, which has none.
 def _normalise(state, context):  # type: ignore[no-untyped-def]
     _compute_normalise(context)
@@ -1029,7 +1043,7 @@ def _shapes(context, status):  # type: ignore[no-untyped-def]
 
 
 CALLBACKS = {
-    function.__name__: _callback(function, _INT, _INT)
+    function.__name__: c_function(function, _INT, _INT)
     for function in (_normalise, _normalise_gradient, _depthwise_filter_gradient, _filter_gradient, _shapes)
 }
 """The C functions by name; they have to live as long as the process."""
