@@ -65,7 +65,8 @@ def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object)
     """
     numba = import_numba()
     signatures = [(numba.void if returns is None else returns)(*signature)] if signature else []
-    return lambda function: _cached(numba.njit, function, *signatures, nogil=True, **_ARITHMETIC, **more)
+    options = {"nogil": True, **_ARITHMETIC, **more}
+    return lambda function: _cached(numba.njit, function, *signatures, **options)
 
 
 def c_function(function: Callable[..., object], *signature: object) -> Any:
@@ -82,7 +83,12 @@ def c_function(function: Callable[..., object], *signature: object) -> Any:
 _ARITHMETIC: Dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
-def _cached(compiler: Callable[..., Any], function: Callable[..., object], *types: object, **options: object) -> Any:
+def _cached(
+    compiler: Callable[..., Callable[..., object]],
+    function: Callable[..., object],
+    *types: object,
+    **options: object,
+) -> Any:
     """Returns the compiled function, from the cache if there is one."""
     try:
         return compiler(*types, cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **options)(function)

@@ -394,7 +394,9 @@ def test_shares(text, share):
 
 
 def test_a_benchmark_of_inference_names_options_of_weight_updates(run):
-    adam = "--optimizer adam --optimizer-params {} --weight-decay 0 --global-batch-size 8 --label-smoothing 0.1"
+    adam = (
+        "--optimizer adam --optimizer-params {} --weight-decay 0 --global-batch-size 8 --label-smoothing 0.1"
+    )
     _, err = benchmark(run, f"{SMALL} {QUICK} {adam} --run-dir i")
     idle = "optimizer, optimizer-params, label-smoothing, global-batch-size"
     assert {*err.split("note: without effect in inference: ")[1].split("; --training")[0].split(", ")} == {

@@ -171,7 +171,9 @@ def test_an_option_for_all_rows_is_left_out_of_those_where_it_has_no_effect():
     }
     shared = "options: --host-generated-data --loss cross_entropy --optimizer adam"
     inference, training = plan(f"{shared}\nrows: [benchmark lenet, benchmark lenet --training]").rows
-    assert inference.notes == ["without effect in inference: optimizer; --training measures weight updates"]
+    assert inference.notes == [
+        "without effect in inference: optimizer, loss; --training measures weight updates"
+    ]
     assert training.notes == []
     assert "--steps-per-execution" not in fit_row.command and "--fp-exceptions" not in fit_row.command
     assert all(word in train_row.command for word in session.split()) and train_row.notes == []

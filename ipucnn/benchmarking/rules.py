@@ -197,14 +197,14 @@ _TRAINED = tuple(
 )
 
 
-# Inference is timed to the network's outputs: it has neither batches of weight updates nor a loss.
-_OF_TRAINING = (*OF_UPDATES, "loss", "label_smoothing")
-
-
 def without_effect(resolved: Resolved, training: bool) -> List[str]:
-    """Returns the note on typed options that inference has no use for, if there are any and inference is measured."""
-    idle = [] if training else resolved.typed_for_updates(_OF_TRAINING)
-    return [f"without effect in inference: {', '.join(idle)}; --training measures weight updates"] if idle else []
+    """Returns the note on typed options that inference has no use for, such as those of a loss, if it is measured."""
+    idle = [] if training else resolved.typed_for_updates((*OF_UPDATES, "loss", "label_smoothing"))
+    return (
+        [f"without effect in inference: {', '.join(idle)}; --training measures weight updates"]
+        if idle
+        else []
+    )
 
 
 def differences_of_fit(resolved: Resolved) -> List[str]:

@@ -149,7 +149,7 @@ class Resolved:
         return self.data
 
     def typed_for_updates(self, others: Container[str]) -> List[str]:
-        """Returns the typed options that affect weight updates alone, or are among the others, and are not the default."""
+        """Returns the typed options of weight updates alone, or among the others, that are not the default."""
         return [
             spec.key
             for spec in SPECS

@@ -141,12 +141,13 @@ class Optimizer:
                 None: they are kept in float32.
         """
         count = tf.cast(weight_update, tf.float32) + 1.0
+        shared = self._shared(count)
         done: List[Tensor] = []
         new_values: List[Tuple[TfVariable, Tensor]] = []
         gradients = self.clipped(self.penalized(list(self.weights), gradients))
         for name, gradient in zip(self.weights, gradients):
             if rounded is None:
-                done += self._apply(name, gradient, learning_rate, count)
+                done += self._apply(name, gradient, learning_rate, count, shared)
             else:
                 new_values += self._new_values(name, gradient, learning_rate, count)
         if rounded is not None:
@@ -242,13 +243,15 @@ class Optimizer:
             The operations, for control dependencies in graph mode.
         """
         count = weight_update + 1.0
-        done = self._apply(name, gradient, learning_rate, count)
+        done = self._apply(name, gradient, learning_rate, count, self._shared(count))
         if self.settings.ema_decay:
             with tf.control_dependencies(done):
                 done = [*done, self._average(name, self.weights[name], count)]
         return done
 
-    def _apply(self, name: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> List[Tensor]:
+    def _apply(
+        self, name: str, gradient: Tensor, learning_rate: Tensor, count: Tensor, shared: Dict[str, Tensor]
+    ) -> List[Tensor]:
         """Updates one weight; ``count`` is the number of the weight update from 1 on."""
         variable = self.weights[name]
         if variable.dtype == tf.float16:
@@ -261,11 +264,11 @@ class Optimizer:
         if l2:
             gradient = gradient + l2 * variable
         if not decay:
-            return [self._kernel(name, gradient, learning_rate, count)]
+            return [self._kernel(name, gradient, learning_rate, shared)]
         with tf.control_dependencies([gradient]):
             decayed = variable.assign_sub(learning_rate * decay * variable)
         with tf.control_dependencies([decayed]):
-            return [self._kernel(name, gradient, learning_rate, count)]
+            return [self._kernel(name, gradient, learning_rate, shared)]
 
     def _decays(self, variable: TfVariable) -> Tuple[float, float]:
         """Returns the L2 penalty and the decoupled weight decay of a weight; 0: none."""
@@ -274,7 +277,9 @@ class Optimizer:
             return 0.0, 0.0
         return s.l2_regularization, 0.0 if s.name == "lars" else s.weight_decay
 
-    def _kernel(self, weight: str, gradient: Tensor, learning_rate: Tensor, count: Tensor) -> Tensor:
+    def _kernel(
+        self, weight: str, gradient: Tensor, learning_rate: Tensor, shared: Dict[str, Tensor]
+    ) -> Tensor:
         """Runs TensorFlow's operation that updates a 32-bit weight and its state in place."""
         name, p, variable = self.settings.name, self.settings.params, self.weights[weight]
 
@@ -286,12 +291,8 @@ class Optimizer:
                 var=variable.handle,
                 m=slot("m"),
                 v=slot("v"),
-                beta1_power=tf.pow(p["beta_1"], count),
-                beta2_power=tf.pow(p["beta_2"], count),
                 lr=learning_rate,
-                beta1=p["beta_1"],
-                beta2=p["beta_2"],
-                epsilon=p["epsilon"],
+                **shared,
                 grad=gradient,
             )
         if name == "rmsprop":
@@ -319,6 +320,15 @@ class Optimizer:
             momentum=p["momentum"],
             use_nesterov=bool(p["nesterov"]),
         )
+
+    def _shared(self, count: Tensor) -> Dict[str, Tensor]:
+        """Returns the arguments that the operations of all weights share in weight update number ``count``."""
+        p = self.settings.params
+        if self.settings.name not in ("adam", "adamw"):
+            return {}
+        powers = {f"beta{k}_power": tf.pow(p[f"beta_{k}"], count) for k in (1, 2)}
+        values = {"beta1": p["beta_1"], "beta2": p["beta_2"], "epsilon": p["epsilon"]}
+        return {**powers, **{name: tf.constant(value) for name, value in values.items()}}
 
     def _scaled_by_layer(self, weight: Tensor, gradient: Tensor, rate: Tensor) -> Tuple[Tensor, Tensor]:
         """Returns gradient and learning rate of LARS (You et al. 2017, arXiv:1708.03888).

@@ -87,6 +87,18 @@ def static_or(static: Optional[int], dynamic: Tensor) -> Union[int, Tensor]:
     return dynamic if static is None else int(static)
 
 
+def _numbers_per_channel(x: Tensor, parts: Union[int, Tensor]) -> Union[float, Tensor]:
+    """The numbers of a channel in each of ``parts`` parts of x; a tensor if they are known only when it runs."""
+    size = x.shape.num_elements()
+    if size is not None and not tf.is_tensor(parts):
+        return float(size // (parts * int(x.shape[-1])))
+    return tf.cast(tf.size(x) // (parts * x.shape[-1]), x.dtype)
+
+
+def _reshaped(x: Tensor, like: Tensor) -> Tensor:
+    return tf.reshape(x, like.shape if like.shape.is_fully_defined() else tf.shape(like))
+
+
 class Dropout(keras.layers.Layer):
     """Inverted dropout (Srivastava et al. 2014), ``x * mask / (1 - rate)``.
 
@@ -214,8 +226,7 @@ def _grouped_batch_norm(
     size = x.shape.num_elements()
     rows = None if size is None else size // (num_groups * channels)
     y, mean, variance = _normalise(x, gamma, beta, epsilon, num_groups, rows, channels)
-    count = tf.cast(tf.size(x) // (num_groups * channels), x.dtype)
-    return y, mean, unbiased_variance(variance, count)
+    return y, mean, unbiased_variance(variance, _numbers_per_channel(x, num_groups))
 
 
 def _normalise(
@@ -266,7 +277,7 @@ def _normalise(
     @tf.custom_gradient
     def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
         grouped = tf.reshape(x, shape)
-        count = tf.cast(tf.shape(grouped)[1] * (fold * per_group), x.dtype)
+        count = _numbers_per_channel(x, num_parts) * per_group
 
         def pool(sums: Tensor) -> Tensor:
             """Per-channel sums (parts, 1, channels) -> means over each channel group, of the same shape."""
@@ -279,7 +290,7 @@ def _normalise(
         variance = pool(total(tf.math.squared_difference(grouped, wide(mean))))
         inverse = tf.math.rsqrt(variance + epsilon)
         factor = inverse * gamma
-        y = tf.reshape(grouped * wide(factor) + wide(beta - mean * factor), tf.shape(x))
+        y = _reshaped(grouped * wide(factor) + wide(beta - mean * factor), x)
 
         def gradient(dy: Tensor, *_: object) -> Any:
             dy = tf.reshape(dy, shape)
@@ -289,12 +300,13 @@ def _normalise(
             slope = inverse * inverse * inverse * pool(gamma * sum_dy_x)
             dx = dy * wide(factor) - (centred * wide(slope) + wide(inverse * pool(gamma * sum_dy)))
             return (
-                tf.reshape(dx, tf.shape(x)),
+                _reshaped(dx, x),
                 tf.reduce_sum(sum_dy_x * inverse, axis=[0, 1]),
                 tf.reduce_sum(sum_dy, axis=[0, 1]),
             )
 
-        return (y, tf.stop_gradient(mean[:, 0]), tf.stop_gradient(variance[:, 0])), gradient
+        statistics = (tf.stop_gradient(tf.squeeze(moment, axis=1)) for moment in (mean, variance))
+        return (y, *statistics), gradient
 
     y, mean, variance = normalise(x, gamma, beta)
     y.set_shape(x.shape)
@@ -400,7 +412,7 @@ class BatchNormalization(keras.layers.Layer):
             self._move(self.moving_variance, unbiased[0])
             return outputs
         shared = context.num_micro_batches // groups
-        numbers = tf.cast(tf.size(inputs) // (context.num_micro_batches * channels), dtype)
+        numbers = _numbers_per_channel(inputs, context.num_micro_batches)
         # Two products: with one that both operations read, TensorFlow's graph optimizer computes another last bit.
         biased = unbiased * ((numbers * shared - 1.0) / (numbers * shared))
         if self.moves_once or context.measures:

@@ -9,8 +9,9 @@ images are not augmented, and there is no dropout, which would make variances la
 al. 2018, arXiv:1801.05134).
 """
 
+import functools
 import itertools
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -37,11 +38,12 @@ class Contribution(NamedTuple):
 
     Attributes:
         statistic: the float32 contribution of the fused batch alone.
-        apply: a function of (statistic, the fused batch's number within the weight update), called in their order.
+        apply: a function of (statistic, the fused batch's number within the weight update, momentum -> factor of the
+            moving statistic), called in their order.
     """
 
     statistic: Tensor
-    apply: Callable[[Tensor, Tensor], None]
+    apply: Callable[[Tensor, Tensor, Callable[[float], Tensor]], None]
 
 
 class MovingStatistics:
@@ -93,6 +95,26 @@ class MovingStatistics:
         """
         return [*self._of_micro_batches(context, fused_batch), *self._of_weight_update(context, fused_batch)]
 
+    def move(
+        self, contributions: Sequence[Contribution], statistics: Sequence[Tensor], fused_batch: Tensor
+    ) -> None:
+        """Moves the statistics by those of a fused batch, in its turn.
+
+        Args:
+            contributions: those of any fused batch of the trace.
+            statistics: the statistic of each contribution, of this fused batch.
+            fused_batch: scalar int64, the fused batch's number within the weight update.
+        """
+        is_first = tf.equal(fused_batch, 0)
+        count = float(self._batch.gradient_accumulation_count)
+
+        @functools.lru_cache(maxsize=None)
+        def decay(momentum: float) -> Tensor:
+            return tf.where(is_first, tf.constant(momentum**count, tf.float32), 1.0)
+
+        for contribution, statistic in zip(contributions, statistics):
+            contribution.apply(statistic, fused_batch, decay)
+
     def _of_micro_batches(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
         """Returns the contributions to statistics that move with every micro-batch, in closed form.
 
@@ -109,13 +131,15 @@ class MovingStatistics:
         step = tf.floor(position / float(p.num_replicas))
         count = float(p.gradient_accumulation_count)
 
-        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Contribution:
-            def apply(added: Tensor, fused_batch: Tensor) -> None:
-                decay = tf.where(tf.equal(fused_batch, 0), tf.constant(momentum**count, tf.float32), 1.0)
-                moving.assign(moving * decay + added)
+        @functools.lru_cache(maxsize=None)
+        def weight_of(momentum: float) -> Tensor:
+            return tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
 
-            weight = tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
-            added = tf.linalg.matvec(statistic, weight, transpose_a=True)
+        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Contribution:
+            def apply(added: Tensor, fused_batch: Tensor, decay: Callable[[float], Tensor]) -> None:
+                moving.assign(moving * decay(momentum) + added)
+
+            added = tf.linalg.matvec(statistic, weight_of(momentum), transpose_a=True)
             added.set_shape(moving.shape)
             return Contribution(added, apply)
 
@@ -139,7 +163,7 @@ class MovingStatistics:
         replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
 
         def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Contribution:
-            def apply(sums: Tensor, fused_batch: Tensor) -> None:
+            def apply(sums: Tensor, fused_batch: Tensor, decay: Callable[[float], Tensor]) -> None:
                 total = self._sums[name]
                 if self._division.num_groups > 1:
                     sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)

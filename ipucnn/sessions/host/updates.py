@@ -198,8 +198,7 @@ class UpdateLoop:
         if self._division.num_groups == 1:
             group = tf.constant(0, tf.int64)
             result, contributions = self._forward_and_backward(iterator, update, group)
-            for contribution in contributions:
-                contribution.apply(contribution.statistic, group)
+            self._statistics.move(contributions, result.statistics, group)
         else:
             result = self._accumulate(iterator, update)
         gradients = result.gradients
@@ -227,8 +226,7 @@ class UpdateLoop:
             contributions = results[0][1]
 
             def move(group: Tensor, statistics: Sequence[Tensor]) -> None:
-                for contribution, statistic in zip(contributions, statistics):
-                    contribution.apply(statistic, group)
+                self._statistics.move(contributions, statistics, group)
 
             return turn + 1, self._sums.add_turn(turn, [result for result, _ in results], sums, move)
 
