@@ -159,12 +159,12 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
-    "benchmarking": (2885, 2200),
+    "benchmarking": (2890, 2200),
     "commands": (2030, 1200),
     "config": (3240, 1610),
-    "datasets": (7480, 5800),
+    "datasets": (7505, 5810),
     "diagnosis": (590, 460),
-    "models": (3270, 2570),
+    "models": (3310, 2605),
     "planning": (5880, 4620),
     "reports": (4140, 3300),
     "runs": (6900, 5315),

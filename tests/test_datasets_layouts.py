@@ -865,17 +865,32 @@ def test_parts_may_lie_inside_the_folders_of_images_and_of_masks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "places", "hint"),
     [
-        ("patient1*3", "patient1/0_mask.png", "patient2*3"),
-        ("scans*3", "expert*3"),
+        (("patient1*3", "patient1/0_mask.png", "patient2*3"), "patient1, patient2", "DIR/masks/NAME.png"),
+        (("scans*3", "expert*3"), "expert, scans", "DIR/masks/NAME.png"),
+        # DRIVE
+        (
+            [
+                f"{part}/{side}*3"
+                for part in ("training", "test")
+                for side in ("images", "1st_manual", "mask")
+            ],
+            "test/1st_manual, test/images, test/mask, training/1st_manual and 2 more folders",
+            "DIR/masks/NAME.png",
+        ),
+        # Slices of patients, each with its mask beside it
+        (
+            [f"{name}/{k}{mask}.png" for name in "ab" for k in range(3) for mask in ("", "_mask")],
+            "a, b",
+            "or one of the 2 sets in it, such as --dataset ",
+        ),
     ],
 )
-def test_folders_of_masks_in_another_layout_get_the_layout_of_pairs(tmp_path, names):
+def test_folders_of_masks_in_another_layout_get_the_layout_of_pairs(tmp_path, names, places, hint):
     folder = draw(tmp_path, *names)
-    check_raises(
-        DataError, "holds no pairs of images and masks", "DIR/masks/NAME.png", opened, folder, "segmentation"
-    )
+    error = f"holds no pairs of images and masks: images lie in {places}"
+    check_raises(DataError, error, hint, opened, folder, "segmentation")
 
 
 def test_masks_in_each_class_folder_are_no_folds(tmp_path, run):

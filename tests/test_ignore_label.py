@@ -63,6 +63,30 @@ def test_the_line_is_no_class_and_its_pixels_have_the_ignored_label(tmp_path):
     assert fingerprint(other) != fingerprint(source)
 
 
+def test_the_name_may_be_written_in_any_case_and_other_words_for_it_are_classes(tmp_path):
+    """Cityscapes and VOC call such pixels void; a class of that name counts, and the run says so."""
+    write_set(tmp_path, table=TABLE.replace("ignore", "Ignore"))
+    source = open_pairs("imagemasks", tmp_path)
+    assert source.info.class_names == ("background", "cell") and IGNORED in source.train.labels
+    (tmp_path / "classes.txt").write_text(TABLE.replace("ignore", "Void"))
+    source = open_pairs("imagemasks", tmp_path)
+    assert source.info.class_names == ("background", "Void", "cell")
+    (line,) = source.info.warnings
+    assert line.startswith("Void is a class like the others; the name ignore leaves its pixels out")
+
+
+def test_values_without_a_table_are_said_to_be_taken_for_classes(tmp_path):
+    """Masks that number as many objects in each image look the same."""
+    mask = np.arange(400, dtype=np.uint8).reshape(20, 20) % 3
+    write_pairs(tmp_path, [(np.full((20, 20), k, np.uint8), mask) for k in range(4)])
+    (line,) = open_pairs("imagemasks", tmp_path).info.warnings
+    assert line.startswith(
+        "the values 0 to 2 of the masks are taken for classes; if they number objects, write"
+    )
+    (tmp_path / "classes.txt").write_text("0 background\n1 cell\n2 wall\n")
+    assert open_pairs("imagemasks", tmp_path).info.warnings == ()
+
+
 def test_colours_may_be_ignored(tmp_path):
     colours = np.array([[0, 0, 0], [9, 9, 200], [255, 255, 255]], np.uint8)
     classes = np.random.RandomState(0).randint(0, 3, (4, 20, 20))

@@ -221,6 +221,10 @@ ZOO = {
     "adapted": ["n = layers.Normalization()", "n.adapt(np.arange(144, dtype=np.float32).reshape(2, 6, 6, 2))",
                 "x = layers.Conv2D(4, 3)(n(images))"],
     "after flatten": ["x = layers.Rescaling(1 / 255)(layers.Flatten()(images))"],
+    "divided": ["x = layers.Conv2D(4, 3)(images / 255.0)"],
+    "preprocess_input": ["x = layers.Conv2D(4, 3)(keras.applications.mobilenet_v2.preprocess_input(images))"],
+    "a number first": ["x = layers.Conv2D(4, 3, use_bias=False)(1.0 - images)"],
+    "a number per channel": ["x = layers.Conv2D(4, 3)((images - np.float32([3, 5])) * 0.01 + 2)"],
     "slopes": ["x = layers.LeakyReLU()(layers.Conv2D(4, 3)(images))", "x = layers.ELU(0.5)(x)",
                "x = layers.PReLU(alpha_initializer='ones')(x)", "x = layers.ReLU(6.0, 0.1, 0.2)(x)"],
     "norms": ["x = layers.LayerNormalization()(layers.Conv2D(4, 3)(images))", "x = layers.BatchNormalization()(x)",
@@ -261,7 +265,13 @@ def test_own_networks_have_keras_values(case):
     np.testing.assert_allclose(
         np.asarray(model(pixels())), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
     )
-    assert (record.own.first_rescaling is not None) == (case in list(ZOO)[:6])
+    assert (record.own.first_rescaling is not None) == (list(ZOO).index(case) < list(ZOO).index("slopes"))
+
+
+@pytest.mark.parametrize("line", ["255.0 / (images + 1.0)", "images ** 2.0", "images[..., ::-1]"])
+def test_other_operations_with_numbers_are_refused(line):
+    text = network(f"x = layers.Conv2D(4, 3)({line})")
+    check_raises(ConfigurationError, "which is no layer", "use a layer of Keras", built, text)
 
 
 # --- files of Keras

@@ -41,7 +41,7 @@ from ipucnn.filesystem import (
     real,
     shown,
 )
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TFDS_PREFIX = "tfds:"
@@ -834,6 +834,24 @@ def _has_own_images(folder: Path) -> bool:
     with suppress(DataError, OSError):
         return bool(_own_images(folder))
     return False
+
+
+def places_of_images(folder: Path, most: int = 4) -> str:
+    """Returns words that name the folders below a folder in which images lie, at most ``most``; "" if there are none.
+
+    At most three levels and 100 folders are looked at.
+    """
+    found: List[str] = []
+    level, num_looked_at = [folder], 0
+    for _ in range(3):
+        with suppress(DataError, OSError):
+            level = [path for parent in level for path in subfolders(parent)][: 100 - num_looked_at]
+            num_looked_at += len(level)
+            found += [
+                printable(path.relative_to(folder).as_posix()) for path in level if _has_own_images(path)
+            ]
+    more = f" and {counted(len(found) - most, 'more folder')}" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def _own_images(folder: Path) -> List[str]:

@@ -27,6 +27,7 @@ from ipucnn.datasets.formats import (
     find_layout,
     find_set,
     find_sets,
+    places_of_images,
     quoted,
     subfolders,
     unwrapped,
@@ -687,7 +688,9 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
         if found is not None:
             check_has_masks(found)
         inside = "" if found is not None else _inside(folder, partial(find_layout, name))
-        raise DataError(f"{folder} holds no pairs of images and masks", PAIR_LAYOUT + inside)
+        places = places_of_images(folder)
+        lie = f": images lie in {places}" if places else ""
+        raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
     if divides and found is not None and found.parts:
         hint += (
@@ -699,12 +702,15 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
 
 
 def _inside(folder: Path, find: Callable[[Path], object]) -> str:
-    """Returns words for a hint that name the only folder in a folder with a data set in it; "" for none or several."""
+    """Returns words for a hint that name a folder in a folder with a data set in it, the first of several; or ""."""
     inside = []
     for path in subfolders(folder):
         with suppress(DataError, OSError):
             inside += [unwrapped(path)] if find(unwrapped(path)) else []
-    return f"; or the set in it: --dataset {quoted(inside[0])}" if len(inside) == 1 else ""
+    if not inside:
+        return ""
+    which = "the set in it:" if len(inside) == 1 else f"one of the {len(inside)} sets in it, such as"
+    return f"; or {which} --dataset {quoted(inside[0])}"
 
 
 def _is_complete(found: Found, divides: bool) -> bool:

@@ -17,6 +17,8 @@ from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, Tensor
 INPUT_NAME = "input"
 """The name of the input of every network."""
 INPUT_LAYER = "InputLayer"
+FIRST = "x"
+"""The name of the first argument of an operation, if it is a number."""
 
 
 @dataclass(eq=False)
@@ -30,7 +32,8 @@ class Node:
         inputs: names of the nodes that it reads, in the order of its arguments.
         layer: name of the layer, which several nodes may call.
         layer_class: class of the layer; None for Keras' own class of the name ``kind``, and for an operation.
-        arguments: (name, value) of further arguments of the call; the name of a positional one is "".
+        arguments: (name, value) of further arguments of the call; the name of a positional one is "", or FIRST if it
+            comes before the first tensor.
         place: names of the models that contain the layer in the model that was read, from the outermost, and the
             layer's name in the innermost.
         is_operation: whether it is an operation, which must be replaced or removed.

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Seque
 
 from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, Tensor, TensorShape
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node
+from ipucnn.models.blueprint import FIRST, INPUT_LAYER, INPUT_NAME, Blueprint, Node
 from ipucnn.text import shown_value
 
 _MODELS = ("Functional", "Sequential", "Model")
@@ -325,7 +325,10 @@ def _arguments(node: PlainValue) -> _Reads:
                 walk(inner, key)
         elif isinstance(value, (list, tuple)):
             if len(value) in (3, 4) and type(value[0]) is str and type(value[1]) is int:  # Keras 2.6
-                read(value, key)
+                if value[0] == "_CONSTANT_VALUE":
+                    others.append((FIRST, value[2]))
+                else:
+                    read(value, key)
                 for name, inner in (value[3] if len(value) == 4 else {}).items():
                     walk(inner, name)
                 return
@@ -337,7 +340,7 @@ def _arguments(node: PlainValue) -> _Reads:
 
     if isinstance(node, dict):
         for value in node.get("args") or ():
-            walk(value, "")
+            walk(value, "" if reads else FIRST)
         for key, value in (node.get("kwargs") or {}).items():
             walk(value, key)
     else:

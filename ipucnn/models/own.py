@@ -48,6 +48,7 @@ from ipucnn.models.preprocessing import (
     Statistics,
     as_rescaling,
     first_rescaling,
+    rescaling_of_operation,
     strip_preprocessing,
 )
 from ipucnn.models.settings import check_activations, formulas_of, keras_settings, plain_settings
@@ -731,6 +732,9 @@ def _accepted(
     )
     plain_node = Node(node.name, kind, {}, node.inputs, node.layer)
     if node.is_operation:
+        scaled = rescaling_of_operation(node)
+        if scaled is not None:
+            return scaled
         _check_operation(where.replace(": layer", ": operation", 1), node, others)
         return plain_node
     if kind == "Lambda":

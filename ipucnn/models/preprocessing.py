@@ -13,7 +13,7 @@ import numpy as np
 
 from ipucnn.datasets.pixels import Scaling
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.blueprint import INPUT_NAME, Blueprint, Node
+from ipucnn.models.blueprint import FIRST, INPUT_NAME, Blueprint, Node
 from ipucnn.models.settings import plain, plain_settings
 from ipucnn.text import shown_value
 
@@ -89,6 +89,41 @@ def as_rescaling(where: str, node: Node, statistics: Statistics) -> Node:
     return Node(node.name, "Rescaling", {"scale": factor.tolist(), "offset": offset.tolist()}, node.inputs)
 
 
+_DIVISIONS = ("TrueDivide", "Divide", "truediv", "divide")
+_SUMS = ("Add", "bias_add")
+
+
+def rescaling_of_operation(node: Node) -> Optional[Node]:
+    """An operation on one tensor and a number, or one per channel, as the Rescaling layer that computes the same.
+
+    So begin networks with ``x / 255.0`` or Keras' ``preprocess_input``.  Returns None for any other operation.
+    """
+    given = [pair for pair in node.arguments if pair[0] != "data_format"]
+    if not node.is_operation or len(node.inputs) != 1 or len(given) != 1:
+        return None
+    ((place, value),) = given
+    try:
+        number = np.asarray(value["config"]["value"] if isinstance(value, dict) else value, np.float64)
+    except (KeyError, TypeError, ValueError):
+        return None
+    if number.size != (number.shape or (1,))[-1] or not np.isfinite(number).all():
+        return None
+    number = number.reshape(-1) if number.ndim else number
+    is_first, one = place == FIRST, np.ones_like(number)
+    if node.kind in _SUMS:
+        scale, offset = one, number
+    elif node.kind == "Subtract":
+        scale, offset = (-one, number) if is_first else (one, -number)
+    elif node.kind == "Multiply":
+        scale, offset = number, 0 * one
+    elif node.kind in _DIVISIONS and not is_first and number.all():
+        scale, offset = 1 / number, 0 * one
+    else:
+        return None
+    settings = {"scale": scale.tolist(), "offset": offset.tolist()}
+    return Node(node.name, "Rescaling", settings, node.inputs, node.layer)
+
+
 def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -> Optional[Scaling]:
     """The scaling at the beginning of a whole model; None if it has no Rescaling and no Normalization.
 
@@ -103,6 +138,7 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
     chain: List[Node] = []
     source = nodes[0].name
     for node in nodes[1:]:
+        node = rescaling_of_operation(node) or node
         if node.kind not in PREPROCESSING:
             continue
         where = f"{name}: layer '{shown_value(node.name)}'"

@@ -257,6 +257,8 @@ def show_dry_run(run: TrainingRun, as_json: bool, folds: Sequence[int] = ()) -> 
     report = {**run.plan_of_run(), "folds": list(folds)}
     for line in introduction(run):
         note(line)
+    for line in report["notes"]:
+        note(f"note: {line}")
     for line in report["warnings"][len(run.context.warnings) :]:
         note(f"warning: {line}")
     config = run.context.config

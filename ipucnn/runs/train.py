@@ -104,6 +104,7 @@ class TrainingRun:
         if own is not None:
             norm = {"name": ", ".join(norms_of(own)) or "none"}
             warnings += statistics_warnings(context)
+        notes = [] if own is None else [*own.notes, *momentum_notes(context)]
         return {
             "model": context.record.name,
             "input_shape": list(context.input_shape),
@@ -127,6 +128,7 @@ class TrainingRun:
                 "largest": largest_rate(context.schedule, p.num_weight_updates),
                 "last": float(last),
             },
+            "notes": notes,
             "warnings": warnings,
             "program": {**p.to_dict(), **layers.to_dict()},
         }

@@ -77,6 +77,7 @@ from ipucnn.datasets.segmentation.masks import (
     classes_of_values,
     codes,
     mask_values,
+    notes_on_classes,
     read_description,
     read_table,
 )
@@ -628,6 +629,7 @@ def open_pairs(
     if classes.any_other:
         values = (0, max(int(mask.numbers.max()) for mask in stored.values()))
     warnings = [*unused_line(printable(str(folder)), passed.unused), *left_out_line(passed.damaged, "pair")]
+    warnings += notes_on_classes(classes, table is not None)
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(

@@ -20,6 +20,8 @@ from ipucnn.errors import DataError
 from ipucnn.text import counted, printable, shown_value
 
 IGNORE = "ignore"
+_OFTEN_IGNORED = ("void", "ignored", "unlabeled", "unlabelled", "dontcare", "don't care", "dont care")
+"""What other programs call pixels that do not count; here they are classes."""
 """The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
 MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
@@ -195,7 +197,7 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     for number, line in class_lines(path):
         words = line.split()
         if words[0] == "*" and len(words) > 1:
-            rows.append(((), " ".join(words[1:])))
+            rows.append(((), _class_name(" ".join(words[1:]))))
             continue
         count = next((i for i, word in enumerate(words) if not _is_number(word)), len(words))
         name = " ".join(words[count:])
@@ -203,7 +205,7 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
         most = LARGEST_VALUE if count == 1 else 255
         if count not in (1, 3) or not name or not name.isprintable() or max(value) > most:
             raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class", hint)
-        rows.append((value, name))
+        rows.append((value, _class_name(name)))
     values, names = [value for value, _ in rows], [name for _, name in rows]
     num_classes = len(names) - names.count(IGNORE)
     if not 2 <= num_classes <= MOST_CLASSES:
@@ -248,7 +250,9 @@ def read_description(folder: Path) -> Optional[MaskClasses]:
     rows: Dict[str, object] = {}
     for key, value in (labels if isinstance(labels, dict) else {}).items():
         is_first = isinstance(value, str)
-        rows[str(value) if is_first else key] = int(key) if is_first and _is_number(key) else value
+        rows[_class_name(str(value) if is_first else key)] = (
+            int(key) if is_first and _is_number(key) else value
+        )
     values = [value for value in rows.values() if type(value) is int and 0 <= value <= LARGEST_VALUE]
     if len(values) < len(rows) or len(set(values)) < max(2, len(labels or ())):
         text = (
@@ -287,6 +291,32 @@ def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
         f"to make all objects one class, {ONE_CLASS}; if the values are classes, name each of them there",
         "mask-values",
     )
+
+
+def _class_name(name: str) -> str:
+    """Returns the name of a class as it is written, or ``IGNORE`` in whatever case that is."""
+    return IGNORE if name.casefold() == IGNORE else name
+
+
+def notes_on_classes(classes: MaskClasses, is_named: bool) -> List[str]:
+    """Returns what is taken for granted about the classes: that such as "void" count, and that values are classes.
+
+    Args:
+        classes: the classes.
+        is_named: whether a table names them.
+    """
+    notes = [
+        f"{printable(name)} is a class like the others; the name {IGNORE} leaves its pixels out of the loss and of all "
+        "scores"
+        for name in classes.names
+        if name.casefold() in _OFTEN_IGNORED
+    ]
+    if not is_named and len(classes.names) > 2:
+        notes.append(
+            f"the values 0 to {len(classes.names) - 1} of the masks are taken for classes; if they number objects, "
+            f"{ONE_CLASS}"
+        )
+    return notes
 
 
 def _is_number(word: str) -> bool:
