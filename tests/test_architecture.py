@@ -162,7 +162,7 @@ BUDGET = {
     "benchmarking": (2890, 2200),
     "commands": (2030, 1200),
     "config": (3240, 1610),
-    "datasets": (7505, 5810),
+    "datasets": (7515, 5815),
     "diagnosis": (590, 460),
     "models": (3310, 2605),
     "planning": (5880, 4620),

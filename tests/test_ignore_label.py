@@ -73,6 +73,7 @@ def test_the_name_may_be_written_in_any_case_and_other_words_for_it_are_classes(
     assert source.info.class_names == ("background", "Void", "cell")
     (line,) = source.info.warnings
     assert line.startswith("Void is a class like the others; the name ignore leaves its pixels out")
+    assert verified(tmp_path, ".")[1] == {"void-class"}
 
 
 def test_values_without_a_table_are_said_to_be_taken_for_classes(tmp_path):

@@ -298,6 +298,11 @@ def _class_name(name: str) -> str:
     return IGNORE if name.casefold() == IGNORE else name
 
 
+def void_classes(classes: MaskClasses) -> List[str]:
+    """Returns the names of classes that elsewhere mean pixels that do not count."""
+    return [name for name in classes.names if name.casefold() in _OFTEN_IGNORED]
+
+
 def notes_on_classes(classes: MaskClasses, is_named: bool) -> List[str]:
     """Returns what is taken for granted about the classes: that such as "void" count, and that values are classes.
 
@@ -308,8 +313,7 @@ def notes_on_classes(classes: MaskClasses, is_named: bool) -> List[str]:
     notes = [
         f"{printable(name)} is a class like the others; the name {IGNORE} leaves its pixels out of the loss and of all "
         "scores"
-        for name in classes.names
-        if name.casefold() in _OFTEN_IGNORED
+        for name in void_classes(classes)
     ]
     if not is_named and len(classes.names) > 2:
         notes.append(

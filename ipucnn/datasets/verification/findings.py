@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 from ipucnn.datasets.limits import UNBALANCED
-from ipucnn.datasets.segmentation.masks import ONE_CLASS
+from ipucnn.datasets.segmentation.masks import IGNORE, ONE_CLASS, TABLE
 
 ERROR, WARNING = "error", "warning"
 TRAIN, EVAL = "train", "eval"
@@ -152,6 +152,11 @@ CODES: Dict[str, Code] = {
         "masks with values that are no class: of two classes 0 and one other, of more 0, 1, 2, ...",
         f"save masks without smoothing or JPEG compression; where each object has a number of its own, {ONE_CLASS}; "
         "other values are named there, too",
+    ),
+    "void-class": Code(
+        WARNING,
+        "classes of masks with a name that elsewhere means pixels that do not count",
+        f"call it {IGNORE} in DIR/{TABLE} to leave its pixels out of the loss and of all scores",
     ),
     "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
     "nothing-to-learn": Code(

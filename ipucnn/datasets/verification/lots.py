@@ -32,6 +32,7 @@ from ipucnn.datasets.segmentation.masks import (
     MaskClasses,
     codes,
     mask_values,
+    void_classes,
 )
 from ipucnn.datasets.sources import cifar, idx, imagefolder
 from ipucnn.datasets.sources import records as imagenet
@@ -235,6 +236,8 @@ def pairs_lots(survey: Survey, found: Found) -> Lots:
         named = readable([item_or_problem(of_masks, None, "masks", folder)], survey.report)
         classes = next(named, BINARY)
     survey.class_names = tuple(map(printable, classes.names))
+    for name in void_classes(classes):
+        survey.find("void-class", None, printable(name))
     for mask in list(stored.values())[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask)
     return {
