@@ -225,6 +225,7 @@ ZOO = {
     "preprocess_input": ["x = layers.Conv2D(4, 3)(keras.applications.mobilenet_v2.preprocess_input(images))"],
     "a number first": ["x = layers.Conv2D(4, 3, use_bias=False)(1.0 - images)"],
     "a number per channel": ["x = layers.Conv2D(4, 3)((images - np.float32([3, 5])) * 0.01 + 2)"],
+    "classes of Keras 2.6 and 3": ["x = layers.Conv2D(4, 3)((images / 127.5 - 1.0) * np.float32([2, 3]))"],
     "slopes": ["x = layers.LeakyReLU()(layers.Conv2D(4, 3)(images))", "x = layers.ELU(0.5)(x)",
                "x = layers.PReLU(alpha_initializer='ones')(x)", "x = layers.ReLU(6.0, 0.1, 0.2)(x)"],
     "norms": ["x = layers.LayerNormalization()(layers.Conv2D(4, 3)(images))", "x = layers.BatchNormalization()(x)",
@@ -272,6 +273,38 @@ def test_own_networks_have_keras_values(case):
 def test_other_operations_with_numbers_are_refused(line):
     text = network(f"x = layers.Conv2D(4, 3)({line})")
     check_raises(ConfigurationError, "which is no layer", "use a layer of Keras", built, text)
+
+
+def test_numbers_for_other_channels_than_the_images_are_refused():
+    """Keras makes three channels of the one of grey images."""
+    text = network("x = layers.Conv2D(4, 3)(images - np.float32([1, 2, 3]))")
+    hint = "use a layer in its place, such as keras.layers.Rescaling"
+    check_raises(ConfigurationError, "reads 1 tensor and numbers besides", hint, built, text, (6, 6, 1))
+
+
+def test_probabilities_times_a_number_are_no_logits():
+    text = network(
+        "x = layers.Flatten()(images)",
+        end="    return keras.Model(images, layers.Dense(num_classes, activation='softmax')(x) * 1.0)\n",
+    )
+    check_raises(ConfigurationError, "gives probabilities", "", built, text)
+
+
+def test_operations_have_the_same_names_in_both_kerases():
+    record, _ = built(network("x = layers.Conv2D(4, 3)(images / 127.5 - 1.0)"))
+    assert [node.name for node in record.own.architecture.nodes[1:4]] == ["true_divide", "subtract", "conv2d"]
+
+
+@needs_keras_3
+def test_numbers_in_the_middle_of_a_file_s_network_do_not_scale_its_images(run):
+    """So is a part of MobileNetV3's activations computed."""
+    images = keras.Input((8, 8, 1))
+    x = layers.Conv2D(2, 3, name="first")(images / 255.0)
+    x = layers.ReLU(6.0)(x + 3.0) * 0.5
+    keras.Model(images, layers.Dense(10, name="head")(layers.Flatten()(x))).save("mid.keras")
+    words = ["--dataset", "digits", "--dry-run", *TRAIN]
+    code, _, err = run("train", "mid.keras", *words, "--weights", "mid.keras")
+    assert code == 0 and "its layer true_divide scales" in err, err
 
 
 # --- files of Keras

@@ -131,6 +131,7 @@ def naive_scale(beyond, num_gradients, start=1.0):
         ("sgd", {"momentum": 0.9, "nesterov": True}),
         ("lars", {}),
         ("adam", {}),
+        ("adam", {"epsilon": 1, "beta_2": 0}),
         ("adamw", {}),
         ("rmsprop", {"momentum": 0.9}),
     ],

@@ -461,7 +461,7 @@ MASKS = {
     "a colour mask": ("wrong-mode", saved(MASK_3, photo().resize((32, 24)))),
     "many values": ("mask-values", lambda f: draw_mask(f, "3.png", [255, 100, 7])),
     "another value": ("mask-values", lambda f: draw_mask(f, "3.png", [1, 1])),
-    "void": ("void-class", written("classes.txt", b"0 background\n255 void\n")),
+    "void": ("void-class", written("classes.txt", b"0 sky\n9 cell\n255 void\n")),
     "an empty mask": ("mask-constant", lambda f: draw_mask(f, "3.png", [0])),
     "only empty masks": ("nothing-to-learn", lambda f: [draw_mask(f, f"{n}.png", [0]) for n in range(10)]),
     "no partner": ("unpaired", removed(MASK_3)),

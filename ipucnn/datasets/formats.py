@@ -844,12 +844,13 @@ def places_of_images(folder: Path, most: int = 4) -> str:
     found: List[str] = []
     level, num_looked_at = [folder], 0
     for _ in range(3):
-        with suppress(DataError, OSError):
-            level = [path for parent in level for path in subfolders(parent)][: 100 - num_looked_at]
-            num_looked_at += len(level)
-            found += [
-                printable(path.relative_to(folder).as_posix()) for path in level if _has_own_images(path)
-            ]
+        below: List[Path] = []
+        for parent in level:
+            with suppress(DataError, OSError):
+                below += subfolders(parent)
+        level = below[: 100 - num_looked_at]
+        num_looked_at += len(level)
+        found += [printable(path.relative_to(folder).as_posix()) for path in level if _has_own_images(path)]
     more = f" and {counted(len(found) - most, 'more folder')}" if len(found) > most else ""
     return ", ".join(found[:most]) + more
 

@@ -702,11 +702,15 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
 
 
 def _inside(folder: Path, find: Callable[[Path], object]) -> str:
-    """Returns words for a hint that name a folder in a folder with a data set in it, the first of several; or ""."""
-    inside = []
-    for path in subfolders(folder):
+    """Returns words for a hint that name a folder in a folder with a data set in it, the first whole one; or ""."""
+    inside, whole = [], []
+    for path in map(unwrapped, subfolders(folder)):
         with suppress(DataError, OSError):
-            inside += [unwrapped(path)] if find(unwrapped(path)) else []
+            found = find(path)
+            inside += [path] if found else []
+            whole += [path] if found and (not isinstance(found, Found) or _is_complete(found, True)) else []
+    if len(inside) > 1:
+        inside = whole
     if not inside:
         return ""
     which = "the set in it:" if len(inside) == 1 else f"one of the {len(inside)} sets in it, such as"

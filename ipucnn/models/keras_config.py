@@ -26,6 +26,9 @@ LAYER_OF_OPERATION = {
     ("add", "subtract", "multiply", "maximum", "minimum")}, "relu": "ReLU",
 }  # fmt: skip
 
+# Names in Keras 2.6 -> the class of Keras 3 of the same operation.
+_OF_KERAS_3 = {"truediv": "TrueDivide", "divide": "Divide", "bias_add": "Add"}
+
 Call = Tuple[str, int]
 """A layer's name, and the number of the call, from 0."""
 
@@ -394,7 +397,8 @@ def _numbered(entries: Mapping[str, PlainDict]) -> Dict[str, str]:
         kind, spelt, bases = entry["class_name"], name, set()
         if _is_operation(entry):
             operation = _operation(entry)
-            kind, spelt = LAYER_OF_OPERATION.get(operation, kind), name.rpartition(".")[2]
+            named = {**_OF_KERAS_3, **LAYER_OF_OPERATION}
+            kind, spelt = named.get(operation, kind), name.rpartition(".")[2]
             bases.add(snake_case(operation))
         base = snake_case(kind)
         bases |= {base, "model"} if base == "functional" else {base}

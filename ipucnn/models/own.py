@@ -47,6 +47,7 @@ from ipucnn.models.preprocessing import (
     PREPROCESSING,
     Statistics,
     as_rescaling,
+    channels_of,
     first_rescaling,
     rescaling_of_operation,
     strip_preprocessing,
@@ -69,7 +70,7 @@ _OFF_BY_DEFAULT = ("Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropou
 # Layers without weights whose outputs are probabilities if their inputs are.
 _KEEPS_PROBABILITIES = (
     "Activation", "Add", "Average", "AveragePooling2D", "Concatenate", "Dropout", "Flatten", "GlobalAveragePooling2D",
-    "GlobalMaxPooling2D", "Identity", "Maximum", "Minimum", "Multiply", "Permute", "Reshape",
+    "GlobalMaxPooling2D", "Identity", "Maximum", "Minimum", "Multiply", "Permute", "Rescaling", "Reshape",
     "SpatialDropout2D",
 )  # fmt: skip
 _COMPILED = "what its compile() sets is not used: --loss, --optimizer and other options say how it is trained"
@@ -590,7 +591,8 @@ def _architecture_of(
         ConfigurationError: training would not compute a layer as Keras does; the message names it.
     """
     num_calls = Counter(node.layer for node in nodes)
-    layers = []
+    layers: List[Node] = []
+    scaled = INPUT_NAME  # the images after the layers that scale them
     for node in nodes[1:]:
         if node.name == INPUT_NAME:
             raise ConfigurationError(
@@ -598,9 +600,14 @@ def _architecture_of(
             )
         inputs = [INPUT_NAME if source == nodes[0].name else source for source in node.inputs]
         where = f"{name}: layer '{shown_value(node.layer)}'"
+        channels = channels_of(nodes[0]) if inputs[:1] == [scaled] else None
         layers.append(
-            _accepted(where, replace(node, inputs=inputs), num_calls[node.layer], keras, statistics, model)
+            _accepted(
+                where, replace(node, inputs=inputs), num_calls[node.layer], keras, statistics, model, channels
+            )
         )
+        if channels is not None and layers[-1].kind == "Rescaling":
+            scaled = layers[-1].name
     shape = nodes[0].config.get("batch_shape", nodes[0].config.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
     if isinstance(shape, (list, tuple)):
@@ -683,7 +690,13 @@ def _gives_probabilities(blueprint: Blueprint) -> bool:
 
 
 def _accepted(
-    where: str, node: Node, num_calls: int, keras: int, statistics: Statistics, model: Optional[KerasModel]
+    where: str,
+    node: Node,
+    num_calls: int,
+    keras: int,
+    statistics: Statistics,
+    model: Optional[KerasModel],
+    channels: Optional[int],
 ) -> Node:
     """The node with plain settings.
 
@@ -694,6 +707,7 @@ def _accepted(
         keras: the major version of the Keras that spelt its settings.
         statistics: see :data:`Statistics`.
         model: the network itself; None for one in a file.
+        channels: see :func:`rescaling_of_operation`.
 
     Raises:
         ConfigurationError: training would not compute the layer as Keras does.
@@ -732,7 +746,7 @@ def _accepted(
     )
     plain_node = Node(node.name, kind, {}, node.inputs, node.layer)
     if node.is_operation:
-        scaled = rescaling_of_operation(node)
+        scaled = rescaling_of_operation(node, channels)
         if scaled is not None:
             return scaled
         _check_operation(where.replace(": layer", ": operation", 1), node, others)

@@ -29,7 +29,12 @@ Statistics = Callable[[Node], Optional[Sequence[np.ndarray]]]
 
 def strip_preprocessing(blueprint: Blueprint) -> None:
     """Removes the preprocessing at the start of a registered network, which the input pipeline does instead."""
-    blueprint.bypass([node.name for node in blueprint.nodes if node.kind in PREPROCESSING])
+    removed, source = [], INPUT_NAME
+    for node in blueprint.nodes:
+        if node.kind in PREPROCESSING and node.inputs == [source]:
+            removed.append(node.name)
+            source = node.name
+    blueprint.bypass(removed)
 
 
 def first_rescaling(nodes: Iterable[Node]) -> Optional[str]:
@@ -89,16 +94,27 @@ def as_rescaling(where: str, node: Node, statistics: Statistics) -> Node:
     return Node(node.name, "Rescaling", {"scale": factor.tolist(), "offset": offset.tolist()}, node.inputs)
 
 
+def channels_of(images: Node) -> Optional[int]:
+    """The channels of the images that a network reads; None if its configuration does not say."""
+    shape = images.config.get("batch_shape", images.config.get("batch_input_shape"))
+    return shape[-1] if isinstance(shape, (list, tuple)) and shape else None
+
+
 _DIVISIONS = ("TrueDivide", "Divide", "truediv", "divide")
 _SUMS = ("Add", "bias_add")
 
 
-def rescaling_of_operation(node: Node) -> Optional[Node]:
+def rescaling_of_operation(node: Node, channels: Optional[int]) -> Optional[Node]:
     """An operation on one tensor and a number, or one per channel, as the Rescaling layer that computes the same.
 
     So begin networks with ``x / 255.0`` or Keras' ``preprocess_input``.  Returns None for any other operation.
+
+    Args:
+        node: the node.
+        channels: those of the images, if it reads them, scaled or not; None for any other tensor, which takes one
+            number.
     """
-    given = [pair for pair in node.arguments if pair[0] != "data_format"]
+    given = [pair for pair in node.arguments if pair != ("data_format", "NHWC")]
     if not node.is_operation or len(node.inputs) != 1 or len(given) != 1:
         return None
     ((place, value),) = given
@@ -106,7 +122,7 @@ def rescaling_of_operation(node: Node) -> Optional[Node]:
         number = np.asarray(value["config"]["value"] if isinstance(value, dict) else value, np.float64)
     except (KeyError, TypeError, ValueError):
         return None
-    if number.size != (number.shape or (1,))[-1] or not np.isfinite(number).all():
+    if number.shape not in ((), (channels,), (1, 1, 1, channels)) or not np.isfinite(number).all():
         return None
     number = number.reshape(-1) if number.ndim else number
     is_first, one = place == FIRST, np.ones_like(number)
@@ -136,9 +152,10 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
         ConfigurationError: such a layer does not follow the input, or its numbers are not known.
     """
     chain: List[Node] = []
-    source = nodes[0].name
+    source, channels = nodes[0].name, channels_of(nodes[0])
     for node in nodes[1:]:
-        node = rescaling_of_operation(node) or node
+        if node.inputs == [source]:
+            node = rescaling_of_operation(node, channels) or node
         if node.kind not in PREPROCESSING:
             continue
         where = f"{name}: layer '{shown_value(node.name)}'"

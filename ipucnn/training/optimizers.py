@@ -326,9 +326,9 @@ class Optimizer:
         p = self.settings.params
         if self.settings.name not in ("adam", "adamw"):
             return {}
-        powers = {f"beta{k}_power": tf.pow(p[f"beta_{k}"], count) for k in (1, 2)}
+        powers = {f"beta{k}_power": tf.pow(float(p[f"beta_{k}"]), count) for k in (1, 2)}
         values = {"beta1": p["beta_1"], "beta2": p["beta_2"], "epsilon": p["epsilon"]}
-        return {**powers, **{name: tf.constant(value) for name, value in values.items()}}
+        return {**powers, **{name: tf.constant(value, tf.float32) for name, value in values.items()}}
 
     def _scaled_by_layer(self, weight: Tensor, gradient: Tensor, rate: Tensor) -> Tuple[Tensor, Tensor]:
         """Returns gradient and learning rate of LARS (You et al. 2017, arXiv:1708.03888).

@@ -20,9 +20,9 @@ from ipucnn.errors import DataError
 from ipucnn.text import counted, printable, shown_value
 
 IGNORE = "ignore"
+"""The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
 _OFTEN_IGNORED = ("void", "ignored", "unlabeled", "unlabelled", "dontcare", "don't care", "dont care")
 """What other programs call pixels that do not count; here they are classes."""
-"""The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
 MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
@@ -299,8 +299,12 @@ def _class_name(name: str) -> str:
 
 
 def void_classes(classes: MaskClasses) -> List[str]:
-    """Returns the names of classes that elsewhere mean pixels that do not count."""
-    return [name for name in classes.names if name.casefold() in _OFTEN_IGNORED]
+    """Returns the names of classes, of more than two, that elsewhere mean pixels that do not count."""
+    return (
+        []
+        if len(classes.names) == 2
+        else [name for name in classes.names if name.casefold() in _OFTEN_IGNORED]
+    )
 
 
 def notes_on_classes(classes: MaskClasses, is_named: bool) -> List[str]:
