@@ -53,6 +53,9 @@ def unseen(module: str, name: str) -> Iterator[None]:
         os.path.exists = exists
 
 
+_ARITHMETIC: Dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+
+
 def jit(*signature: object, returns: Optional[NumbaType] = None, **more: object) -> Callable[..., Any]:
     """Compiles a function for these argument types; the compiled function releases the interpreter's lock (GIL).
 
@@ -78,9 +81,6 @@ def c_function(function: Callable[..., object], *signature: object) -> Any:
     """
     numba = import_numba()
     return _cached(numba.cfunc, function, numba.void(*signature), **_ARITHMETIC)
-
-
-_ARITHMETIC: Dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
 def _cached(

@@ -570,7 +570,7 @@ def _floats(address, shape):  # type: ignore[no-untyped-def]
     return numba.carray(_pointer(address, np.float32(0)), shape, np.float32)
 
 
-# An assignment of a slice takes four seconds to compile.
+# An assignment of a slice would take longer to compile than a whole kernel.
 @_jit(inline="always")
 def _copy_integers(source, number, target, first):  # type: ignore[no-untyped-def]
     for i in range(number):
@@ -612,7 +612,7 @@ def _take_tasks(block):  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-# Called by name, the kernels are compiled once: compiled into each of their callers they would take four times as long.
+# It is called by name: Numba compiles a function again into each one that calls it, here the four kernels into eleven.
 _TASKS_C = c_function(_take_tasks, _INT)
 binding.add_symbol("ipucnn_take_tasks", _TASKS_C.address)
 _work = _function("ipucnn_take_tasks", _NONE, _INT)
