@@ -34,7 +34,7 @@ from ipucnn.errors import InfeasibleError, MissingError
 from ipucnn.filesystem import user_error_of
 from ipucnn.models.names import named_weights
 from ipucnn.sessions import factory
-from ipucnn.sessions.host import division
+from ipucnn.sessions.host import division, updates
 from ipucnn.sessions.host import session as host_session
 from ipucnn.sessions.host.division import (
     MEMORY_FRACTION,
@@ -145,6 +145,31 @@ def test_fused_equals_naive_with_frozen_layers(frozen, optimizer):
         assert np.array_equal(weights[name], value) == is_frozen, name
         assert any(slot.startswith(f"{name}/") for slot in slots) != is_frozen or "moving" in name, name
     compare("batch", program, optimizer, 6, frozen=frozen)
+
+
+@pytest.mark.parametrize("large, packed", [(0, 4), (6, 3), (1000, 1)])
+def test_packed_gradients_come_back_in_the_order_of_the_weights(monkeypatch, large, packed):
+    monkeypatch.setattr(updates, "LARGE", large)
+    shapes = [(5,), (3, 3, 2, 4), (), (2, 5)]
+    gradients = [
+        np.random.RandomState(k).normal(size=shape).astype(np.float32) for k, shape in enumerate(shapes)
+    ]
+    packing = updates.Packing([tf.Variable(gradient) for gradient in gradients])
+    assert len(packing.zeros()) == len(packing.pack(gradients)) == packed
+    for gradient, unpacked in zip(gradients, packing.unpack(packing.pack(gradients))):
+        np.testing.assert_array_equal(gradient, unpacked)
+
+
+@pytest.mark.slow
+def test_packed_and_unpacked_gradients_have_the_same_bytes(monkeypatch):
+    program = make_program(2, 3, 2, updates_per_epoch=2)
+    images, labels = data(4 * program.global_batch_size, 5)
+    results = []
+    for large in (0, 40, updates.LARGE):
+        monkeypatch.setattr(updates, "LARGE", large)
+        weights, _, _ = run_session("batch", program, SGD, images, labels, 2)
+        results.append({name: value.tobytes() for name, value in weights.items()})
+    assert results[0] == results[1] == results[2]
 
 
 def test_fused_is_as_close_to_float64_as_unfused():

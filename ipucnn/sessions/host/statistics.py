@@ -11,7 +11,8 @@ al. 2018, arXiv:1801.05134).
 
 import functools
 import itertools
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+import math
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +21,7 @@ from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfVariable
 from ipucnn.errors import MemoryErrors
 from ipucnn.machine import side_by_side
+from ipucnn.models.keras_config import output_shape
 from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
     ExecutionContext,
@@ -31,19 +33,6 @@ from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
 from ipucnn.sessions.session import Batch
-
-
-class Contribution(NamedTuple):
-    """The contribution of a fused batch to moving statistics, and the function that adds it in its turn.
-
-    Attributes:
-        statistic: the float32 contribution of the fused batch alone.
-        apply: a function of (statistic, the fused batch's number within the weight update, momentum -> factor of the
-            moving statistic), called in their order.
-    """
-
-    statistic: Tensor
-    apply: Callable[[Tensor, Tensor, Callable[[float], Tensor]], None]
 
 
 class MovingStatistics:
@@ -61,22 +50,23 @@ class MovingStatistics:
     def __init__(self, model: KerasModel, division: Division, weights: Weights) -> None:
         self._batch, self._division = division.batch, division
         norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
-        self._moving: Dict[str, Tuple[TfVariable, TfVariable, float]] = {
-            layer.name: (
-                weights.kept[f"{layer.name}/moving_mean"],
-                weights.kept[f"{layer.name}/moving_variance"],
-                layer.momentum,
-            )
+        self._moving: Dict[str, Tuple[TfVariable, float]] = {
+            name: (weights.kept[name], layer.momentum)
             for layer in norms
+            for name in statistics_of([layer.name])
         }
         self._order = [layer.name for layer in norms if not layer.moves_once]
         self.names = statistics_of(self._order)
         # For statistics that move once per weight update: sums over its fused batches for each group of replicas.
         groups = self._batch.num_replicas // self._batch.dbn_replica_group_size
         self._sums = {
-            layer.name: tf.Variable(
-                tf.zeros([groups, 2, self._moving[layer.name][0].shape[0]]), trainable=False
-            )
+            layer.name: tf.Variable(tf.zeros([groups, 2, output_shape(layer)[-1]]), trainable=False)
+            for layer in norms
+            if layer.moves_once
+        }
+        # The numbers of a channel in a micro-batch.
+        self._numbers = {
+            layer.name: float(self._batch.micro_batch_size * math.prod(output_shape(layer)[1:-1]))
             for layer in norms
             if layer.moves_once
         }
@@ -86,23 +76,23 @@ class MovingStatistics:
         pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
         return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
 
-    def contributions(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
-        """Returns the contributions of a fused batch after its forward pass.
+    def contributions(self, context: ExecutionContext, fused_batch: Tensor) -> Dict[str, Tensor]:
+        """Returns the contributions of a fused batch after its forward pass, float32, by name.
 
         Args:
             context: the context of the forward pass.
             fused_batch: scalar int64, the fused batch's number within the weight update.
         """
-        return [*self._of_micro_batches(context, fused_batch), *self._of_weight_update(context, fused_batch)]
+        return {
+            **self._of_micro_batches(context, fused_batch),
+            **self._of_weight_update(context, fused_batch),
+        }
 
-    def move(
-        self, contributions: Sequence[Contribution], statistics: Sequence[Tensor], fused_batch: Tensor
-    ) -> None:
-        """Moves the statistics by those of a fused batch, in its turn.
+    def move(self, contributions: Mapping[str, Tensor], fused_batch: Tensor) -> None:
+        """Moves the statistics by the contributions of a fused batch, in its turn.
 
         Args:
-            contributions: those of any fused batch of the trace.
-            statistics: the statistic of each contribution, of this fused batch.
+            contributions: the result of :meth:`contributions`.
             fused_batch: scalar int64, the fused batch's number within the weight update.
         """
         is_first = tf.equal(fused_batch, 0)
@@ -112,10 +102,13 @@ class MovingStatistics:
         def decay(momentum: float) -> Tensor:
             return tf.where(is_first, tf.constant(momentum**count, tf.float32), 1.0)
 
-        for contribution, statistic in zip(contributions, statistics):
-            contribution.apply(statistic, fused_batch, decay)
+        for name in self.names:
+            moving, momentum = self._moving[name]
+            moving.assign(moving * decay(momentum) + contributions[name])
+        for layer, total in self._sums.items():
+            self._move_once(layer, total, contributions[layer], fused_batch)
 
-    def _of_micro_batches(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
+    def _of_micro_batches(self, context: ExecutionContext, fused_batch: Tensor) -> Dict[str, Tensor]:
         """Returns the contributions to statistics that move with every micro-batch, in closed form.
 
         One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
@@ -135,56 +128,47 @@ class MovingStatistics:
         def weight_of(momentum: float) -> Tensor:
             return tf.pow(momentum, count - 1.0 - step) * ((1.0 - momentum) * group / p.num_replicas)
 
-        def of_variable(moving: TfVariable, momentum: float, statistic: Tensor) -> Contribution:
-            def apply(added: Tensor, fused_batch: Tensor, decay: Callable[[float], Tensor]) -> None:
-                moving.assign(moving * decay(momentum) + added)
-
-            added = tf.linalg.matvec(statistic, weight_of(momentum), transpose_a=True)
-            added.set_shape(moving.shape)
-            return Contribution(added, apply)
-
-        contributions = []
-        for layer, mean, variance in context.batch_statistics:
-            moving_mean, moving_variance, momentum = self._moving[layer.name]
-            contributions.append(of_variable(moving_mean, momentum, mean))
-            contributions.append(of_variable(moving_variance, momentum, variance))
+        contributions = {}
+        for layer, *statistics in context.batch_statistics:
+            for name, statistic in zip(statistics_of([layer.name]), statistics):
+                moving, momentum = self._moving[name]
+                added = tf.linalg.matvec(statistic, weight_of(momentum), transpose_a=True)
+                added.set_shape(moving.shape)
+                contributions[name] = added
         return contributions
 
-    def _of_weight_update(self, context: ExecutionContext, fused_batch: Tensor) -> List[Contribution]:
-        """Returns the contributions to statistics that move once per weight update, in its last fused batch.
+    def _of_weight_update(self, context: ExecutionContext, fused_batch: Tensor) -> Dict[str, Tensor]:
+        """Returns the contributions to statistics that move once per weight update, as sums over groups of replicas."""
+        p = self._batch
+        groups_in_batch = self._division.fused_micro_batches // p.dbn_replica_group_size
+        groups = p.num_replicas // p.dbn_replica_group_size
+        replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
+        contributions = {}
+        for layer, mean, variance, _ in context.update_statistics:
+            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
+            sums.set_shape(self._sums[layer.name].shape)
+            contributions[layer.name] = sums
+        return contributions
+
+    def _move_once(self, layer: str, total: TfVariable, sums: Tensor, fused_batch: Tensor) -> None:
+        """Adds the sums of a fused batch; its last one in a weight update moves the statistics of a layer.
 
         The statistics of each replica are averaged over accumulation.  The new mean is the average of the replicas'
         means, and the new variance that of all replicas' numbers around it.  The differences between the means of one
         replica's micro-batches are left out of it, as in the public application (``batch_norm.py``).
         """
         p = self._batch
-        groups_in_batch = self._division.fused_micro_batches // p.dbn_replica_group_size
-        groups = p.num_replicas // p.dbn_replica_group_size
-        replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
-
-        def of_layer(name: str, mean: Tensor, variance: Tensor, numbers: Tensor) -> Contribution:
-            def apply(sums: Tensor, fused_batch: Tensor, decay: Callable[[float], Tensor]) -> None:
-                total = self._sums[name]
-                if self._division.num_groups > 1:
-                    sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
-                    total.assign(sums)
-                means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
-                new_mean = tf.reduce_mean(means, axis=0)
-                new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
-                new_variance = unbiased_variance(new_variance, numbers * float(p.num_replicas))
-                moving_mean, moving_variance, momentum = self._moving[name]
-                is_last = tf.equal(fused_batch, self._division.num_groups - 1)
-                for moving, new in ((moving_mean, new_mean), (moving_variance, new_variance)):
-                    moving.assign(tf.where(is_last, moving_average(moving, new, momentum), moving))
-
-            sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
-            sums.set_shape(self._sums[name].shape)
-            return Contribution(sums, apply)
-
-        return [
-            of_layer(layer.name, mean, variance, numbers)
-            for layer, mean, variance, numbers in context.update_statistics
-        ]
+        if self._division.num_groups > 1:
+            sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
+            total.assign(sums)
+        means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
+        new_mean = tf.reduce_mean(means, axis=0)
+        new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
+        new_variance = unbiased_variance(new_variance, self._numbers[layer] * float(p.num_replicas))
+        is_last = tf.equal(fused_batch, self._division.num_groups - 1)
+        for name, new in zip(statistics_of([layer]), (new_mean, new_variance)):
+            moving, momentum = self._moving[name]
+            moving.assign(tf.where(is_last, moving_average(moving, new, momentum), moving))
 
 
 _Element = TypeVar("_Element")

@@ -9,7 +9,7 @@ update are computed in groups of fused micro-batches; a group has several accumu
 3. :meth:`UpdateLoop._forward_and_backward` computes a group as one batch: the logits, with batch norm by the statistics
    of each micro-batch; the loss of each micro-batch; and one backward pass of their sum, times the loss scale.  It
    weights the groups as ``--gradient-accumulation-reduction-method`` says: their losses before the backward pass in 32
-   bits; in 16 bits their gradients after it, so that these do not underflow.
+   bits; in 16 bits their gradients after it, so that these do not underflow.  It is traced once for all lanes.
 4. :class:`OrderedSums` adds the groups' gradients, losses and right answers in the order of groups, whoever computed
    them, and moves batch norm's moving statistics in the same order.  :class:`AllReducedSums` adds the gradients of
    several processes in MPI's order.  The results of a single group are used as they are.
@@ -18,7 +18,21 @@ update are computed in groups of fused micro-batches; a group has several accumu
 """
 
 import contextlib
-from typing import Any, Callable, ContextManager, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+import itertools
+import math
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -29,29 +43,66 @@ from ipucnn.sessions.host.arithmetic import Rounding, streams
 from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import Division
 from ipucnn.sessions.host.network import Network, Weights
-from ipucnn.sessions.host.statistics import Contribution, MovingStatistics
+from ipucnn.sessions.host.statistics import MovingStatistics
 from ipucnn.training.losses import Loss, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
 from ipucnn.training.program import SEED_MASK, Program
 
 _Result = TypeVar("_Result")
 _Parts = TypeVar("_Parts")
+# Gradients with fewer numbers are packed into one vector.
+LARGE = 1 << 16
 
 
 class GroupResult(NamedTuple):
     """The result of a group of fused micro-batches, or the sum of such results.
 
     Attributes:
-        gradients: one float32 gradient for each trained weight.
+        gradients: the float32 gradients of the trained weights; packed, if there are several groups.
         loss: the sum of the micro-batches' losses.
         num_right: the number of right answers.
-        statistics: the contributions to moving statistics; empty in a sum.
+        statistics: the contributions to moving statistics, by name; empty in a sum.
     """
 
     gradients: List[Tensor]
     loss: Tensor
     num_right: Tensor
-    statistics: List[Tensor]
+    statistics: Dict[str, Tensor]
+
+
+class Packing:
+    """Packs the small ones of a network's gradients into one vector.
+
+    To add the gradients of lanes, and to keep sums in a loop, TensorFlow needs some thirty operations for each tensor.
+    Large gradients stay alone, because copying them would take longer than these operations.
+
+    Args:
+        weights: the trained weights.
+    """
+
+    def __init__(self, weights: Sequence[TfVariable]) -> None:
+        self._shapes = [[int(n) for n in weight.shape] for weight in weights]
+        self._is_small = [math.prod(shape) < LARGE for shape in self._shapes]
+        self._small_sizes = [math.prod(shape) for shape in itertools.compress(self._shapes, self._is_small)]
+
+    def zeros(self) -> List[Tensor]:
+        """Returns packed zeros."""
+        return self.pack([tf.zeros(shape) for shape in self._shapes])
+
+    def pack(self, gradients: Sequence[Tensor]) -> List[Tensor]:
+        """Returns the large gradients, and then the vector of the small ones, if there are any."""
+        large = [gradient for gradient, is_small in zip(gradients, self._is_small) if not is_small]
+        small = [tf.reshape(gradient, [-1]) for gradient in itertools.compress(gradients, self._is_small)]
+        return [*large, tf.concat(small, axis=0)] if small else large
+
+    def unpack(self, packed: Sequence[Tensor]) -> List[Tensor]:
+        """Returns the gradients in the order of the weights."""
+        large = iter(packed)
+        small = iter(tf.split(packed[-1], self._small_sizes) if self._small_sizes else ())
+        return [
+            tf.reshape(next(small), shape) if is_small else next(large)
+            for shape, is_small in zip(self._shapes, self._is_small)
+        ]
 
 
 class UpdateLoop:
@@ -88,6 +139,7 @@ class UpdateLoop:
         self._loss = loss
         self._weights = weights
         self._trainable = [weights.read[name] for name in weights.trainable]
+        self._packing = Packing(self._trainable)
         self._fused = division.fused_micro_batches
         self.scaler = LossScaler(optimizer.num_weights) if program.auto_loss_scaling else None
         self._scale: Union[float, TfVariable] = program.loss_scaling or 1.0
@@ -99,6 +151,8 @@ class UpdateLoop:
         # The bytes received from the loop's collectives: the one of each turn, and those after the last turn.
         self._received_bytes: List[int] = []
         self._collecting = tf.function(self._collect, autograph=False)
+        self._lane = tf.function(self._group_of_several, autograph=False)
+        self._lane_means = tf.function(self._means, autograph=False)
 
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
@@ -142,16 +196,13 @@ class UpdateLoop:
         """
         turns = tf.cast(num_updates, tf.int64) * self._division.num_turns
 
-        def means(group: Tensor) -> List[Tensor]:
-            images, context = iterator.get_next()[0], self._context(group)
-            self._network(images, training=True, context=context)
-            return self._statistics.means(context)
-
         def add(group: Tensor, parts: List[Tensor], sums: List[Tensor]) -> List[Tensor]:
             return [s + p for s, p in zip(sums, parts)]
 
         def body(turn: Tensor, sums: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
-            return turn + 1, self._sums.in_order(turn, self._on_lanes(turn, means), sums, add)
+            return turn + 1, self._sums.in_order(
+                turn, self._on_lanes(turn, iterator, self._lane_means), sums, add
+            )
 
         variables = [self._weights.kept[name] for name in self.collected]
         start = [tf.zeros(variable.shape) for variable in variables]
@@ -162,17 +213,26 @@ class UpdateLoop:
         for variable, total in zip(variables, sums):
             variable.assign(total / tf.cast(count, tf.float32))
 
-    def _on_lanes(self, turn: Tensor, compute: Callable[[Tensor], _Result]) -> List[_Result]:
+    def _means(self, batch: Sequence[Tensor], group: Tensor) -> List[Tensor]:
+        """Returns the means of the batch statistics of a group."""
+        context = self._context(group)
+        self._network(batch[0], training=True, context=context)
+        return self._statistics.means(context)
+
+    def _on_lanes(
+        self, turn: Tensor, iterator: TfIterator, compute: Callable[[Sequence[Tensor], Tensor], _Result]
+    ) -> List[_Result]:
         """Computes one group on each lane of this process, at the same time, and returns the results.
 
         Args:
             turn: scalar int64.
-            compute: the function from a group's number to its result.
+            iterator: the data set, from which the lanes take their batches in order.
+            compute: the function from a batch and its group's number to the result.
         """
         results = []
         for lane, device in enumerate(self._division.lanes):
             with tf.device(device):
-                results.append(compute(self._division.group(turn, lane)))
+                results.append(compute(iterator.get_next(), self._division.group(turn, lane)))
         return results
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -197,8 +257,8 @@ class UpdateLoop:
         self._weights.round_trainable(rounding)
         if self._division.num_groups == 1:
             group = tf.constant(0, tf.int64)
-            result, contributions = self._forward_and_backward(iterator, update, group)
-            self._statistics.move(contributions, result.statistics, group)
+            result = self._forward_and_backward(iterator.get_next(), group, update)
+            self._statistics.move(result.statistics, group)
         else:
             result = self._accumulate(iterator, update)
         gradients = result.gradients
@@ -222,23 +282,23 @@ class UpdateLoop:
         """Returns the sum of the results of a weight update's groups."""
 
         def body(turn: Tensor, sums: GroupResult) -> Tuple[Tensor, GroupResult]:
-            results = self._on_lanes(turn, lambda group: self._forward_and_backward(iterator, update, group))
-            contributions = results[0][1]
-
-            def move(group: Tensor, statistics: Sequence[Tensor]) -> None:
-                self._statistics.move(contributions, statistics, group)
-
-            return turn + 1, self._sums.add_turn(turn, [result for result, _ in results], sums, move)
+            results = self._on_lanes(turn, iterator, lambda batch, group: self._lane(batch, group, update))
+            return turn + 1, self._sums.add_turn(turn, results, sums, self._statistics.move)
 
         zero = tf.constant(0.0)
-        start = GroupResult([tf.zeros(v.shape, v.dtype) for v in self._trainable], zero, zero, [])
+        start = GroupResult(self._packing.zeros(), zero, zero, {})
         _, sums = tf.while_loop(
             lambda turn, _: turn < self._division.num_turns,
             body,
             (tf.constant(0, tf.int64), start),
             parallel_iterations=1,
         )
-        return sums._replace(gradients=self._sums.total(sums.gradients))
+        return sums._replace(gradients=self._packing.unpack(self._sums.total(sums.gradients)))
+
+    def _group_of_several(self, batch: Sequence[Tensor], group: Tensor, update: Tensor) -> GroupResult:
+        """Returns the result of one of several groups, with packed gradients."""
+        result = self._forward_and_backward(batch, group, update)
+        return result._replace(gradients=self._packing.pack(result.gradients))
 
     def _gradient_weight(self) -> float:
         """Returns the weight of a micro-batch's loss in the gradient of its group."""
@@ -249,15 +309,15 @@ class UpdateLoop:
             return 1.0 / self._fused
         return 1.0 / self._program.num_micro_batches
 
-    def _forward_and_backward(
-        self, iterator: TfIterator, update: Tensor, group: Tensor
-    ) -> Tuple[GroupResult, List[Contribution]]:
+    def _forward_and_backward(self, batch: Sequence[Tensor], group: Tensor, update: Tensor) -> GroupResult:
         """Runs the forward and backward pass of a group.
 
-        Returns:
-            The result, and how to apply its contributions to moving statistics.
+        Args:
+            batch: its images, labels and, if any, weights.
+            group: scalar int64, its number within the weight update.
+            update: scalar int64, the number of the weight update.
         """
-        images, labels, *weights = iterator.get_next()
+        images, labels, *weights = batch
         if weights:
             weights = [weights[0] * padding_scale(self._program, update)]
         context = self._context(update * self._division.num_groups + group)
@@ -281,10 +341,8 @@ class UpdateLoop:
         pixels = tf.cast(tf.size(right) // tf.shape(right)[0], tf.float32)
         if weights:
             right = right * tf.reshape(weights[0], [-1] + [1] * (len(right.shape) - 1))
-        contributions = self._statistics.contributions(context, group)
-        statistics = [contribution.statistic for contribution in contributions]
-        num_right = tf.reduce_sum(right) / pixels
-        return GroupResult(gradients, tf.reduce_sum(losses), num_right, statistics), contributions
+        statistics = self._statistics.contributions(context, group)
+        return GroupResult(gradients, tf.reduce_sum(losses), tf.reduce_sum(right) / pixels, statistics)
 
     def _rounding_of_layers(self, update: Tensor, group: Tensor) -> Rounding:
         """Returns the rounding of activations and their gradients; each micro-batch has its own stream."""
@@ -398,7 +456,7 @@ class OrderedSums:
         turn: Tensor,
         results: Sequence[GroupResult],
         sums: GroupResult,
-        move: Callable[[Tensor, Sequence[Tensor]], None],
+        move: Callable[[Dict[str, Tensor], Tensor], None],
     ) -> GroupResult:
         """Returns the sums after a turn.
 
@@ -406,14 +464,13 @@ class OrderedSums:
             turn: scalar int64.
             results: the result of each lane of this process.
             sums: the sums before the turn.
-            move: the function that moves statistics by the contributions of a group: (number of the group,
-                contributions).
+            move: the function that moves statistics by the contributions of a group, given its number.
         """
 
         def add(group: Tensor, result: GroupResult, sums: GroupResult) -> GroupResult:
-            move(group, result.statistics)
+            move(result.statistics, group)
             gradients = self.with_gradients(group, result.gradients, sums.gradients)
-            return GroupResult(gradients, sums.loss + result.loss, sums.num_right + result.num_right, [])
+            return GroupResult(gradients, sums.loss + result.loss, sums.num_right + result.num_right, {})
 
         return self.in_order(turn, results, sums, add)
 
@@ -433,7 +490,7 @@ class AllReducedSums(OrderedSums):
         turn: Tensor,
         results: Sequence[GroupResult],
         sums: GroupResult,
-        move: Callable[[Tensor, Sequence[Tensor]], None],
+        move: Callable[[Dict[str, Tensor], Tensor], None],
     ) -> GroupResult:
         """Returns the sums after a turn; those of gradients are this process's."""
         gradients = sums.gradients
