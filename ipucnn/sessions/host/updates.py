@@ -151,8 +151,7 @@ class UpdateLoop:
         # The bytes received from the loop's collectives: the one of each turn, and those after the last turn.
         self._received_bytes: List[int] = []
         self._collecting = tf.function(self._collect, autograph=False)
-        self._lane = tf.function(self._group_of_several, autograph=False)
-        self._lane_means = tf.function(self._means, autograph=False)
+        self._lane, self._lane_means = _traced(self._group_of_several), _traced(self._means)
 
     def trace(self, iterator: TfIterator) -> TfGraph:
         """Traces the loop for any number of weight updates, once; returns its graph."""
@@ -201,7 +200,7 @@ class UpdateLoop:
 
         def body(turn: Tensor, sums: List[Tensor]) -> Tuple[Tensor, List[Tensor]]:
             return turn + 1, self._sums.in_order(
-                turn, self._on_lanes(turn, iterator, self._lane_means), sums, add
+                turn, self._on_lanes(self._lane_means, turn, iterator), sums, add
             )
 
         variables = [self._weights.kept[name] for name in self.collected]
@@ -220,19 +219,21 @@ class UpdateLoop:
         return self._statistics.means(context)
 
     def _on_lanes(
-        self, turn: Tensor, iterator: TfIterator, compute: Callable[[Sequence[Tensor], Tensor], _Result]
+        self, compute: Callable[..., _Result], turn: Tensor, iterator: TfIterator, *more: Tensor
     ) -> List[_Result]:
         """Computes one group on each lane of this process, at the same time, and returns the results.
 
         Args:
+            compute: the function of (the lane's device, batch, number of the group, ``more``).
             turn: scalar int64.
             iterator: the data set, from which the lanes take their batches in order.
-            compute: the function from a batch and its group's number to the result.
+            more: further arguments.
         """
         results = []
         for lane, device in enumerate(self._division.lanes):
             with tf.device(device):
-                results.append(compute(iterator.get_next(), self._division.group(turn, lane)))
+                group = self._division.group(turn, lane)
+                results.append(compute(device, iterator.get_next(), group, *more))
         return results
 
     def _run(self, iterator: TfIterator, rates: Tensor, first: Tensor) -> Tuple[Tensor, Tensor]:
@@ -282,7 +283,7 @@ class UpdateLoop:
         """Returns the sum of the results of a weight update's groups."""
 
         def body(turn: Tensor, sums: GroupResult) -> Tuple[Tensor, GroupResult]:
-            results = self._on_lanes(turn, iterator, lambda batch, group: self._lane(batch, group, update))
+            results = self._on_lanes(self._lane, turn, iterator, update)
             return turn + 1, self._sums.add_turn(turn, results, sums, self._statistics.move)
 
         zero = tf.constant(0.0)
@@ -517,6 +518,17 @@ def sums_of(
     """Returns the sums of a Program in the order of ``--reduction``; a process that is alone has only one."""
     kind = OrderedSums if reduction == "ordered" or collectives is None else AllReducedSums
     return kind(division, collectives, program.gradient_accumulation_reduction_method == "running_mean")
+
+
+def _traced(compute: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Returns a function of (device, ...) that computes on that device, and is traced once for each device."""
+
+    def on_device(device: str, *args: Any) -> _Result:
+        with tf.device(device):
+            return compute(*args)
+
+    traced: Callable[..., _Result] = tf.function(on_device, autograph=False)
+    return traced
 
 
 def _added(
