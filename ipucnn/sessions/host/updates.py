@@ -73,7 +73,7 @@ class GroupResult(NamedTuple):
 class Packing:
     """Packs the small ones of a network's gradients into one vector.
 
-    To add the gradients of lanes, and to keep sums in a loop, TensorFlow needs some thirty operations for each tensor.
+    TensorFlow needs many operations for each tensor that it adds in the order of lanes and carries through its loop.
     Large gradients stay alone, because copying them would take longer than these operations.
 
     Args:
@@ -83,11 +83,13 @@ class Packing:
     def __init__(self, weights: Sequence[TfVariable]) -> None:
         self._shapes = [[int(n) for n in weight.shape] for weight in weights]
         self._is_small = [math.prod(shape) < LARGE for shape in self._shapes]
+        self._large = [shape for shape, is_small in zip(self._shapes, self._is_small) if not is_small]
         self._small_sizes = [math.prod(shape) for shape in itertools.compress(self._shapes, self._is_small)]
 
     def zeros(self) -> List[Tensor]:
         """Returns packed zeros."""
-        return self.pack([tf.zeros(shape) for shape in self._shapes])
+        shapes = [*self._large, [sum(self._small_sizes)]] if self._small_sizes else self._large
+        return [tf.zeros(shape) for shape in shapes]
 
     def pack(self, gradients: Sequence[Tensor]) -> List[Tensor]:
         """Returns the large gradients, and then the vector of the small ones, if there are any."""
