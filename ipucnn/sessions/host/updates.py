@@ -525,7 +525,7 @@ def sums_of(
 def _traced(compute: Callable[..., _Result]) -> Callable[..., _Result]:
     """Returns a function of (device, ...) that computes on that device, and is traced once for each device."""
 
-    def on_device(device: str, *args: Any) -> _Result:
+    def on_device(device: str, *args: object) -> _Result:
         with tf.device(device):
             return compute(*args)
 
