@@ -156,12 +156,17 @@ SCENES = {
             "verify-damaged-screen": Command("verify-dataset damaged"),
         },
     ),
-    "benchmarks": Scene(
+    "benchmark": Scene(
         _nothing,
         {
             "benchmark": Command(
                 f"benchmark lenet --host-generated-data --replicas 2 --micro-batch-size 4 {_BENCHMARK}"
             ),
+        },
+    ),
+    "other benchmarks": Scene(
+        _nothing,
+        {
             "benchmark-constant-batch": Command(
                 "benchmark mnist_cnn --device-generated-data --compare-with keras --steps-per-execution 6 "
                 f"--micro-batch-size 2 {_BENCHMARK}"

@@ -162,7 +162,7 @@ BUDGET = {
     "benchmarking": (2890, 2200),
     "commands": (2030, 1200),
     "config": (3240, 1610),
-    "datasets": (7525, 5820),
+    "datasets": (7560, 5840),
     "diagnosis": (590, 460),
     "models": (3330, 2620),
     "planning": (5880, 4620),

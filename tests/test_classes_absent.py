@@ -39,7 +39,11 @@ def test_masks_name_the_classes_that_a_split_by_position_lacks():
     masks = np.where(np.arange(8)[:, None, None] < 6, MASKS, 2 * MASKS)
     source = opened(((IMAGES[:6], masks[:6]), (IMAGES[6:], masks[6:])), "segmentation")
     assert source.info.class_names == ("background", "class 1", "class 2")
-    assert [line.split(": ")[1] for line in source.info.warnings] == [
+    taken, *absent = source.info.warnings
+    assert taken.startswith(
+        "the values 0 to 2 of the masks are taken for classes; if they number objects, give masks > 0"
+    )
+    assert [line.split(": ")[1] for line in absent] == [
         "no pixels for training in class 2",
         "no pixels for evaluation in class 1",
     ]
@@ -119,6 +123,23 @@ def test_masks_of_0_and_one_other_value_are_two_classes(high, names, kind):
     assert source.info.num_classes == 2 and not source.info.warnings
     for part, expected in ((source.train, MASKS[:6]), (source.eval, MASKS[6:])):
         assert part.labels.dtype == np.uint8 and np.array_equal(part.labels, expected)
+
+
+def test_masks_that_number_objects_need_names_or_are_one_class():
+    """Each mask numbers its cells from 1, and there is a cell more in each."""
+    columns = np.arange(6) * np.ones((8, 6, 1))
+    masks = np.where(columns <= np.arange(8)[:, None, None] % 4, columns, 0).astype(np.int32)
+
+    def pairs(masks, *names):
+        return (IMAGES[:4], masks[:4]), (IMAGES[4:], masks[4:]), *names
+
+    error = "the arrays of dataset=: the masks have from 1 to 4 different values, as masks that number single objects"
+    hint = "if the values number objects, give masks > 0"
+    check_raises(DataError, error, hint, opened, pairs(masks), "segmentation")
+    assert opened(pairs(masks, list("abcd")), "segmentation").info.num_classes == 4
+    source = opened(pairs(masks > 0), "segmentation")
+    assert source.info.class_names == ("background", "foreground") and not source.info.warnings
+    np.testing.assert_array_equal(source.train.labels, masks[:4] > 0)
 
 
 @pytest.mark.parametrize(

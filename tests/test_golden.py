@@ -18,8 +18,17 @@ def reports(tmp_path_factory):
     return play
 
 
+# test_benchmark_command.py and test_runs_kfold.py run these commands, too.
+SLOW = ("folds", "other benchmarks")
+
+
 @pytest.mark.parametrize(
-    ("scene", "name"), [(scene, name) for scene, parts in golden.SCENES.items() for name in parts.commands]
+    ("scene", "name"),
+    [
+        pytest.param(scene, name, marks=[pytest.mark.slow] if scene in SLOW else [])
+        for scene, parts in golden.SCENES.items()
+        for name in parts.commands
+    ],
 )
 def test_reports_are_the_stored_ones(reports, scene, name):
     changed = golden.differences(golden.stored(name), reports(scene)[name], name)

@@ -172,6 +172,7 @@ def test_packed_and_unpacked_gradients_have_the_same_bytes(monkeypatch):
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.slow
 def test_fused_is_as_close_to_float64_as_unfused():
     """In three weight updates, no ReLU input is so small that rounding could change its sign."""
     program = make_program(2, 4, 2, updates_per_epoch=3)

@@ -84,8 +84,12 @@ def test_values_without_a_table_are_said_to_be_taken_for_classes(tmp_path):
     assert line.startswith(
         "the values 0 to 2 of the masks are taken for classes; if they number objects, write"
     )
+    errors, warnings, report = verified(tmp_path, ".")
+    assert not errors and "unnamed-classes" in warnings
+    assert [one.examples for one in report.findings if one.code == "unnamed-classes"] == [("0 to 2",)]
     (tmp_path / "classes.txt").write_text("0 background\n1 cell\n2 wall\n")
     assert open_pairs("imagemasks", tmp_path).info.warnings == ()
+    assert "unnamed-classes" not in verified(tmp_path, ".")[1]
 
 
 def test_colours_may_be_ignored(tmp_path):

@@ -178,7 +178,12 @@ FEW = ("--dataset", "digits", *TRAIN, "--num-epochs", 1, "--learning-rate", 1e-3
     [
         ("normalise", "image", "standard"),
         ("norm-layer", '{"name": "group_norm", "num_groups": 4}', '{"name": "group_norm", "num_groups": 2}'),
-        ("norm-layer", '{"name": "batch_norm", "epsilon": 0.5}', '{"name": "batch_norm", "epsilon": 0.1}'),
+        pytest.param(
+            "norm-layer",
+            '{"name": "batch_norm", "epsilon": 0.5}',
+            '{"name": "batch_norm", "epsilon": 0.1}',
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_keeps_what_the_network_of_its_first_weights_computes(

@@ -295,6 +295,7 @@ def small_batches(setup, batch_size, shard=(1, 0)):
     )
 
 
+@pytest.mark.slow
 def test_loading_threads_and_slices_do_not_change_a_byte(real_training, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "SLICE_S", 0.0)
     train(tmp_path / "r", pipeline_num_parallel="1")

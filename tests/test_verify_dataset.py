@@ -462,6 +462,10 @@ MASKS = {
     "many values": ("mask-values", lambda f: draw_mask(f, "3.png", [255, 100, 7])),
     "another value": ("mask-values", lambda f: draw_mask(f, "3.png", [1, 1])),
     "void": ("void-class", written("classes.txt", b"0 sky\n9 cell\n255 void\n")),
+    "no names": (
+        "unnamed-classes",
+        lambda f: [draw_mask(f, f"{n}.png", [2, *[1] * (n + 1)]) for n in range(10)],
+    ),
     "an empty mask": ("mask-constant", lambda f: draw_mask(f, "3.png", [0])),
     "only empty masks": ("nothing-to-learn", lambda f: [draw_mask(f, f"{n}.png", [0]) for n in range(10)]),
     "no partner": ("unpaired", removed(MASK_3)),

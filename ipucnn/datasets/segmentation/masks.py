@@ -307,24 +307,29 @@ def void_classes(classes: MaskClasses) -> List[str]:
     )
 
 
-def notes_on_classes(classes: MaskClasses, is_named: bool) -> List[str]:
+def unnamed_values(classes: MaskClasses, is_named: bool) -> List[str]:
+    """Returns the values of masks that are taken for classes, of more than two, without a table that names them."""
+    return [] if is_named or len(classes.names) == 2 else [f"0 to {len(classes.names) - 1}"]
+
+
+def notes_on_classes(classes: MaskClasses, is_named: bool, one_class: str = ONE_CLASS) -> List[str]:
     """Returns what is taken for granted about the classes: that such as "void" count, and that values are classes.
 
     Args:
         classes: the classes.
         is_named: whether a table names them.
+        one_class: what to do to make all objects that masks number one class.
     """
-    notes = [
+    ignored = [
         f"{printable(name)} is a class like the others; the name {IGNORE} leaves its pixels out of the loss and of all "
         "scores"
         for name in void_classes(classes)
     ]
-    if not is_named and len(classes.names) > 2:
-        notes.append(
-            f"the values 0 to {len(classes.names) - 1} of the masks are taken for classes; if they number objects, "
-            f"{ONE_CLASS}"
-        )
-    return notes
+    unnamed = [
+        f"the values {values} of the masks are taken for classes; if they number objects, {one_class}"
+        for values in unnamed_values(classes, is_named)
+    ]
+    return ignored + unnamed
 
 
 def _is_number(word: str) -> bool:

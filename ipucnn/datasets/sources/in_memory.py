@@ -4,7 +4,7 @@ sets that users' functions return."""
 import contextlib
 import hashlib
 from dataclasses import replace
-from typing import AbstractSet, Any, Callable, Dict, KeysView, List, Mapping, Sized, Tuple
+from typing import AbstractSet, Any, Callable, Dict, KeysView, List, Mapping, Sequence, Sized, Tuple
 
 import msgspec
 import numpy as np
@@ -20,8 +20,13 @@ from ipucnn.datasets.base import (
     RecordExamples,
     data_source,
 )
-from ipucnn.datasets.classes import default_mask_names
-from ipucnn.datasets.segmentation.masks import classes_of_values, mask_values
+from ipucnn.datasets.segmentation.masks import (
+    MaskClasses,
+    check_no_objects,
+    classes_of_values,
+    mask_values,
+    notes_on_classes,
+)
 from ipucnn.datasets.sources.imagefolder import HELD_OUT_SHARE, held_out
 from ipucnn.errors import DataError
 from ipucnn.text import counted, printable, shown_value
@@ -86,7 +91,8 @@ def find(name: str) -> Callable[[], DataSource]:
 
     def open_arrays() -> DataSource:
         source = source_of(dataset_parts, name, "the arrays of dataset=")
-        return replace(source, info=replace(source.info, own_split=bool(notes), warnings=notes))
+        warnings = (*source.info.warnings, *notes)
+        return replace(source, info=replace(source.info, own_split=bool(notes), warnings=warnings))
 
     return open_arrays
 
@@ -106,6 +112,7 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, 
 
 _HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 _MOST_CLASSES = 2**17
+_ONE_CLASS = "give masks > 0, which are one class"
 # The attribute of each kind of examples that holds its images or their names, and the type of its items.
 _CONTENTS: Dict[type, Tuple[str, type]] = {
     ArrayExamples: ("names", str),
@@ -141,14 +148,12 @@ def source_of(made: object, name: str, location: str) -> DataSource:
             f"{evaluation.images.shape[1:]}, or one has masks and the other classes",
             _HINT,
         )
-    is_masks = train.labels.ndim == 3
-    if is_masks and (len(made) == 2 or _length(made[2]) == 2):
-        train, evaluation, default_names = _classes_of_masks(train, evaluation, len(made) == 2, location)
+    is_masks, is_named = train.labels.ndim == 3, len(made) == 3
+    default_names: Sequence[object] = ()
+    if is_masks and not (is_named and _length(made[2]) != 2):
+        train, evaluation, default_names = _classes_of_masks(train, evaluation, is_named, location)
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    if len(made) == 3:
-        given = made[2]
-    else:
-        given = default_names if is_masks else range(max(most + 1, 2))
+    given = made[2] if len(made) == 3 else default_names or range(max(most + 1, 2))
     names: List[str] = []
     with contextlib.suppress(TypeError):  # not iterable
         # The order of a set is arbitrary, and a dictionary's need not be that of the labels.
@@ -159,7 +164,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         raise DataError(f"{text}, wanted a list in the order of labels", _HINT)
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
-    return data_source(
+    source = data_source(
         train,
         evaluation,
         name=name,
@@ -168,6 +173,11 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         location=location,
         augmentation="dihedral" if is_masks else "crop_flip",
     )
+    if is_masks:
+        classes = MaskClasses(tuple(names), tuple(range(len(names))))
+        warnings = (*source.info.warnings, *notes_on_classes(classes, is_named, _ONE_CLASS))
+        source = replace(source, info=replace(source.info, warnings=warnings))
+    return source
 
 
 def _length(names: object) -> int:
@@ -175,26 +185,40 @@ def _length(names: object) -> int:
 
 
 def _classes_of_masks(
-    train: ArrayExamples, evaluation: ArrayExamples, is_nameless: bool, location: str
+    train: ArrayExamples, evaluation: ArrayExamples, is_named: bool, location: str
 ) -> Tuple[ArrayExamples, ArrayExamples, Tuple[str, ...]]:
     """Returns masks of 0 and one other value, such as 255, as classes 0 and 1, and the names of classes without names.
 
     This is the rule for files of masks without a table.
 
+    Args:
+        train, evaluation: the examples.
+        is_named: whether two classes are named.
+        location: source of the set, for messages.
+
     Raises:
-        DataError: masks without names of classes have neither 0 and one other value nor 0, 1, 2, ... without a gap.
+        DataError: masks without names of classes have neither 0 and one other value nor 0, 1, 2, ... without a gap, or
+            seem to number objects.
     """
-    values = sorted(set(mask_values(train.labels)) | set(mask_values(evaluation.labels)))
-    if values == list(range(len(values))) or not (is_nameless or len(values) <= 2):
-        return train, evaluation, default_mask_names(values)
+    masks = [mask_values(mask) for part in (train, evaluation) for mask in part.labels]
+    values = sorted({value for of_mask in masks for value in of_mask})
+    if is_named and (len(values) > 2 or values == list(range(len(values)))):
+        return train, evaluation, ()
     try:
+        if not is_named:
+            check_no_objects(masks, f"{location}: the masks")
         classes = classes_of_values(values, f"{location}: the masks have")
     except DataError as error:
         raise DataError(
-            error.message, "number the classes 0, 1, 2, ..., or return their names: " + _HINT
+            error.message,
+            f"number the classes 0, 1, 2, ..., or return their names: {_HINT}; if the values number objects, "
+            f"{_ONE_CLASS}",
         ) from None
-    parts = (replace(part, labels=(part.labels != 0).astype(np.uint8)) for part in (train, evaluation))
-    return (*parts, classes.names)  # type: ignore[return-value]
+    if classes.any_other:
+        train, evaluation = (
+            replace(part, labels=(part.labels != 0).astype(np.uint8)) for part in (train, evaluation)
+        )
+    return train, evaluation, classes.names
 
 
 def _conversion(dtype: np.dtype) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 from ipucnn.datasets.limits import UNBALANCED
-from ipucnn.datasets.segmentation.masks import IGNORE, ONE_CLASS, TABLE
+from ipucnn.datasets.segmentation.masks import IGNORE, ONE_CLASS, TABLE, TABLE_HINT
 
 ERROR, WARNING = "error", "warning"
 TRAIN, EVAL = "train", "eval"
@@ -157,6 +157,11 @@ CODES: Dict[str, Code] = {
         WARNING,
         "classes of masks with a name that elsewhere means pixels that do not count",
         f"call it {IGNORE} in DIR/{TABLE} to leave its pixels out of the loss and of all scores",
+    ),
+    "unnamed-classes": Code(
+        WARNING,
+        "values of masks that no table names, and that are taken for classes",
+        f"{TABLE_HINT}; if they number objects, {ONE_CLASS}",
     ),
     "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
     "nothing-to-learn": Code(

@@ -32,6 +32,7 @@ from ipucnn.datasets.segmentation.masks import (
     MaskClasses,
     codes,
     mask_values,
+    unnamed_values,
     void_classes,
 )
 from ipucnn.datasets.sources import cifar, idx, imagefolder
@@ -238,6 +239,8 @@ def pairs_lots(survey: Survey, found: Found) -> Lots:
     survey.class_names = tuple(map(printable, classes.names))
     for name in void_classes(classes):
         survey.find("void-class", None, printable(name))
+    for values in unnamed_values(classes, table is not None):
+        survey.find("unnamed-classes", None, values)
     for mask in list(stored.values())[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask)
     return {
