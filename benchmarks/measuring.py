@@ -106,13 +106,24 @@ class Provenance:
         if git("status", "--porcelain", "--", "ipucnn", "benchmarks"):
             revision += "-changed"
         versions = ", ".join(f"{name} {version(name)}" for name in self.packages)
-        conditions = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
+        processor = ", ".join(filter(None, (cpu_name(), vector_instructions(), f"{os.cpu_count()} cores")))
+        conditions = f"{processor}; Python {platform.python_version()}, {versions}"
         return {
             "command": self.command,
             "revision": revision,
             "conditions": conditions,
             "load": f"{self.load:.1f}",
         }
+
+
+def vector_instructions(facts: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the widest vector instructions of an x86 processor, or "" elsewhere.
+
+    Processors of one name differ in them, and oneDNN's operations depend on them.
+    """
+    words = set(facts.read_text(encoding="utf-8").split()) if facts.exists() else set()
+    named = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+    return next((name for word, name in named.items() if word in words), "")
 
 
 def git(*words: str) -> str:

@@ -290,3 +290,18 @@ def test_every_kind_begins_with_a_right_input(measuring, monkeypatch):
 def test_a_process_is_measured(measuring):
     ended = measuring.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert (ended.code, ended.stdout, ended.stderr) == (3, "out\n", "err\n") and ended.memory_mib > 0
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [("fpu avx avx2 avx512f", "AVX-512"), ("fpu avx avx2", "AVX2"), ("fpu sse2", ""), (None, "")],
+)
+def test_conditions_name_the_vector_instructions_of_the_processor(
+    measuring, tmp_path, monkeypatch, flags, name
+):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"model name : x\nflags : {flags}\n")
+    assert measuring.vector_instructions(tmp_path / "cpuinfo") == name
+    monkeypatch.setattr(measuring, "vector_instructions", lambda: name)
+    conditions = measuring.Provenance("c", ("numpy",)).columns()["conditions"]
+    assert (f", {name}, " in conditions) == bool(name)
