@@ -320,7 +320,7 @@ def notes_on_classes(classes: MaskClasses, is_named: bool, one_class: str = ONE_
         is_named: whether a table names them.
         one_class: what to do to make all objects that masks number one class.
     """
-    ignored = [
+    void = [
         f"{printable(name)} is a class like the others; the name {IGNORE} leaves its pixels out of the loss and of all "
         "scores"
         for name in void_classes(classes)
@@ -329,7 +329,7 @@ def notes_on_classes(classes: MaskClasses, is_named: bool, one_class: str = ONE_
         f"the values {values} of the masks are taken for classes; if they number objects, {one_class}"
         for values in unnamed_values(classes, is_named)
     ]
-    return ignored + unnamed
+    return void + unnamed
 
 
 def _is_number(word: str) -> bool:

@@ -150,10 +150,10 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         )
     is_masks, is_named = train.labels.ndim == 3, len(made) == 3
     default_names: Sequence[object] = ()
-    if is_masks and not (is_named and _length(made[2]) != 2):
+    if is_masks and (not is_named or _length(made[2]) == 2):
         train, evaluation, default_names = _classes_of_masks(train, evaluation, is_named, location)
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    given = made[2] if len(made) == 3 else default_names or range(max(most + 1, 2))
+    given = made[2] if is_named else default_names or range(max(most + 1, 2))
     names: List[str] = []
     with contextlib.suppress(TypeError):  # not iterable
         # The order of a set is arbitrary, and a dictionary's need not be that of the labels.
@@ -211,8 +211,8 @@ def _classes_of_masks(
     except DataError as error:
         raise DataError(
             error.message,
-            f"number the classes 0, 1, 2, ..., or return their names: {_HINT}; if the values number objects, "
-            f"{_ONE_CLASS}",
+            "number the classes 0, 1, 2, ..., and return their names after the arrays: (images, masks), (eval_images, "
+            f"eval_masks), ['background', 'cell', ...]; if the values number objects, {_ONE_CLASS}",
         ) from None
     if classes.any_other:
         train, evaluation = (
