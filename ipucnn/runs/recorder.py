@@ -7,7 +7,7 @@ ensures that a run can continue from every checkpoint.
 import json
 import time
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -23,7 +23,7 @@ from typing import (
 
 import numpy as np
 
-from ipucnn.aliases import KerasModel, PlainDict
+from ipucnn.aliases import KerasModel, PlainDict, TfDataset
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.spec import Effect
 from ipucnn.config.values import norm_of
@@ -327,12 +327,11 @@ class Recorder:
         for tracker in self._trackers:
             tracker.validation_begins(event.weight_updates)
         started = time.perf_counter()
-        batch = program.validation_micro_batch_size * program.validation_num_replicas
-        predictor, loss = self._trainer.predictor, self._trainer.loss
-        batches = run_setup.evaluation_batches(self._context, batch, predictor)
         try:
             with self.as_evaluated():
-                metrics = predictor.evaluate(batches, loss, lambda: self._guard.is_set)
+                metrics = self._trainer.predictor.evaluate(
+                    self._validation_batches, self._trainer.loss, lambda: self._guard.is_set
+                )
         except Stopped:
             # Not counted in events_done, so that a continued run repeats this validation.
             self._interrupt()
@@ -366,6 +365,12 @@ class Recorder:
         yield from self._warn_of_loss(metrics["loss"])
         if is_best and self._config.checkpoints and self._config.training:
             yield CheckpointSaved(self._save(BEST, is_whole=False))
+
+    @cached_property
+    def _validation_batches(self) -> TfDataset:
+        """The batches of each validation.  Each reads them anew; making the data set takes longer than many of them."""
+        batch = self._program.validation_micro_batch_size * self._program.validation_num_replicas
+        return run_setup.evaluation_batches(self._context, batch, self._trainer.predictor)
 
     def _warn_of_loss(self, loss: float) -> Iterator[Note]:
         """Warns, once in a run, that a validation loss is far above the loss of equal probabilities."""

@@ -5,7 +5,7 @@
 
 import shlex
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -36,7 +36,15 @@ from ipucnn.sessions.group import Mpi
 from ipucnn.sessions.host.agreement import agree, compared_options, require_same_weights
 from ipucnn.sessions.host.division import Division, threads_of_training
 from ipucnn.sessions.host.gpus import share_gpus
-from ipucnn.sessions.session import Session, Trainer, TrainingTask, TrainState, ValidationDue, train
+from ipucnn.sessions.session import (
+    MakeDataset,
+    Session,
+    Trainer,
+    TrainingTask,
+    TrainState,
+    ValidationDue,
+    train,
+)
 from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.program import BuiltProgram, Layers, Program
 from ipucnn.training.schedules import largest_rate
@@ -279,7 +287,7 @@ class TrainingRun:
         from ipucnn.datasets.pipeline import data_errors
 
         timer = Timer()
-        model, trainer = self._make_trainer(session)
+        model, trainer, make_dataset = self._make_trainer(session)
         state = trainer.state
         context = self.context
         if isinstance(group, Mpi):
@@ -287,7 +295,7 @@ class TrainingRun:
         if config.compile_only:
             yield Note("compiling; nothing is trained")
             with data_errors():
-                self.final_report = _compile_ahead(context, trainer, self)
+                self.final_report = _compile_ahead(context, trainer, make_dataset)
             return
         validated: List[Path] = []
         skipped: List[str] = []
@@ -312,7 +320,6 @@ class TrainingRun:
                 *_notes_of_unused_weights(context),
             ]
         remarks = [*self.state.notes, *matched]
-        make_dataset = partial(self.dataset, shard=trainer.division.shard)
         recorder = Recorder(context, session, trainer, make_dataset, self.state, guard, timer, remarks)
         notes = _notes_of_sharing(context, self._differences, trainer.division)
         notes += recorder.note_process(is_continued=context.checkpoint is not None)
@@ -337,8 +344,12 @@ class TrainingRun:
             yield from self._predictions(trainer, recorder)
             yield from recorder.finish()
 
-    def _make_trainer(self, session: Session) -> Tuple[KerasModel, Trainer]:
-        """Builds the network with its first weights, divides its Program, and compiles it."""
+    def _make_trainer(self, session: Session) -> Tuple[KerasModel, Trainer, MakeDataset]:
+        """Builds the network with its first weights, divides its Program, and compiles it.
+
+        The third result makes the training batches; it keeps the latest data set, because a new run trains on the one
+        that it was traced with.
+        """
         from ipucnn.datasets.pipeline import data_errors
         from ipucnn.training.losses import Loss
 
@@ -351,14 +362,14 @@ class TrainingRun:
         advice = training_advice(model, context.record.name, program, config, layers.pipeline_splits)
         name = run_setup.loss_name(config, context.record.task)
         loss = Loss(name, config.label_smoothing, self._class_weights())
-        make_dataset = partial(self.dataset, shard=division.shard)
+        make_dataset = lru_cache(maxsize=1)(partial(self.dataset, shard=division.shard))
         with data_errors():
             trainer = session.trainer(
                 TrainingTask(
                     model, program, division, context.optimizer, loss, context.schedule, make_dataset, advice
                 )
             )
-        return model, trainer
+        return model, trainer, make_dataset
 
     def _class_weights(self) -> Tuple[float, ...]:
         """Returns the factor of each class in the training loss, and notes the extremes; empty: all are 1."""
@@ -428,7 +439,7 @@ def _notes_of_new_head(program: Program) -> List[str]:
     ]
 
 
-def _compile_ahead(context: RunContext, trainer: Trainer, run: TrainingRun) -> CompiledReport:
+def _compile_ahead(context: RunContext, trainer: Trainer, make_dataset: MakeDataset) -> CompiledReport:
     """Compiles training, statistics and validation into the executable cache, for ``--compile-only``.
 
     It needs no IPU, trains nothing, and makes no run folder.
@@ -441,7 +452,6 @@ def _compile_ahead(context: RunContext, trainer: Trainer, run: TrainingRun) -> C
     if program.executions_per_validation:
         batch = program.validation_micro_batch_size * program.validation_num_replicas
         batches = run_setup.evaluation_batches(context, batch, trainer.predictor)
-    make_dataset = partial(run.dataset, shard=trainer.division.shard)
     compilation = trainer.compile_ahead(make_dataset, batches)
     return CompiledReport(
         context.config.model_name, executable_cache(), program.to_dict(), Compilation.of(compilation)
