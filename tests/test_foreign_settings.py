@@ -31,12 +31,19 @@ def load(folder, **variables):
     return completed(folder, ["-c", LOAD], NO_COLOR="1", **variables)
 
 
+STOCK = ["channels_last", "float32", "1e-07", "keras"]
+
+
+@pytest.mark.slow
+def test_keras_is_imported_without_a_home_folder(tmp_path):
+    assert load(tmp_path, HOME="", XDG_CACHE_HOME="").stdout.split() == STOCK
+
+
 # Each process that imports Keras takes seconds, so one has several settings.
 @pytest.mark.slow_cases("{'epsilon': 'nonsense'}")
 @pytest.mark.parametrize(
     "settings",
     [
-        {"KERAS_BACKEND": "torch", "TF_USE_LEGACY_KERAS": "1", "HOME": "", "XDG_CACHE_HOME": ""},
         {"backend": "jax", "image_data_format": "channels_first", "floatx": "float16", "epsilon": 0.1},
         {"epsilon": "nonsense"},
         [],
@@ -45,18 +52,15 @@ def load(folder, **variables):
 )
 def test_settings_of_keras_change_nothing_or_are_an_error(settings, tmp_path):
     path = tmp_path / "my home" / "keras.json"
-    is_file = not isinstance(settings, dict)
-    variables = {} if is_file else {name: value for name, value in settings.items() if name.isupper()}
-    if not variables:
-        path.parent.mkdir()
-        path.write_text(json.dumps(settings))
-        variables = {"KERAS_HOME": str(path.parent)}
+    path.parent.mkdir()
+    path.write_text(json.dumps(settings))
+    variables = {"KERAS_BACKEND": "torch", "TF_USE_LEGACY_KERAS": "1", "KERAS_HOME": str(path.parent)}
     done = load(tmp_path, **variables)
     assert "Traceback" not in done.stderr and "bug" not in done.stderr
     if done.returncode == 0:
-        assert done.stdout.split() == ["channels_last", "float32", "1e-07", "keras"]
+        assert done.stdout.split() == STOCK
     else:
-        assert (is_file or "nonsense" in settings.values()) and done.returncode == 2, done.stderr
+        assert settings in ([], {"epsilon": "nonsense"}) and done.returncode == 2, done.stderr
         error, hint = done.stderr.splitlines()[-2:]
         assert error.startswith("error: ") and "keras.json" in error
         assert hint == f"hint: correct or remove the file: rm {shlex.quote(str(path))}"

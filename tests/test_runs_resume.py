@@ -1,6 +1,7 @@
 """A run that is interrupted anywhere, in any way, continues to the bytes of an uninterrupted run."""
 
 import errno
+import functools
 import json
 import os
 import random
@@ -134,19 +135,26 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uninterrupted(folders):
-    """Returns the files and events of uninterrupted runs."""
-    results = {}
-    for name, model, options in (
-        ("plain", "mnist_cnn", RUN),
-        ("light", "mnist_cnn", RUN),
-        ("pipeline", "toy_model_bn", PIPELINE),
-    ):
+    """Returns a function: the name of an uninterrupted run -> its files and events; each is trained on first use.
+
+    Tests of ``real_training`` ask for "plain" and "pipeline"; others for "light", and "other", of another network.
+    """
+    lines = {
+        "plain": ("mnist_cnn", RUN),
+        "light": ("mnist_cnn", RUN),
+        "pipeline": ("toy_model_bn", PIPELINE),
+        "other": ("toy_model", {**RUN, "dropout": "0"}),
+    }
+
+    @functools.lru_cache(maxsize=None)
+    def run_of(name):
         with pytest.MonkeyPatch.context() as patch:
-            if name == "light":
+            if name in ("light", "other"):
                 train_lightly(patch)
-            _, events = train(folders / name, model, options)
-        results[name] = files(folders / name), events
-    return results
+            _, events = train(folders / name, *lines[name])
+        return files(folders / name), events
+
+    return run_of
 
 
 @pytest.fixture(scope="module")
@@ -215,14 +223,14 @@ MISHAPS = (move, leave_temporaries, damage_side_files, damage_history, damage_ne
 def test_repeatedly_cut_damaged_and_moved_run_has_the_same_bytes(uninterrupted, tmp_path, seed):
     """Each process gets a little further and ends by a kill or signal, then its folder is damaged or moved."""
     rng, folder = random.Random(seed), tmp_path / "r"
-    for after in range(1, len(uninterrupted["light"][1])):
+    for after in range(1, len(uninterrupted("light")[1])):
         number = rng.choice([None, signal.SIGINT, signal.SIGTERM])
         if not as_hinted(lambda: cut(training(folder, resume=True), after, number)):  # noqa: B023
             break
         if folder.exists():
             folder = rng.choice(MISHAPS)(folder, rng) or folder
     as_hinted(lambda: train(folder, resume=True))
-    assert_same(folder, uninterrupted["light"][0])
+    assert_same(folder, uninterrupted("light")[0])
     assert f"run-dir: {folder}" in (folder / "config.yml").read_text()
     assert not list(folder.rglob(".*.tmp"))
 
@@ -231,7 +239,7 @@ def test_repeatedly_cut_damaged_and_moved_run_has_the_same_bytes(uninterrupted, 
 @pytest.mark.slow
 @pytest.mark.parametrize("start, number", [(1, None), (2, signal.SIGINT), (3, signal.SIGTERM)])
 def test_repeatedly_cut_run_has_the_same_bytes(real_training, uninterrupted, tmp_path, start, number):
-    expected, events = uninterrupted["plain"]
+    expected, events = uninterrupted("plain")
     for after in range(start, len(events)):
         if not cut(training(tmp_path / "r", resume=after > start), after, number):
             break
@@ -248,7 +256,7 @@ def test_pipelined_statistics_equal_those_of_the_uninterrupted_run(
 ):
     assert cut(training(tmp_path / "r", "toy_model_bn", PIPELINE), after, number)
     train(tmp_path / "r", "toy_model_bn", PIPELINE, resume=True)
-    assert_same(tmp_path / "r", uninterrupted["pipeline"][0])
+    assert_same(tmp_path / "r", uninterrupted("pipeline")[0])
 
 
 @pytest.mark.slow_cases("6-15")
@@ -282,7 +290,7 @@ def test_cuts_within_an_execution_and_a_validation(real_training, uninterrupted,
     position = load_checkpoint(tmp_path / "r" / "checkpoints" / "last.npz").meta["position"]
     assert position["events_done"] == 1  # the execution's; the validation does not count as done
     train(tmp_path / "r", resume=True)
-    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert_same(tmp_path / "r", uninterrupted("plain")[0])
 
 
 def small_batches(setup, batch_size, shard=(1, 0)):
@@ -299,7 +307,7 @@ def small_batches(setup, batch_size, shard=(1, 0)):
 def test_loading_threads_and_slices_do_not_change_a_byte(real_training, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "SLICE_S", 0.0)
     train(tmp_path / "r", pipeline_num_parallel="1")
-    assert_same(tmp_path / "r", uninterrupted["plain"][0])
+    assert_same(tmp_path / "r", uninterrupted("plain")[0])
 
 
 def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path, succeeds):
@@ -308,7 +316,7 @@ def test_the_same_command_line_continues_the_latest_run(uninterrupted, tmp_path,
         words += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
     _, err = succeeds(*words, "--resume")
     assert "nothing to resume in runs/mnist_cnn-digits: the run begins" in err
-    assert_same(tmp_path / "runs" / "mnist_cnn-digits", uninterrupted["light"][0])
+    assert_same(tmp_path / "runs" / "mnist_cnn-digits", uninterrupted("light")[0])
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")}
     out, err = succeeds(*words, "--resume", "--json")
     assert "is finished: nothing to continue" in err and json.loads(out)["model"] == "mnist_cnn"
@@ -330,7 +338,7 @@ def test_checkpoints_from_elsewhere_continue_in_a_new_run(uninterrupted, cut_run
     reached = load_checkpoint(tmp_path / "new" / "checkpoints" / "last.npz").meta["weight_updates"]
     shutil.rmtree(str(cut_run))
     train(tmp_path / "new", resume=True)
-    assert_same(tmp_path / "new", uninterrupted["light"][0], ("metrics.jsonl", "checkpoints/last.npz"))
+    assert_same(tmp_path / "new", uninterrupted("light")[0], ("metrics.jsonl", "checkpoints/last.npz"))
     assert report_of("new")["measured"]["first_weight_update"] == reached > 5
 
 
@@ -340,7 +348,7 @@ def test_checkpoint_output_dir_is_written_and_read(uninterrupted, tmp_path, run,
     shutil.move(str(tmp_path / "ck"), str(tmp_path / "moved"))
     check_refused(run, Refusal(RESUME, "is not there", code=3))
     succeeds(*RESUME, "--checkpoint-output-dir", "moved")
-    expected = {k: v for k, v in uninterrupted["light"][0].items() if k.startswith("checkpoints")}
+    expected = {k: v for k, v in uninterrupted("light")[0].items() if k.startswith("checkpoints")}
     assert {f"checkpoints/{p.name}": p.read_bytes() for p in (tmp_path / "moved").iterdir()} == expected
 
 
@@ -362,7 +370,7 @@ def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, suc
     for name in names:
         load_checkpoint(tmp_path / "r" / "checkpoints" / name)
     succeeds(*RESUME)
-    assert_same(tmp_path / "r", uninterrupted["light"][0])
+    assert_same(tmp_path / "r", uninterrupted("light")[0])
 
 
 # --- refusals
@@ -414,8 +422,9 @@ def test_other_data_are_refused(tmp_path, run):
 
 
 def test_checkpoint_of_another_model_is_never_validated(uninterrupted, folders, run):
+    uninterrupted("other")
     words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--run-dir", "v"]
-    command = [*words, "--checkpoint-input-dir", folders / "pipeline" / "checkpoints"]
+    command = [*words, "--checkpoint-input-dir", folders / "other" / "checkpoints"]
     check_refused(run, Refusal(command, "another model", code=3))
 
 
@@ -439,7 +448,8 @@ def test_folders_in_use_are_refused(uninterrupted, folders, cut_run, tmp_path, r
     with pytest.raises(Exception, match="lies in the run folder"):
         training(tmp_path / "n", checkpoint_dir=str(tmp_path / "n" / "tensorboard"))
     late = training(tmp_path / "late", seed="8")
-    shutil.copytree(str(folders / "plain"), str(tmp_path / "late"))
+    uninterrupted("light")
+    shutil.copytree(str(folders / "light"), str(tmp_path / "late"))
     before = files(tmp_path / "late")
     with pytest.raises(Exception, match="written by another run meanwhile"):
         list(late.events())
@@ -534,7 +544,7 @@ def test_executions_after_the_last_log_are_timed_too(uninterrupted):
             ExecutionFinished(number, 1, wall_s=wall_s, images_per_s=8.0, is_logged=is_logged, **figures)
         )
     assert (timer.busy_s, timer.images_per_s) == (5.0, 8.0)
-    events = uninterrupted["light"][1]
+    events = uninterrupted("light")[1]
     assert sum(isinstance(e, ExecutionFinished) for e in events) == 4
     assert sum(isinstance(e, UpdatesDone) for e in events) >= 4
 
@@ -549,7 +559,7 @@ def numbered(folder):
 @pytest.mark.slow
 def test_newest_checkpoints_are_kept(uninterrupted, tmp_path):
     """They have the same bytes, whether the others were deleted or not, and by any process."""
-    expected, _ = uninterrupted["light"]
+    expected, _ = uninterrupted("light")
     every = [name for name in expected if name.startswith("checkpoints/checkpoint-")]
     assert len(every) == 4  # --ckpts-per-epoch is given, so all are kept
     _, events = train(tmp_path / "whole", keep_checkpoints="2")
