@@ -72,6 +72,19 @@ def test_warm_up_longer_than_the_run_is_warned_of(run):
         assert code == 0 and ("warm-up of 3 epochs is longer than the run, 2 epochs" in err) == is_warned
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--num-epochs 3 --early-stopping 1", ""),  # after the second of three validations
+        ("--num-epochs 3 --early-stopping 2", "--early-stopping 2 cannot end this run early: it has 3 validations"),
+        ("--num-epochs 4 --validation-freq 4 --early-stopping 1", "it has 1 validation\n"),
+    ],
+)
+def test_patience_that_cannot_end_the_run_is_warned_of(run, words, said):
+    code, _, err = run("train", "toy_model", "--dataset", "digits", *words.split(), "--dry-run")
+    assert code == 0 and said in err and ("cannot end" in err) == bool(said)
+
+
 SMALL = "lenet --num-epochs 2 --micro-batch-size 8 --limit-train"
 
 
