@@ -476,6 +476,19 @@ def test_frozen_layers_of_a_file_need_its_weights(run, succeeds):
     succeeds(*train, "--weights", "my net.keras", "--run-dir", "a")
     kernel = keras.models.load_model("my net.keras").get_layer("edges").get_weights()[0]
     np.testing.assert_array_equal(last("a").weights["edges/kernel"], kernel)
+    text = network("x = layers.BatchNormalization(name='norm')(images, training=False)")
+    model = find_function(write(text), "build")((8, 8, 1), 10)
+    gamma, beta, mean, variance = (np.float32([value]) for value in (0.5, 0.25, 0.1, 2.0))
+    model.get_layer("norm").set_weights([gamma, beta, mean, variance])
+    model.save("kept.keras")
+    train = ("train", "kept.keras", *train[2:])
+    check_refused(run, Refusal(train, "'norm' keeps its statistics", "--weights kept.keras"))
+    succeeds(*train, "--weights", "kept.keras", "--run-dir", "b")
+    assert (
+        last("b").weights["norm/moving_mean"] == mean
+        and last("b").weights["norm/moving_variance"] == variance
+    )
+    assert last("b").weights["norm/gamma"] != gamma
 
 
 @needs_keras_3

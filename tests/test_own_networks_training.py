@@ -50,7 +50,19 @@ NETWORKS = {
         "y = a(layers.Conv2D(3, 3)(a(layers.Conv2D(4, 3)(images))))",
         "x = layers.Concatenate()([d(x), d(y)])",
     ],
+    "batch norms called with training=False": [
+        "i = keras.Input((6, 6, 2))",
+        "h = layers.Conv2D(3, 3, use_bias=False)(layers.BatchNormalization(scale=False, name='first')(i))",
+        "h = layers.BatchNormalization(gamma_regularizer='l2', name='second')(h)",
+        "still = layers.BatchNormalization(name='still')",
+        "still.trainable = False",
+        "base = keras.Model(i, layers.ReLU()(still(h)), name='base')",
+        "x = layers.BatchNormalization(name='direct')(base(images, training=False), training=False)",
+        "x = layers.BatchNormalization(name='usual')(layers.Conv2D(2, 1)(x))",
+    ],
 }  # fmt: skip
+# Its batch norms whose statistics stay, by their names in the network that is trained.
+KEPT = ("base_first", "base_second", "base_still", "direct")
 SHARED_LAYER = ["c = layers.Conv2D(2, 3, padding='same')", "x = c(layers.ReLU()(c(images)))"]
 SHARED_BLOCK = ["b = keras.Sequential([keras.Input((6, 6, 2)), layers.Conv2D(2, 3, padding='same'),",
                 "    layers.LayerNormalization(), layers.Activation('gelu')], name='block')",
@@ -105,8 +117,8 @@ def start(record):
     assert sorted(shapes[0]) == sorted(shapes[1])
     rng, used = np.random.default_rng(3), set()
     for name, weight in named_weights(model).items():
-        if "moving" not in name:
-            weight.assign(rng.choice([-1, 1], weight.shape) * rng.uniform(0.1, 0.5, weight.shape))
+        sign = 1 if "variance" in name else rng.choice([-1, 1], weight.shape)
+        weight.assign(sign * rng.uniform(0.1, 0.5, weight.shape))
     if shapes[0] == shapes[1]:
         theirs.set_weights(model.get_weights())
         return model, theirs
@@ -154,10 +166,18 @@ def check_trained_as_by_keras(case, session, optimizer):
     program = make_program(SIZE, STEPS, updates_per_epoch=UPDATES, weight_updates_per_execution=1)
     program = with_fused(program, FUSED.get(case, 1))
     model, theirs = start(record)
+    for layer in theirs._flatten_layers():
+        if any(name.endswith(layer.name) for name in KEPT):
+            # In training, models of Keras 3 override the ``training=False`` of the call (keras-team/keras #20285).
+            layer.call = lambda x, layer=layer, **_: type(layer).call(layer, x, training=False)
+    before = {name: weight.numpy() for name, weight in named_weights(model).items()}
     expected = trained_by_keras(theirs, optimizer[1]["momentum"], from_logits=case != "residual")
     result = run(session, model, program, optimizer, images, labels, schedule=constant(RATE))
     losses = [event.metrics["loss"] for event in result.events if hasattr(event, "metrics")]
     check_equal(result.weights, theirs, losses, expected, 2e-4 if case in OWN else 1e-5)
+    for name, value in before.items():
+        if "moving" in name:
+            assert np.array_equal(result.weights[name], value) == name.startswith(KEPT), name
 
 
 @pytest.mark.slow_cases("block", "regularizers")
@@ -185,6 +205,16 @@ def test_checkpoints_and_plans_know_shared_layers_and_regularizers(lines, shared
     )
     # No stage opens between the two calls.
     assert not set(range(first + 1, second + 1)) & set(graph.cuts)
+
+
+def test_a_checkpoint_says_which_batch_norms_keep_their_statistics():
+    record = find_network(file_of(NETWORKS["batch norms called with training=False"]))
+    build_model(record, BuildOptions((6, 6, 2), 3))
+    assert "3 batch norms called with training=False" in record.own.notes[0]
+    saved = saved_network("net.py:build", json.loads(json.dumps(record.own.to_data())), "x", "y")
+    layers = build_model(saved, BuildOptions((6, 6, 2), 3)).layers
+    norms = {layer.name: layer.moves for layer in layers if hasattr(layer, "keeps_statistics")}
+    assert norms == {**dict.fromkeys(KEPT, False), "usual": True}
 
 
 @pytest.mark.slow

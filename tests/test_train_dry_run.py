@@ -76,7 +76,10 @@ def test_warm_up_longer_than_the_run_is_warned_of(run):
     ("words", "said"),
     [
         ("--num-epochs 3 --early-stopping 1", ""),  # after the second of three validations
-        ("--num-epochs 3 --early-stopping 2", "--early-stopping 2 cannot end this run early: it has 3 validations"),
+        (
+            "--num-epochs 3 --early-stopping 2",
+            "--early-stopping 2 cannot end this run early: it has 3 validations",
+        ),
         ("--num-epochs 4 --validation-freq 4 --early-stopping 1", "it has 1 validation\n"),
     ],
 )

@@ -38,7 +38,7 @@ class Node:
             layer's name in the innermost.
         is_operation: whether it is an operation, which must be replaced or removed.
         is_own: whether the layer's class is a user's own.
-        infers: whether a model that contains it is called with ``training=False``.
+        infers: whether it, or a model that contains it, is called with ``training=False``.
         channels: last dimension of the output, if it is known without building the network.
     """
 

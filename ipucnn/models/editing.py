@@ -106,6 +106,7 @@ def set_batch_norm(
                     "center": old_config["center"],
                     "scale": old_config["scale"],
                     "moves_once": moves_once,
+                    "keeps_statistics": node.infers,
                 },
             )
 
@@ -291,7 +292,8 @@ def use_stock_layers(blueprint: Blueprint, all_of_them: bool) -> None:
         for key in [k for k in config if k.endswith("_initializer")]:
             del config[key]  # the default will do, because weights are copied
         if layer_class in same:
-            config.pop("moves_once", None)
+            for key in ("moves_once", "keeps_statistics"):
+                config.pop(key, None)
             node.replace(same[layer_class], config)
         elif layer_class is SubsamplePad:
             identity = {"filters": config["channels"], "kernel_size": 1, "strides": 2, "use_bias": False}

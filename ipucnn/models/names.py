@@ -30,9 +30,9 @@ def statistics_of(norms: Iterable[str]) -> List[str]:
 
 
 def moved_statistics(model: KerasModel) -> List[str]:
-    """The names of the moving statistics that training changes, which excludes those of frozen layers."""
-    frozen = tuple(f"{layer.name}/" for layer in model.layers if not layer.trainable)
-    return [n for n in named_weights(model) if is_moving_statistic(n) and not n.startswith(frozen)]
+    """The names of the moving statistics that training changes; ``model`` has the batch norms of this package."""
+    kept = tuple(f"{layer.name}/" for layer in model.layers if not getattr(layer, "moves", True))
+    return [n for n in named_weights(model) if is_moving_statistic(n) and not n.startswith(kept)]
 
 
 def number_from_zero(blueprint: Blueprint, keep: Tuple[str, ...] = ()) -> None:

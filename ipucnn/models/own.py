@@ -66,6 +66,8 @@ PER_SAMPLE = (
 """Stock layers that compute each sample separately and have no state, and layers that are exchanged for such ones."""
 # Keras layers that augment images, in addition to those whose names begin with Random.
 _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
+# How a checkpoint says that a layer is called so.
+_NO_TRAINING = {"training": False}
 _OFF_BY_DEFAULT = ("Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout2D")
 # Layers without weights whose outputs are probabilities if their inputs are.
 _KEEPS_PROBABILITIES = (
@@ -153,15 +155,16 @@ class OwnNetwork:
         return [f"{shown_value(self.name)}: {note}" for note in notes]
 
     @property
-    def frozen_layers(self) -> Tuple[str, ...]:
-        """Names of the frozen layers that have weights."""
-        return tuple(
-            node.name
-            for node in ([] if self.architecture is None else self.architecture.nodes)
-            if node.name == node.layer
-            and node.config.get("trainable") is False
-            and (node.is_own or any(key.endswith("_initializer") for key in node.config))
-        )
+    def kept_layers(self) -> List[Tuple[str, str]]:
+        """Layers with weights or statistics that training does not change: the name, and how it is so."""
+        kept = []
+        for node in [] if self.architecture is None else self.architecture.nodes:
+            has_weights = node.is_own or any(key.endswith("_initializer") for key in node.config)
+            if node.name == node.layer and node.config.get("trainable") is False and has_weights:
+                kept.append((node.name, "is frozen (trainable=False)"))
+            elif node.infers:
+                kept.append((node.name, "keeps its statistics (training=False)"))
+        return kept
 
     def to_data(self) -> Dict[str, Any]:
         """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
@@ -170,7 +173,7 @@ class OwnNetwork:
             [
                 node.name,
                 node.kind,
-                None if node.is_own else node.config,
+                None if node.is_own else {**node.config, **(_NO_TRAINING if node.infers else {})},
                 tuple(node.inputs),
                 *([node.layer] if node.layer != node.name else []),
             ]
@@ -630,8 +633,14 @@ def _architecture_of(
         changes.append("its softmax at the end is left out: loss and metrics take logits")
     _check_end(name, blueprint)
     regularized = {node.layer for node in layers if any(key.endswith("_regularizer") for key in node.config)}
-    if any(node.infers and node.kind in _OFF_BY_DEFAULT for node in nodes):
-        changes.append("the dropout of its models that are called with training=False is off")
+    if any(_infers(node, keras) and node.kind in _OFF_BY_DEFAULT for node in nodes):
+        changes.append("dropout called with training=False is off")
+    keeping = [node for node in layers if node.infers]
+    if keeping:
+        changes.append(
+            f"{counted(len(keeping), 'batch norm')} called with training=False: training keeps the moving statistics, "
+            "which are those of --weights, or 0 and 1"
+        )
     if regularized:
         changes.append(
             f"the regularizers of {counted(len(regularized), 'layer')} are added to the loss of training, and to no "
@@ -738,11 +747,11 @@ def _accepted(
             if is_own
             else "give each call a batch norm of its own, or use GroupNormalization or LayerNormalization",
         )
-    # Keras 3 records the default of these as if it had been given.
+    infers = _infers(node, keras)
     others = ", ".join(
         f"{key}={value}"[:40] if key else str(value)[:40]
         for key, value in node.arguments
-        if not (kind in _OFF_BY_DEFAULT and key == "training" and value is False)
+        if not (kind in (*_OFF_BY_DEFAULT, "BatchNormalization") and (key, value) == ("training", False))
     )
     plain_node = Node(node.name, kind, {}, node.inputs, node.layer)
     if node.is_operation:
@@ -772,18 +781,13 @@ def _accepted(
             f"{where} ({shown_value(kind)}) is called with {shown_value(others)}",
             "call it with one tensor, or one list of them, alone; trainable=False freezes a layer",
         )
-    if node.infers and (
-        (is_own and live is not None and _may_know_training(live))
-        or (kind == "BatchNormalization" and node.config.get("trainable", True))
-    ):
-        what = "may compute something else in training" if is_own else "is not frozen"
+    if infers and is_own and live is not None and _may_know_training(live):
         raise ConfigurationError(
-            f"{where} ({shown_value(kind)}) {what}, and the model around it is called with training=False",
-            "freeze that layer, or the whole model: base.trainable = False"
-            if not is_own
-            else "call that model with one tensor alone",
+            f"{where} ({shown_value(kind)}) may compute something else in training, and the model around it is called "
+            "with training=False",
+            "call that model with one tensor alone",
         )
-    if node.infers and kind in _OFF_BY_DEFAULT:
+    if infers and kind in _OFF_BY_DEFAULT:
         return replace(plain_node, kind="Activation", config={"activation": "linear"})
     if is_own:
         kept = {k: v for k, v in node.config.items() if k.endswith(("_regularizer", "_constraint"))}
@@ -794,9 +798,19 @@ def _accepted(
     if kind == "Normalization":
         return as_rescaling(where, node, statistics)
     plain_node.config = plain_settings(f"{where} ({kind})", node, keras)
+    plain_node.infers = infers and kind == "BatchNormalization" and plain_node.config.get("trainable", True)
     if live is not None:
         check_activations(where, live, plain_node.config)
     return plain_node
+
+
+def _infers(node: Node, keras: int) -> bool:
+    """Whether a call is one of inference in training, too: ``training=False`` is given to it, or to a model around it.
+
+    Keras 3 records the default of dropout and noise as if it had been given.
+    """
+    is_said = ("training", False) in node.arguments
+    return node.infers or (is_said and (keras == 2 or node.kind not in _OFF_BY_DEFAULT))
 
 
 def _may_know_training(layer: KerasLayer) -> bool:
@@ -1167,7 +1181,10 @@ def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetw
                 raise ValueError(f"a layer {name_of_call!r}")
             if not inputs or not set(inputs) <= set(nodes):
                 raise ValueError(f"layer {name_of_call!r} reads {inputs!r}")
-            node = Node(name_of_call, kind, settings or {}, list(inputs), layer, is_own=settings is None)
+            is_own = settings is None
+            settings = dict(settings or {})
+            infers = settings.pop("training", None) is False
+            node = Node(name_of_call, kind, settings, list(inputs), layer, is_own=is_own, infers=infers)
             if layer != name_of_call and (nodes[layer].kind, nodes[layer].is_own) != (kind, node.is_own):
                 raise ValueError(f"layer {name_of_call!r} is no call of {layer!r}")
             if not node.is_own:

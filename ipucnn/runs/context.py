@@ -304,7 +304,7 @@ def momentum_notes(context: RunContext) -> List[str]:
     norms = [
         node.config
         for node in nodes
-        if node.kind == "BatchNormalization" and node.config.get("trainable", True)
+        if node.kind == "BatchNormalization" and node.config.get("trainable", True) and not node.infers
     ]
     others = sorted({norm["momentum"] for norm in norms if norm.get("momentum", used) != used})
     is_chosen = origins["bn_momentum"].by_user or origins["norm_layer"].by_user

@@ -32,7 +32,7 @@ def file_with_weights(record: ModelRecord) -> Optional[Path]:
 
 
 def check_frozen_weights(record: ModelRecord) -> None:
-    """Refuses to draw the weights of frozen layers of a Keras file, which would keep them.
+    """Refuses to draw the weights of layers of a Keras file that would keep them.
 
     Raises:
         ConfigurationError: there is such a layer.
@@ -40,11 +40,10 @@ def check_frozen_weights(record: ModelRecord) -> None:
     own = record.own
     if own is None or file_with_weights(record) is None:
         return
-    name, frozen = shown_value(record.name), own.frozen_layers
-    if frozen:
+    name = shown_value(record.name)
+    for layer, how in own.kept_layers:
         raise ConfigurationError(
-            f"{name}: layer '{shown_value(frozen[0])}' is frozen (trainable=False), and training would draw weights "
-            "for it",
+            f"{name}: layer '{shown_value(layer)}' {how}, and training would draw weights for it",
             f"begin with the weights in the file: --weights {shlex.quote(record.name)}",
         )
 

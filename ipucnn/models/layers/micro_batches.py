@@ -336,6 +336,8 @@ class BatchNormalization(keras.layers.Layer):
     Args:
         moves_once: whether the moving statistics move once per weight update, by the statistics of all its
             micro-batches (``custom_batch_norm``), instead of with every micro-batch.
+        keeps_statistics: whether training normalises by the moving statistics and does not change them, while gamma and
+            beta are trained, as Keras' own layer does that is called with ``training=False``.
     """
 
     def __init__(
@@ -346,6 +348,7 @@ class BatchNormalization(keras.layers.Layer):
         scale: bool = True,
         axis: int = -1,
         moves_once: bool = False,
+        keeps_statistics: bool = False,
         gamma_regularizer: Optional[KerasConfig] = None,
         beta_regularizer: Optional[KerasConfig] = None,
         **kwargs: object,
@@ -361,6 +364,12 @@ class BatchNormalization(keras.layers.Layer):
         self.scale = bool(scale)
         self.axis = axis
         self.moves_once = bool(moves_once)
+        self.keeps_statistics = bool(keeps_statistics)
+
+    @property
+    def moves(self) -> bool:
+        """Whether training normalises by the statistics of its batches, with which the moving ones move."""
+        return bool(self.trainable) and not self.keeps_statistics
 
     def build(self, input_shape: TensorShape) -> None:
         if self.axis not in (-1, len(input_shape) - 1):
@@ -389,7 +398,7 @@ class BatchNormalization(keras.layers.Layer):
     def call(self, inputs: Tensor, training: Optional[bool] = None, mask: Optional[Tensor] = None) -> Tensor:
         context = current_context()
         uses_batch = training or (context is not None and context.measures)
-        if not (uses_batch and self.trainable):
+        if not (uses_batch and self.moves):
             factor, offset = self.affine()
             return inputs * factor + offset
         return self.normalised(inputs, ghost_batch_norm)
@@ -440,6 +449,7 @@ class BatchNormalization(keras.layers.Layer):
             "scale": self.scale,
             "axis": self.axis,
             "moves_once": self.moves_once,
+            "keeps_statistics": self.keeps_statistics,
             **_regularizers(self),
         }
 

@@ -83,8 +83,8 @@ def find_fast_layers(
             continue
         name, layer, following = node.name, layers[node.name], next_of(node.name)
         if isinstance(layer, BatchNormalization):
-            if not layer.trainable:
-                continue  # A frozen layer uses no statistics of the batch.
+            if not layer.moves:
+                continue  # It uses no statistics of the batch.
             activation = "linear" if following is None else _activation(following)
             if following is not None and activation != "linear":
                 fast.training[following.name] = unchanged

@@ -49,7 +49,7 @@ class MovingStatistics:
 
     def __init__(self, model: KerasModel, division: Division, weights: Weights) -> None:
         self._batch, self._division = division.batch, division
-        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.moves]
         self._moving: Dict[str, Tuple[TfVariable, float]] = {
             name: (weights.kept[name], layer.momentum)
             for layer in norms
@@ -207,7 +207,7 @@ class LargeBatches:
         on_cpu: bool,
         at_once: Callable[[int], int] = lambda samples: 1,
     ) -> None:
-        norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.trainable]
+        norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.moves]
         self.names = statistics_of(norms)
         self._at_once = at_once
         if not self.names:

@@ -240,8 +240,10 @@ def _policy(precision: str) -> Any:
 
 def _batch_norm(config: Mapping[str, PlainValue], common: KerasConfig) -> KerasLayer:
     settings = {key: config[key] for key in ("momentum", "epsilon", "center", "scale")}
-    if KERAS_3 and common["dtype"] == "float32":
-        # Keras 3 updates the moving variance with the biased variance; the SDK's Keras 2.6 uses the unbiased one.
+    if KERAS_3 and (common["dtype"] == "float32" or config["keeps_statistics"]):
+        # Keras 3 updates the moving variance with the biased variance; the SDK's Keras 2.6 uses the unbiased one.  And
+        # a model of Keras 3 overrides the ``training=False`` of a layer's call.
+        settings["keeps_statistics"] = config["keeps_statistics"]
         return micro_batches.BatchNormalization(**settings, **common)
     return keras.layers.BatchNormalization(**settings, **common)
 
@@ -294,8 +296,8 @@ class _Builder:
         return kind.from_config({**config, **common})
 
     def _normalised(self, node: Node, inputs: Tensor, common: KerasConfig) -> Tensor:
-        if not node.config["trainable"]:
-            return _batch_norm(node.config, common)(inputs)
+        if not node.config["trainable"] or node.config["keeps_statistics"]:
+            return _batch_norm(node.config, common)(inputs, training=False)
         settings = {key: node.config[key] for key in ("epsilon", "center", "scale")}
         if node.config["moves_once"]:
             if self.purpose != TRAINING:

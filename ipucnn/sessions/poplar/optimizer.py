@@ -14,7 +14,7 @@ from tensorflow import keras
 from ipucnn.aliases import KerasVariable, Tensor, TfVariable
 from ipucnn.compat import KERAS_3, tf_variable
 from ipucnn.models.layers.micro_batches import moving_average, unbiased_variance
-from ipucnn.models.names import is_moving_statistic, moved_statistics
+from ipucnn.models.names import is_moving_statistic, statistics_of
 from ipucnn.sessions.poplar.model import DeviceModel, MovedByGradient
 from ipucnn.training.optimizer_settings import OptimizerSettings
 from ipucnn.training.optimizers import LossScaler, Optimizer, penalty_weight
@@ -28,8 +28,8 @@ Gradients = List[Tuple[Tensor, TfVariable]]
 
 def make_optimizer(settings: OptimizerSettings, network: DeviceModel, program: Program) -> Optimizer:
     """Returns the arithmetic of a network's optimizer; moving statistics that have gradients are not its weights."""
-    trainable, moved = network.model.trainable_weights, moved_statistics(network.model)
-    ids, variables = {id(tf_variable(v)) for v in trainable}, network.weights.items()
+    moved = statistics_of([*network.norms, *(norm.name for norm in network.moved_once)])
+    ids, variables = {id(tf_variable(v)) for v in network.model.trainable_weights}, network.weights.items()
     weights = {name: v for name, v in variables if id(v) in ids and not is_moving_statistic(name)}
     statistics = {name: v for name, v in variables if name in moved}
     return Optimizer(settings, weights, statistics, network.penalties, penalty_weight(program))
