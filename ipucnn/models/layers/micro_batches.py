@@ -41,8 +41,8 @@ class ExecutionContext:
         num_micro_batches: fused micro-batches in the batch.
         batch_statistics: (layer, mean, variance), added by each batch norm; the statistics have shape
             (num_groups, channels), and the variance has Bessel's correction.
-        update_statistics: (layer, mean, variance, numbers per micro-batch and channel), added by each batch norm
-            that moves once per weight update; the variance does not have the correction.
+        update_statistics: the same of each batch norm that moves once per weight update; the variance does not have
+            the correction.
         seed_slots: number of draws of random numbers by each layer in this context.
         measures: whether batch norms normalise by the batch's statistics although nothing is trained, and all of them
             add to ``update_statistics``.
@@ -52,7 +52,7 @@ class ExecutionContext:
     seeds: Tensor
     num_micro_batches: int
     batch_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
-    update_statistics: List[Tuple[KerasLayer, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    update_statistics: List[Tuple[KerasLayer, Tensor, Tensor]] = field(default_factory=list)
     seed_slots: Dict[str, int] = field(default_factory=dict)
     measures: bool = False
 
@@ -425,7 +425,7 @@ class BatchNormalization(keras.layers.Layer):
         # Two products: with one that both operations read, TensorFlow's graph optimizer computes another last bit.
         biased = unbiased * ((numbers * shared - 1.0) / (numbers * shared))
         if self.moves_once or context.measures:
-            context.update_statistics.append((self, mean, biased, numbers))
+            context.update_statistics.append((self, mean, biased))
         else:
             if shared > 1:
                 # Distributed batch norm: IPUs correct the variance of the whole group by the count of one replica's

@@ -64,9 +64,8 @@ class MovingStatistics:
             for layer in norms
             if layer.moves_once
         }
-        # The numbers of a channel in a micro-batch.
         self._numbers = {
-            layer.name: float(self._batch.micro_batch_size * math.prod(output_shape(layer)[1:-1]))
+            layer.name: float(self._batch.micro_batch_size * _numbers_of_sample(layer))
             for layer in norms
             if layer.moves_once
         }
@@ -144,7 +143,7 @@ class MovingStatistics:
         groups = p.num_replicas // p.dbn_replica_group_size
         replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
         contributions = {}
-        for layer, mean, variance, _ in context.update_statistics:
+        for layer, mean, variance in context.update_statistics:
             sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
             sums.set_shape(self._sums[layer.name].shape)
             contributions[layer.name] = sums
@@ -181,8 +180,13 @@ def peeked(elements: Iterable[_Element]) -> Tuple[Optional[_Element], Iterator[_
     return first, iterator if first is None else itertools.chain([first], iterator)
 
 
-_Moments = Tuple[Tensor, Tensor, Tensor]
-"""Mean and biased variance, (channels,), and the number of values per channel."""
+def _numbers_of_sample(layer: BatchNormalization) -> int:
+    """Returns how many numbers of a channel the layer's input has in each sample."""
+    return math.prod(output_shape(layer)[1:-1])
+
+
+_Moments = Tuple[Tensor, Tensor]
+"""Mean and biased variance, (channels,)."""
 
 
 class LargeBatches:
@@ -196,7 +200,7 @@ class LargeBatches:
         at_once: the number of batches to compute in parallel, as a function of their number of samples.
 
     Attributes:
-        names: the names of the moving statistics, except for those of frozen layers.
+        names: the names of the moving statistics that training moves.
     """
 
     def __init__(
@@ -207,8 +211,9 @@ class LargeBatches:
         on_cpu: bool,
         at_once: Callable[[int], int] = lambda samples: 1,
     ) -> None:
-        norms = [x.name for x in model.layers if isinstance(x, BatchNormalization) and x.moves]
-        self.names = statistics_of(norms)
+        norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.moves]
+        self.names = statistics_of(layer.name for layer in norms)
+        self._numbers_of_sample = {layer.name: _numbers_of_sample(layer) for layer in norms}
         self._at_once = at_once
         if not self.names:
             return
@@ -219,10 +224,7 @@ class LargeBatches:
                 num_groups=1, seeds=tf.zeros([1, 2], tf.int32), num_micro_batches=1, measures=True
             )
             network(images, training=False, context=context)
-            return {
-                layer.name: (mean[0], variance[0], numbers)
-                for layer, mean, variance, numbers in context.update_statistics
-            }
+            return {layer.name: (mean[0], variance[0]) for layer, mean, variance in context.update_statistics}
 
         self._moments = tf.function(moments, autograph=False)
 
@@ -250,15 +252,17 @@ class LargeBatches:
             return moments
 
         first, batches = peeked(batches if self.names else ())
-        at_once = 1 if first is None else self._at_once(len(first[0]))
+        num_samples = 0 if first is None else len(first[0])
+        at_once = 1 if first is None else self._at_once(num_samples)
         for moments in side_by_side(of_batch, batches, at_once):
             for name, values in moments.items():
                 moments_of.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
         measured = {}
         for name, parts in moments_of.items():
-            means, variances, numbers = (np.stack(values) for values in zip(*parts))
+            means, variances = (np.stack(values) for values in zip(*parts))
             # All batches have the same size.  The estimate is unbiased, like that of the running variance.
-            variance = unbiased_variance(variances.mean(axis=0) + means.var(axis=0), numbers.sum())
+            numbers = float(len(parts) * num_samples * self._numbers_of_sample[name])
+            variance = unbiased_variance(variances.mean(axis=0) + means.var(axis=0), numbers)
             measured[f"{name}/moving_mean"] = means.mean(axis=0).astype(np.float32)
             measured[f"{name}/moving_variance"] = variance.astype(np.float32)
         return measured
