@@ -76,7 +76,7 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
 @pytest.mark.parametrize(
     "images, hint",
     [
-        (IMAGES / 255, "np.uint8(255 * images)"),
+        (IMAGES / 255, "np.uint8(np.rint(255 * images))"),
         (np.uint16(IMAGES) * 257, "np.uint8(images // 256) of 16 bits"),
         (np.zeros((8, 6, 6, 4), np.uint8), "red, green and blue as the last axis"),
     ],
@@ -174,7 +174,7 @@ def test_names_of_classes_have_the_order_of_labels(names):
     [
         (np.eye(8)[:, :3], "labels.argmax(axis=-1)"),
         (np.arange(8) / 2, "labels.astype(int)"),
-        (np.array(["ant", "bee"] * 4), "np.unique(labels, return_inverse=True)"),
+        (np.array(["ant", "bee"] * 4), "labels = np.searchsorted(names, labels)"),
         (np.zeros((8, 6, 6, 2), np.uint8), "labels.argmax(axis=-1)"),
         (np.zeros((8, 5, 5), np.uint8), "return (train_images, train_labels)"),
     ],

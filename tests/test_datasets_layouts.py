@@ -412,6 +412,17 @@ def test_files_of_several_pages_or_frames_are_counted(tmp_path, skip_damaged, mo
 
 
 @pytest.mark.parametrize("skip_damaged", [False, True])
+def test_images_of_more_than_8_bits_are_counted(tmp_path, skip_damaged):
+    """Each is stretched from its own darkest to its own brightest pixel, so brightness is lost."""
+    draw(tmp_path, "ant*4", "bee*4")
+    for name in ("ant/5.png", "bee/6.png", "bee/7.tif"):
+        put(tmp_path / name, noise(1, 16, 16).astype(np.uint16) * 9)
+    source = opened(tmp_path, skip_damaged=skip_damaged)
+    line = "3 files have more than 8 bits: each file's own dark and bright become 0 and 255"
+    assert line in (source if skip_damaged else refuse_damaged(source)).info.warnings
+
+
+@pytest.mark.parametrize("skip_damaged", [False, True])
 def test_transparent_images_are_counted_and_those_that_are_not_seen_are_damaged(tmp_path, skip_damaged):
     draw(tmp_path, "ant*4", "bee*4")
     colours, opacity = noise(1, 16, 16, 3), noise(2, 16, 16)
@@ -548,6 +559,16 @@ def test_a_mask_one_pixel_larger_has_the_hint_of_training(tmp_path):
     errors, _, report = verified(folder, ".")
     assert errors == {"wrong-shape"}
     assert [finding.hint for finding in report.findings if finding.code == "wrong-shape"] == [error.hint]
+
+
+def test_a_mask_of_half_the_size_is_enlarged_if_the_hint_is_followed(tmp_path):
+    folder = draw_pairs(tmp_path, number=range(5))
+    mask = np.uint8(255 * (np.arange(64).reshape(8, 8) % 3 == 0))
+    put(folder / "masks" / "2.png", mask)
+    error = check_raises(DataError, "8x8", "without new values", opened, folder, "segmentation")
+    (line,) = re.findall(r"mask\.repeat\(.*\)", error.hint)
+    put(folder / "masks" / "2.png", eval(line, {"mask": mask}))
+    assert opened(folder, "segmentation").info.num_train == 4
 
 
 def test_build_records_says_what_it_leaves_out(tmp_path, succeeds):
@@ -1018,19 +1039,23 @@ def test_masks_with_names_of_no_image_are_not_renamed(tmp_path):
     assert "for f in" not in error.hint
 
 
-@pytest.mark.parametrize("row", ["{}\t{}\t0\t32\t44\t62\n", "{},{}\n", "{} {} 1\n"])
+@pytest.mark.parametrize(
+    "row", ["{}\t{}\t0\t32\t44\t62\n", "{},{}\n", "{} {} 1\n", "{},{}\r\n", "file,label\n{},{}\n"]
+)
 def test_images_of_evaluation_are_sorted_by_their_table_if_the_hint_is_typed(tmp_path, row):
     """tiny-ImageNet: val/val_annotations.txt has the class of each image in val/images."""
     folder = draw(tmp_path / "my set", *(f"train/{name}/images*4" for name in "ab"), "test/images*2")
     draw(folder, *(f"val/images/val_{k}.png" for k in range(6)))
     (folder / "train" / "a" / "a_boxes.txt").write_text("0.png\t0\t0\t9\t9\n")
     rows = [row.format(f"val_{k}.png", "ab"[k % 3 == 0]) for k in range(6)]
-    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
+    # The last line has no end.
+    (folder / "val" / "val_annotations.txt").write_bytes("".join(rows).rstrip().encode())
     error = check_raises(DataError, "has the class 'images'", "", opened, folder)
     subprocess.run(error.hint.split(": ", 1)[1], shell=True, check=True)
     source = opened(folder)
     written = {f"val_{k}.png": int(k % 3 == 0) for k in range(6)}
     assert {os.path.basename(p): n for p, n in zip(source.eval.paths, source.eval.labels)} == written
+    assert sorted(os.listdir(folder / "val")) == ["a", "b", "val_annotations.txt"]
     (folder / "val" / "val_annotations.txt").write_text("no table\n")
     draw(folder, "val/images*2")
     hint = check_raises(DataError, "has the class 'images'", "", opened, folder).hint

@@ -1,5 +1,6 @@
 """Volumes and pairs of images and masks: valid files are read, and invalid ones are refused."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -457,6 +458,30 @@ def test_thirty_slices_of_membranes(membranes):
     fifth = select_fold(source, 5, 5)
     assert fifth.held_out == tuple(range(24, 30))
     np.testing.assert_array_equal(fifth.eval.images, source.eval.images)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "smoothed"])
+def test_masks_with_grey_edges_are_refused_and_read_once_they_have_two_values(tmp_path, form):
+    y, x = np.mgrid[:48, :48]
+    whole = [np.hypot(y - 24, x - 20) < radius for radius in (8, 11, 14)]
+    pairs = []
+    for mask in whole:
+        grey = Image.fromarray(np.uint8(255 * mask))
+        if form == "JPEG":
+            saved = io.BytesIO()
+            grey.save(saved, form, quality=75)
+            grey = Image.open(saved)
+        else:
+            grey = grey.resize((96, 96), Image.BICUBIC).resize((48, 48), Image.BILINEAR)
+        pairs.append((np.uint8(90 * mask + y), np.asarray(grey)))
+    write_pairs(tmp_path / "grey", pairs)
+    check_raises(
+        DataError, "as masks with grey edges have", "255 where a value is above 127", open_pairs, "imagemasks",
+        tmp_path / "grey",
+    )  # fmt: skip
+    write_pairs(tmp_path / "two", [(image, np.uint8(255 * (mask > 127))) for image, mask in pairs])
+    source = open_pairs("imagemasks", tmp_path / "two")
+    assert sum(int(part.labels.sum()) for part in (source.train, source.eval)) == sum(m.sum() for m in whole)
 
 
 def test_masks_that_number_objects_are_refused_unless_a_table_makes_them_a_class(tmp_path):

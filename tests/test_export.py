@@ -266,6 +266,29 @@ def test_a_file_of_8_bit_integers_predicts_as_its_interpreter_does(report, capsy
     assert done.returncode == 0 and str(logits.argmax()) in done.stdout.decode().split()
 
 
+def test_the_script_beside_an_export_says_what_infer_says(here, monkeypatch, capsys):
+    """That a picture would be white, and that later pages are not used."""
+    form = {"size": [8, 8], "margin": 1.0}
+    Image.fromarray(RNG.randint(0, 256, (8, 8, 4), np.uint8) * np.uint8([1, 1, 1, 0])).save("unseen.png")
+    with pytest.raises(predict.NotRead, match="is transparent everywhere"):
+        predict.cropped_pixels("unseen.png", "RGB", form)
+    Image.fromarray(RNG.randint(0, 256, (8, 8, 4), np.uint8) | np.uint8([0, 0, 0, 1])).save("seen.png")
+    assert predict.cropped_pixels("seen.png", "RGB", form).shape == (8, 8, 3)
+    pages = [Image.fromarray(RNG.randint(0, 256, (8, 8), np.uint8)) for _ in range(2)]
+    pages[0].save("one.tif")
+    pages[0].save("two.tif", save_all=True, append_images=pages[1:])
+    described = {"export.json": {"input": {"patch": None}}, "labels.json": ["ant", "bee"]}
+    monkeypatch.setattr(predict, "described", described.get)
+    monkeypatch.setattr(predict, "network", lambda record: lambda images: np.float32([[0, 1]]))
+    monkeypatch.setattr(predict, "network_input", lambda path, form: np.zeros((8, 8, 1)))
+    for name, said in (
+        ("one.tif", ""),
+        ("two.tif", "two.tif has several pages or frames: the first is used\n"),
+    ):
+        predict.main(name)
+        assert capsys.readouterr() == ("bee\n", said)
+
+
 @pytest.mark.slow
 @needs("tflite")
 def test_8_bit_integers_that_give_other_classes_are_refused(run, in_this_process, monkeypatch):

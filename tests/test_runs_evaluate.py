@@ -15,6 +15,7 @@ from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_refused
 from support.scores import naive_scores
 from support.streams import RAW
@@ -121,6 +122,18 @@ def evaluated(run, *args):
     result = json.loads(out)
     result["measured"].pop("wall_s")
     return result
+
+
+def test_a_set_that_changed_since_training_is_named_because_it_is_divided_anew(
+    lightly, succeeds, report, tmp_path
+):
+    write_class_folders(tmp_path / "set", {("", name): 10 for name in ("a", "b")})
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
+    said = "images that were trained on may be among those evaluated"
+    assert not any(said in note for note in report("evaluate", "r")["notes"])
+    os.remove(tmp_path / "set" / "a" / "3.png")
+    assert any(said in note for note in report("evaluate", "r")["notes"])
 
 
 def test_batch_size_does_not_change_the_metrics(trained, run):

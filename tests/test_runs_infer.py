@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,17 @@ def test_images_of_systems_and_behind_links_are_left_out_and_counted(here):
     assert find_images(["in/@eaDir/*/*.jpg"]).paths == ("in/@eaDir/a.png/THUMB_M.jpg",)
     assert find_images(["in/sub/._c.png", "in/.c*/*"]).paths == ("in/sub/._c.png", "in/.cache/b.png")
     assert find_images(["in/a.png"]).left_out == ()
+
+
+def test_files_in_a_folder_that_have_no_name_of_an_image_are_counted(here):
+    """They are read if they are named; training counts them too."""
+    save_digit(Path("new/1.png"), 1)
+    for name in ("2.jfif", "3.avif", ".hidden.txt"):
+        shutil.copy("new/1.png", f"new/{name}")
+    found = find_images(["new"])
+    assert found.paths == ("new/1.png",)
+    assert found.left_out == ("left out: 2 files with no image's name (new/2.jfif, new/3.avif)",)
+    assert find_images(["new/2.jfif"]).paths == ("new/2.jfif",)
 
 
 @pytest.mark.parametrize("image, mask", [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.data_sets import write_mnist
+from support.data_sets import write_class_folders, write_mnist
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
 
@@ -86,6 +86,26 @@ def test_warm_up_longer_than_the_run_is_warned_of(run):
 def test_patience_that_cannot_end_the_run_is_warned_of(run, words, said):
     code, _, err = run("train", "toy_model", "--dataset", "digits", *words.split(), "--dry-run")
     assert code == 0 and said in err and ("cannot end" in err) == bool(said)
+
+
+def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
+    """A part of photographs, and their colours; a set in memory keeps its whole images."""
+    write_class_folders(Path("photos"), {(part, name): 2 for part in ("train", "val") for name in ("a", "b")})
+    grey = "colours become grey: the network takes one channel"
+    centre = (
+        "evaluation sees the centre of each image, 88% of the sides of the largest part of the shape 32x16"
+    )
+    words = ("--dataset", "photos", "--image-size", "32x16", "--micro-batch-size", 2)
+    first, second = report("train", "lenet", *words, "--dry-run")["notes"]
+    assert first == f"{centre}; training sees random parts" and second == grey
+    assert report("train", "toy_model", "--dataset", "digits", "--dry-run")["notes"] == []
+    code, _, err = run(
+        "train", "lenet", *words, "--num-epochs", 1, "--seed", 1, "--run-dir", "r", columns=400
+    )
+    assert code == 0 and f"note: {first}\n" in err and f"note: {grey}\n" in err
+    assert json.loads(Path("r/report.json").read_text())["notes"] == [first, second]
+    notes = report("evaluate", "r")["notes"]
+    assert notes[-2:] == [first, second]
 
 
 SMALL = "lenet --num-epochs 2 --micro-batch-size 8 --limit-train"

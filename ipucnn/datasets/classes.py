@@ -75,6 +75,19 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         if not fits:
             classes = counted(len(trained), "class")
             raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
+        moved = [
+            name
+            for number, name in enumerate(names)
+            if known.get(_form(name), number) != number and not name.isdigit()
+        ]
+        if moved:
+            first = moved[0]
+            raise DataError(
+                f"{printable(first)} is class {names.index(first)} of data set {dataset}, and class "
+                f"{known[_form(first)]} of {network}; their other classes have other names",
+                "give the classes the network's names, in any order",
+                "unknown-class",
+            )
         nameless = dataset if are_numbers(names) else network
         ours = dataset if nameless == dataset else f"{dataset}, {_listed(names)},"
         theirs = f", {_listed(trained)}" if any(trained) else ""

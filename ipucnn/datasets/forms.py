@@ -30,7 +30,7 @@ from ipucnn.datasets.image_headers import (
     webp_first_frame,
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, TOO_LARGE, check_pixels, decoding
-from ipucnn.datasets.problems import SEVERAL, SHOWS_WHITE
+from ipucnn.datasets.problems import IS_STRETCHED, SEVERAL, SHOWS_WHITE
 from ipucnn.errors import DataError
 from ipucnn.text import printable
 
@@ -636,7 +636,8 @@ def open_image(
 
 def remarks_on(file: ImageFile, page: Page) -> List[str]:
     """Returns what a run says about an image whose first page it uses: words after "files have"."""
-    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * (_opacities(page)[0] < 255)
+    shows_white, is_stretched = _opacities(page)[0] < 255, page.form.is_deep
+    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * shows_white + [IS_STRETCHED] * is_stretched
 
 
 def of_pillow(image: PillowImage, origin: str, channels: int, max_pixels: int) -> PillowImage:

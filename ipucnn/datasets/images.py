@@ -146,6 +146,21 @@ def crop_of_evaluation(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> 
     return (height, width), 1.0
 
 
+def conversions(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> List[str]:
+    """Returns what the images of a set lose on their way to a network's input, a line each."""
+    height, width, channels = input_shape
+    lines = []
+    if info.image_shape[0] is None and not info.patchwise:
+        share = 100 / crop_of_evaluation(info, input_shape)[1]
+        lines.append(
+            f"evaluation sees the centre of each image, {share:.0f}% of the sides of the largest part of the shape "
+            f"{height}x{width}; training sees random parts"
+        )
+    if info.image_shape[2] == 3 and channels == 1:
+        lines.append("colours become grey: the network takes one channel")
+    return lines
+
+
 def pixels_for_evaluation(
     image: Union[bytes, np.ndarray, PillowImage],
     origin: str,

@@ -83,6 +83,11 @@ def as_rescaling(where: str, node: Node, statistics: Statistics) -> Node:
     mean, variance = (np.squeeze(np.asarray(value, np.float64)) for value in numbers)
     axis = node.config.get("axis")
     axes = list(axis) if isinstance(axis, (list, tuple)) else [] if axis is None else [axis]
+    if np.all(mean == 0) and np.all(variance == 1) and node.config.get("mean") is None:
+        raise ConfigurationError(
+            f"{where} (Normalization) has mean 0 and variance 1, as one that was not adapted: pixels stay 0 to 255",
+            "call its adapt() with training images, give it mean and variance, or leave it out",
+        )
     if axes not in ([], [-1], [3]) or mean.ndim > 1 or not np.isfinite([*mean.flat, *variance.flat]).all():
         raise ConfigurationError(
             f"{where} (Normalization) has other numbers than one per channel", "use axis=-1 or axis=None"

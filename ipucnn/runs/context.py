@@ -12,6 +12,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.datasets.classes import in_order_of
 from ipucnn.datasets.formats import lifted, subfolders
+from ipucnn.datasets.images import conversions
 from ipucnn.errors import DataError
 from ipucnn.filesystem import shown
 from ipucnn.models.own import OwnNetwork
@@ -55,7 +56,7 @@ class RunContext(Setup):
         schedule: a function from weight updates (int array) to learning rates.
         data_sha256: ``fingerprint`` of the data set.
         weights: the opened weights of ``--weights``; None without them, and for a run that has begun.
-        kept_notes: notes on options that are those of the run that the weights come from, for the report.
+        notes: notes on what images lose, and on options that are those of the run that the weights come from.
         warnings: warnings for the user before the run begins, one line each.
     """
 
@@ -68,7 +69,7 @@ class RunContext(Setup):
     schedule: Schedule
     data_sha256: str
     weights: Optional[Weights]
-    kept_notes: Tuple[str, ...] = ()
+    notes: Tuple[str, ...] = ()
     warnings: Tuple[str, ...] = ()
 
     @property
@@ -189,7 +190,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         schedule=run_setup.learning_rates(config, program),
         data_sha256=data_sha256,
         weights=weights,
-        kept_notes=tuple(kept),
+        notes=(*conversions(setup.source.info, setup.input_shape), *kept),
     )
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))

@@ -130,6 +130,8 @@ def cropped_pixels(path: str, mode: str, crop: Dict[str, Any]) -> Any:
     image = stretched(opened(path))
     if image.mode[-1] == "A" or image.mode == "P" or "transparency" in image.info:
         image = image.convert("RGBA")
+        if image.getextrema()[3][1] == 0:
+            raise NotRead(f"{path} is transparent everywhere: it would be white")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert(mode)
     height, width = crop["size"]
@@ -287,6 +289,9 @@ def main(path: str) -> None:
     if record["input"]["patch"] is None:
         scores = run(network_input(path, form=record["input"])[np.newaxis])[0]
         print(described("labels.json")[scores.argmax()])
+        image: Any = Image.open(path)
+        if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+            print(f"{path} has several pages or frames: the first is used", file=sys.stderr)
         return
     masks: List[Any] = []
     for page in range(len(pages_of(path))):
@@ -302,4 +307,7 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python predict.py IMAGE")
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except (NotRead, OSError) as error:
+        sys.exit(f"error: {error}")

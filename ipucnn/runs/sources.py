@@ -100,6 +100,7 @@ class Weights:
         seed: the seed of the run.
         input_shape: the input shape of the trained network; None if the data set or an option determines it.
         folder: the run folder that the weights come from; None for other weights.
+        data_sha256: ``fingerprint`` of the data of training; None if that is not known.
     """
 
     is_exported: ClassVar[bool] = False
@@ -115,10 +116,11 @@ class Weights:
         seed: int = 0,
         input_shape: Optional[InputShape] = None,
         folder: Optional[RunFolder] = None,
+        data_sha256: Optional[str] = None,
     ) -> None:
         self.resolved, self.name, self.weight_updates = resolved, name, weight_updates
         self.facts, self.hint, self.seed = facts, hint, seed
-        self.input_shape, self.folder = input_shape, folder
+        self.input_shape, self.folder, self.data_sha256 = input_shape, folder, data_sha256
 
     @property
     def threshold(self) -> float:
@@ -349,11 +351,17 @@ def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any
     return {
         "name": str(run.path),
         "facts": facts,
-        "hint": f"take {facts.name}, which it was trained on",
+        "hint": f"take {_named(facts)}, which it was trained on",
         "weight_updates": meta["weight_updates"],
         "seed": int(meta["seed"]),
         "input_shape": tuple(meta["input_shape"]),
+        "data_sha256": meta.get("data_sha256"),
     }
+
+
+def _named(facts: DatasetInfo) -> str:
+    """Returns the name of a data set, and its folder if it has one: many sets have the name of their format."""
+    return f"{facts.name} in {facts.location}" if os.sep in facts.location else facts.name
 
 
 # Photographs of any size in 1000 classes.

@@ -112,7 +112,7 @@ class TrainingRun:
         if own is not None:
             norm = {"name": ", ".join(norms_of(own)) or "none"}
             warnings += statistics_warnings(context)
-        notes = [] if own is None else [*own.notes, *momentum_notes(context)]
+        notes = [*context.notes, *([] if own is None else [*own.notes, *momentum_notes(context)])]
         return {
             "model": context.record.name,
             "input_shape": list(context.input_shape),
@@ -314,7 +314,7 @@ class TrainingRun:
                 () if own is None else (*own.notes, *momentum_notes(context), *statistics_warnings(context))
             )
             self.state.notes = [
-                *context.kept_notes,
+                *context.notes,
                 *of_network,
                 *self._weight_notes,
                 *_notes_of_unused_weights(context),

@@ -10,8 +10,15 @@ import numpy as np
 
 from ipucnn.aliases import KerasModel
 from ipucnn.config.resolve import Resolved
-from ipucnn.datasets.base import ArrayExamples, DatasetInfo, DataSource, limit_source
+from ipucnn.datasets.base import (
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    fingerprint,
+    limit_source,
+)
 from ipucnn.datasets.classes import Matched, match, relabelled
+from ipucnn.datasets.images import conversions
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.errors import DataError
 from ipucnn.planning.search.neighbours import prediction_advice
@@ -24,6 +31,8 @@ from ipucnn.sessions.session import Predictor, Session
 
 _CHOOSES_DATA = ("dataset", "dataset_path", "skip_damaged")
 """The options that choose the samples of a data set."""
+_DIVIDES_DATA = (*_CHOOSES_DATA, "limit_train", "limit_eval", "validation_fraction", "allow_partial")
+"""Those, and the options that choose which of them are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
     weights = find_weights(named, reads_data)
     resolved = _on_this_machine(named.command, weights.resolved)
     config, facts, num_stored, matched = resolved.config, weights.facts, 0, Matched(())
+    changed: List[str] = []
     if facts is not None and not reads_data:
         source = facts_only(replace(facts, max_image_pixels=config.max_image_pixels))
         shape, size = weights.input_shape, config.image_size
@@ -150,11 +160,32 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
             source, matched = _as_trained(source, facts, weights)
         source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
         setup = replace(setup, resolved=resolved).with_source(source)
+        changed = _changed_since_training(setup, weights)
     setup, notes = weights.fitted(setup)
-    notes = [matched.note, *notes] if matched.note else notes
+    notes = [
+        *([matched.note] if matched.note else []),
+        *notes,
+        *changed,
+        *conversions(setup.source.info, setup.input_shape),
+    ]
     return TrainedSetup(
         **vars(setup), weights=weights, num_stored=num_stored, notes=tuple(notes), by_number=matched.by_number
     )
+
+
+def _changed_since_training(setup: Setup, weights: Weights) -> List[str]:
+    """Returns a note if the files of a set that ipucnn divides itself are not those of training.
+
+    Another division then holds out other images.
+    """
+    source, origins = setup.source, setup.resolved.origins
+    is_other = weights.facts is None or any(origins[name].is_typed for name in _DIVIDES_DATA)
+    if is_other or not source.info.own_split or weights.data_sha256 in (None, fingerprint(source)):
+        return []
+    return [
+        f"the files of {source.info.name} are not those of training, and are divided anew: images that were trained on "
+        "may be among those evaluated"
+    ]
 
 
 def _as_trained(source: DataSource, facts: DatasetInfo, weights: Weights) -> Tuple[DataSource, Matched]:

@@ -272,6 +272,10 @@ def _packed(value: Sequence[int]) -> int:
     return value[0] * 65536 + value[1] * 256 + value[2] if len(value) == 3 else value[0]
 
 
+_NEARLY_WHITE = 240
+"""Objects are numbered without many gaps, so that so many numbers are needed before one is as large."""
+
+
 def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
     """Rejects masks without a table that seem to number objects: some have other numbers of values than others.
 
@@ -285,6 +289,14 @@ def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
     counts = [len(values) for values in masks]
     if len({value for values in masks for value in values if value}) < 2 or len(set(counts)) == 1:
         return
+    if all(max(values) >= _NEARLY_WHITE > len(values) for values in masks if len(values) > 2):
+        raise DataError(
+            f"{subject} have from {min(counts)} to {max(counts)} different values up to 255, as masks with grey edges "
+            "have (saved as JPEG, or smoothed)",
+            f"save them as PNG of two values, 255 where a value is above 127 and 0 elsewhere; if the values are "
+            f"objects, {ONE_CLASS}; if they are classes, name each of them there",
+            "mask-values",
+        )
     raise DataError(
         f"{subject} have from {min(counts)} to {max(counts)} different values, as masks that number single objects "
         "have (Cellpose, StarDist); the network tells classes apart, not objects",

@@ -186,10 +186,11 @@ def _sorted_by_table(part: Path, images: Path, classes: Collection[str]) -> str:
             rows = read_text(Path(entry.path), _MOST_TABLE_BYTES).splitlines()
             words = re.split(r"[\s,]+", rows[1]) if len(rows) > 1 else []
             if len(words) > 1 and words[1] in classes and (images / words[0]).is_file():
+                table, into, place = (quoted(path) for path in (Path(entry.path), part, images))
                 return (
-                    f": tr -s ',\\t' ' ' < {quoted(Path(entry.path))} | while read -r name class rest; do mkdir -p "
-                    f'{quoted(part)}/"$class" && mv {quoted(images)}/"$name" {quoted(part)}/"$class"; done; '
-                    f"rmdir {quoted(images)}"
+                    f": tr -d '\\r' < {table} | tr -s ',\\t' ' ' | while read -r name class rest || "
+                    f'[ -n "$name" ]; do if [ -f {place}/"$name" ]; then mkdir -p {into}/"$class" && '
+                    f'mv {place}/"$name" {into}/"$class"; fi; done; rmdir {place}'
                 )
     return ""
 
@@ -339,4 +340,5 @@ def open_imagefolder(
         training_warnings=_few(names, np.bincount(train.labels, minlength=len(names)), has_class_weights),
         crops=name,
         unused=passed.unused,
+        own_split=found.is_undivided,
     )

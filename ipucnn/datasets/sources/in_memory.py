@@ -3,6 +3,7 @@ sets that users' functions return."""
 
 import contextlib
 import hashlib
+from collections import Counter
 from dataclasses import replace
 from typing import AbstractSet, Any, Callable, Dict, KeysView, List, Mapping, Sequence, Sized, Tuple
 
@@ -162,6 +163,12 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     if not names:
         text = f"{location}: the names of the classes are {shown_value(repr(given))}"
         raise DataError(f"{text}, wanted a list in the order of labels", _HINT)
+    twice = [class_name for class_name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{location}: {shown_value(twice[0])} is the name of {counted(names.count(twice[0]), 'class')}",
+            "give each class a name of its own",
+        )
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
     source = data_source(
@@ -221,12 +228,18 @@ def _classes_of_masks(
     return train, evaluation, classes.names
 
 
-def _conversion(dtype: np.dtype) -> str:
+def _conversion(images: np.ndarray) -> str:
     """Returns a hint for images of a type, or of a shape, that are not read."""
+    dtype = images.dtype
     if dtype == np.uint8:
         return "give grey images, or red, green and blue as the last axis"
     if dtype.kind == "f":
-        return "convert them: np.uint8(255 * images) of numbers from 0 to 1"
+        least, most = (images.min(), images.max()) if images.size else (0, 1)
+        if least >= 0 and most <= 1:
+            return "convert them: np.uint8(np.rint(255 * images))"
+        if least >= 0 and most <= 255:
+            return "convert them: np.uint8(np.rint(images))"
+        return f"bring their numbers, from {least:.3g} to {most:.3g}, to 0..255, and convert them: np.uint8(images)"
     return "convert them: np.uint8(images) of numbers from 0 to 255, np.uint8(images // 256) of 16 bits"
 
 
@@ -237,7 +250,10 @@ def _label_hint(labels: np.ndarray, num_images: int) -> str:
     if labels.dtype.kind == "f":
         return "convert them if they are whole numbers: labels.astype(int)"
     if labels.dtype.kind in "UO":
-        return "number them: names, labels = np.unique(labels, return_inverse=True), and return names after the pairs"
+        return (
+            "number them alike in both pairs: names = sorted(set(train_labels)), labels = np.searchsorted(names, "
+            "labels), and return names after the pairs"
+        )
     return _HINT
 
 
@@ -254,7 +270,7 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         raise DataError(
             f"{location}: images of {what} are {images.dtype} {images.shape}, wanted uint8 of 0 to 255 "
             "[n, height, width, 1 or 3]",
-            _conversion(images.dtype),
+            _conversion(images),
         )
     labels = labels[..., 0] if labels.ndim in (2, 4) and labels.shape[-1] == 1 else labels
     is_masks = labels.ndim == 3 and labels.shape == images.shape[:3]

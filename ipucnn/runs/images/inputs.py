@@ -129,6 +129,7 @@ LeftOut = Dict[str, Tuple[str, str, int]]
 _SYSTEM = "image", " hidden, or made by a system or tool"
 _MASK = "mask", " beside their images"
 _LINK = "link", " to folders"
+_OTHER = "file", " with no image's name"
 
 
 def _left_out_line(left_out: LeftOut) -> Tuple[str, ...]:
@@ -136,7 +137,8 @@ def _left_out_line(left_out: LeftOut) -> Tuple[str, ...]:
     if not left_out:
         return ()
     numbers = {
-        kind: sum(n for *one, n in left_out.values() if (*one,) == kind) for kind in (_SYSTEM, _MASK, _LINK)
+        kind: sum(n for *one, n in left_out.values() if (*one,) == kind)
+        for kind in (_SYSTEM, _MASK, _LINK, _OTHER)
     }
     parts = [counted(number, kind[0]) + kind[1] for kind, number in numbers.items() if number]
     named = ", ".join(shown(path) for path in list(left_out)[:MOST_NAMED])
@@ -162,6 +164,8 @@ def _in_folder(folder: str, problems: List[str], left_out: LeftOut) -> List[str]
             folders.remove(path.name)
             left_out[str(path)] = (*_MASK, num_images(path))
         named = list(filter(is_image_name, files))
+        others = sorted(name for name in files if not is_image_name(name) and not is_made_by_system(name))
+        left_out.update((os.path.join(place, name), (*_OTHER, 1)) for name in others)
         masks = masks_among([name for name in named if not is_made_by_system(name)])
         for name in named:
             path_of = os.path.join(place, name)
