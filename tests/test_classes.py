@@ -59,6 +59,7 @@ def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, t
         (("ant", "Bee"), ("0", "1", "2"), "run has 3 classes, data set other has 2", "take its own"),
         (("cell", "background"), ("background", "foreground"), "background is class 1 of data set other, and class 0 "
          "of run", "the network's names, in any order"),
+        (("ant", "Bee", "ant"), NAMES, "other has 2 classes of the name ant", "a name of its own"),
         (("cat", "dog"), ("membrane", "cell"), "does not know: cat, dog", ""),
         (tuple(f"x{n}" for n in range(40)), NAMES, "x9 and 30 more", ""),
     ],

@@ -12,6 +12,7 @@ from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.datasets.segmentation.masks import check_no_objects
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.datasets.verification.verify import choose, verify
 from ipucnn.errors import ConfigurationError, DataError
@@ -482,6 +483,22 @@ def test_masks_with_grey_edges_are_refused_and_read_once_they_have_two_values(tm
     write_pairs(tmp_path / "two", [(image, np.uint8(255 * (mask > 127))) for image, mask in pairs])
     source = open_pairs("imagemasks", tmp_path / "two")
     assert sum(int(part.labels.sum()) for part in (source.train, source.eval)) == sum(m.sum() for m in whole)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [[0], [0, 1], [0, 255]],
+        [[0], [0, 1], [0, 2]],
+        [[0, 1, 255], [0, 5, 255], [0, 1, 2, 255]],
+        [[0, 128], [0, 128, 255]],
+        [[*range(30), 255], [*range(40), 255]],
+        [[*range(250)], [*range(240)]],
+    ],
+)
+def test_objects_and_classes_are_not_taken_for_grey_edges(masks):
+    with pytest.raises(DataError, match="as masks that number single objects"):
+        check_no_objects(masks, "they")
 
 
 def test_masks_that_number_objects_are_refused_unless_a_table_makes_them_a_class(tmp_path):

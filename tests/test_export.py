@@ -281,7 +281,11 @@ def test_the_script_beside_an_export_says_what_infer_says(here, monkeypatch, cap
     monkeypatch.setattr(predict, "described", described.get)
     monkeypatch.setattr(predict, "network", lambda record: lambda images: np.float32([[0, 1]]))
     monkeypatch.setattr(predict, "network_input", lambda path, form: np.zeros((8, 8, 1)))
+    pages.append(pages[0])
+    about = "ImageJ=1.53\nimages=3\nchannels=3\n"
+    pages[0].save("channels.tif", save_all=True, append_images=pages[1:], description=about)
     for name, said in (
+        ("channels.tif", ""),
         ("one.tif", ""),
         ("two.tif", "two.tif has several pages or frames: the first is used\n"),
     ):

@@ -130,7 +130,7 @@ def test_a_set_that_changed_since_training_is_named_because_it_is_divided_anew(
     write_class_folders(tmp_path / "set", {("", name): 10 for name in ("a", "b")})
     words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
     succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
-    said = "images that were trained on may be among those evaluated"
+    said = "others are held out now, and those that were trained on may be among them"
     assert not any(said in note for note in report("evaluate", "r")["notes"])
     os.remove(tmp_path / "set" / "a" / "3.png")
     assert any(said in note for note in report("evaluate", "r")["notes"])

@@ -91,13 +91,15 @@ def test_patience_that_cannot_end_the_run_is_warned_of(run, words, said):
 def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
     """A part of photographs, and their colours; a set in memory keeps its whole images."""
     write_class_folders(Path("photos"), {(part, name): 2 for part in ("train", "val") for name in ("a", "b")})
-    grey = "colours become grey: the network takes one channel"
-    centre = (
-        "evaluation sees the centre of each image, 88% of the sides of the largest part of the shape 32x16"
-    )
+    grey = "colours, if there are any, become grey: the network takes one channel"
+    centre = " sees the centre of each image, 88% of the width and height of its largest part shaped 32x16"
     words = ("--dataset", "photos", "--image-size", "32x16", "--micro-batch-size", 2)
     first, second = report("train", "lenet", *words, "--dry-run")["notes"]
-    assert first == f"{centre}; training sees random parts" and second == grey
+    assert first == f"evaluation{centre}; training sees random parts" and second == grey
+    assert report("train", "lenet", *words, "--no-augment", "--dry-run")["notes"] == [
+        f"the network{centre}",
+        grey,
+    ]
     assert report("train", "toy_model", "--dataset", "digits", "--dry-run")["notes"] == []
     code, _, err = run(
         "train", "lenet", *words, "--num-epochs", 1, "--seed", 1, "--run-dir", "r", columns=400
@@ -105,7 +107,7 @@ def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
     assert code == 0 and f"note: {first}\n" in err and f"note: {grey}\n" in err
     assert json.loads(Path("r/report.json").read_text())["notes"] == [first, second]
     notes = report("evaluate", "r")["notes"]
-    assert notes[-2:] == [first, second]
+    assert notes[-2:] == [f"the network{centre}", grey]
 
 
 SMALL = "lenet --num-epochs 2 --micro-batch-size 8 --limit-train"

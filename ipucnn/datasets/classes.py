@@ -64,6 +64,14 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     """
     if list(names) == list(trained):
         return Matched(tuple(range(len(names))))
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"data set {dataset} has {counted(names.count(name), 'class')} of the name {printable(name)}, and the "
+                f"classes of {network} have others, so they cannot be matched by name",
+                "give each class a name of its own",
+                "unknown-class",
+            )
     known = {_form(name): number for number, name in enumerate(trained)}
     unknown = [name for name in names if _form(name) not in known]
     if not unknown:
@@ -75,13 +83,7 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         if not fits:
             classes = counted(len(trained), "class")
             raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
-        moved = [
-            name
-            for number, name in enumerate(names)
-            if known.get(_form(name), number) != number and not name.isdigit()
-        ]
-        if moved:
-            first = moved[0]
+        for first in _moved(names, trained):
             raise DataError(
                 f"{printable(first)} is class {names.index(first)} of data set {dataset}, and class "
                 f"{known[_form(first)]} of {network}; their other classes have other names",
@@ -117,7 +119,14 @@ def are_same(names: Sequence[str], trained: Sequence[str]) -> bool:
     """
     if len(names) != len(trained):
         return False
-    return are_numbers(names) or are_numbers(trained) or list(map(_form, names)) == list(map(_form, trained))
+    nameless = are_numbers(names) or are_numbers(trained)
+    return (nameless and not _moved(names, trained)) or list(map(_form, names)) == list(map(_form, trained))
+
+
+def _moved(names: Sequence[str], trained: Sequence[str]) -> List[str]:
+    """Returns the names, but for numbers, that another class of the network has."""
+    known = {_form(name): number for number, name in enumerate(trained) if name and not name.isdigit()}
+    return [name for number, name in enumerate(names) if known.get(_form(name), number) != number]
 
 
 def in_order_of(source: DataSource, trained: Sequence[str]) -> DataSource:

@@ -146,18 +146,25 @@ def crop_of_evaluation(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> 
     return (height, width), 1.0
 
 
-def conversions(info: DatasetInfo, input_shape: Tuple[int, int, int]) -> List[str]:
-    """Returns what the images of a set lose on their way to a network's input, a line each."""
+def conversions(info: DatasetInfo, input_shape: Tuple[int, int, int], augments: bool = False) -> List[str]:
+    """Returns what the images of a set lose on their way to a network's input, a line each.
+
+    Args:
+        info: the facts of the set.
+        input_shape: (height, width, channels) of the input.
+        augments: whether the network is also trained, on random parts.
+    """
     height, width, channels = input_shape
     lines = []
     if info.image_shape[0] is None and not info.patchwise:
         share = 100 / crop_of_evaluation(info, input_shape)[1]
         lines.append(
-            f"evaluation sees the centre of each image, {share:.0f}% of the sides of the largest part of the shape "
-            f"{height}x{width}; training sees random parts"
+            ("evaluation" if augments else "the network")
+            + f" sees the centre of each image, {share:.0f}% of the width and height of its largest part shaped "
+            f"{height}x{width}" + ("; training sees random parts" if augments else "")
         )
     if info.image_shape[2] == 3 and channels == 1:
-        lines.append("colours become grey: the network takes one channel")
+        lines.append("colours, if there are any, become grey: the network takes one channel")
     return lines
 
 

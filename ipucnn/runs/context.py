@@ -190,7 +190,10 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         schedule=run_setup.learning_rates(config, program),
         data_sha256=data_sha256,
         weights=weights,
-        notes=(*conversions(setup.source.info, setup.input_shape), *kept),
+        notes=(
+            *conversions(setup.source.info, setup.input_shape, config.augment and config.training),
+            *kept,
+        ),
     )
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
@@ -297,17 +300,22 @@ def norms_of(own: OwnNetwork) -> List[str]:
     return sorted({node.kind for node in nodes if node.kind.endswith("Normalization")})
 
 
+def _moving_norms(own: OwnNetwork) -> List[Dict[str, Any]]:
+    """Returns the settings of the batch norms whose moving statistics training moves."""
+    known = own.architecture or own.trained_as
+    return [
+        node.config
+        for node in ([] if known is None else known.nodes)
+        if node.kind == "BatchNormalization" and node.config.get("trainable", True) and not node.infers
+    ]
+
+
 def momentum_notes(context: RunContext) -> List[str]:
     """Returns a note if the batch norms of a user's own network have another momentum than the run's."""
     config, own, origins = context.config, context.record.own, context.resolved.origins
-    nodes = [] if own is None or own.architecture is None else own.architecture.nodes
     used = float(config.norm_layer.get("momentum", config.bn_momentum))
-    norms = [
-        node.config
-        for node in nodes
-        if node.kind == "BatchNormalization" and node.config.get("trainable", True) and not node.infers
-    ]
-    others = sorted({norm["momentum"] for norm in norms if norm.get("momentum", used) != used})
+    momenta = [] if own is None else [norm.get("momentum", used) for norm in _moving_norms(own)]
+    others = sorted({momentum for momentum in momenta if momentum != used})
     is_chosen = origins["bn_momentum"].by_user or origins["norm_layer"].by_user
     if not others or is_chosen or norm_of(config.norm_layer) != "batch":
         return []
@@ -320,7 +328,7 @@ def momentum_notes(context: RunContext) -> List[str]:
 def statistics_warnings(context: RunContext) -> List[str]:
     """Returns a warning if batch norm's statistics are recomputed; a user's own network has to be built before."""
     config, program, own = context.config, context.program, context.record.own
-    lacks_norm = own is not None and "BatchNormalization" not in norms_of(own)
+    lacks_norm = own is not None and not _moving_norms(own)
     if lacks_norm or statistics_policy(config, program) is not Statistics.RECOMPUTED:
         return []
     return [

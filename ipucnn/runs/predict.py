@@ -290,7 +290,8 @@ def main(path: str) -> None:
         scores = run(network_input(path, form=record["input"])[np.newaxis])[0]
         print(described("labels.json")[scores.argmax()])
         image: Any = Image.open(path)
-        if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+        count = len(pages_of(path)) if image.format == "TIFF" else getattr(image, "n_frames", 1)
+        if count > 1 and image.format != "MPO":
             print(f"{path} has several pages or frames: the first is used", file=sys.stderr)
         return
     masks: List[Any] = []

@@ -320,7 +320,8 @@ class TrainingRun:
                 *_notes_of_unused_weights(context),
             ]
         remarks = [*self.state.notes, *matched]
-        recorder = Recorder(context, session, trainer, make_dataset, self.state, guard, timer, remarks)
+        next_batches = partial(self.dataset, shard=trainer.division.shard)
+        recorder = Recorder(context, session, trainer, next_batches, self.state, guard, timer, remarks)
         notes = _notes_of_sharing(context, self._differences, trainer.division)
         notes += recorder.note_process(is_continued=context.checkpoint is not None)
         notes += [f"warning: {note}; skipped" for note in skipped]

@@ -180,11 +180,17 @@ def _changed_since_training(setup: Setup, weights: Weights) -> List[str]:
     """
     source, origins = setup.source, setup.resolved.origins
     is_other = weights.facts is None or any(origins[name].is_typed for name in _DIVIDES_DATA)
-    if is_other or not source.info.own_split or weights.data_sha256 in (None, fingerprint(source)):
+    is_divided = source.info.own_split or setup.config.kfold is not None
+    if (
+        is_other
+        or not is_divided
+        or weights.data_sha256 is None
+        or weights.data_sha256 == fingerprint(source)
+    ):
         return []
     return [
-        f"the files of {source.info.name} are not those of training, and are divided anew: images that were trained on "
-        "may be among those evaluated"
+        f"{source.info.name} is not as it was in training: if images came or went, others are held out now, and those "
+        "that were trained on may be among them"
     ]
 
 

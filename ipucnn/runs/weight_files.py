@@ -40,8 +40,9 @@ def check_frozen_weights(record: ModelRecord) -> None:
     own = record.own
     if own is None or file_with_weights(record) is None:
         return
-    name = shown_value(record.name)
-    for layer, how in own.kept_layers:
+    name, kept = shown_value(record.name), own.kept_layers
+    if kept:
+        layer, how = kept[0]
         raise ConfigurationError(
             f"{name}: layer '{shown_value(layer)}' {how}, and training would draw weights for it",
             f"begin with the weights in the file: --weights {shlex.quote(record.name)}",

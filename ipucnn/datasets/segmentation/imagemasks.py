@@ -206,14 +206,11 @@ def image_pixels(page: Page, origin: str, mask: Mask) -> np.ndarray:
     image = plain_pixels(page, origin)
     if image.shape[:2] != mask.numbers.shape[:2]:
         sizes = ["x".join(map(str, array.shape[:2])) for array in (image, mask.numbers)]
-        factors = {
-            divmod(a, b) for a, b in zip(image.shape[:2], mask.numbers.shape[:2])
-        }  # of enlargement, and the rests
         hint = SAME_SIZE
-        if len(factors) == 1 and min(factors)[0] > 1 and min(factors)[1] == 0:
-            factor = min(factors)[0]
+        (factor, rest), other = (divmod(a, b) for a, b in zip(image.shape[:2], mask.numbers.shape[:2]))
+        if (factor, rest) == other and factor > 1 and not rest:
             hint = (
-                f"if the mask shows the whole image, enlarge it without new values: "
+                "if the mask shows the whole image, enlarge it without new values: "
                 f"mask.repeat({factor}, axis=0).repeat({factor}, axis=1) in NumPy"
             )
         raise DataError(f"{origin} is {sizes[0]} pixels, its mask {sizes[1]}", hint, "wrong-shape")

@@ -272,8 +272,17 @@ def _packed(value: Sequence[int]) -> int:
     return value[0] * 65536 + value[1] * 256 + value[2] if len(value) == 3 else value[0]
 
 
-_NEARLY_WHITE = 240
-"""Objects are numbered without many gaps, so that so many numbers are needed before one is as large."""
+def have_grey_edges(masks: Sequence[Sequence[int]]) -> bool:
+    """Returns whether masks have values from black to white, as those saved as JPEG, or smoothed.
+
+    Objects are numbered without gaps, and beside few classes there is at most a value such as 255 that does not count.
+    """
+    many = [values for values in masks if len(values) > 2]
+    return bool(many) and all(
+        max(values) >= 240 > len(values) >= 12
+        and 3 <= sum(value >= 128 for value in values) <= len(values) - 3
+        for values in many
+    )
 
 
 def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
@@ -289,7 +298,7 @@ def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
     counts = [len(values) for values in masks]
     if len({value for values in masks for value in values if value}) < 2 or len(set(counts)) == 1:
         return
-    if all(max(values) >= _NEARLY_WHITE > len(values) for values in masks if len(values) > 2):
+    if have_grey_edges(masks):
         raise DataError(
             f"{subject} have from {min(counts)} to {max(counts)} different values up to 255, as masks with grey edges "
             "have (saved as JPEG, or smoothed)",

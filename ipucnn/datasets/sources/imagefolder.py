@@ -189,7 +189,7 @@ def _sorted_by_table(part: Path, images: Path, classes: Collection[str]) -> str:
                 table, into, place = (quoted(path) for path in (Path(entry.path), part, images))
                 return (
                     f": tr -d '\\r' < {table} | tr -s ',\\t' ' ' | while read -r name class rest || "
-                    f'[ -n "$name" ]; do if [ -f {place}/"$name" ]; then mkdir -p {into}/"$class" && '
+                    f'[ -n "$name" ]; do if [ "$class" ] && [ -f {place}/"$name" ]; then mkdir -p {into}/"$class" && '
                     f'mv {place}/"$name" {into}/"$class"; fi; done; rmdir {place}'
                 )
     return ""

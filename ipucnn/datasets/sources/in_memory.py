@@ -3,7 +3,6 @@ sets that users' functions return."""
 
 import contextlib
 import hashlib
-from collections import Counter
 from dataclasses import replace
 from typing import AbstractSet, Any, Callable, Dict, KeysView, List, Mapping, Sequence, Sized, Tuple
 
@@ -25,6 +24,7 @@ from ipucnn.datasets.segmentation.masks import (
     MaskClasses,
     check_no_objects,
     classes_of_values,
+    have_grey_edges,
     mask_values,
     notes_on_classes,
 )
@@ -163,12 +163,6 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     if not names:
         text = f"{location}: the names of the classes are {shown_value(repr(given))}"
         raise DataError(f"{text}, wanted a list in the order of labels", _HINT)
-    twice = [class_name for class_name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{location}: {shown_value(twice[0])} is the name of {counted(names.count(twice[0]), 'class')}",
-            "give each class a name of its own",
-        )
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
     source = data_source(
@@ -216,11 +210,11 @@ def _classes_of_masks(
             check_no_objects(masks, f"{location}: the masks")
         classes = classes_of_values(values, f"{location}: the masks have")
     except DataError as error:
-        raise DataError(
-            error.message,
+        hint = (
             "number the classes 0, 1, 2, ..., and return their names after the arrays: (images, masks), (eval_images, "
-            f"eval_masks), ['background', 'cell', ...]; if the values number objects, {_ONE_CLASS}",
-        ) from None
+            f"eval_masks), ['background', 'cell', ...]; if the values number objects, {_ONE_CLASS}"
+        )
+        raise DataError(error.message, "give masks > 127" if have_grey_edges(masks) else hint) from None
     if classes.any_other:
         train, evaluation = (
             replace(part, labels=(part.labels != 0).astype(np.uint8)) for part in (train, evaluation)

@@ -141,7 +141,9 @@ def _left_out_line(left_out: LeftOut) -> Tuple[str, ...]:
         for kind in (_SYSTEM, _MASK, _LINK, _OTHER)
     }
     parts = [counted(number, kind[0]) + kind[1] for kind, number in numbers.items() if number]
-    named = ", ".join(shown(path) for path in list(left_out)[:MOST_NAMED])
+    # Files without an image's name come last: there may be one beside each image.
+    paths = sorted(left_out, key=lambda path: left_out[path][:2] == _OTHER)
+    named = ", ".join(shown(path) for path in paths[:MOST_NAMED])
     more = f" and {len(left_out) - MOST_NAMED:,} more" if len(left_out) > MOST_NAMED else ""
     return (f"left out: {'; '.join(parts)} ({named}{more})",)
 

@@ -8,7 +8,8 @@ Therefore the network is read as a blueprint and built again, with a fixed micro
 - group norm and dropout become those of ``ipu_tensorflow_addons``;
 - depthwise convolutions become Keras's: the host's faster version is for CPUs.
 
-Frozen layers stay frozen.  A frozen batch norm is Keras's, which uses its moving statistics in training.
+Frozen layers stay frozen.  A frozen batch norm, and one that keeps its statistics, is Keras's, called with
+``training=False``; Keras 3 overrides that, so there it is this package's.
 
 Only models for IPUs have seeded dropout, preprocessing, and batch statistics as outputs.  Last, each layer is assigned
 to its stage of the pipeline.
