@@ -88,6 +88,13 @@ def test_patience_that_cannot_end_the_run_is_warned_of(run, words, said):
     assert code == 0 and said in err and ("cannot end" in err) == bool(said)
 
 
+def test_patience_of_a_preset_is_no_error_without_validations(here, run):
+    Path("m.yml").write_text("mine:\n  early-stopping: 2\n")
+    words = "--dataset digits --config mine --config-path m.yml --no-validation --dry-run"
+    code, _, err = run("train", "toy_model", *words.split())
+    assert code == 0 and "cannot end" not in err
+
+
 def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
     """A part of photographs, and their colours; a set in memory keeps its whole images."""
     write_class_folders(Path("photos"), {(part, name): 2 for part in ("train", "val") for name in ("a", "b")})

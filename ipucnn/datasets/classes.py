@@ -4,6 +4,7 @@ A network that was trained on one set meets the classes of another in :func:`mat
 """
 
 import unicodedata
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, List, Sequence, Tuple
 
@@ -64,14 +65,14 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     """
     if list(names) == list(trained):
         return Matched(tuple(range(len(names))))
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(
-                f"data set {dataset} has {counted(names.count(name), 'class')} of the name {printable(name)}, and the "
-                f"classes of {network} have others, so they cannot be matched by name",
-                "give each class a name of its own",
-                "unknown-class",
-            )
+    (name, count), *_ = Counter(names).most_common(1) or [("", 0)]
+    if count > 1:
+        raise DataError(
+            f"data set {dataset} has {counted(count, 'class')} of the name {printable(name)}, and the classes of "
+            f"{network} have others, so they cannot be matched by name",
+            "give each class a name of its own",
+            "unknown-class",
+        )
     known = {_form(name): number for number, name in enumerate(trained)}
     unknown = [name for name in names if _form(name) not in known]
     if not unknown:
@@ -83,10 +84,11 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         if not fits:
             classes = counted(len(trained), "class")
             raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
-        for first in _moved(names, trained):
+        moved = _moved(names, trained)
+        if moved:
             raise DataError(
-                f"{printable(first)} is class {names.index(first)} of data set {dataset}, and class "
-                f"{known[_form(first)]} of {network}; their other classes have other names",
+                f"{printable(moved[0])} is class {names.index(moved[0])} of data set {dataset}, and class "
+                f"{known[_form(moved[0])]} of {network}; their other classes have other names",
                 "give the classes the network's names, in any order",
                 "unknown-class",
             )

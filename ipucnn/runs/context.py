@@ -271,12 +271,13 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
             f"the warm-up of {warmup:g} epochs is longer than the run, {counted(program.num_epochs, 'epoch')}: the "
             "learning rate never reaches its full value"
         )
-    validations = -(-program.num_executions // (program.executions_per_validation or program.num_executions))
-    if config.early_stopping is not None and config.early_stopping > validations - 2:
-        lines.append(
-            f"--early-stopping {config.early_stopping:,} cannot end this run early: it has "
-            f"{counted(validations, 'validation')}"
-        )
+    if config.early_stopping is not None and program.executions_per_validation:
+        validations = -(-program.num_executions // program.executions_per_validation)
+        if config.early_stopping > validations - 2:
+            lines.append(
+                f"--early-stopping {config.early_stopping:,} cannot end this run early: it has "
+                f"{counted(validations, 'validation')}"
+            )
     if program.samples_padded_per_epoch:
         lines.append(
             f"{program.samples_padded_per_epoch:,} samples of weight 0 fill up the last weight update of each epoch; "
