@@ -39,7 +39,7 @@ from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.events import Event, show
 from ipucnn.filesystem import expand, user_error_of
 from ipucnn.runs.compare import read_run
-from ipucnn.text import counted, shown_value
+from ipucnn.text import shown_value
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -195,7 +195,7 @@ class Run:
         images = [images] if is_one else images
         remarks: List[str] = []
         pixels = [self._pixels(image, remarks) for image in cast(Sequence[Image], images)]
-        for line in remark_lines(remarks, lambda count: counted(count, "file")):
+        for line in remark_lines(remarks):
             warnings.warn(line, stacklevel=3)
         self._ready()
         assert self._predictor is not None

@@ -418,7 +418,7 @@ def test_images_of_more_than_8_bits_are_counted(tmp_path, skip_damaged):
     for name in ("ant/5.png", "bee/6.png", "bee/7.tif"):
         put(tmp_path / name, noise(1, 16, 16).astype(np.uint16) * 9)
     source = opened(tmp_path, skip_damaged=skip_damaged)
-    line = "3 files have more than 8 bits: each file's own dark and bright become 0 and 255"
+    line = "3 files have more than 8 bits: each one's own dark and bright become 0 and 255"
     assert line in (source if skip_damaged else refuse_damaged(source)).info.warnings
 
 

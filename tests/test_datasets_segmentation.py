@@ -518,3 +518,11 @@ def test_masks_that_number_objects_are_refused_unless_a_table_makes_them_a_class
         np.concatenate([source.train.masks, source.eval.masks]), np.stack(masks) > 0
     )
     assert not verified("imagemasks", tmp_path)[0]
+
+
+def test_images_of_more_than_8_bits_are_counted(tmp_path):
+    masks = [np.eye(16, dtype=np.uint8) for _ in range(6)]
+    images = [noise(k, 16, 16).astype(np.uint16 if k % 2 else np.uint8) for k in range(6)]
+    write_pairs(tmp_path, zip(images, masks), ending="tif")
+    line = "3 images have more than 8 bits: each one's own dark and bright become 0 and 255"
+    assert line in open_pairs("imagemasks", tmp_path).info.warnings

@@ -20,6 +20,7 @@ from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
 from ipucnn import cli
+from ipucnn.datasets.problems import IS_STRETCHED
 from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.evaluate import print_evaluation
@@ -258,6 +259,7 @@ def test_unreadable_images_are_named_and_the_rest_is_segmented(trained, run, tmp
     frames[0].save(str(folder / "moving.gif"), save_all=True, append_images=frames[1:])
     code, out, err = run("infer", trained, "in", "absent.tif", "--output", "out")
     assert code == 3 and "8 of 10 inputs could not be read" in err
+    assert "1 image has more than 8 bits: each one's own dark and bright become 0 and 255" in err
     for name, reason in (
         ("cut.tif", "page 4 of 4"),
         ("empty.tif", "not an image"),
@@ -286,7 +288,11 @@ def test_images_with_palettes_bits_and_odd_sizes(tmp_path):
     indexed.putpalette([v for i in range(256) for v in (255 - i,) * 3])
     indexed.save(str(tmp_path / "p.tif"))
     image.convert("1").save(str(tmp_path / "b.tif"))
-    (page,) = file_pages(str(tmp_path / "p.tif"), 1).pages()
+    Image.fromarray(grey.astype(np.uint16) * 256).save(str(tmp_path / "deep.tif"))
+    assert file_pages(str(tmp_path / "deep.tif"), 1).remarks == (IS_STRETCHED,)
+    source = file_pages(str(tmp_path / "p.tif"), 1)
+    (page,) = source.pages()
+    assert source.remarks == ()
     np.testing.assert_array_equal(page[..., 0], grey)
     (page,) = file_pages(str(tmp_path / "b.tif"), 1).pages()
     assert set(np.unique(page)) <= {0, 255} and page.shape == (12, 10, 1)

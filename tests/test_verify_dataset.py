@@ -311,6 +311,7 @@ FOLDERS = {
     "alpha": ("odd-mode", saved("train/bee/9.png", "RGBA")),
     "CMYK": ("odd-mode", saved("train/bee/9.jpg", "CMYK", "JPEG")),
     "16 bits": ("odd-mode", saved("train/bee/9.png", noise(5, 9, 9).astype(np.uint16))),
+    "16 bits, too": ("stretched", saved("train/bee/9.png", noise(5, 9, 9).astype(np.uint16))),
     "a turned image": (
         "odd-form",
         written("train/bee/9.jpg", lambda: encode(photo(), "JPEG", exif=b"Exif\0\0" + exif(6))),
@@ -455,6 +456,7 @@ MASKS = {
         written(IMAGE_3, lambda: tiff(tiff_page(noise(9, 24, 32), {274: (SHORT, [3])}))),
     ),
     "an image of 16 bits": ("odd-form", saved(IMAGE_3, noise(9, 24, 32).astype(np.uint16))),
+    "16 bits, too": ("stretched", saved(IMAGE_3, noise(9, 24, 32).astype(np.uint16))),
     "colour": ("wrong-mode", saved(IMAGE_3, photo().resize((32, 24)))),
     "transparency": ("wrong-mode", saved(IMAGE_3, np.full((24, 32, 4), 9, np.uint8))),
     "no table": ("unusable", written("classes.txt", b"nothing")),

@@ -636,8 +636,13 @@ def open_image(
 
 def remarks_on(file: ImageFile, page: Page) -> List[str]:
     """Returns what a run says about an image whose first page it uses: words after "files have"."""
-    shows_white, is_stretched = _opacities(page)[0] < 255, page.form.is_deep
-    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * shows_white + [IS_STRETCHED] * is_stretched
+    shows_white = _opacities(page)[0] < 255
+    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * shows_white + remarks_on_page(page)
+
+
+def remarks_on_page(page: Page) -> List[str]:
+    """Returns what a run says about a page that it takes as it is: words after "pages have"."""
+    return [IS_STRETCHED] * page.form.is_deep
 
 
 def of_pillow(image: PillowImage, origin: str, channels: int, max_pixels: int) -> PillowImage:

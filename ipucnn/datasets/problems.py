@@ -175,10 +175,12 @@ def unused_line(location: str, unused: Sequence[Unused]) -> Tuple[str, ...]:
 
 SEVERAL = "several pages or frames: the first of each is used"
 SHOWS_WHITE = "transparent parts: white is laid under them"
-IS_STRETCHED = "more than 8 bits: each file's own dark and bright become 0 and 255"
+IS_STRETCHED = "more than 8 bits: each one's own dark and bright become 0 and 255"
 
 
-def remark_lines(remarks: Iterable[str], files: Callable[[int], str]) -> List[str]:
+def remark_lines(
+    remarks: Iterable[str], files: Callable[[int], str] = lambda count: counted(count, "file")
+) -> List[str]:
     """Returns a line for each kind of remark on files, in order.
 
     Args:

@@ -192,7 +192,7 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
         yield Progress("classifying", done, total)
     yield Progress("classifying", total, total)
     failed = len(found.problems) + batches.num_failed
-    lines = remark_lines(remarks, lambda count: counted(count, "file"))
+    lines = remark_lines(remarks)
     yield from map(Note, lines)
     top, notes = min(request.top, len(names)), [*trained.notes, *notes, *found.left_out, *lines]
     return Predictions(spool, failed, top, subset is not None, notes)
@@ -339,6 +339,9 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
             raise DataError("the input could not be read", "the line above says why")
         raise DataError(f"none of the {failed:,} inputs could be read", "the lines above say why")
     sizes = [size for _, source in opened for size in source.sizes]
+    remarks = [remark for _, source in opened for remark in source.remarks]
+    lines = remark_lines(remarks, lambda count: counted(count, "image"))
+    yield from map(Note, lines)
     yield from network.warn_of_seams(sizes)
     shown_name = names[classes.shown] if classes.is_binary else "foreground"
     masks = Masks(shown_name, threshold, failed)
@@ -360,7 +363,7 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
             masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
     masks.patch_sizes, masks.device = network.patch_sizes, network.device
-    masks.notes = [*trained.notes, *network.notes, *found.left_out]
+    masks.notes = [*trained.notes, *network.notes, *found.left_out, *lines]
     return masks
 
 

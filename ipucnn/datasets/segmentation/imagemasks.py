@@ -53,6 +53,7 @@ from ipucnn.datasets.forms import (
     opened,
     page_of,
     plain_pixels,
+    remarks_on_page,
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory
 from ipucnn.datasets.problems import (
@@ -64,6 +65,7 @@ from ipucnn.datasets.problems import (
     left_out_line,
     problem_of,
     readable,
+    remark_lines,
     unused_line,
     with_unused,
 )
@@ -546,13 +548,16 @@ def by_image(pairs: Collection[Pair]) -> Iterator[Tuple[PairFiles, List[Pair]]]:
 
 def _read_images(
     found: Found, masks: Mapping[Pair, Mask], max_pixels: int, report: Callable[[Problem], None]
-) -> Tuple[np.ndarray, List[Pair]]:
-    """Reads the images of a set, each as large as its mask: uint8 [pixels of all images, 1 or 3], and their pairs.
+) -> Tuple[np.ndarray, List[Pair], List[str]]:
+    """Reads the images of a set, each as large as its mask.
 
-    ``report`` gets the problems of those that cannot be read.
+    Returns:
+        uint8 [pixels of all images, 1 or 3], their pairs, and the remarks on them; ``report`` gets the problems of
+        those that cannot be read.
     """
     pixels: np.ndarray = np.zeros((0, 1), np.uint8)
     pairs: List[Pair] = []
+    remarks: List[str] = []
     at = 0
     for files, same in by_image(masks):
         own = {pair.page: pair for pair in same}
@@ -577,7 +582,8 @@ def _read_images(
             pixels[at : at + len(flat)] = flat
             at += len(flat)
             pairs.append(pair)
-    return pixels[:at], pairs
+            remarks += remarks_on_page(page.page)
+    return pixels[:at], pairs, remarks
 
 
 def _check_any_left(pairs: Collection[Pair], passed: Passed) -> int:
@@ -621,7 +627,7 @@ def open_pairs(
         )  # raises the better error: an image has more pages than its mask
         raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
     classes = table or classes_of_masks(found, stored)
-    pixels, pairs = _read_images(found, stored, max_pixels, passed)
+    pixels, pairs, remarks = _read_images(found, stored, max_pixels, passed)
     num_train = _check_any_left(pairs, passed)
     masks = [classes.of(stored[pair].numbers, f"mask {pair.shown(pair.mask)}") for pair in pairs]
     sizes: np.ndarray = np.array([mask.shape for mask in masks], np.int64)
@@ -636,6 +642,7 @@ def open_pairs(
     if classes.any_other:
         values = (0, max(int(mask.numbers.max()) for mask in stored.values()))
     warnings = [*unused_line(printable(str(folder)), passed.unused), *left_out_line(passed.damaged, "pair")]
+    warnings += remark_lines(remarks, lambda count: counted(count, "image"))
     warnings += notes_on_classes(classes, table is not None)
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()

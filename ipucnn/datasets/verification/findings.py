@@ -120,6 +120,11 @@ CODES: Dict[str, Code] = {
         "images of several frames, of which the first is used",
         "save the frames as images of their own",
     ),
+    "stretched": Code(
+        WARNING,
+        "images of more than 8 bits: each one's own dark and bright become 0 and 255",
+        "none is needed, unless brightness differs from image to image and matters: then save 8 bits by one rule",
+    ),
     "small-image": Code(
         WARNING, "images smaller than --image-size, which are enlarged", "use a smaller --image-size"
     ),

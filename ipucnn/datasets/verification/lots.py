@@ -22,7 +22,7 @@ from ipucnn.datasets.formats import (
     IDX_FILES,
     Found,
 )
-from ipucnn.datasets.forms import Mask, displayed, opened
+from ipucnn.datasets.forms import Mask, Page, displayed, opened
 from ipucnn.datasets.problems import Problem, guarded, item_or_problem, problem_of, readable
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.segmentation.imagemasks import Pair, PairPage
@@ -70,7 +70,13 @@ def decode_image(
     pixels = pixels.reshape(1, *pixels.shape[:2], -1)
     alike = stored_as(page.form) if channels == 3 else {}
     kept = pixels if is_drawn else None
-    return Decoded(measure(pixels), np.array([label]), kept, alike, page.form.format, frames)
+    deep = _stretched(page)
+    return Decoded(measure(pixels), np.array([label]), kept, alike, page.form.format, frames, deep)
+
+
+def _stretched(page: Page) -> str:
+    """Returns the type of a page's samples in words if they are stretched to 8 bits; else ""."""
+    return page.form.depth if page.form.is_deep else ""
 
 
 def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> Lot:
@@ -313,7 +319,7 @@ def _measured_pair(
         "pixels": "grey" if image.shape[3] == 1 else "colour",
         "values": "mask of " + ", ".join(judged[:5]) + ", ..." * (len(judged) > 5) if judged else "",
     }
-    return Decoded(measure(image), mask, image if is_drawn else None, alike)
+    return Decoded(measure(image), mask, image if is_drawn else None, alike, deep=_stretched(page.page))
 
 
 # -- TFRecord files -------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class Decoded(NamedTuple):
         alike: properties that all samples should have in common; see ``survey.ALIKE``.
         format: Pillow's name of an image file's format.
         frames: number of frames of an image file.
+        deep: the type of its samples in words, if they are stretched to 8 bits.
     """
 
     measured: Measured
@@ -75,6 +76,7 @@ class Decoded(NamedTuple):
     alike: Mapping[str, str] = {}
     format: str = ""
     frames: int = 1
+    deep: str = ""
 
 
 Result = Tuple[List[int], Union[Decoded, Problem, None]]

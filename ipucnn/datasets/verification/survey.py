@@ -352,6 +352,8 @@ class Survey:
             self._note(subset, "wrong-format", numbers, decoded.format)
         if decoded.frames > 1:
             self._note(subset, "several-frames", numbers, str(decoded.frames))
+        if decoded.deep:
+            self._note(subset, "stretched", numbers, decoded.deep)
 
     def _note_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
         """Reports a label that is no class."""

@@ -41,7 +41,7 @@ from ipucnn.datasets.formats import (
     masks_among,
     num_images,
 )
-from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels
+from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels, remarks_on_page
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
 from ipucnn.datasets.problems import MOST_NAMED
 from ipucnn.errors import DataError, UserError
@@ -292,6 +292,7 @@ class PageSource:
         pages: function that decodes the pages one by one: uint8 [h, w, channels].
         stack: pixel size and axes, which results keep.
         orientation: value of the orientation tag of the first page, which was applied; 1 if there was nothing to turn.
+        remarks: what is to be said about its pages; see :func:`ipucnn.datasets.forms.remarks_on_page`.
     """
 
     name: str
@@ -300,6 +301,7 @@ class PageSource:
     pages: Callable[[], Iterator[np.ndarray]]
     orientation: int = 1
     stack: Stack = NO_STACK
+    remarks: Tuple[str, ...] = ()
 
 
 def is_volume_name(path: str) -> bool:
@@ -327,19 +329,20 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     data = read_file(path)
     with opened(data, f"image {printable(path)}", max_pixels, IMAGE_HINT) as file:
         orientation = file.form.orientation
-    sizes = tuple(page.shape[:2] for page in _pages(data, path, channels, max_pixels))
+    remarks: List[str] = []
+    sizes = tuple(page.shape[:2] for page in _pages(data, path, channels, max_pixels, remarks))
     # The file is read a second time for segmentation: a folder of volumes may be larger than memory.
     pages = partial(_read_again, path, channels, max_pixels, sizes)
     is_volume = is_volume_name(path)
     stack = read_stack(data, len(sizes)) if is_volume else NO_STACK
-    return PageSource(printable(path), is_volume, sizes, pages, orientation, stack)
+    return PageSource(printable(path), is_volume, sizes, pages, orientation, stack, tuple(remarks))
 
 
 def _read_again(
     path: str, channels: int, max_pixels: int, sizes: Sequence[Tuple[int, int]]
 ) -> Iterator[np.ndarray]:
     same = 0
-    for page, size in zip(_pages(read_file(path), path, channels, max_pixels), sizes):
+    for page, size in zip(_pages(read_file(path), path, channels, max_pixels, []), sizes):
         if page.shape[:2] != size:
             break
         same += 1
@@ -350,8 +353,10 @@ def _read_again(
         )
 
 
-def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[np.ndarray]:
-    """Yields uint8 [h, w, channels] of each page of a file."""
+def _pages(
+    data: bytes, path: str, channels: int, max_pixels: int, remarks: List[str]
+) -> Iterator[np.ndarray]:
+    """Yields uint8 [h, w, channels] of each page of a file, and adds what is to be said about it to ``remarks``."""
     origin = f"image {printable(path)}"
     with opened(data, origin, max_pixels, IMAGE_HINT, strict=True) as file:
         count = file.num_pages
@@ -363,7 +368,9 @@ def _pages(data: bytes, path: str, channels: int, max_pixels: int) -> Iterator[n
             )
         for number in range(count):
             where = origin if count == 1 else f"{origin}, page {number + 1} of {count},"
-            pixels = plain_pixels(page_of(file, number, where), where)
+            page = page_of(file, number, where)
+            pixels = plain_pixels(page, where)
+            remarks += remarks_on_page(page)
             is_grey = pixels.ndim == 2
             if is_grey != (channels == 1):
                 kinds = ("grey", "colour (RGB)") if is_grey else ("colour (RGB)", "grey")
