@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.data_sets import write_class_folders, write_mnist
+from support.data_sets import noise, open_pairs, verified, write_class_folders, write_mnist, write_pairs
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
+from ipucnn.datasets.repeated import trained_and_evaluated
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
 from ipucnn.runs.setup import learning_rates
 from ipucnn.runs.train import TrainingRun
@@ -115,6 +116,38 @@ def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
     assert json.loads(Path("r/report.json").read_text())["notes"] == [first, second]
     notes = report("evaluate", "r")["notes"]
     assert notes[-2:] == [f"the network{centre}", grey]
+
+
+def test_evaluation_images_that_are_trained_on_are_counted(here, report):
+    """Equal files in class folders, in all folds together, and equal pixels of masks' images and of arrays."""
+
+    def lines(*words):
+        found = report("train", *words, "--dry-run")["warnings"]
+        return [
+            line.partition(" among the training")[0] for line in found if "scores come out too high" in line
+        ]
+
+    write_class_folders(Path("set"), {(part, name): 3 for part in ("train", "val") for name in ("a", "b")})
+    words = ("toy_model", "--dataset", "set", "--image-size", 16, "--micro-batch-size", 2)
+    assert lines(*words) == []
+    shutil.copy("set/train/a/0.png", "set/val/a/again.png")
+    assert lines(*words) == ["1 of 7 evaluation images is"]
+    shutil.copy("set/train/b/1.png", "set/val/a/1.png")  # in another class, in place of another file
+    assert lines(*words) == ["2 of 7 evaluation images are"]
+    assert "leakage" in verified("imagefolder", "set")[0]
+    pairs = [(noise(k % 4, 16, 16), np.eye(16, dtype=np.uint8)) for k in range(5)]  # the last is the first
+    (line,) = trained_and_evaluated(open_pairs("imagemasks", write_pairs(Path("masks"), pairs)))
+    assert line.startswith("1 of 1 evaluation image is among")
+    Path("arrays.py").write_text(
+        "import numpy as np\n\n"
+        "def load():\n"
+        "    images = np.random.RandomState(1).randint(0, 256, (8, 16, 16, 1)).astype(np.uint8)\n"
+        "    labels = np.arange(8) % 2\n"
+        "    return (images, labels), (np.concatenate([images[:3], 255 - images[:2]]), labels[:5])\n"
+    )
+    assert lines("toy_model", "--dataset", "arrays.py:load", "--micro-batch-size", 2) == [
+        "3 of 5 evaluation images are"
+    ]
 
 
 SMALL = "lenet --num-epochs 2 --micro-batch-size 8 --limit-train"

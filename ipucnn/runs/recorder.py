@@ -543,7 +543,7 @@ class Recorder:
                 left_out=list(info.left_out),
                 unused=list(info.unused),
                 validated_pixels=_validated_pixels(context),
-                warnings=list(info.warnings),
+                warnings=[*info.warnings, *info.training_warnings],
             ),
             notes=list(self._remarks),
             program=program.to_dict(),

@@ -16,6 +16,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.pixels import InputRange, in_8_bits
+from ipucnn.datasets.repeated import trained_and_evaluated
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
@@ -202,7 +203,14 @@ def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
 
 def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputShape]) -> DataSource:
     """Opens the chosen data set, or a fold of it."""
-    from ipucnn.datasets.registry import DATASETS, Opening, check_divides, known_as, open_dataset
+    from ipucnn.datasets.registry import (
+        DATASETS,
+        Opening,
+        check_divides,
+        known_as,
+        needs_files,
+        open_dataset,
+    )
 
     config, record = resolved.config, resolved.record
     if resolved.origins["validation_fraction"].is_typed:
@@ -240,7 +248,15 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         from ipucnn.datasets.damaged import refuse_damaged
 
         source = refuse_damaged(source)
-    return _fold(source, config, seed) if folded else source
+    source = _fold(source, config, seed) if folded else source
+    choice = resolved.choice
+    is_users = choice.make is not None or needs_files(choice.name)
+    if resolved.command != "train" or not is_users or choice.is_absent:
+        return source
+    lines = trained_and_evaluated(source)
+    return replace(
+        source, info=replace(source.info, training_warnings=(*source.info.training_warnings, *lines))
+    )
 
 
 def prepare(
