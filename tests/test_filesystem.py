@@ -1,10 +1,8 @@
 """Inspecting, reading and writing: paths of every kind, and outputs of every kind."""
 
-import ast
 import ctypes
 import errno
 import os
-import re
 import shutil
 import socket
 import stat
@@ -465,30 +463,6 @@ def test_only_temporary_files_of_killed_processes_are_removed(here):
 
 
 # -- the rest of the package ----------------------------------------------------------------------------------
-
-
-def test_files_of_users_are_opened_in_one_place():
-    """Other modules read only the package's files, /proc and settings, and files that the process has just written."""
-    of_package = ("config/presets", "models/counts", "planning/graphs/", "runs/export.py", "runs/predict.py")
-    of_system = ("benchmarking/peak", "cli", "machine", "sessions/host/environment")
-    allowed = (*of_package, *of_system, "sessions/role", "runs/provenance", "filesystem", "commands/infer")
-    allowed += ("runs/images/outputs",)
-    package, readers = Path(filesystem.__file__).parent, set()
-    for source in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and re.fullmatch(
-                r"open|os\.open|.*\.read_(text|bytes)", _dotted(node.func)
-            ):
-                readers.add(source.relative_to(package).as_posix())
-    assert [name for name in readers if not name.startswith(allowed)] == []
-    assert [start for start in allowed if not any(name.startswith(start) for name in readers)] == []
-
-
-def _dotted(node):
-    """Returns the name of a called function: ``f``, ``a.f``, or ``.f`` of anything else."""
-    if isinstance(node, ast.Attribute):
-        return f"{getattr(node.value, 'id', '')}.{node.attr}"
-    return getattr(node, "id", "")
 
 
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
