@@ -11,6 +11,7 @@ from support.data_sets import noise, open_pairs, save_pages, verified, write_pai
 from support.refusals import Refusal, check_raises, check_refused
 
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
+from ipucnn.datasets.classes import in_order_of
 from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.masks import check_no_objects
 from ipucnn.datasets.segmentation.membranes import draw_tissue
@@ -18,6 +19,7 @@ from ipucnn.datasets.verification.verify import choose, verify
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import show
 from ipucnn.runs.images.inputs import file_pages
+from ipucnn.runs.images.outputs import MaskForm
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "isbi2012"
 
@@ -319,6 +321,42 @@ def test_masks_of_several_classes(tmp_path):
         open_pairs("imagemasks", tmp_path / "gaps")
 
 
+def test_the_class_called_background_is_class_0_and_another_first_class_is_named(tmp_path):
+    classes = several_classes(tmp_path, np.array([40, 7, 200], np.uint8))
+    table = tmp_path / "classes.txt"
+    table.write_text("40 stroma\n7 tumour\n200 Background\n")
+    source = open_pairs("imagemasks", tmp_path)
+    assert source.info.class_names == ("Background", "stroma", "tumour")
+    assert source.info.mask_values == (200, 40, 7)
+    np.testing.assert_array_equal(source.train.masks, np.array([1, 2, 0])[classes[:4]])
+    assert not [line for line in source.info.warnings if "class 0" in line]
+    table.write_text("40 stroma\n7 tumour\n200 fat\n")
+    line = "stroma is class 0: mean scores and pictures leave it out, as the background"
+    assert line in open_pairs("imagemasks", tmp_path).info.warnings
+    table.write_text("40 nucleus\n* rest\n")
+    line = "nucleus is class 0: scores and pictures of rest leave it out, as the background"
+    assert line in open_pairs("imagemasks", tmp_path).info.warnings
+
+
+def test_values_and_colours_of_masks_move_with_their_classes(tmp_path):
+    """A network that starts from weights of another order writes the masks of the set."""
+    several_classes(tmp_path, np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8))
+    (tmp_path / "classes.txt").write_text("0 0 0 sky\n255 0 0 tumour\n0 0 255 stroma\n")
+    source = open_pairs("imagemasks", tmp_path)
+    moved = in_order_of(source, ("stroma", "sky", "tumour"))
+    assert moved.info.class_colours == ((0, 0, 255), (0, 0, 0), (255, 0, 0))
+    form = MaskForm(moved.info.mask_values, moved.info.class_colours)
+    stored = [form.stored(mask, 3) for mask in moved.train.masks]
+    unmoved = MaskForm(source.info.mask_values, source.info.class_colours)
+    np.testing.assert_array_equal(stored, [unmoved.stored(mask, 3) for mask in source.train.masks])
+    several_classes(tmp_path / "grey", np.array([0, 9], np.uint8))
+    (tmp_path / "grey" / "classes.txt").write_text("0 sky\n9 cell\n")
+    assert in_order_of(open_pairs("imagemasks", tmp_path / "grey"), ("cell", "sky")).info.mask_values == (
+        9,
+        0,
+    )
+
+
 def test_palette_masks_match_tables_of_colours_and_of_numbers(tmp_path):
     classes = several_classes(tmp_path / "set", np.array([0, 1, 2], np.uint8))
     for i, mask in enumerate(classes):
@@ -391,7 +429,7 @@ def test_object_numbers_are_not_classes(tmp_path, num, words):
     ("lines", "classes"),
     [
         (("0 background", "* cell"), {0: 0, 3: 1, 7: 1, 300: 1}),
-        (("* cell", "0 background"), {0: 1, 3: 0, 7: 0, 300: 0}),
+        (("* cell", "0 sky"), {0: 1, 3: 0, 7: 0, 300: 0}),
         (("0 background", "7 debris", "* cell"), {0: 0, 3: 2, 7: 1, 300: 2}),
         (("0 background", "* cell", "7 ignore"), {0: 0, 3: 1, 7: -1, 300: 1}),
         (("0 background", "3 cell", "* ignore"), {0: 0, 3: 1, 7: -1, 300: -1}),

@@ -120,7 +120,9 @@ for bits in (1, 2, 4, 6, 12):
             lambda value, most=most: int(Fraction(255 * int(value), most) + Fraction(1, 2))
         )(bright)
         shown = stretched(bright) if bits > 8 else scaled.astype(np.uint8)
-        mask = np.where(bright, 255, 0) if bits == 1 else stored
+        mask = stored
+        if bits == 1:
+            mask = np.where(stored, 255, 0) if photometric else "which is the foreground is not known"
         kind = np.uint16 if bits > 8 else np.uint8
         TABLE[f"tiff {bits} bits photometric {photometric}"] = Row(
             tiff(tiff_page(stored.astype(kind), page_tags(photometric), bits)), shown, mask
@@ -699,9 +701,8 @@ SETS = {
     "greys in rising order": ("", [indexed([BLACK, (85,) * 3, (170,) * 3, WHITE])]),
     "palettes beside grey": ("", [indexed([BLACK, RED, GREEN, WHITE]), png(CLASSES, 8, 0)]),
     "single bits": ("", [png(BITS, 1, 0), bits(1)]),
-    "single bits, white is zero": ("", [bits(0)] * 2),
-    "single bits of both kinds": ("single bits", [bits(0), bits(1)]),
-    "single bits beside grey": ("single bits", [png(BITS * 255, 8, 0), bits(0)]),
+    "single bits, white is zero": ("single bits of which 0 is white", [bits(0)] * 2),
+    "single bits of both kinds": ("single bits of which 0 is white", [bits(1), bits(0)]),
     "grey, white is zero": ("", [tiff(tiff_page(CLASSES, page_tags(kind))) for kind in (0, 1)]),
 }
 

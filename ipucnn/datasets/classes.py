@@ -186,7 +186,8 @@ def _listed(names: Sequence[str]) -> str:
 def relabelled(source: DataSource, labels: Sequence[int], names: Sequence[str]) -> DataSource:
     """Returns a source whose class k has the label ``labels[k]``, of the classes ``names``.
 
-    Pixels that are ignored, whose labels are negative, stay so.
+    Pixels that are ignored, whose labels are negative, stay so.  Values and colours of masks move with their classes;
+    if some of ``names`` are no classes of the source, theirs are not known, and there are none.
     """
     table: np.ndarray = np.array(labels)
 
@@ -194,7 +195,17 @@ def relabelled(source: DataSource, labels: Sequence[int], names: Sequence[str]) 
         old = examples.labels
         return replace(examples, labels=np.where(old < 0, old, table[np.maximum(old, 0)]).astype(old.dtype))
 
-    info = replace(source.info, num_classes=len(names), class_names=tuple(names))
+    order = [labels.index(number) for number in range(len(names)) if number in labels]
+    info = source.info
+    are_known = len(order) == len(names)
+    colours, values = info.class_colours if are_known else (), info.mask_values if are_known else ()
+    info = replace(
+        info,
+        num_classes=len(names),
+        class_names=tuple(names),
+        class_colours=tuple(colours[k] for k in order) if colours else (),
+        mask_values=tuple(values[k] for k in order) if values else (),
+    )
     if list(labels) == list(range(len(labels))):
         return replace(source, info=info)
     return replace(source, info=info, train=changed(source.train), eval=changed(source.eval))

@@ -836,7 +836,8 @@ def mask_numbers(page: Page, origin: str, colours: bool = False) -> Mask:
         colours: whether classes are colours; a palette then counts by its colours, else by its numbers.
 
     Raises:
-        DataError: the pixels are floating-point, transparent or CMYK, or values lie outside 0 to 65535.
+        DataError: the pixels are floating-point, transparent, CMYK or single bits with white as zero, or values lie
+            outside 0 to 65535.
     """
     form = page.form
     if form.colour == CMYK or form.numbers == FLOATING:
@@ -848,8 +849,16 @@ def mask_numbers(page: Page, origin: str, colours: bool = False) -> Mask:
         numbers = np.asarray(image)
     else:
         numbers = page.numbers
-    if form.bits == 1 and form.colour != PALETTE:  # black and white, as they are displayed
-        numbers = np.where(numbers != (form.colour == WHITE_IS_ZERO), 255, 0).astype(np.uint8)
+    if form.bits == 1 and form.colour == WHITE_IS_ZERO:
+        raise DataError(
+            f"{origin} has single bits of which 0 is white: viewers show the ones as black, and arrays of tifffile and "
+            "scikit-image have them as True, so which is the foreground is not known",
+            "save masks as 8-bit grey; if the ones are the foreground: tifffile.imwrite(FILE, tifffile.imread(FILE) * "
+            "numpy.uint8(255))",
+            "mask-values",
+        )
+    if form.bits == 1 and form.colour != PALETTE:
+        numbers = np.where(numbers != 0, 255, 0).astype(np.uint8)
     elif form.palette is not None and colours:
         numbers = form.palette[numbers]
     least, most = int(numbers.min()), int(numbers.max())

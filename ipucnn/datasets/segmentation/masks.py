@@ -13,7 +13,7 @@ import numpy as np
 from ipucnn.datasets.base import CLASSES_FILE as TABLE
 from ipucnn.datasets.base import class_lines
 from ipucnn.datasets.classes import default_mask_names
-from ipucnn.datasets.forms import LARGEST_VALUE, WHITE_IS_ZERO, Mask, pillow
+from ipucnn.datasets.forms import LARGEST_VALUE, Mask, pillow
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
@@ -26,6 +26,8 @@ _OFTEN_IGNORED = ("void", "ignored", "unlabeled", "unlabelled", "dontcare", "don
 MOST_FOUND = 10
 """The most classes of masks without a table: more values come from smoothed edges, or from one number per object."""
 MOST_CLASSES = 255
+SHOWN_FIRST = "membrane"
+"""The name of a first of two classes that is the one to segment, as in ISBI 2012's challenge."""
 EVERY_OTHER = -1
 """The value of the class whose line in a table begins with ``*``: all values that no other line has."""
 TABLE_HINT = (
@@ -107,25 +109,14 @@ class MaskSet:
     def __init__(self, table: Optional[MaskClasses]) -> None:
         self._has_colours = table is not None and table.colours
         self._palettes: List[Tuple[str, np.ndarray, np.ndarray]] = []
-        self._bits: Dict[bool, str] = {}
 
     def check(self, mask: Mask, origin: str) -> None:
         """Rejects a mask that does not agree with those before it.
 
         Raises:
             DataError: its palette gives a number another colour than the palette of an earlier mask, or gives brighter
-                greys to smaller numbers; or it has single bits with white as zero, and earlier masks do not, or the
-                other way round.
+                greys to smaller numbers.
         """
-        is_inverted_bit = mask.form.bits == 1 and mask.form.colour == WHITE_IS_ZERO
-        self._bits.setdefault(is_inverted_bit, origin)
-        if len(self._bits) > 1:
-            raise DataError(
-                f"{self._bits[True]} has single bits of which 0 is white, and {self._bits[False]} does not: which one "
-                "is the foreground is not known",
-                "save all masks in one way, as 8-bit grey",
-                "mask-values",
-            )
         palette = mask.form.palette
         if palette is None or self._has_colours:
             return
@@ -183,8 +174,9 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     """Reads ``classes.txt`` of a folder; returns None if there is no such file.
 
     Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``, and one may be ``* NAME`` for all other values.  Its
-    position, from 0, is its class.  The line of the name "ignore" is no class.  Blank lines and lines that begin with #
-    are skipped.
+    position, from 0, is its class; a class called background comes first wherever its line is, because mean scores and
+    pictures leave class 0 out.  The line of the name "ignore" is no class.  Blank lines and lines that begin with # are
+    skipped.
 
     Raises:
         DataError: the file cannot be read, or has another format.
@@ -206,6 +198,7 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
         if count not in (1, 3) or not name or not name.isprintable() or max(value) > most:
             raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class", hint)
         rows.append((value, _class_name(name)))
+    rows.sort(key=lambda row: not is_background(row[1]))
     values, names = [value for value, _ in rows], [name for _, name in rows]
     num_classes = len(names) - names.count(IGNORE)
     if not 2 <= num_classes <= MOST_CLASSES:
@@ -319,6 +312,11 @@ def _class_name(name: str) -> str:
     return IGNORE if name.casefold() == IGNORE else name
 
 
+def is_background(name: str) -> bool:
+    """Returns whether a class is called background, as people and programs (LabelMe) call it."""
+    return name.casefold().strip("_") in ("background", "bg")
+
+
 def void_classes(classes: MaskClasses) -> List[str]:
     """Returns the names of classes, of more than two, that elsewhere mean pixels that do not count."""
     return (
@@ -334,7 +332,8 @@ def unnamed_values(classes: MaskClasses, is_named: bool) -> List[str]:
 
 
 def notes_on_classes(classes: MaskClasses, is_named: bool, one_class: str = ONE_CLASS) -> List[str]:
-    """Returns what is taken for granted about the classes: that such as "void" count, and that values are classes.
+    """Returns what is taken for granted about the classes: that such as "void" count, that the first is the background,
+    and that values are classes.
 
     Args:
         classes: the classes.
@@ -346,11 +345,20 @@ def notes_on_classes(classes: MaskClasses, is_named: bool, one_class: str = ONE_
         "scores"
         for name in void_classes(classes)
     ]
+    first, others = classes.names[0], classes.names[1:]
+    left_out = []
+    if is_named and not is_background(first) and first != SHOWN_FIRST:
+        what = (
+            "mean scores and pictures"
+            if len(others) > 1
+            else f"scores and pictures of {printable(others[0])}"
+        )
+        left_out = [f"{printable(first)} is class 0: {what} leave it out, as the background"]
     unnamed = [
         f"the values {values} of the masks are taken for classes; if they number objects, {one_class}"
         for values in unnamed_values(classes, is_named)
     ]
-    return void + unnamed
+    return [*void, *left_out, *unnamed]
 
 
 def _is_number(word: str) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ipucnn import filesystem
 from ipucnn.aliases import PillowImage, PlainDict
+from ipucnn.datasets.segmentation.masks import SHOWN_FIRST
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
     check_makeable,
@@ -179,8 +180,8 @@ class Classes:
 
     @property
     def shown(self) -> int:
-        """The one of two classes that is shown and counted: "membrane" if it is the first, else the second."""
-        return 0 if self.names[0] == "membrane" else 1
+        """The one of two classes that is shown and counted: ``SHOWN_FIRST`` if it is the first, else the second."""
+        return 0 if self.names[0] == SHOWN_FIRST else 1
 
     @property
     def legend(self) -> Tuple[Tuple[Colour, str], ...]:
