@@ -8,9 +8,19 @@ import tifffile
 from PIL import Image
 from support.data_sets import open_pairs, write_pairs
 
-from ipucnn.runs import runtimes
+from ipucnn.errors import ConfigurationError
+from ipucnn.reports.sheets import PanelSheet
+from ipucnn.runs import predict, runtimes
 from ipucnn.runs.images.inputs import file_pages
-from ipucnn.runs.images.outputs import Classes, MaskFiles, MaskForm, PageSpool, class_colours
+from ipucnn.runs.images.outputs import (
+    Classes,
+    MaskFiles,
+    MaskForm,
+    PageSpool,
+    check_only_results_replaced,
+    class_colours,
+    write_pages,
+)
 
 COLOURS = ((0, 0, 0), (200, 30, 9), (9, 9, 200))
 
@@ -48,6 +58,79 @@ def test_values_are_those_of_the_training_masks(tmp_path, form, num_classes, dty
     mask = tifffile.imread(tmp_path / "x-mask.tif")
     assert mask.dtype == dtype
     np.testing.assert_array_equal(mask, np.array(values)[classes[0]])
+
+
+def test_only_results_are_replaced(tmp_path):
+    """All kinds of results may be replaced, and their bytes are the same each time; other files may not."""
+    out = tmp_path / "out"
+    bytes_of = []
+    for _ in range(2):
+        for form in (MaskForm((0, 7, 200), COLOURS), MaskForm((), COLOURS)):
+            for is_volume in (False, True):
+                write(out, form, 3, is_volume=is_volume, overlay=True)
+        sheet = PanelSheet(["image"])
+        sheet.add("x", [np.zeros((8, 8, 3), np.uint8)])
+        sheet.save(out / "contact-sheet.png")
+        paths = sorted(out.iterdir())
+        assert len(paths) == 11
+        check_only_results_replaced(out, [*paths, out / "new-mask.png"])
+        assert all(predict.was_written(path) for path in paths)
+        bytes_of.append([path.read_bytes() for path in paths])
+    assert bytes_of[0] == bytes_of[1]
+    for path in paths:
+        with Image.open(path) as image:
+            image.load()
+            image.info.clear()
+            Image.fromarray(np.asarray(image)).save(path)
+        for drawn in (path.read_bytes(), b"", b"text"):
+            path.write_bytes(drawn)
+            with pytest.raises(ConfigurationError, match=f"{path.name} was not written by ipucnn") as refused:
+                check_only_results_replaced(out, paths)
+            assert refused.value.hint == f"--output {out}-predicted, or move the file away"
+            assert not predict.was_written(path)
+        path.unlink()
+        paths = [path, *paths[paths.index(path) + 1 :]]
+    (tmp_path / "out-predicted").mkdir()
+    path.mkdir()
+    with pytest.raises(ConfigurationError) as refused:
+        check_only_results_replaced(out, paths)
+    assert refused.value.hint.startswith(f"--output {out}-predicted-2,")
+
+
+def test_the_script_of_an_export_replaces_only_results_and_names_those_of_similar_images_apart(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(
+        predict, "described", lambda name: {"input": {"patch": {}}, "mask": {"palette": None}}
+    )
+    monkeypatch.setattr(predict, "network", lambda record: None)
+    predicted = np.zeros((4, 4), np.uint8)
+    monkeypatch.setattr(predict, "predicted_mask", lambda *_: predicted)
+    page = Image.new("L", (4, 4))
+    for name in ("a.png", "a.jpg", "b.png", "c.png", "b.txt"):
+        page.save(tmp_path / name, "PNG")
+    page.save(tmp_path / "s.tif", save_all=True, append_images=[page])
+    for value in (1, 2):  # the second time, results are replaced
+        predicted[:] = value
+        for name, result in (
+            ("a.png", "a.png-mask.png"),
+            ("a.jpg", "a.jpg-mask.png"),
+            ("b.png", "b-mask.png"),
+            ("s.tif", "s-mask.tif"),
+        ):
+            predict.main(str(tmp_path / name))
+            path = tmp_path / result
+            assert capsys.readouterr().out == f"{path}\n"
+            assert (np.asarray(Image.open(path)) == value).all()
+            check_only_results_replaced(tmp_path, [path])
+    write_pages(tmp_path / "c-mask.png", [predicted], False)
+    predict.main(str(tmp_path / "c.png"))
+    for name, result in (("b.png", "b-mask.png"), ("s.tif", "s-mask.tif")):
+        page.save(tmp_path / result)
+        drawn = (tmp_path / result).read_bytes()
+        with pytest.raises(OSError, match=f"{result} was not written by ipucnn"):
+            predict.main(str(tmp_path / name))
+        assert (tmp_path / result).read_bytes() == drawn
 
 
 def test_colours_and_palettes_are_those_of_the_training_masks(tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 
 from ipucnn.aliases import PlainDict
 from ipucnn.datasets.segmentation.patches import IGNORED
-from ipucnn.runs.images.outputs import IGNORED_COLOUR, mask_picture
+from ipucnn.runs.images.outputs import IGNORED_COLOUR, mask_picture, png_options
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import class_figures, confusion_matrix
 
@@ -187,7 +187,7 @@ class Sheet:
                 for number, (text, fill) in enumerate(lines):
                     place = (left, top + item.height + border + number * line)
                     draw.text(place, fitting(text, font, inner), fill=fill, font=font)
-        sheet.save(str(path), format="PNG")
+        sheet.save(str(path), format="PNG", **png_options())
 
     def _parts(self, text: str, font: Font, width: int) -> List[str]:
         """Returns the lines for a text below an image."""

@@ -41,6 +41,7 @@ from ipucnn.runs.images.outputs import (
     PageSpool,
     Spool,
     check_folder,
+    check_only_results_replaced,
     check_outputs,
     check_pages,
     class_colours,
@@ -299,7 +300,8 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
         folder: the folder of the masks, which is created if necessary.
 
     Raises:
-        ConfigurationError: neither images nor a subset, or both; a result that would replace an image.
+        ConfigurationError: neither images nor a subset, or both; a result that would replace an image, or another file
+            that is no result.
         DataError: no readable image at all, or weights that do not fit.
     """
     yield Began(LOADING)
@@ -320,6 +322,10 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
     else:
         name = trained.source.info.name.replace(":", "-").replace("/", "-")
         files = [MaskFiles(folder, f"{name}-{request.subset}", True, request.with_overlay, num_classes)]
+    pictures = [path for of_input in files for path in of_input.paths.values()]
+    if request.contact_sheet is None:
+        pictures.append(folder / CONTACT_SHEET)
+    check_only_results_replaced(folder, pictures)
     names = tuple(map(printable, trained.labels))
     info = trained.source.info
     form = MaskForm(info.mask_values, info.class_colours)

@@ -1,9 +1,9 @@
 """Predicts with the exported network beside this file: python predict.py IMAGE.
 
 For a network of classes it prints the class; for one of masks it writes the mask beside IMAGE, as IMAGE-mask.png, or
-those of a stack as IMAGE-mask.tif.  It needs NumPy, Pillow and the network's runtime.  ``input.json`` says how an image
-becomes the network's input, and ``export.json`` what the network's outputs are.  Other programs import
-``network_input`` and ``network``.
+those of a stack as IMAGE-mask.tif.  It replaces only masks that it or ``ipucnn infer`` wrote.  It needs NumPy, Pillow
+and the network's runtime.  ``input.json`` says how an image becomes the network's input, and ``export.json`` what the
+network's outputs are.  Other programs import ``network_input`` and ``network``.
 
 ipucnn writes this file into every export, and verifies an export with its ``network_input``.
 """
@@ -16,9 +16,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 FOLDER = Path(__file__).resolve().parent
+SOFTWARE = "ipucnn"
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 class NotRead(ValueError):
@@ -282,6 +284,28 @@ def _classes(scores: np.ndarray, record: Dict[str, Any]) -> np.ndarray:
     return np.uint8(np.float32(share) > record["threshold"])
 
 
+def was_written(path: Path) -> bool:
+    """Returns whether this script or ``ipucnn infer`` wrote a picture."""
+    try:
+        with Image.open(path) as image:
+            return SOFTWARE in (image.info.get("Software"), getattr(image, "tag_v2", {}).get(305))
+    except OSError:
+        return False
+
+
+def mask_path(path: str, ending: str) -> Path:
+    """Returns the path of an image's mask; it keeps the image's ending if another image differs in nothing else."""
+    image = Path(path)
+    stems = [
+        other.stem.lower() for other in image.absolute().parent.iterdir() if other.suffix.lower() in ENDINGS
+    ]
+    name = image.name if stems.count(image.stem.lower()) > 1 else image.stem
+    target = image.with_name(f"{name}-mask{ending}")
+    if target.exists() and not was_written(target):
+        raise FileExistsError(f"{target} was not written by ipucnn, and would be replaced: move it away")
+    return target
+
+
 def main(path: str) -> None:
     """Prints the class of an image, or writes its mask."""
     record = described("export.json")
@@ -295,13 +319,16 @@ def main(path: str) -> None:
             print(f"{path} has several pages or frames: the first is used", file=sys.stderr)
         return
     masks: List[Any] = []
-    for page in range(len(pages_of(path))):
+    count = len(pages_of(path))
+    target = mask_path(path, ".png" if count == 1 else ".tif")
+    for page in range(count):
         masks.append(Image.fromarray(predicted_mask(path, run, record, page)))
         if record["mask"]["palette"] is not None:
             masks[-1].putpalette(record["mask"]["palette"])
-    form, more = ("png", {}) if len(masks) == 1 else ("tif", {"save_all": True, "append_images": masks[1:]})
-    target = Path(path).with_name(f"{Path(path).stem}-mask.{form}")
-    masks[0].save(target, **more)
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Software", SOFTWARE)
+    more = {} if count == 1 else {"save_all": True, "append_images": masks[1:]}
+    masks[0].save(target, pnginfo=text, software=SOFTWARE, **more)
     print(target)
 
 

@@ -5,26 +5,32 @@ not grow with the number of images.
 """
 
 import colorsys
+import contextlib
 import csv
+import itertools
 import json
 import os
 import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ipucnn import filesystem
 from ipucnn.aliases import PillowImage, PlainDict
+from ipucnn.datasets.formats import quoted
 from ipucnn.datasets.segmentation.masks import SHOWN_FIRST
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
+    Kind,
     check_makeable,
     check_not_replaced,
     is_written_to,
+    kind_of,
     make_folder,
+    open_regular,
     real,
     shown,
     write_atomically,
@@ -36,6 +42,11 @@ from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; the headers and tables need far less than the difference."""
+SOFTWARE = "ipucnn"
+"""The text or tag "Software" of each picture that ``infer`` writes for masks: only such files are replaced."""
+_SOFTWARE_TAG = 305
+_PNG_HEAD = 4096
+"""Bytes at the beginning of a PNG that have its text; before it are at most a header and a palette."""
 HALF = 0.5
 """The threshold that chooses the more probable of two classes."""
 Colour = Tuple[int, int, int]
@@ -366,14 +377,56 @@ def write_pages(
 
     if not is_volume:
         (page,) = pages
-        picture(page).save(str(path), format="PNG")
+        picture(page).save(str(path), format="PNG", **png_options())
         return
     with TiffImagePlugin.AppendingTiffWriter(str(path), new=True) as writer:
         for number, page in enumerate(pages):
             # Deflate makes masks a hundred times smaller, but floats hardly smaller.
             options = {} if page.dtype == np.float32 else {"compression": "tiff_adobe_deflate"}
-            picture(page).save(writer, format="TIFF", **options, **stack.tags(num_pages, not number))
+            options.update(stack.tags(num_pages, not number), software=SOFTWARE)
+            picture(page).save(writer, format="TIFF", **options)
             writer.newFrame()
+
+
+def png_options() -> Dict[str, Any]:
+    """Returns Pillow's options that store ``SOFTWARE`` in a PNG."""
+    from PIL.PngImagePlugin import PngInfo
+
+    text = PngInfo()
+    text.add_text("Software", SOFTWARE)
+    return {"pnginfo": text}
+
+
+def _is_result(path: Path) -> bool:
+    """Returns whether ipucnn wrote a PNG or TIFF; false for other and for damaged files."""
+    import tifffile
+
+    with contextlib.suppress(Exception), open_regular(path) as file:
+        if path.suffix == ".png":
+            return f"tEXtSoftware\0{SOFTWARE}".encode() in file.read(_PNG_HEAD)
+        return bool(tifffile.TiffFile(file, name=path.name).pages[0].tags[_SOFTWARE_TAG].value == SOFTWARE)
+    return False
+
+
+def check_only_results_replaced(folder: Path, paths: Iterable[Path]) -> None:
+    """Refuses results in place of files that ipucnn did not write, such as masks that the user drew.
+
+    Args:
+        folder: the output folder.
+        paths: all files that will be written.
+
+    Raises:
+        ConfigurationError: a file of that name exists, and is no result.
+    """
+    for path in paths:
+        if kind_of(path) is not Kind.ABSENT and not _is_result(path):
+            beside = "predicted" if folder.name in ("", "..") else f"{folder}-predicted"
+            names = (beside + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+            unused = next(Path(name) for name in names if kind_of(Path(name)) is Kind.ABSENT)
+            raise ConfigurationError(
+                f"--output {shown(folder)}: {shown(path)} was not written by ipucnn, and would be replaced",
+                f"--output {quoted(unused)}, or move the file away",
+            )
 
 
 def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
