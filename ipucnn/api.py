@@ -165,7 +165,8 @@ class Run:
         Args:
             images: an image, a list of images, or images of one size in an array [images, height, width, channels];
                 for a grey data set also [images, height, width].  An image is a path, an image of Pillow, or an array
-                of 1, 3 or, with transparency, 4 channels.
+                of 1, 3 or, with transparency, 4 channels.  An orientation tag is applied to files and to images of
+                Pillow that are still a file's, not to those made from them, such as turned ones.
 
         Returns:
             float32 [n, classes].

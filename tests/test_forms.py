@@ -796,6 +796,20 @@ def test_an_opened_image_of_pillow_is_read_as_its_file(tmp_path):
     np.testing.assert_array_equal(np.asarray(loaded), COLOUR)
 
 
+@pytest.mark.parametrize("tag", [1, 6])
+def test_the_orientation_tag_is_applied_to_a_files_image_only(tag):
+    """Pillow keeps the tag's block in images that it makes from a file's, which the user may have turned."""
+    image = Image.open(io.BytesIO(jpeg(COLOUR, exif=b"Exif\0\0" + exif(tag))))
+    stored = np.asarray(image)  # loads it
+    shown = forms.of_pillow(image, "image", 3, 10**6)
+    np.testing.assert_array_equal(np.asarray(shown), TURNS[tag](stored))
+    for made in (image.rotate(-90, expand=True), image.copy(), image.resize((7, 9)), image.convert("L")):
+        assert made.info["exif"]
+        channels = len(made.getbands())
+        shown = forms.of_pillow(made, "image", channels, 10**6)
+        np.testing.assert_array_equal(np.asarray(shown), np.asarray(made))
+
+
 # -- every way in
 
 SCAN = jpeg(COLOUR)

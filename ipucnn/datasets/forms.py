@@ -646,13 +646,21 @@ def remarks_on_page(page: Page) -> List[str]:
 
 
 def of_pillow(image: PillowImage, origin: str, channels: int, max_pixels: int) -> PillowImage:
-    """Returns the result of :func:`open_image` for a Pillow image; the file of one that is not decoded yet is read."""
+    """Returns the result of :func:`open_image` for a Pillow image; the file of one that is not decoded yet is read.
+
+    The orientation tag is that of the file's pixels: an image that Pillow made from another one is taken as it is.
+    """
+    from PIL.ImageFile import ImageFile as FileOfPillow
+
     check_pixels(image.width, image.height, max_pixels, origin)
     if getattr(image, "tile", None) and not image.tell():
         image.fp.seek(0)
         return open_image(image.fp.read(), origin, channels, max_pixels, strict=True)
     known = image if image.mode in _MODES else image.convert("RGB")
-    return displayed(_PillowFile(known, origin).page(), origin, channels)
+    page = _PillowFile(known, origin).page()
+    if not isinstance(image, FileOfPillow):
+        page = page._replace(form=page.form._replace(orientation=1))
+    return displayed(page, origin, channels)
 
 
 def displayed(page: Page, origin: str, channels: int) -> PillowImage:
