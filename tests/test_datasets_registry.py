@@ -103,11 +103,26 @@ def test_mnist_and_fashion_mnist_share_file_names(tmp_path):
         ("mnist/FashionMNIST/raw", "fashion_mnist"),
         ("mnist/fashion", "fashion_mnist"),
         ("fashion-project/data", "mnist"),
+        ("kmnist/mnist_data", "mnist"),
+        ("my-mnist", "mnist"),
+        ("kmnist/MNIST2", "mnist"),
+        ("kmnist/my-fashionmnist", "fashion_mnist"),
     ],
 )
 def test_the_nearest_name_says_which_of_the_two_is_in_a_folder(tmp_path, folder, name):
     write_mnist(tmp_path / folder)
     assert [one.name for one in find_sets(tmp_path / folder)] == [name]
+
+
+@pytest.mark.parametrize("folder", ["mnist/KMNIST/raw", "emnist-letters", "qmnist", "notMNIST"])
+def test_idx_files_of_other_sets_are_not_taken_for_mnist(tmp_path, folder):
+    path = tmp_path / folder
+    write_mnist(path)
+    with pytest.raises(DataError, match="idx files, which do not say of which set they are"):
+        find_sets(path)
+    assert choose(None, path, home="mnist").name == "digits"
+    for name in ("mnist", "fashion_mnist"):
+        assert choose(name, path).location == path  # the user named it
 
 
 def test_records_in_a_folder_of_the_folder_imagenet_are_found(tmp_path):

@@ -979,6 +979,7 @@ IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "eval": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+IDX_SETS = ("mnist", "fashion_mnist")
 VOLUME, VOLUME_LABELS = "train-volume", "train-labels"
 SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 """The names of ImageNet's record files."""
@@ -1122,8 +1123,9 @@ def find_layout(name: str, folder: Path) -> Optional[Found]:
 def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found]:
     """Finds a set by its name: in ``path`` itself, or in one of its usual folders below it.
 
-    MNIST and Fashion-MNIST have the same file names, and any image folder could be ImageNet.  If ``path`` itself holds
-    such files, its name decides, unless the user named the set (``explicit``).  Record files are always ImageNet's.
+    MNIST, Fashion-MNIST and others have the same file names, and any image folder could be ImageNet.  If ``path``
+    itself holds such files, its name decides, unless the user named the set (``explicit``).  Record files are always
+    ImageNet's.
     """
     if name.startswith(TFDS_PREFIX):
         return find_tfds(name[len(TFDS_PREFIX) :], path, name)
@@ -1138,11 +1140,21 @@ def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found
 
 def _is_called(name: str, folder: Path) -> bool:
     """Returns whether a folder's name fits a set whose files are in it."""
-    if name in ("mnist", "fashion_mnist"):
-        names = (part.lower() for part in reversed(real(folder).parts))
-        nearest = next((part for part in names if "mnist" in part or part == "fashion"), "")
-        return ("fashion" in nearest) == (name == "fashion_mnist")
+    if name in IDX_SETS:
+        return _idx_name(folder) == name
     return name != "imagenet" or real(folder).name.lower() == "imagenet" or has_shards(folder)
+
+
+def _idx_name(folder: Path) -> str:
+    """Returns the set whose idx files are in a folder, by the nearest name that tells; "" if that is another set's.
+
+    KMNIST, EMNIST and others have the same files, and contain "mnist" in a longer word.
+    """
+    names = (part.lower() for part in reversed(real(folder).parts))
+    nearest = next((part for part in names if "mnist" in part or part == "fashion"), "mnist")
+    if "fashion" in nearest:
+        return "fashion_mnist"
+    return "mnist" if "mnist" in re.findall("[a-z]+", nearest) else ""
 
 
 def find_sets(folder: Path) -> List[Found]:
@@ -1151,7 +1163,7 @@ def find_sets(folder: Path) -> List[Found]:
     Layouts of the folder itself are tried only if none of the other sets lies in the folder itself, in their order.
 
     Raises:
-        DataError: a folder may serve for several purposes, or may be no class.
+        DataError: a folder may serve for several purposes, or may be no class, or has idx files of an unknown set.
     """
     # Hugging Face also writes a file of this name into image folders; TFDS's records have no folders beside them.
     if (folder / INFO_FILE).is_file() and not subfolders(folder):
@@ -1159,6 +1171,12 @@ def find_sets(folder: Path) -> List[Found]:
     found = [one for one in (find_set(name, folder) for name in FILE_SETS) if one is not None]
     if any(one.location == folder for one in found):
         return found
+    if not found and not _idx_name(folder) and find_layout("mnist", folder) is not None:
+        ways = (f"--dataset {name} --dataset-path {quoted(folder)} if they are {name}" for name in IDX_SETS)
+        raise DataError(
+            f"{folder} has idx files, which do not say of which set they are, and its name is no set's that is known",
+            f"{', '.join(ways)}; for another set, write a function that returns arrays (docs/own-networks.md)",
+        )
     layouts = (form.find(folder) for form in FORMATS if form.is_layout)
     layout = next((one for one in layouts if one is not None), None)
     return found if layout is None else [*found, layout]
