@@ -803,6 +803,37 @@ def test_stacks_of_other_lengths_are_refused(tmp_path, ending):
     assert "count-mismatch" in verified(tmp_path, ".")[0]
 
 
+OME, IMAGEJ, SHAPED, PLAIN = {"ome": True}, {"imagej": True}, {}, None
+
+
+@pytest.mark.parametrize("image, mask, words", [
+    (("TZ", 3, OME), ("ZT", 4, OME), ("TZ 3x4", "ZT 4x3")),
+    (("TZ", 3, OME), ("TZ", 4, IMAGEJ), ("TZ 3x4", "TZ 4x3")),
+    (("ZT", 3, SHAPED), ("TZ", 3, IMAGEJ), ("ZT 3x4", "TZ 3x4")),
+    (("TZ", 3, OME), ("TZ", 3, IMAGEJ), ()),
+    (("ZT", 3, OME), ("", 3, PLAIN), ()),
+    (("ZT", 3, OME), ("QQ", 4, SHAPED), ()),
+    (("", 3, PLAIN), ("ZT", 4, OME), ()),
+    (("T", 12, OME), ("Z", 12, IMAGEJ), ()),
+])  # fmt: skip
+def test_stacks_whose_axes_differ_from_those_of_their_masks_are_refused(tmp_path, image, mask, words):
+    """Each file has the letters of its axes, the length of the first one, and the form in which it says so."""
+    for folder, (axes, length, form), pages in zip(("images", "masks"), (image, mask), zip(*TWELVE)):
+        (tmp_path / folder).mkdir()
+        planes = np.stack(pages)
+        if len(axes) == 2:
+            planes = planes.reshape(length, 12 // length, *planes.shape[1:])
+        more = {"metadata": None} if form is None else {"metadata": {"axes": f"{axes}YX"}, **form}
+        tifffile.imwrite(tmp_path / folder / "0.tif", planes, photometric="minisblack", **more)
+    if words:
+        message = f"images/0.tif has pages of {words[0]}, and its mask {tmp_path}/masks/0.tif of {words[1]}"
+        hint = f"with the axes and the order of the image: {words[0]}"
+        check_raises(DataError, message, hint, opened, tmp_path, "segmentation")
+    else:
+        assert opened(tmp_path, "segmentation").info.num_train == 10
+    assert ("page-order" in verified(tmp_path, ".")[0]) == bool(words)
+
+
 def write_channels(path, pages, axes, kind):
     """Writes pages [n, h, w, c] with their channels one behind another."""
     order = {"TCYX": (0, 3, 1, 2), "CZYX": (3, 0, 1, 2), "ZCYX": (0, 3, 1, 2)}[axes]

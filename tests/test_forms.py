@@ -21,7 +21,7 @@ from ipucnn.datasets import forms
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.images import decode_for_training, pixels_for_evaluation
 from ipucnn.datasets.problems import Problem
-from ipucnn.datasets.segmentation.imagemasks import PairFiles, image_pixels, pages
+from ipucnn.datasets.segmentation.imagemasks import Pair, image_pixels, pages
 from ipucnn.datasets.segmentation.masks import MaskClasses, MaskSet
 from ipucnn.datasets.sources.record_builder import make_record
 from ipucnn.datasets.verification.lots import decode_image
@@ -836,7 +836,8 @@ def test_a_fault_has_one_message_whichever_way_a_file_comes_in(tmp_path, name):
     )
 
     def as_pair():
-        (read,) = pages(PairFiles("train", path, path), "image", tmp_path, 10**6, 1)
+        pair = Pair("train", path, path, 0, 1)
+        (read,) = pages(pair.files, "image", tmp_path, 10**6, pair)
         if isinstance(read, Problem):
             raise read.error
         return image_pixels(read.page, read.origin, forms.Mask(RAMP, forms.Form("PNG", (HEIGHT, WIDTH))))

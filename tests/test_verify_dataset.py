@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -556,6 +557,14 @@ def coloured(page):
     return Image.merge("RGB", [Image.fromarray(page)] * 3)
 
 
+def with_axes(folder):
+    """Gives the two volumes other axes, and the same pages."""
+    for stem, axes in ((PAGES, "TZ"), (TRUTH, "ZT")):
+        planes = tifffile.imread(folder / f"{stem}.tif")
+        planes = planes.reshape(2, -1, *planes.shape[1:])
+        tifffile.imwrite(folder / f"{stem}.tif", planes, ome=True, metadata={"axes": f"{axes}YX"})
+
+
 VOLUMES = {
     "no labels": ("missing-file", removed(f"{TRUTH}.tif")),
     "truncated": ("truncated", rewritten(f"{PAGES}.tif", lambda d: d[:-9000])),
@@ -564,6 +573,7 @@ VOLUMES = {
     "a page of colour": ("wrong-mode", with_pages(lambda p: [coloured(p[0]), *p[1:]], PAGES)),
     "a small page": ("wrong-shape", with_pages(lambda p: [p[0][:100], *p[1:]], PAGES)),
     "grey labels": ("mask-values", with_pages(lambda p: [p[0] // 2 + 1, *p[1:]], TRUTH)),
+    "other axes": ("page-order", with_axes),
     "one page": ("count-mismatch", saved(f"{PAGES}.tif", "L")),
     "an empty file": ("empty-file", written(f"{TRUTH}.tif", b"")),
     "a page twice": ("duplicate", with_pages(lambda p: [p[1], *p[1:]], PAGES)),
@@ -608,7 +618,16 @@ OPENING = {
 }
 NOT_READ = {
     *("truncated", "empty-file", "checksum", "unreadable", "count-mismatch", "wrong-dtype", "wrong-shape"),
-    *("unusable", "wrong-mode", "mask-values", "label-range", "unpaired", "missing-subset", "unknown-class"),
+    *(
+        "page-order",
+        "unusable",
+        "wrong-mode",
+        "mask-values",
+        "label-range",
+        "unpaired",
+        "missing-subset",
+        "unknown-class",
+    ),
 }
 """Errors that end training, too."""
 DAMAGES = {

@@ -108,16 +108,22 @@ class Page(NamedTuple):
     has_data: Optional[np.ndarray] = None
 
 
+Axes = Tuple[Tuple[str, int], ...]
+"""Names and lengths of the axes of a file's pages; the last one changes fastest."""
+
+
 class ImageFile:
     """An open image file.
 
     Attributes:
         form: the form of its first page.
         num_pages: number of its pages; thumbnails and the levels of a pyramid are none.
+        axes: the axes of its pages if the file names two or more, as hyperstacks do.
     """
 
     form: Form
     num_pages: int
+    axes: Axes = ()
 
     @property
     def num_frames(self) -> int:
@@ -436,6 +442,8 @@ _BY_PILLOW = (2, 3, 4, 6)
 """Compressions that tifffile does not read on every version of Python: those of fax, and JPEG of TIFF's version 6."""
 _NO_PAGE = 1 | 4
 """Bits of the tag NewSubfileType: reduced resolution, and transparency mask."""
+_NO_ORDER = "CQI"
+"""Letters of channels, and of axes that a file does not name."""
 _NO_DATA = 42113
 """The tag of GDAL for the number of pixels without data, as text."""
 
@@ -481,6 +489,9 @@ class _TiffFile(ImageFile):
             self._planes = np.moveaxis(planes_by_axis, axis, -1).reshape(-1, 3)
             self.form = self.form._replace(colour=RGB)
         self.num_pages = len(self._planes)
+        named = tuple((axis, length) for axis, length in lengths if axis not in _NO_ORDER and length > 1)
+        if len(named) > 1 and int(np.prod([length for _, length in named])) == self.num_pages:
+            self.axes = named
 
     def _form(self, page: TiffPage, origin: str) -> Form:
         colour, bands = _PHOTOMETRIC.get(_photometric(page), ("", 0))

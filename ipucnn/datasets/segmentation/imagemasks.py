@@ -47,6 +47,7 @@ from ipucnn.datasets.formats import (
 from ipucnn.datasets.forms import (
     IMAGE_HINT,
     MASK_HINT,
+    Axes,
     Mask,
     Page,
     mask_numbers,
@@ -110,13 +111,14 @@ class PairFiles(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """An image and its mask in one part, "train" or "eval": the same page of two files."""
+    """An image and its mask in one part, "train" or "eval": the same page of two files with ``axes``."""
 
     subset: str
     image: Path
     mask: Path
     page: int
     num_pages: int
+    axes: Axes = ()
 
     @property
     def files(self) -> PairFiles:
@@ -150,7 +152,7 @@ def pages(
     kind: str,
     folder: Path,
     max_pixels: int,
-    num_pages: Optional[int] = None,
+    mask: Optional[Pair] = None,
     chosen: Optional[Collection[int]] = None,
 ) -> Iterator[Union[PairPage, Problem]]:
     """Yields the pages of a file one after another; a page or file that cannot be decoded is a problem.
@@ -160,7 +162,7 @@ def pages(
         kind: "image" or "mask", the file to read.
         folder: the folder of the set; names in problems are below it.
         max_pixels: the most pixels of a page.
-        num_pages: for an image, the number of pages of its mask.
+        mask: for an image, a pair of its mask's pages.
         chosen: the pages to decode, from 0; None: all.
     """
     path = files.image if kind == "image" else files.mask
@@ -173,12 +175,17 @@ def pages(
             if count > 1 and (file.form.format != "TIFF" or path.suffix.lower() not in _STACKS):
                 text = f"{origin} has {count} pages"
                 raise DataError(text, "save each page as a file of its own", "several-pages")
-            if num_pages not in (None, count):
-                text = f"{path} has {counted(count, 'page')}, and its mask {files.mask} has {num_pages}"
+            if mask is not None and mask.num_pages != count:
+                text = f"{path} has {counted(count, 'page')}, and its mask {files.mask} has {mask.num_pages}"
                 hint = "each page of an image has its mask on the same page: save as many pages in both files"
                 raise DataError(text, hint, "count-mismatch")
+            axes = file.axes if mask is None else mask.axes
+            if file.axes and axes and file.axes != axes:
+                text = f"{path} has pages of {_shown_axes(file.axes)}, and its mask {files.mask} of {_shown_axes(axes)}"
+                hint = f"save the mask with the axes and the order of the image: {_shown_axes(file.axes)}"
+                raise DataError(text, hint, "page-order")
             for number in range(count) if chosen is None else sorted(chosen):
-                pair = Pair(*files, number, count)
+                pair = Pair(*files, number, count, axes)
                 where = f"{kind} {pair.shown(path)}"
                 place = pair.shown(path)
                 read = file.page if count == 1 else partial(page_of, file, number, where)
@@ -190,6 +197,10 @@ def pages(
         may_have_more = chosen is None and path.suffix.lower() in _STACKS
         count = 1 if chosen is None else len(chosen) - num_read
         yield replace(problem, count=count, has_rest=may_have_more)
+
+
+def _shown_axes(axes: Axes) -> str:
+    return f"{''.join(axis for axis, _ in axes)} {'x'.join(str(length) for _, length in axes)}"
 
 
 def image_pixels(page: Page, origin: str, mask: Mask) -> np.ndarray:
@@ -561,7 +572,7 @@ def _read_images(
     at = 0
     for files, same in by_image(masks):
         own = {pair.page: pair for pair in same}
-        read = pages(files, "image", found.location, max_pixels, same[0].num_pages, own)
+        read = pages(files, "image", found.location, max_pixels, same[0], own)
         for page in readable(read, report):
             pair = own[page.pair.page]
             image = image_pixels(page.page, page.origin, masks[pair])

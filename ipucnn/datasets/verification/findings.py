@@ -97,6 +97,11 @@ CODES: Dict[str, Code] = {
         "images or masks that their orientation tag turns, and their partners are not",
         "save both upright, without the tag",
     ),
+    "page-order": Code(
+        ERROR,
+        "stacks whose axes have another order or other lengths than those of their masks",
+        "save the masks with the axes and the order of the images",
+    ),
     "several-pages": Code(
         ERROR,
         "images or masks of several pages that are no TIFF stacks",

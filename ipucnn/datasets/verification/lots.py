@@ -280,9 +280,7 @@ def _pairs_lot(
             return
         chosen = {one[0].page: one[1] for one in (masks[n] for n in numbers) if not isinstance(one, Problem)}
         waiting = list(numbers)
-        for page in imagemasks.pages(
-            first[0].files, "image", folder, survey.max_pixels, first[0].num_pages, chosen
-        ):
+        for page in imagemasks.pages(first[0].files, "image", folder, survey.max_pixels, first[0], chosen):
             number = waiting.pop(0)
             yield (
                 [number],
