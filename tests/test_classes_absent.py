@@ -176,13 +176,58 @@ def test_names_of_classes_have_the_order_of_labels(names):
         (np.arange(8) / 2, "labels.astype(int)"),
         (np.array(["ant", "bee"] * 4), "labels = np.searchsorted(names, labels)"),
         (np.zeros((8, 6, 6, 2), np.uint8), "labels.argmax(axis=-1)"),
+        (np.zeros((8, 2, 6, 6), np.uint8), "labels.argmax(axis=1)"),
+        (np.zeros((8, 1, 6, 6), np.uint8), "labels[:, 0]"),
         (np.zeros((8, 5, 5), np.uint8), "return (train_images, train_labels)"),
+        (np.zeros((8, 5, 5, 2), np.uint8), "return (train_images, train_labels)"),
     ],
-    ids=["one-hot", "floats", "text", "one-hot masks", "smaller masks"],
+    ids=[
+        "one-hot",
+        "floats",
+        "text",
+        "one-hot masks",
+        "channels first",
+        "a channel",
+        "smaller",
+        "smaller one-hot",
+    ],
 )
 def test_labels_of_another_type_get_the_conversion_that_fits(labels, hint):
     part = IMAGES, labels
     check_raises(DataError, "wanted a whole number for each", hint, opened, (part, part))
+
+
+@pytest.mark.parametrize(
+    "labels, most, hint",
+    [
+        (np.where(MASKS, 300, 0), 255, "give masks > 0"),
+        (np.where(MASKS, 1, -1), 255, "`255 ignore` in DIR/classes.txt"),
+        (np.arange(8) - 1, 131071, "known = labels >= 0"),
+        (np.arange(8) + 2**17, 131071, "number the classes from 0"),
+    ],
+    ids=["objects", "unlabelled pixels", "unlabelled images", "many classes"],
+)
+def test_labels_beyond_the_limits_get_the_limit_and_what_to_do(labels, most, hint):
+    words = f"are {labels.min()} to {labels.max()}, wanted numbers from 0 to {most}"
+    check_raises(DataError, words, hint, opened, ((IMAGES, labels), (IMAGES, labels)))
+
+
+@pytest.mark.parametrize("is_one_pair", [False, True])
+def test_masked_values_of_arrays_are_refused(is_one_pair):
+    """NumPy's masked arrays hide values, which plain arrays show."""
+
+    def given(images, labels):
+        return (images, labels) if is_one_pair else ((images, labels), (images, labels))
+
+    classes = np.arange(8) % 2
+    hidden = np.ma.masked_array(classes, classes > 0)
+    check_raises(DataError, "the labels have masked values", "~labels.mask", opened, given(IMAGES, hidden))
+    pixels = np.ma.masked_array(MASKS, MASKS > 0)
+    check_raises(DataError, "the labels have masked values", "255 ignore", opened, given(IMAGES, pixels))
+    dark = np.ma.masked_array(IMAGES, IMAGES < 9)
+    check_raises(DataError, "the images have masked values", "images.filled(0)", opened, given(dark, classes))
+    source = opened(given(np.ma.masked_array(IMAGES), np.ma.masked_array(classes)))
+    assert source.info.num_classes == 2  # nothing is hidden
 
 
 def test_masks_may_have_a_last_axis_of_one():

@@ -4,7 +4,7 @@ sets that users' functions return."""
 import contextlib
 import hashlib
 from dataclasses import replace
-from typing import AbstractSet, Any, Callable, Dict, KeysView, List, Mapping, Sequence, Sized, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, KeysView, List, Mapping, Sequence, Sized, Tuple
 
 import msgspec
 import numpy as np
@@ -58,7 +58,7 @@ def keep(given: object, is_evaluated: bool) -> str:
     train, evaluation, *names = given
     notes: Tuple[str, ...] = ()
     if hasattr(train, "shape"):
-        pair = np.asarray(train), np.asarray(evaluation)
+        pair = _plain_arrays((train, evaluation), "dataset=")
         train, evaluation = (pair, pair) if is_evaluated else _divided(*pair)
         if not is_evaluated:
             notes = (
@@ -113,7 +113,12 @@ def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, 
 
 _HINT = "return (train_images, train_labels), (eval_images, eval_labels): docs/own-networks.md"
 _MOST_CLASSES = 2**17
+_MOST_VALUES = 2**8
 _ONE_CLASS = "give masks > 0, which are one class"
+_UNLABELLED = (
+    "pixels without a label are left out only where masks are files: save them with 255 there, and the line "
+    "`255 ignore` in DIR/classes.txt (docs/microscopy.md)"
+)
 # The attribute of each kind of examples that holds its images or their names, and the type of its items.
 _CONTENTS: Dict[type, Tuple[str, type]] = {
     ArrayExamples: ("names", str),
@@ -237,9 +242,31 @@ def _conversion(images: np.ndarray) -> str:
     return "convert them: np.uint8(images) of numbers from 0 to 255, np.uint8(images // 256) of 16 bits"
 
 
-def _label_hint(labels: np.ndarray, num_images: int) -> str:
-    """Returns a hint for labels that are no whole numbers, or have another shape."""
-    if labels.ndim in (2, 4) and len(labels) == num_images and labels.shape[-1] > 1:
+def _plain_arrays(part: Iterable[object], what: str) -> Tuple[np.ndarray, np.ndarray]:
+    """Returns images and labels as arrays.
+
+    Raises:
+        DataError: a NumPy array masks some of its values, which plain arrays would show.
+        TypeError, ValueError: ``part`` is no pair of arrays.
+    """
+    images, labels = part
+    arrays = np.asarray(images), np.asarray(labels)
+    if np.ma.is_masked(images):
+        raise DataError(f"{what}: the images have masked values", "give them a value: images.filled(0)")
+    if np.ma.is_masked(labels):
+        hint = "leave out their images: known = ~labels.mask, images[known], labels.data[known]"
+        hint = _UNLABELLED if arrays[1].ndim > 2 else hint
+        raise DataError(f"{what}: the labels have masked values", hint)
+    return arrays
+
+
+def _label_hint(labels: np.ndarray, shape: Tuple[int, ...]) -> str:
+    """Returns a hint for labels of images of a ``shape`` that are no whole numbers, or have another shape."""
+    if labels.ndim == 4 and labels.shape[:3] != shape[:3] and (len(labels), *labels.shape[2:]) == shape[:3]:
+        if labels.shape[1] == 1:
+            return "leave out the axis of length 1: labels[:, 0]"
+        return "give numbers in place of one-hot labels: labels.argmax(axis=1)"
+    if labels.ndim in (2, 4) and labels.shape[:-1] == shape[: labels.ndim - 1] and labels.shape[-1] > 1:
         return "give numbers in place of one-hot labels: labels.argmax(axis=-1)"
     if labels.dtype.kind == "f":
         return "convert them if they are whole numbers: labels.astype(int)"
@@ -254,7 +281,7 @@ def _label_hint(labels: np.ndarray, num_images: int) -> str:
 def _examples(part: object, what: str, location: str) -> ArrayExamples:
     """Converts one pair of arrays to examples.  Raises DataError if they are not images and labels."""
     try:
-        images, labels = (np.asarray(array) for array in part)  # type: ignore[attr-defined]
+        images, labels = _plain_arrays(part, f"{location}: {what}")  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise DataError(f"{location}: {what} is no pair of arrays", _HINT) from None
     if not images.size:
@@ -272,12 +299,20 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         raise DataError(
             f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
             "number for each, or for each of their pixels",
-            _label_hint(labels, len(images)),
+            _label_hint(labels, images.shape),
         )
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= (256 if is_masks else _MOST_CLASSES):
-        text = f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0"
-        raise DataError(text, "number the classes from 0")
+    most = (_MOST_VALUES if is_masks else _MOST_CLASSES) - 1
+    if low < 0 or high > most:
+        hint = "number the classes from 0"
+        if is_masks and low < 0:
+            hint += f"; {_UNLABELLED}"
+        elif is_masks:
+            hint += f"; if the values number objects, or are 0 and one other, {_ONE_CLASS}"
+        elif low < 0:
+            hint += "; leave out images without a class: known = labels >= 0, images[known], labels[known]"
+        text = f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0 to {most}"
+        raise DataError(text, hint)
     return ArrayExamples(np.ascontiguousarray(images), labels.astype(np.uint8 if is_masks else np.int32))
 
 
