@@ -30,6 +30,8 @@ from ipucnn.datasets.base import pool
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.counts import count_macs
+from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import BatchNormalization
 from ipucnn.models.own import of_checkpoint
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
@@ -405,3 +407,98 @@ def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
         parse_suite("rows:\n- benchmark mine-net\n", "suite.yml", "mine", parse_line)
     sys.modules.pop("offered", None)
     assert os.getcwd() == str(tmp_path)
+
+
+# --- classes of the user's own
+
+
+LIKE_KERAS = """
+class {kind}(layers.Layer):
+    def __init__(self, rate=0.5, **kwargs):
+        super().__init__(**kwargs)
+        self.rate = rate
+
+    def call(self, x, training=None):
+        return x * self.rate * (3 if training else 2)
+
+    def get_config(self):
+        return {{"rate": self.rate}}  # without the name
+
+"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Dropout", "SpatialDropout2D", "BatchNormalization", "GroupNormalization", "Normalization", "Rescaling", "ReLU",
+     "Conv2D", "Softmax"],
+)  # fmt: skip
+def test_a_class_called_like_one_of_keras_computes_what_it_says(kind):
+    text = network(
+        "x = layers.Conv2D(3, 3, name='conv')(images)",
+        f"x = {kind}(0.25, name='mine')(x)",
+        "x = layers.Conv2D(2, 1, name='conv2')(x)",
+        end=f"    return keras.Model(images, {kind}(0.5, name='end')(layers.Flatten()(x)))\n",
+    ).replace("\n\ndef build", LIKE_KERAS.format(kind=kind) + "\n\ndef build")
+    record, model = built(text, classes=32)
+    assert kind in [node.kind for node in read_blueprint(model).nodes]  # whose get_config leaves out the name
+    assert (
+        "2 layers" not in " ".join(record.own.notes)
+        and f"mine ({kind}), end ({kind})" in record.own.notes[-1]
+    )
+    weights, images = weights_of(model), np.random.RandomState(1).uniform(size=(4, 6, 6, 2)).astype("float32")
+    for training, factor in ((False, 2), (True, 3)):
+        windows = [
+            (images[:, i : i + 4, j : j + 4], weights["conv/kernel"][i, j])
+            for i in range(3)
+            for j in range(3)
+        ]
+        convolved = sum(part @ kernel for part, kernel in windows)
+        x = (convolved + weights["conv/bias"]) * 0.25 * factor
+        x = (x @ weights["conv2/kernel"][0, 0] + weights["conv2/bias"]).reshape(4, -1) * 0.5 * factor
+        np.testing.assert_allclose(np.asarray(model(images, training=training)), x, rtol=1e-4, atol=1e-6)
+
+
+def test_the_range_of_images_and_frozen_random_weights_are_said(report):
+    """If no stock layer scales the images; --normalise chooses the range, and is not repeated."""
+    frozen = network(
+        "base = keras.Sequential([keras.Input(input_shape), layers.Conv2D(2, 3), layers.Conv2D(2, 3)], name='base')",
+        "base.trainable = False",
+        "x = base(images, training=False)",
+    )
+    words = ("--dataset", "digits", "--dry-run")
+    notes = report("train", write(frozen), *words)["notes"]
+    scaled, kept = (note.partition("net.py:build: ")[2] for note in notes)
+    assert scaled == (
+        "no layer of Keras scales its images, so they come in the range standard (minus the mean, over the standard "
+        "deviation); --normalise raw gives pixels of 0..255, unit 0..1"
+    )
+    assert kept.startswith("2 layers frozen with the random weights that the seed gives (base_conv2d")
+    plain = network("x = layers.Conv2D(2, 3)(images)")
+    for name in ("unit", "tf", "raw", "torch", "image"):
+        assert report("train", write(plain), *words, "--normalise", name)["notes"] == [], name
+    rescaled = network("x = layers.Conv2D(2, 3)(layers.Rescaling(1 / 255)(images))")
+    (note,) = report("train", write(rescaled), *words)["notes"]
+    assert "it takes pixels of 0..255" in note
+
+
+def test_a_class_that_extends_a_convolution_has_its_multiplications_and_no_regularizer():
+    text = network("x = Scaled(4, 3)(images)").replace(
+        "\n\ndef build",
+        "\n\nclass Scaled(layers.Conv2D):\n    def call(self, x):\n        return super().call(x) * 2\n\n\ndef build",
+    )
+    record, model = built(text)
+    assert count_macs(model) == 4 * 4 * 3 * 3 * 2 * 4 + 4 * 4 * 4 * 3
+    assert not any("regularizer" in note for note in record.own.notes)
+
+
+def test_a_normalization_behind_a_rescaling_need_not_be_adapted():
+    """As in Keras' EfficientNet without weights."""
+    text = network(
+        "x = layers.Normalization()(layers.Rescaling(1 / 255)(images))",
+        "x = layers.Conv2D(2, 3, name='c')(x)",
+    )
+    record, model = built(text)
+    assert record.own.first_rescaling is not None
+    inner = keras.Model(model.input, model.get_layer("c").output)
+    first = np.asarray(inner(np.full((1, 6, 6, 2), 255, np.float32)))[0, 0, 0]
+    np.testing.assert_allclose(first, weights_of(model)["c/kernel"].sum((0, 1, 2)), rtol=1e-5)

@@ -269,7 +269,7 @@ def test_own_networks_have_keras_values(case):
     assert (record.own.first_rescaling is not None) == (list(ZOO).index(case) < list(ZOO).index("slopes"))
 
 
-@pytest.mark.parametrize("line", ["255.0 / (images + 1.0)", "images ** 2.0", "images[..., ::-1]"])
+@pytest.mark.parametrize("line", ["255.0 / (images + 1.0)", "images ** 2.0"])
 def test_other_operations_with_numbers_are_refused(line):
     text = network(f"x = layers.Conv2D(4, 3)({line})")
     check_raises(ConfigurationError, "which is no layer", "use a layer of Keras", built, text)
@@ -621,3 +621,43 @@ def test_the_notes_of_a_segmentation_network_are_said_and_stored(succeeds, membr
     stored = json.loads(out)["notes"]
     (note,) = [line for line in stored if "does not say how its images were scaled" in line]
     assert err.count(f"note: {note}") == 1
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 records no shapes, and other names of layers")
+@pytest.mark.parametrize(
+    ("lines", "words", "hint"),
+    [
+        (
+            [
+                "x = layers.Conv2D(4, 1)(images)",
+                "x = x * layers.Dense(4)(layers.GlobalAveragePooling2D()(x))",
+            ],
+            "operation 'multiply' combines tensors of 2 and 4 dimensions",
+            "keras.layers.Reshape((1, 1, channels))",
+        ),
+        (
+            ["x = layers.Conv2D(4, 1, activation=layers.LeakyReLU())(images)"],
+            "which training does not know",
+            "leave it out, and call LeakyReLU as a layer after this one",
+        ),
+    ],
+)
+def test_what_the_layers_of_training_would_compute_otherwise_is_refused(lines, words, hint):
+    check_raises(ConfigurationError, words, hint, built, network(*lines))
+    if "multiply" in words:
+        built(network(lines[0], lines[1].replace("D()(x)", "D(keepdims=True)(x)")))
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 lists the layers of such a class")
+def test_a_class_that_extends_a_functional_model_gets_a_hint():
+    mine = "class Mine(keras.Model):\n    def __init__(self, first, last):\n        super().__init__(first, last)\n"
+    text = network("x = layers.Flatten()(images)").replace("keras.Model(", "Mine(")
+    text = text.replace("\n\ndef build", f"\n\n{mine}\n\ndef build")
+    check_raises(
+        ConfigurationError, "does not list its layers", "return keras.Model(images, outputs)", built, text
+    )
+
+
+def test_the_preprocessing_of_resnet_is_an_option():
+    text = network("x = keras.applications.resnet50.preprocess_input(images)")
+    check_raises(ConfigurationError, "which is no layer", "--normalise caffe", built, text, (6, 6, 3))

@@ -59,6 +59,12 @@ class Node:
         self.layer = self.layer or self.name
 
     @property
+    def stock(self) -> str:
+        """The kind of a layer of Keras' own or of an operation; "" for a user's own layer, whose class may be called
+        as one of Keras is and compute something else."""
+        return "" if self.is_own else self.kind
+
+    @property
     def constants(self) -> List[float]:
         """The numbers among an operation's arguments."""
         return [value for _, value in self.arguments if type(value) in (int, float)]
@@ -140,9 +146,9 @@ def remove_softmax(blueprint: Blueprint) -> bool:
         Whether there was one.
     """
     last = blueprint[blueprint.output]
-    if last.is_own or (last.kind != "Softmax" and last.config.get("activation") != "softmax"):
+    if last.is_own or (last.stock != "Softmax" and last.config.get("activation") != "softmax"):
         return False
-    if last.kind in ("Activation", "Softmax"):
+    if last.stock in ("Activation", "Softmax"):
         blueprint.bypass([last.name])
     else:
         last.config = {**last.config, "activation": "linear"}

@@ -57,6 +57,16 @@ def _spatial(shape: Sequence[Optional[int]]) -> int:
     return math.prod(n for n in shape[1:-1] if n is not None)
 
 
+_WITH_KERNELS = (
+    "Conv2D",
+    "Conv2DTranspose",
+    "Dense",
+    "DepthwiseConv2D",
+    "GroupedConv2D",
+    "SeparableConv2D",
+)
+
+
 def layer_macs(layer: KerasLayer) -> int:
     """Multiply-accumulates of all calls of a layer in one forward pass of one sample; 0 without a kernel.
 
@@ -64,7 +74,8 @@ def layer_macs(layer: KerasLayer) -> int:
     convolutions are smaller by exactly the factor by which these compute less.  In a transposed convolution each
     position of the input uses every number of the kernel once.
     """
-    kind = type(layer).__name__
+    # A class that extends one of Keras, as for weight standardisation, has its kernel.
+    kind = next((base.__name__ for base in type(layer).__mro__ if base.__name__ in _WITH_KERNELS), "")
     weights = layer.weights
     outputs = sum(_spatial(output_shape(layer, call)) for call in range(num_calls(layer))) if weights else 0
     if kind in ("Conv2D", "GroupedConv2D", "DepthwiseConv2D", "Dense"):

@@ -55,7 +55,7 @@ def set_group_norm(
             f"group norm got {groups} groups and {channels_per_group} channels per group",
             "give only one of them",
         )
-    steps = [s for s in blueprint.nodes if s.kind == "BatchNormalization"]
+    steps = [s for s in blueprint.nodes if s.stock == "BatchNormalization"]
     divisor = groups if channels_per_group is None else channels_per_group
     for node in steps:
         channels = int(node.channels or 0)
@@ -93,7 +93,7 @@ def set_batch_norm(
         moves_once: whether the moving statistics move once per weight update.
     """
     for node in blueprint.nodes:
-        if node.kind == "BatchNormalization":
+        if node.stock == "BatchNormalization":
             old_config = node.config
             frozen = {} if old_config.get("trainable", True) else {"trainable": False}
             node.replace(
@@ -113,9 +113,9 @@ def set_batch_norm(
 
 def remove_norm(blueprint: Blueprint) -> None:
     """Removes every batch norm; if there were any, all convolutions get a bias, which the norms provided."""
-    norms = [s.name for s in blueprint.nodes if s.kind == "BatchNormalization"]
+    norms = [s.name for s in blueprint.nodes if s.stock == "BatchNormalization"]
     for node in blueprint.nodes:
-        if node.kind in CONVOLUTIONS and norms:
+        if node.stock in CONVOLUTIONS and norms:
             node.config["use_bias"] = True
     blueprint.bypass(norms)
 
@@ -132,7 +132,7 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
     """
     has_elementwise = False
     for node in blueprint.nodes:
-        if node.kind != "Dropout":
+        if node.stock != "Dropout":
             continue
         old_config = node.config
         elementwise = old_config.get("noise_shape") is None
@@ -148,14 +148,14 @@ def set_dropout(blueprint: Blueprint, rate: Optional[float] = None) -> None:
 def set_kernel_initializer(blueprint: Blueprint, initializer: KerasInitializer) -> None:
     """Gives every ``Conv2D`` a kernel initialiser."""
     for node in blueprint.nodes:
-        if node.kind in ("Conv2D", "GroupedConv2D"):
+        if node.stock in ("Conv2D", "GroupedConv2D"):
             node.config["kernel_initializer"] = initializer
 
 
 def use_grouped_convolutions(blueprint: Blueprint) -> None:
     """Replaces every ``Conv2D`` with groups by ``GroupedConv2D``, which can also be trained on CPUs."""
     for node in blueprint.nodes:
-        if node.kind == "Conv2D" and node.config.get("groups", 1) > 1:
+        if node.stock == "Conv2D" and node.config.get("groups", 1) > 1:
             node.replace(GroupedConv2D, node.config)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
 from ipucnn.aliases import KerasLayer, KerasModel, PlainDict, PlainValue, Tensor, TensorShape
 from ipucnn.errors import ConfigurationError, DataError
@@ -53,7 +53,7 @@ def read_blueprint(model: KerasModel, name: Optional[str] = None) -> Blueprint:
         layer, number = node.layer_in(model), calls.get(node.layer, 0)
         calls[node.layer] = number + 1
         node.layer_class, node.config = type(layer), layer.get_config()
-        node.config.pop("name")
+        node.config.pop("name", None)  # a user's get_config may leave it out
         node.channels = output_shape(layer, number)[-1]
     return Blueprint(nodes, nodes[-1].name)
 
@@ -188,7 +188,14 @@ class _Reader:
         kind, config = model["class_name"], model["config"]
         layers = config.get("layers") if isinstance(config, dict) else None
         if kind not in _MODELS or not isinstance(layers, list) or not layers:
-            self._fail(f"{where} is a {shown_value(kind)}, which does not list its layers")
+            hint = (
+                "return keras.Model(images, outputs) itself, and not a class of your own"
+                if kind in _MODELS
+                else ""
+            )
+            self._fail(
+                f"{where} is a {shown_value(kind)}, which does not list its layers", hint or FUNCTIONAL_HINT
+            )
         if kind == "Sequential" or "input_layers" not in config:
             layers = _chain(config, layers)
             first, last = layers[0]["name"], (layers[-1]["name"], 0)
@@ -224,6 +231,13 @@ class _Reader:
             entry.get("module", "keras")
         ).startswith("keras")
         operation, own_name = _operation(entry), name
+        ranks = sorted(set(_ranks(entry["inbound_nodes"]))) if is_operation else []
+        if len(ranks) > 1 and len(inputs) > 1:
+            self._fail(
+                f"operation '{shown_value(name)}' combines tensors of {ranks[0]} and {ranks[-1]} dimensions, which the "
+                "layer that replaces it would match otherwise",
+                "bring them to one number of dimensions: keras.layers.Reshape((1, 1, channels))",
+            )
         if number and self._canonical and not any(key.endswith("_initializer") for key in entry["config"]):
             name = own_name = f"{name}_call{number}"  # without weights, each call can have a layer of its own
         elif number:
@@ -349,6 +363,15 @@ def _arguments(node: PlainValue) -> _Reads:
     else:
         walk(node, "")
     return reads, others
+
+
+def _ranks(value: PlainValue) -> Iterator[int]:
+    """Yields the numbers of dimensions of the tensors in recorded calls; Keras 2.6 does not record them."""
+    if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
+        yield len(value["config"]["shape"])
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _ranks(part)
 
 
 def _is_operation(entry: PlainDict) -> bool:

@@ -75,6 +75,8 @@ _KEEPS_PROBABILITIES = (
     "GlobalMaxPooling2D", "Identity", "Maximum", "Minimum", "Multiply", "Permute", "Rescaling", "Reshape",
     "SpatialDropout2D",
 )  # fmt: skip
+# How the versions of Keras record images[..., ::-1], with which preprocess_input of ResNet and VGG begins.
+_SLICES = ("GetItem", "SlicingOpLambda")
 _COMPILED = "what its compile() sets is not used: --loss, --optimizer and other options say how it is trained"
 _CONTRACT = "docs/own-networks.md says what the function is given and what it returns"
 # Stateful operations that only read variables, call functions, or check.  All others change state for the next call,
@@ -482,7 +484,7 @@ def _freeze_as_keras(name: str, nodes: Sequence[Node], model: KerasModel) -> Non
             around.append(next(layer for layer in around[-1].layers if layer.name == part))
         layer = node.layer_in(model)
         is_trained = layer.trainable and all(one.trainable for one in (around[:1] if KERAS_3 else around))
-        if node.kind == "BatchNormalization" and is_trained != layer.trainable:
+        if node.stock == "BatchNormalization" and is_trained != layer.trainable:
             raise ConfigurationError(
                 f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) is not frozen, and a model around it is",
                 "freeze or unfreeze the model first, and then its layers",
@@ -500,7 +502,7 @@ def _check_initial_weights(
         ConfigurationError: a layer has such weights; the message names it.
     """
     for node in nodes:
-        if node.is_operation or node.kind in (INPUT_LAYER, "Normalization"):
+        if node.is_operation or node.stock in (INPUT_LAYER, "Normalization"):
             continue
         layer = node.layer_in(model)
         for weight in layer.weights:
@@ -511,7 +513,7 @@ def _check_initial_weights(
                 continue
             base = base_name(weight.name)
             hint = "return it untrained (weights=None); --weights begins with weights that were trained"
-            if f"{base}_initializer" in node.config and node.kind != "BatchNormalization":
+            if f"{base}_initializer" in node.config and node.stock != "BatchNormalization":
                 constant = f"{base}_initializer=keras.initializers.Constant(values)"
                 hint = f"give the layer {constant} to keep them, or {hint}"
             raise ConfigurationError(
@@ -609,7 +611,7 @@ def _architecture_of(
                 where, replace(node, inputs=inputs), num_calls[node.layer], keras, statistics, model, channels
             )
         )
-        if channels is not None and layers[-1].kind == "Rescaling":
+        if channels is not None and layers[-1].stock == "Rescaling":
             scaled = layers[-1].name
     shape = nodes[0].config.get("batch_shape", nodes[0].config.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
@@ -632,8 +634,12 @@ def _architecture_of(
     if remove_softmax(blueprint):
         changes.append("its softmax at the end is left out: loss and metrics take logits")
     _check_end(name, blueprint)
-    regularized = {node.layer for node in layers if any(key.endswith("_regularizer") for key in node.config)}
-    if any(_infers(node, keras) and node.kind in _OFF_BY_DEFAULT for node in nodes):
+    regularized = {
+        node.layer
+        for node in layers
+        if any(key.endswith("_regularizer") and value is not None for key, value in node.config.items())
+    }
+    if any(_infers(node, keras) and node.stock in _OFF_BY_DEFAULT for node in nodes):
         changes.append("dropout called with training=False is off")
     keeping = [node for node in layers if node.infers]
     if keeping:
@@ -669,7 +675,7 @@ def _check_end(name: str, blueprint: Blueprint) -> None:
             "end it with keras.layers.Dense",
         )
     activation = "linear" if last.is_own else last.config.get("activation", "linear")
-    if activation != "linear" or last.kind in ("ReLU", "Softmax"):
+    if activation != "linear" or last.stock in ("ReLU", "Softmax"):
         end = last.kind if activation == "linear" else activation
         raise ConfigurationError(
             f"{name}: its last layer '{shown_value(last.name)}' ends in {end}, and training takes logits",
@@ -689,9 +695,9 @@ def _gives_probabilities(blueprint: Blueprint) -> bool:
     while waiting:
         node = nodes[waiting.pop()]
         activation = None if node.is_own else node.config.get("activation", "linear")
-        if activation in ("softmax", "sigmoid") or node.kind == "Softmax":
+        if activation in ("softmax", "sigmoid") or node.stock == "Softmax":
             continue
-        if activation != "linear" or node.kind not in _KEEPS_PROBABILITIES:
+        if activation != "linear" or node.stock not in _KEEPS_PROBABILITIES:
             return False
         waiting += [name for name in node.inputs if name not in seen]
         seen.update(node.inputs)
@@ -810,7 +816,7 @@ def _infers(node: Node, keras: int) -> bool:
     Keras 3 records the default of dropout and noise as if it had been given.
     """
     is_said = ("training", False) in node.arguments
-    return node.infers or (is_said and (keras == 2 or node.kind not in _OFF_BY_DEFAULT))
+    return node.infers or (is_said and (keras == 2 or node.stock not in _OFF_BY_DEFAULT))
 
 
 def _may_know_training(layer: KerasLayer) -> bool:
@@ -830,7 +836,9 @@ def _check_operation(where: str, node: Node, others: str) -> None:
     if node.kind not in LAYER_OF_OPERATION.values():
         raise ConfigurationError(
             f"{where.replace(': operation ', ': ', 1)} is the operation {shown_value(node.kind)}, which is no layer",
-            "use a layer of Keras in its place, or write it as a class of layers",
+            "leave it out, and add --normalise caffe, if it is from preprocess_input"
+            if node.kind in _SLICES
+            else "use a layer of Keras in its place, or write it as a class of layers",
         )
     if others or (node.kind == "ReLU") != (num_inputs == 1):
         raise ConfigurationError(
@@ -1067,11 +1075,11 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
 
     for node in blueprint.nodes:
         where, config = f"{name}: layer '{shown_value(node.layer)}' ({node.kind})", node.config
-        if node.kind == "SpatialDropout2D":
+        if node.stock == "SpatialDropout2D":
             node.replace(Dropout, {"rate": config["rate"], "noise_shape": [None, 1, 1, None]})
-        elif node.kind == "Dropout" and (config.get("noise_shape") or [None])[0] is not None:
+        elif node.stock == "Dropout" and (config.get("noise_shape") or [None])[0] is not None:
             raise ConfigurationError(f"{where} has one mask for all samples", "begin noise_shape with None")
-        elif node.kind in ("BatchNormalization", "GroupNormalization"):
+        elif node.stock in ("BatchNormalization", "GroupNormalization"):
             axis, rank = config.get("axis", -1), len(output_shape(model.get_layer(node.layer)))
             if axis not in (-1, rank - 1):
                 raise ConfigurationError(

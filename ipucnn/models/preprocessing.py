@@ -31,7 +31,7 @@ def strip_preprocessing(blueprint: Blueprint) -> None:
     """Removes the preprocessing at the start of a registered network, which the input pipeline does instead."""
     removed, source = [], INPUT_NAME
     for node in blueprint.nodes:
-        if node.kind in PREPROCESSING and node.inputs == [source]:
+        if node.stock in PREPROCESSING and node.inputs == [source]:
             removed.append(node.name)
             source = node.name
     blueprint.bypass(removed)
@@ -46,9 +46,9 @@ def first_rescaling(nodes: Iterable[Node]) -> Optional[str]:
     for node in nodes:
         if unscaled.isdisjoint(node.inputs):
             continue
-        if node.kind == "Rescaling":
+        if node.stock == "Rescaling":
             return node.name
-        if node.kind in _MOVES_PIXELS:
+        if node.stock in _MOVES_PIXELS:
             unscaled.add(node.name)
     return None
 
@@ -57,7 +57,7 @@ def scaling_of(nodes: Iterable[Node]) -> Scaling:
     """The scaling of the Rescaling layers that follow each other from the input on; 1 and 0 without any."""
     factor, offset, source = np.float64(1), np.float64(0), INPUT_NAME
     for node in nodes:
-        if node.inputs == [source] and node.kind == "Rescaling":
+        if node.inputs == [source] and node.stock == "Rescaling":
             scale, shift = (np.asarray(node.config.get(key, 0.0), np.float64) for key in ("scale", "offset"))
             factor, offset, source = factor * scale, offset * scale + shift, node.name
     return Scaling(np.asarray(factor), np.asarray(offset))
@@ -83,7 +83,8 @@ def as_rescaling(where: str, node: Node, statistics: Statistics) -> Node:
     mean, variance = (np.squeeze(np.asarray(value, np.float64)) for value in numbers)
     axis = node.config.get("axis")
     axes = list(axis) if isinstance(axis, (list, tuple)) else [] if axis is None else [axis]
-    if np.all(mean == 0) and np.all(variance == 1) and node.config.get("mean") is None:
+    is_first = node.inputs == [INPUT_NAME]  # one behind a Rescaling, as in EfficientNet, changes nothing
+    if is_first and np.all(mean == 0) and np.all(variance == 1) and node.config.get("mean") is None:
         raise ConfigurationError(
             f"{where} (Normalization) has mean 0 and variance 1, as one that was not adapted: pixels stay 0 to 255",
             "call its adapt() with training images, give it mean and variance, or leave it out",
@@ -131,13 +132,13 @@ def rescaling_of_operation(node: Node, channels: Optional[int]) -> Optional[Node
         return None
     number = number.reshape(-1) if number.ndim else number
     is_first, one = place == FIRST, np.ones_like(number)
-    if node.kind in _SUMS:
+    if node.stock in _SUMS:
         scale, offset = one, number
-    elif node.kind == "Subtract":
+    elif node.stock == "Subtract":
         scale, offset = (-one, number) if is_first else (one, -number)
-    elif node.kind == "Multiply":
+    elif node.stock == "Multiply":
         scale, offset = number, 0 * one
-    elif node.kind in _DIVISIONS and not is_first and number.all():
+    elif node.stock in _DIVISIONS and not is_first and number.all():
         scale, offset = 1 / number, 0 * one
     else:
         return None
@@ -169,7 +170,7 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
                 f"{where} ({node.kind}) does not follow the images, so its numbers cannot be those of the images",
                 "use the network of the file itself: save it as .keras",
             )
-        if node.kind == "Normalization":
+        if node.stock == "Normalization":
             scaled = as_rescaling(where, node, statistics)
         else:
             scaled = Node(node.name, node.kind, plain_settings(where, node, 3), [])

@@ -85,9 +85,12 @@ def plain_settings(where: str, node: Node, keras: Optional[int] = None) -> Dict[
             if keras is not None and isinstance(name, str):
                 name = _FORMULAS.get(name, {}).get(keras, name)
             if not isinstance(name, str) or name not in _STORED_ACTIVATIONS:
+                layer = name.get("class_name") if isinstance(name, dict) else None
                 raise ConfigurationError(
-                    f"{where} has an activation of your own, {shown_value(str(name))[:60]}",
-                    f"use one of {', '.join(ACTIVATIONS)}, or a class of layers",
+                    f"{where} has the activation {shown_value(str(name))[:60]}, which training does not know",
+                    f"leave it out, and call {shown_value(layer)} as a layer after this one"
+                    if layer in ("LeakyReLU", "ReLU", "PReLU", "ELU", "Softmax")
+                    else f"use one of {', '.join(ACTIVATIONS)}, or a class of layers",
                 )
             settings[key] = name
         else:

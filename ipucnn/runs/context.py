@@ -23,7 +23,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.images.outputs import PLOTS, check_outputs
 from ipucnn.runs.input_size import size_warnings
 from ipucnn.runs.resume import Continue, Finished, Fresh, Start, check_same_run, find_start
-from ipucnn.runs.setup import Setup
+from ipucnn.runs.setup import Setup, range_name
 from ipucnn.runs.sources import Weights, as_started, find_starting_weights
 from ipucnn.runs.trackers import import_wandb
 from ipucnn.runs.weight_files import check_frozen_weights
@@ -32,7 +32,7 @@ from ipucnn.sessions.evaluated import Statistics, statistics_policy, why_statist
 from ipucnn.sessions.group import ProcessGroup, find_group
 from ipucnn.sessions.host.division import fixed_fused
 from ipucnn.sessions.role import find_role
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, shown_value
 from ipucnn.training.checkpoints import Checkpoint
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -298,7 +298,7 @@ def norms_of(own: OwnNetwork) -> List[str]:
     """Returns the kinds of an own network's stock normalisation layers; none before its function has been called."""
     known = own.architecture or own.trained_as
     nodes = [] if known is None else known.nodes
-    return sorted({node.kind for node in nodes if node.kind.endswith("Normalization")})
+    return sorted({node.stock for node in nodes if node.stock.endswith("Normalization")})
 
 
 def _moving_norms(own: OwnNetwork) -> List[Dict[str, Any]]:
@@ -307,15 +307,52 @@ def _moving_norms(own: OwnNetwork) -> List[Dict[str, Any]]:
     return [
         node.config
         for node in ([] if known is None else known.nodes)
-        if node.kind == "BatchNormalization" and node.config.get("trainable", True) and not node.infers
+        if node.stock == "BatchNormalization" and node.config.get("trainable", True) and not node.infers
     ]
 
 
-def momentum_notes(context: RunContext) -> List[str]:
+def notes_on_own(context: RunContext) -> List[str]:
+    """Returns notes on a user's own network, which has to be built before; none for a registered one."""
+    own = context.record.own
+    if own is None:
+        return []
+    return [
+        *own.notes,
+        *_range_notes(context, own),
+        *_frozen_notes(context, own),
+        *_momentum_notes(context, own),
+    ]
+
+
+def _range_notes(context: RunContext, own: OwnNetwork) -> List[str]:
+    """Returns a note on the range of the images if neither the network nor the user says it."""
+    if own.first_rescaling is not None or context.resolved.origins["normalise"].by_user:
+        return []
+    name = range_name(context.config.normalise, context.record)
+    return [
+        f"{shown_value(own.name)}: no layer of Keras scales its images, so they come in the range {name}"
+        + (" (minus the mean, over the standard deviation)" if name == "standard" else "")
+        + "; --normalise raw gives pixels of 0..255, unit 0..1"
+    ]
+
+
+def _frozen_notes(context: RunContext, own: OwnNetwork) -> List[str]:
+    """Returns a note if frozen layers keep weights that nobody trained."""
+    frozen = [layer for layer, how in own.kept_layers if "frozen" in how]
+    if not frozen or context.weights is not None or context.checkpoint is not None:
+        return []
+    named = ", ".join(map(shown_value, frozen[:3])) + (", ..." if len(frozen) > 3 else "")
+    return [
+        f"{shown_value(own.name)}: {counted(len(frozen), 'layer')} frozen with the random weights that the seed gives "
+        f"({named}); --weights begins with trained ones"
+    ]
+
+
+def _momentum_notes(context: RunContext, own: OwnNetwork) -> List[str]:
     """Returns a note if the batch norms of a user's own network have another momentum than the run's."""
-    config, own, origins = context.config, context.record.own, context.resolved.origins
+    config, origins = context.config, context.resolved.origins
     used = float(config.norm_layer.get("momentum", config.bn_momentum))
-    momenta = [] if own is None else [norm.get("momentum", used) for norm in _moving_norms(own)]
+    momenta = [norm.get("momentum", used) for norm in _moving_norms(own)]
     others = sorted({momentum for momentum in momenta if momentum != used})
     is_chosen = origins["bn_momentum"].by_user or origins["norm_layer"].by_user
     if not others or is_chosen or norm_of(config.norm_layer) != "batch":

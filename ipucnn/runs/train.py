@@ -25,7 +25,7 @@ from ipucnn.planning.search.neighbours import training_advice
 from ipucnn.planning.splits import check_frozen, named_splits, splits_of_run
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.context import RunContext, make_context, momentum_notes, norms_of, statistics_warnings
+from ipucnn.runs.context import RunContext, make_context, norms_of, notes_on_own, statistics_warnings
 from ipucnn.runs.folder import METRICS
 from ipucnn.runs.recorder import Predicted, Recorder, Started, Timer
 from ipucnn.runs.records import Compilation, CompiledReport, Report
@@ -112,7 +112,7 @@ class TrainingRun:
         if own is not None:
             norm = {"name": ", ".join(norms_of(own)) or "none"}
             warnings += statistics_warnings(context)
-        notes = [*context.notes, *([] if own is None else [*own.notes, *momentum_notes(context)])]
+        notes = [*context.notes, *notes_on_own(context)]
         return {
             "model": context.record.name,
             "input_shape": list(context.input_shape),
@@ -309,13 +309,10 @@ class TrainingRun:
         self._open_folder(trainer)
         context = self.context
         if context.checkpoint is None:
-            own = context.record.own
-            of_network = (
-                () if own is None else (*own.notes, *momentum_notes(context), *statistics_warnings(context))
-            )
             self.state.notes = [
                 *context.notes,
-                *of_network,
+                *notes_on_own(context),
+                *([] if context.record.own is None else statistics_warnings(context)),
                 *self._weight_notes,
                 *_notes_of_unused_weights(context),
             ]

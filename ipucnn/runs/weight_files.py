@@ -137,7 +137,10 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
     own, scaling = setup.record.own, scaling_of_file(path)
     name = range_name(setup.config.normalise, setup.record)
     if scaling is None:
-        return [f"{shown(path)} does not say how its images were scaled; here they are in the range {name}"]
+        return [
+            f"{shown(path)} does not say how its images were scaled; here they are in the range {name}. A Rescaling "
+            "layer in front of the model would say it, and so does --normalise in training"
+        ]
     if own is not None and own.architecture is not None and own.first_rescaling is not None:
         present: Optional[Scaling] = scaling_of(own.architecture.nodes)
     else:
