@@ -18,7 +18,7 @@ from ipucnn.compat import KERAS_3
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions, build_model
-from ipucnn.models.keras_files import read_keras_weights
+from ipucnn.models.keras_files import load_keras_weights, read_keras_weights
 from ipucnn.models.names import named_weights
 from ipucnn.models.own import seeded_generators
 from ipucnn.models.registry import find_network, saved_network
@@ -661,3 +661,25 @@ def test_a_class_that_extends_a_functional_model_gets_a_hint():
 def test_the_preprocessing_of_resnet_is_an_option():
     text = network("x = keras.applications.resnet50.preprocess_input(images)")
     check_raises(ConfigurationError, "which is no layer", "--normalise caffe", built, text, (6, 6, 3))
+
+
+def test_the_weights_of_a_model_in_a_model_are_read_from_hdf5():
+    """Keras 2 lists it as one layer, whose frozen weights come after the others."""
+    text = network(
+        "kept = layers.Conv2D(3, 3, name='kept')",
+        "kept.trainable = False",
+        "inner = [keras.Input(input_shape), kept, layers.BatchNormalization(), layers.Conv2D(3, 3, name='trained')]",
+        "x = keras.Sequential(inner, name='base')(images)",
+    )
+    _, model = built(text)
+    scope = {}
+    exec(text, scope)
+    theirs = scope["build"]((6, 6, 2), 3)
+    random = np.random.RandomState(3)
+    theirs.set_weights([random.uniform(size=w.shape).astype(np.float32) for w in theirs.get_weights()])
+    theirs.save("nested.h5")
+    found, notes = read_keras_weights(model, Path("nested.h5"))
+    load_keras_weights(model, Path("nested.h5"))
+    assert not notes and len(found) == len(theirs.weights)
+    images = random.uniform(size=(2, 6, 6, 2)).astype(np.float32)
+    np.testing.assert_allclose(np.asarray(model(images)), np.asarray(theirs(images)), rtol=1e-5)

@@ -58,6 +58,7 @@ class LayerWeights:
         weights: canonical names of the weights; only for a model.
         position: the layer's number among those of its kind; only for a file.
         is_statistics: whether it is a Normalization layer, whose mean and variance prepare the images.
+        parts: the layers inside, if a file of Keras 2 lists a model in a model, or a layer of layers, as one.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LayerWeights:
     weights: Tuple[str, ...] = ()
     position: int = 0
     is_statistics: bool = False
+    parts: Tuple[LayerWeights, ...] = ()
 
     @property
     def shapes(self) -> List[Tuple[int, ...]]:
@@ -248,7 +250,18 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
         tensors = tuple(
             _tensor(group, weight, path) for weight in (weights[:2] if is_statistics else weights)
         )
-        layers.append(LayerWeights(name, "", tensors, is_statistics=is_statistics))
+        inside: Dict[str, List[Any]] = {}
+        for weight, tensor in zip(weights, tensors):
+            inside.setdefault(weight.rpartition("/")[0], []).append(tensor)
+        parts = [
+            LayerWeights(key if key.startswith(f"{name}/") else f"{name}/{key}", "", tuple(of_part))
+            for key, of_part in inside.items()
+        ]
+        layers.append(
+            LayerWeights(
+                name, "", tensors, is_statistics=is_statistics, parts=tuple(parts) if len(parts) > 1 else ()
+            )
+        )
     return layers
 
 
@@ -417,6 +430,10 @@ def _match(
         is_head = new_head and target is targets[-1]
         return layer.shapes == target.shapes or (is_head and _differ_in_classes(layer.shapes, target.shapes))
 
+    if len(layers) != len(targets):
+        # Frozen layers come last in a model in a model, so that only names tell its layers apart.
+        in_order = in_order and not any(layer.parts for layer in layers)
+        layers = [part for layer in layers for part in layer.parts or (layer,)]
     if len(layers) != len(targets):
         raise DataError(
             f"{path} is of another model: it has {len(layers)} layers with weights, "

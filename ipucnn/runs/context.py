@@ -325,8 +325,9 @@ def notes_on_own(context: RunContext) -> List[str]:
 
 
 def _range_notes(context: RunContext, own: OwnNetwork) -> List[str]:
-    """Returns a note on the range of the images if neither the network nor the user says it."""
-    if own.first_rescaling is not None or context.resolved.origins["normalise"].by_user:
+    """Returns a note on the range of the images if neither the network, its first weights nor the user says it."""
+    is_known = own.first_rescaling is not None or context.resolved.origins["normalise"].by_user
+    if is_known or context.weights is not None:
         return []
     name = range_name(context.config.normalise, context.record)
     return [
