@@ -114,7 +114,7 @@ def test_a_class_without_images_after_skipping_damaged_ones_is_an_error(tmp_path
 
 
 @pytest.mark.parametrize("high", [1, 2, 100, 255])
-@pytest.mark.parametrize("names", [(), (["sky", "tree"],)])
+@pytest.mark.parametrize("names", [(), (["background", "tree"],)])
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.uint16])
 def test_masks_of_0_and_one_other_value_are_two_classes(high, names, kind):
     masks = MASKS.astype(kind) * high
