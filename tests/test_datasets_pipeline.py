@@ -156,7 +156,7 @@ PURE = {
 }
 
 
-@pytest.mark.slow_cases(*KINDS, "reduced to grey", "digits enlarged", "range of tf")
+@pytest.mark.slow_cases(*KINDS, "reduced to grey", "enlarged", "digits enlarged", "range of tf")
 @pytest.mark.parametrize("case", PURE)
 def test_batch_size_start_and_threads_do_not_change_a_byte(case):
     made, options = PURE[case]

@@ -355,6 +355,7 @@ def test_scores_of_several_devices_are_computed_in_parallel(monkeypatch):
     assert predictor.evaluate(batches, CROSS_ENTROPY)["samples"] == 12
 
 
+@pytest.mark.slow
 def test_slices_of_any_length_share_one_graph_and_change_no_byte(monkeypatch):
     traced, traces = [], UpdateLoop._run
     monkeypatch.setattr(UpdateLoop, "_run", lambda self, *a: traced.append(1) or traces(self, *a))

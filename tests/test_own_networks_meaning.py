@@ -181,7 +181,12 @@ FEW = ("--dataset", "digits", *TRAIN, "--num-epochs", 1, "--learning-rate", 1e-3
     "option, value, other",
     [
         ("normalise", "image", "standard"),
-        ("norm-layer", '{"name": "group_norm", "num_groups": 4}', '{"name": "group_norm", "num_groups": 2}'),
+        pytest.param(
+            "norm-layer",
+            '{"name": "group_norm", "num_groups": 4}',
+            '{"name": "group_norm", "num_groups": 2}',
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "norm-layer",
             '{"name": "batch_norm", "epsilon": 0.5}',

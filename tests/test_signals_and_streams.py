@@ -226,6 +226,7 @@ def test_signal_before_training_leaves_nothing(tmp_path, monkeypatch, owner, nam
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_signal_before_a_continued_run_leaves_it_unchanged(tmp_path, monkeypatch):
     events = training(tmp_path / "r").events()
     for _ in range(3):
