@@ -94,7 +94,7 @@ def test_a_fold_names_the_classes_that_its_parts_lack():
     lines = []
     for fold in (1, 2):
         config = SimpleNamespace(kfold=2, fold=fold, limit_train=None, limit_eval=None)
-        lines.append(setup._fold(source, config, 0).info.warnings)
+        lines.append(setup.fold_of(source, config, 0).info.warnings)
     assert lines == [
         ("fold 1: no images for evaluation in cat",),
         ("fold 2: no images for training in cat",),

@@ -13,6 +13,7 @@ from support.refusals import check_raises
 from support.streams import RAW
 
 from ipucnn.datasets import limits
+from ipucnn.datasets.classes import undivided
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.verification import verify
@@ -122,6 +123,9 @@ def test_images_of_many_sizes_stay_encoded(prepared):
     source = open_dataset(choose("tfds:photos", prepared))
     assert source.info.image_shape == (None, None, 3) and len(source.train) + len(source.eval) == 20
     assert len(source.eval) == 2 and "last 10 %" in source.info.warnings[0]
+    whole = undivided(source)
+    assert source.info.own_split and not any("last 10 %" in line for line in whole.info.warnings)
+    assert whole.eval.data == (*source.train.data, *source.eval.data) and len(whole.eval.labels) == 20
     options = {"batch_size": 2, "input_shape": (16, 16, 3), "input_range": RAW}
     images, labels, _ = next(eval_batches(source.eval, source.info, **options).as_numpy_iterator())
     assert images.shape == (2, 16, 16, 3) and set(labels) <= {0, 1, 2} and images.std() > 10

@@ -136,6 +136,50 @@ def test_a_set_that_changed_since_training_is_named_because_it_is_divided_anew(
     assert any(said in note for note in report("evaluate", "r")["notes"])
 
 
+def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_not(
+    lightly, succeeds, report, tmp_path
+):
+    for name in ("mine", "yours"):
+        write_class_folders(tmp_path / name, {("", kind): 5 for kind in ("a", "b")})
+    (tmp_path / "yours" / "a" / "0.png").write_bytes((tmp_path / "yours" / "a" / "1.png").read_bytes())
+    (tmp_path / "yours" / "a" / "0.png").rename(tmp_path / "yours" / "a" / "10.png")
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", "--dataset", "mine", *words, "--run-dir", "r")
+
+    def evaluate(*args):
+        found = report("evaluate", "r", *args)
+        said = [note for note in found["notes"] if "for evaluation" in note]
+        return found["dataset"]["size"], found["dataset"]["stored"], said
+
+    size, stored, notes = evaluate("--dataset", "yours")
+    assert (size, stored) == (10, 10)
+    assert notes == [
+        "all 10 images of imagefolder (yours) are for evaluation, because the network was trained on another set; if "
+        "that had some of them, the scores are too high"
+    ]
+    assert evaluate("--dataset", "yours", "--limit-eval", "4")[:2] == (4, 10)
+    held_out = (
+        "mine has no train/ and val/: 2 of its 10 images, the same in every run, are held out for evaluation"
+    )
+    for where in (["mine"], ["imagefolder", "--dataset-path", "mine"]):
+        size, stored, (note,) = evaluate("--dataset", *where)
+        assert (size, stored) == (2, 2) and held_out in note
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    assert evaluate("--dataset", "moved", "--limit-eval", "1")[:2] == (1, 2)
+    # Where it lay, other images are not those of training, although the place is.
+    (tmp_path / "yours").rename(tmp_path / "mine")
+    found = report("evaluate", "r", "--dataset", "mine")
+    assert found["dataset"]["size"] == 2 and any("is not as it was in training" in n for n in found["notes"])
+    (tmp_path / "mine").rename(tmp_path / "yours")
+    size, stored, (note,) = evaluate("--dataset", "yours", "--validation-fraction", "0.4")
+    assert (size, stored) == (4, 4) and "4 of its 10 images" in note
+    out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "yours", "--format", "csv")
+    names = [line.split(",")[0] for line in out.splitlines()[1:]]
+    assert names == [
+        f"yours/{kind}/{k}.png" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks
+    ]
+
+
 def test_batch_size_does_not_change_the_metrics(trained, run):
     first = evaluated(run, trained)
     assert first["measured"]["samples"] == first["dataset"]["size"] == 37

@@ -27,7 +27,9 @@ from ipucnn.filesystem import is_locked
 from ipucnn.machine import operation_threads
 from ipucnn.reports.console import Screen
 from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted, mean_and_deviation
+from ipucnn.runs.sources import Named
 from ipucnn.runs.train import TrainingRun
+from ipucnn.runs.trained import open_trained
 
 LINE = (
     "toy_model --dataset digits --limit-train 60 --limit-eval 30 --kfold 3 --num-epochs 2 --micro-batch-size 10 "
@@ -192,6 +194,25 @@ def test_folds_of_other_labels_are_refused(of_pairs, run, has_list):
     resume = ["train", "unet", "--resume", "--run-dir", "cv", "--dataset-path", other]
     for more in (["--kfold", "2", "--fold", "2"], ["--kfold", "2"], *([[]] if has_list else [])):
         check_refused(run, Refusal([*resume, *more], "images or labels differ", "another --run-dir"))
+
+
+def test_typed_pairs_are_evaluated_whole_unless_they_are_those_of_the_fold(of_pairs, tmp_path):
+    whole, data, other = of_pairs
+    copied = shutil.copytree(str(data), str(tmp_path / "copied"))
+
+    def evaluated(*flags):
+        trained = open_trained(Named("evaluate", str(whole / "fold-1"), dict(*flags)))
+        return trained.num_stored, trained.source.eval.names, trained.notes
+
+    names = [f"images/{k}.png" for k in range(4)]
+    assert evaluated()[:2] == (2, tuple(names[:2]))
+    for folder in (data, copied):
+        stored, held_out, (note,) = evaluated({"dataset": str(folder)}.items())
+        assert (stored, held_out) == (2, tuple(names[:2])) and note.startswith(
+            "2 of the 4 pairs of imagemasks"
+        )
+    stored, every, (note,) = evaluated({"dataset": str(other)}.items())
+    assert (stored, every) == (4, tuple(names)) and note.startswith("all 4 pairs of imagemasks")
 
 
 def test_validation_counts_whole_images(of_pairs):

@@ -13,6 +13,7 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, U
 
 import numpy as np
 
+from ipucnn.datasets.formats import same_name
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS, TOO_LARGE, check_memory
 from ipucnn.datasets.problems import Unused
@@ -55,6 +56,7 @@ class DatasetInfo:
         mask_values: the stored value of each class in grey masks and in those with a palette, else empty.
         unused: files and folders in the set's folder that are not read, by reason.
         choice: what of the set's folder serves for what; empty if nothing was chosen.
+        division: the one of ``warnings`` that says which examples ipucnn holds out; empty if there is none.
     """
 
     name: str
@@ -80,6 +82,7 @@ class DatasetInfo:
     mask_values: Tuple[int, ...] = ()
     unused: Tuple[Unused, ...] = ()
     choice: str = ""
+    division: str = ""
 
 
 Indices = Union[np.ndarray, Sequence[int]]
@@ -548,15 +551,28 @@ def pool(source: DataSource) -> InMemory:
             f"--kfold: the images of {source.info.name} are files, which are not split into folds",
             "make the folds as folders of your own, or use a data set that is read into memory",
         )
-    if not source.info.own_split:
-        return train
-    both = {
-        field.name: np.concatenate([getattr(part, field.name) for part in (train, evaluation)])
-        for field in fields(train)
-        if field.name != "names"
-    }
-    names = (*train.names, *evaluation.names) if train.names and evaluation.names else ()
-    return type(train)(**both, names=names)
+    examples = joined(train, evaluation) if source.info.own_split else train
+    assert isinstance(examples, IN_MEMORY)
+    return examples
+
+
+def joined(train: Examples, evaluation: Examples) -> Examples:
+    """Returns the examples of both parts, of one type, in their stored order: files in the order of their names."""
+    values = {}
+    for field in fields(train):
+        first, second = (getattr(part, field.name) for part in (train, evaluation))
+        if isinstance(first, np.ndarray):
+            values[field.name] = np.concatenate([first, second])
+        elif isinstance(first, tuple):
+            is_whole = field.name != "names" or (first and second)
+            values[field.name] = (*first, *second) if is_whole else ()
+        else:
+            values[field.name] = first
+    both = type(train)(**values)
+    if not isinstance(both, FileExamples):
+        return both
+    names = [[same_name(part) for part in path.split(os.sep)] for path in both.paths]
+    return both.subset(sorted(range(len(both)), key=names.__getitem__))
 
 
 def select_fold(source: DataSource, num_folds: int, fold: int) -> DataSource:

@@ -10,7 +10,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, Examples, MaskedExamples
+from ipucnn.datasets.base import DataSource, Examples, MaskedExamples, joined
 from ipucnn.errors import DataError
 from ipucnn.text import counted, printable
 
@@ -233,10 +233,34 @@ def absent(examples: Examples, names: Sequence[str]) -> List[str]:
 
 def with_absent_named(source: DataSource, location: str) -> DataSource:
     """Returns the source with a warning for each part that lacks classes; ``location`` names it."""
+    info, lines = source.info, _absent_lines(source, location)
+    return replace(source, info=replace(info, warnings=(*info.warnings, *lines))) if lines else source
+
+
+def _absent_lines(source: DataSource, location: str) -> List[str]:
     info, lines = source.info, []
     what = "pixels" if info.task == "segmentation" else "images"
     for examples, purpose in ((source.train, "training"), (source.eval, "evaluation")):
         names = absent(examples, info.class_names)
         if names:
             lines.append(f"{printable(location)}: no {what} for {purpose} in {_listed(names)}")
-    return replace(source, info=replace(info, warnings=(*info.warnings, *lines))) if lines else source
+    return lines
+
+
+def undivided(source: DataSource) -> DataSource:
+    """Returns a set that ipucnn divided as a whole, which both parts have then, without warnings about the division."""
+    examples, info = joined(source.train, source.eval), source.info
+    whole = DataSource(info, examples, examples)
+    of_parts, of_whole = (_absent_lines(one, info.location) for one in (source, whole))
+    stale = {info.division, *of_parts} - {*of_whole}
+    count = len(examples)
+    return replace(
+        whole,
+        info=replace(
+            info,
+            num_train=count,
+            num_eval=count,
+            division="",
+            warnings=tuple(line for line in info.warnings if line not in stale),
+        ),
+    )

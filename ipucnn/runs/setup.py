@@ -191,7 +191,7 @@ def _check_patch(
             )
 
 
-def _fold(source: DataSource, config: RunConfig, seed: int) -> DataSource:
+def fold_of(source: DataSource, config: RunConfig, seed: int) -> DataSource:
     """Selects a fold of a data set, then applies the limits to the examples of the fold."""
     from ipucnn.datasets.base import limit_source, select_fold
     from ipucnn.datasets.classes import with_absent_named
@@ -248,7 +248,7 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         from ipucnn.datasets.damaged import refuse_damaged
 
         source = refuse_damaged(source)
-    source = _fold(source, config, seed) if folded else source
+    source = fold_of(source, config, seed) if folded else source
     choice = resolved.choice
     is_users = choice.make is not None or needs_files(choice.name)
     if resolved.command != "train" or not is_users or choice.is_absent:

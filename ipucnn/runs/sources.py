@@ -101,6 +101,7 @@ class Weights:
         input_shape: the input shape of the trained network; None if the data set or an option determines it.
         folder: the run folder that the weights come from; None for other weights.
         data_sha256: ``fingerprint`` of the data of training; None if that is not known.
+        trained_with: the configuration of training; None if that is not known.
     """
 
     is_exported: ClassVar[bool] = False
@@ -117,10 +118,12 @@ class Weights:
         input_shape: Optional[InputShape] = None,
         folder: Optional[RunFolder] = None,
         data_sha256: Optional[str] = None,
+        trained_with: Optional[RunConfig] = None,
     ) -> None:
         self.resolved, self.name, self.weight_updates = resolved, name, weight_updates
         self.facts, self.hint, self.seed = facts, hint, seed
         self.input_shape, self.folder, self.data_sha256 = input_shape, folder, data_sha256
+        self.trained_with = trained_with
 
     @property
     def threshold(self) -> float:
@@ -356,6 +359,7 @@ def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any
         "seed": int(meta["seed"]),
         "input_shape": tuple(meta["input_shape"]),
         "data_sha256": meta.get("data_sha256"),
+        "trained_with": run.config,
     }
 
 

@@ -3,13 +3,15 @@
 The command line is resolved, and everything that can be is checked, without TensorFlow.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import List, Optional, Tuple
 
 import numpy as np
 
 from ipucnn.aliases import KerasModel
-from ipucnn.config.resolve import Resolved
+from ipucnn.config.resolve import Resolved, resolve_saved
 from ipucnn.datasets.base import (
     ArrayExamples,
     DatasetInfo,
@@ -17,22 +19,26 @@ from ipucnn.datasets.base import (
     fingerprint,
     limit_source,
 )
-from ipucnn.datasets.classes import Matched, match, relabelled
+from ipucnn.datasets.classes import Matched, match, relabelled, undivided
 from ipucnn.datasets.images import conversions
 from ipucnn.datasets.pixels import InputRange
-from ipucnn.errors import DataError
+from ipucnn.datasets.registry import Choice
+from ipucnn.errors import DataError, UserError
+from ipucnn.filesystem import real
 from ipucnn.planning.search.neighbours import prediction_advice
+from ipucnn.python_files import is_python_name
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
 from ipucnn.runs.sources import Named, Weights, find_weights
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Predictor, Session
+from ipucnn.text import counted, printable
 
 _CHOOSES_DATA = ("dataset", "dataset_path", "skip_damaged")
 """The options that choose the samples of a data set."""
-_DIVIDES_DATA = (*_CHOOSES_DATA, "limit_train", "limit_eval", "validation_fraction", "allow_partial")
-"""Those, and the options that choose which of them are evaluated."""
+_DIVIDES_DATA = ("skip_damaged", "limit_train", "limit_eval", "validation_fraction", "allow_partial")
+"""The options that choose which samples of a given set are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +161,14 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
     else:
         everything = replace(resolved, config=replace(config, limit_train=None, limit_eval=None))
         setup = run_setup.prepare(everything, weights.seed, weights.input_shape)
-        num_stored, source = len(setup.source.eval), setup.source
+        is_evaluated = reads_data and named.command != "export"
+        source, is_other, divided = _as_evaluated(setup, weights, is_evaluated)
+        num_stored = len(source.eval)
         if facts is not None:
             source, matched = _as_trained(source, facts, weights)
         source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
         setup = replace(setup, resolved=resolved).with_source(source)
-        changed = _changed_since_training(setup, weights)
+        changed = [*divided, *([] if is_other else _changed_since_training(setup, weights))]
     setup, notes = weights.fitted(setup)
     notes = [
         *([matched.note] if matched.note else []),
@@ -171,6 +179,65 @@ def _open(named: Named, reads_data: bool) -> TrainedSetup:
     return TrainedSetup(
         **vars(setup), weights=weights, num_stored=num_stored, notes=tuple(notes), by_number=matched.by_number
     )
+
+
+def _as_evaluated(setup: Setup, weights: Weights, is_evaluated: bool) -> Tuple[DataSource, bool, List[str]]:
+    """Returns the data set with what is evaluated of it.
+
+    A typed set that ipucnn divides itself counts whole, unless the network was trained on it.
+
+    Args:
+        is_evaluated: whether samples are evaluated; otherwise the set has the names of classes, and nothing is chosen.
+
+    Returns:
+        The set; whether it is another one than that of training, as far as is known; and a note on the division.
+    """
+    source, info, origins = setup.source, setup.source.info, setup.resolved.origins
+    is_typed = any(origins[name].is_typed for name in ("dataset", "dataset_path"))
+    if not (is_evaluated and is_typed and info.own_split):
+        return source, is_typed, []
+    count, name = len(source.train) + len(source.eval), f"{info.name} ({printable(info.location)})"
+    what = counted(count, "pair" if info.task == "segmentation" else "image")
+    of_training = _of_training(setup, weights)
+    if of_training is None and not origins["validation_fraction"].is_typed:
+        note = (
+            f"all {what} of {name} are for evaluation, because the network was trained on another set; if that had "
+            "some of them, the scores are too high"
+        )
+        return undivided(source), True, [note]
+    source = of_training or source
+    verb = "is" if len(source.eval) == 1 else "are"
+    note = (
+        f"{len(source.eval):,} of the {what} of {name} {verb} held out in training, and {verb} for evaluation"
+    )
+    return source, of_training is None, [] if info.division else [note]
+
+
+def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
+    """Returns a set as training divided it, if the network was trained on this set; else None.
+
+    It is the one of training if it lies where that did, or has the same images wherever it lies.  Files without facts
+    of training are used with the set that they were trained on.
+    """
+    source, choice, before = setup.source, setup.resolved.choice, weights.trained_with
+    if weights.facts is None:
+        return source
+    if before is None:
+        return None
+    config = replace(before, limit_train=None, limit_eval=None)
+    if config.fold is not None and not source.held_out:
+        with suppress(UserError):  # fewer examples than folds are other ones
+            source = run_setup.fold_of(source, config, weights.seed)
+    is_same = before.dataset == setup.config.dataset and is_python_name(str(before.dataset))
+    with suppress(UserError, OSError):  # the set of training is no longer there
+        former = resolve_saved(setup.resolved.command, before, {}).choice
+        is_same = is_same or (former.name, _place(former)) == (choice.name, _place(choice))
+    limited = limit_source(source, before.limit_train, before.limit_eval, weights.seed)
+    return source if is_same or weights.data_sha256 == fingerprint(limited) else None
+
+
+def _place(choice: Choice) -> Optional[Path]:
+    return None if choice.location is None else real(choice.location)
 
 
 def _changed_since_training(setup: Setup, weights: Weights) -> List[str]:

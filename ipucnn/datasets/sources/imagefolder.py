@@ -319,7 +319,8 @@ def open_imagefolder(
         if not len(parts[subset]):
             text = f"{path} has no images in class folders"
             raise DataError(with_unused(text, passed.unused), f"{CLASS_LAYOUT}; {READ}")
-    warnings = [division(folder, len(train), len(evaluation))] if found.is_undivided else []
+    divided = division(folder, len(train), len(evaluation)) if found.is_undivided else ""
+    warnings = [divided] if divided else []
     pairs = written_alike(names)
     if pairs:
         more = f" and {len(pairs) - MOST_NAMED} more pairs" if len(pairs) > MOST_NAMED else ""
@@ -341,4 +342,5 @@ def open_imagefolder(
         crops=name,
         unused=passed.unused,
         own_split=found.is_undivided,
+        division=divided,
     )

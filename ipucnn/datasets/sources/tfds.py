@@ -196,6 +196,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     except Exception as error:  # for example, damaged records or a missing shard
         raise _cannot_read(name, folder, error) from error
     train, evaluation = parts
+    is_divided = eval_split(builder) is None
     return data_source(
         train,
         evaluation,
@@ -205,6 +206,8 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         channels=shape[-1],
         augmentation=AUGMENTATION.get(base_name(name), "crop") if one_size else "none",
         warnings=warnings,
+        own_split=is_divided,
+        division=warnings[0] if is_divided else "",
     )
 
 
