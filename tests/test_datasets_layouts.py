@@ -675,7 +675,7 @@ def test_folders_of_images_and_of_masks_have_other_names_and_the_first_line_says
     else:
         draw_pairs(folder, *parts, image=image, mask=mask, number=range(4))
     if parts == ("train",):
-        error = check_raises(DataError, "", "hold out the last fifth", opened, folder, "segmentation")
+        error = check_raises(DataError, "", "holds out the last fifth", opened, folder, "segmentation")
         folder = Path(shlex.split(error.hint.rpartition("--dataset ")[2])[0])
     source = opened(folder, "segmentation")
     assert (
@@ -886,7 +886,7 @@ def test_images_of_a_part_without_class_folders_are_no_pairs(tmp_path):
 @pytest.mark.parametrize("test", [(), ("test/images*3",)])
 def test_pairs_without_a_part_for_evaluation_are_divided_if_the_hint_is_typed(tmp_path, test):
     folder = draw(draw_pairs(tmp_path / "set", "train", number=range(5)), *test)
-    error = check_raises(DataError, "", "hold out the last fifth", opened, folder, "segmentation")
+    error = check_raises(DataError, "", "holds out the last fifth", opened, folder, "segmentation")
     dataset = shlex.split(error.hint.rpartition("--dataset ")[2])[0]
     source = opened(dataset, "segmentation")
     assert (len(source.train), len(source.eval)) == (4, 1)

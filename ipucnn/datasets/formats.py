@@ -250,6 +250,16 @@ def _outside(path: Path) -> Path:
     return parent.with_name(f"{path.name}-of-{parent.name}")
 
 
+def part_alone(found: Found) -> str:
+    """Returns words for a hint that give the first part of a set as a set without parts; "" if it cannot be one."""
+    if found.is_undivided or found.has_channel_numbers or not found.parts:
+        return ""
+    first, *others = next(iter(found.parts.values()))
+    part = first.parent if others and others != [first] else first
+    share = "the last fifth of the pairs" if found.name == "imagemasks" else "a share of each class"
+    return f"; or the part alone: --dataset {quoted(part)} (training holds out {share}, evaluate takes all)"
+
+
 def lifted(folders: Sequence[Path]) -> str:
     """Returns the hint that puts folders in the place of those that they lie in, if classes lie a folder too deep."""
     moves = []

@@ -27,6 +27,7 @@ from ipucnn.datasets.formats import (
     find_layout,
     find_set,
     find_sets,
+    part_alone,
     places_of_images,
     quoted,
     subfolders,
@@ -690,12 +691,11 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
         inside = "" if found is not None else _inside(folder, partial(find_layout, name))
         places = places_of_images(folder)
         lie = f": images lie in {places}" if places else ""
-        raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + inside)
+        alone = "" if found is None or "train" in found.parts else part_alone(found)
+        raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + alone + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
     if divides and found is not None and found.parts:
-        hint += (
-            f"; or hold out a share of each class: --dataset {quoted(next(iter(found.parts.values()))[0])}"
-        )
+        hint += part_alone(found)
     elif divides:
         hint += ", or two or more folders DIR/CLASS/*.jpg"
     raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))

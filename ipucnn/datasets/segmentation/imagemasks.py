@@ -41,6 +41,7 @@ from ipucnn.datasets.formats import (
     is_image_name,
     list_folder,
     pair_name,
+    part_alone,
     quoted,
     without_mask_ending,
 )
@@ -352,7 +353,7 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         if subset not in found.parts and not found.is_undivided:
             purpose = "training" if subset == "train" else "evaluation"
             text = f"{found.location} has no pairs of images and masks for {purpose}"
-            error = DataError(text, PAIR_LAYOUT + _held_out(found), "missing-subset")
+            error = DataError(text, PAIR_LAYOUT + part_alone(found), "missing-subset")
             yield Problem("missing-subset", subset, f"there are no pairs for {subset}", error=error)
     read = {path for folders in found.parts.values() for path in folders}
     looked_at: Set[Path] = set()
@@ -360,7 +361,7 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         sides: Tuple[_Files, _Files] = ({}, {})
         for path in [path for path in folders if not path.is_dir() and not path.is_file()]:
             text = f"{path.parent} has no {printable(path.name)}"
-            hint = PAIR_LAYOUT + (_held_out(found) if subset == "eval" else "")
+            hint = PAIR_LAYOUT + (part_alone(found) if subset == "eval" else "")
             error = DataError(text, hint, "missing-file")
             yield Problem("missing-file", subset, printable(path.name), error=error)
         is_whole = all(path.is_dir() or path.is_file() for path in folders)
@@ -378,15 +379,6 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
     if not found.is_undivided and found.location not in looked_at:
         used = {path.parent for path in read} | read
         yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
-
-
-def _held_out(found: Found) -> str:
-    """Returns words for a hint that hold out pairs of the part for training; "" without such a part."""
-    if found.has_channel_numbers or "train" not in found.parts or found.is_undivided:
-        return ""
-    images, masks = found.parts["train"]
-    part = images if images == masks else images.parent
-    return f"; or hold out the last fifth of the pairs: --dataset {quoted(part)}"
 
 
 def num_held_out(count: int) -> int:

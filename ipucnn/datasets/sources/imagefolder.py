@@ -41,6 +41,7 @@ from ipucnn.datasets.formats import (
     lifted,
     list_folder,
     masks_among,
+    part_alone,
     part_named,
     quoted,
     same_name,
@@ -79,10 +80,9 @@ def read_folders(found: Found) -> Iterator[Union[ClassFolder, Problem]]:
     names: Dict[str, Path] = {}
     for subset, absent in (("train", "train"), ("eval", "val, valid, validation or test")):
         if subset not in found.parts and not found.is_undivided:
-            (part,) = next(iter(found.parts.values()))
             error = DataError(
                 f"{found.location} is not an image folder: it lacks train/ or val/",
-                f"{CLASS_LAYOUT}; or hold out a share of each class: --dataset {quoted(part)}",
+                CLASS_LAYOUT + part_alone(found),
                 "missing-subset",
             )
             yield Problem("missing-subset", subset, f"there is no folder {absent}", error=error)
