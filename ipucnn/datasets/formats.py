@@ -227,10 +227,16 @@ _PART_ENDING = re.compile(r"(set|data|images|split)$")
 
 
 def part_named(name: str) -> Optional[str]:
-    """Returns the part of a set that a folder's name is for, in any case and with endings such as ``_set``; or None."""
+    """Returns the part of a set that a folder's name is for, in any case and with endings such as ``_set``; or None.
+
+    The name of a part for training or evaluation may have a number: ``test1``.
+    """
     word = re.sub(r"[\W_]+", "", name.casefold())
-    words = (word, _PART_ENDING.sub("", word))
-    return next((part for part, names in _PARTS.items() if set(words) & set(names)), None)
+    words = {word, _PART_ENDING.sub("", word)}
+    numbered = {re.sub(r"\d+\Z", "", one) for one in words}
+    return next(
+        (part for part, names in _PARTS.items() if (numbered if part in _SERVING else words) & {*names}), None
+    )
 
 
 def _one(candidates: List[Path], purpose: str) -> Optional[Path]:
@@ -339,7 +345,7 @@ def find_classes(folder: Path) -> Optional[Found]:
         return in_parts
     bare = [path for path, part in named.items() if part is not None and has_image(path)]
     if bare:
-        raise _no_masks(bare[0]) or _bare_part(bare[0], bool(classes))
+        raise next(filter(None, map(_no_masks, bare)), None) or _bare_part(folder, bare, bool(classes))
     _check_classes(classes)
     return Found("imagefolder", folder, {"train": (folder,)}, is_undivided=True) if len(classes) > 1 else None
 
@@ -375,9 +381,38 @@ def _has_classes(folder: Path) -> bool:
         return True
 
 
-def _bare_part(part: Path, has_classes: bool) -> DataError:
-    """Returns the error about images in a folder that is named like a part, without class folders in it."""
+_NAMED_CLASS = re.compile(r"(.*[^\W\d_])([._ -]+\(?)\d.*", re.DOTALL)
+"""The name of an image that begins with its class, what follows this, and a number: cat.0.jpg, great_dane_12.jpg."""
+
+
+def _class_loop(part: Path) -> str:
+    """Returns the command that puts the images of a folder into class folders by their names; "" if they have none."""
+    names = [_NAMED_CLASS.fullmatch(name) for name in _own_images(part)]
+    found = [name for name in names if name is not None]
+    classes, separators = sorted({name[1] for name in found}), {name[2] for name in found}
+    if len(found) < len(names) or len(separators) != 1 or not 1 < len(classes) <= len(names) // 2:
+        return ""
+    listed = " ".join(shlex.quote(printable(name)) for name in classes)
+    return (
+        f'(cd {quoted(part)} && for c in {listed}; do mkdir -p "$c" && for f in "$c"{shlex.quote(*separators)}[0-9]*; '
+        'do mv "$f" "$c"/; done; done)'
+    )
+
+
+def _bare_part(folder: Path, parts: Sequence[Path], has_classes: bool) -> DataError:
+    """Returns the error about images in folders that are named like parts, without class folders in them."""
+    part = min(parts, key=lambda path: part_named(path.name) != "train")
     text = f"{shown(part)} is named like a part of a data set, and has images without class folders"
+    loops = {path: _class_loop(path) for path in parts}
+    if loops[part]:
+        named = {part_named(path.name) for path in parts if loops[path]}
+        is_whole = {"train"} < named <= {*_SERVING}
+        return DataError(
+            text,
+            "put the images of each class, with which their names begin, into a folder of its name: "
+            f"{' && '.join(filter(None, loops.values()))}; "
+            f"then pass --dataset {quoted(folder if is_whole else part)}",
+        )
     if not has_classes:
         return DataError(
             text, f"put the images of each class into a folder of its own: {shown(part)}/CLASS/*.jpg"
