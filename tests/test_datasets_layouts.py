@@ -566,7 +566,7 @@ def test_masks_may_have_an_ending(tmp_path, ending):
 def test_two_masks_of_an_image_are_not_chosen_from(tmp_path):
     folder = draw_pairs(tmp_path, ending="_mask.png")
     draw_pairs(folder, ending="_seg.png", number=[1])
-    check_raises(DataError, "without a partner", "", opened, folder, "segmentation")
+    check_raises(DataError, "has 2 masks: ", "", opened, folder, "segmentation")
 
 
 def test_pairs_in_subfolders_are_read_and_other_images_counted(tmp_path):

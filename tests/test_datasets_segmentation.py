@@ -2,6 +2,8 @@
 
 import io
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +234,52 @@ def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
     for more, expected in (((), 3), (("--allow-partial",), 0)):
         code, out, err = run(*verify_it, *more)
         assert code == expected and "1.png" in out, err
+
+
+@pytest.mark.parametrize(
+    "image, masks, ending",
+    [
+        ("{} (1).png", ["{} (1)_mask.png", "{} (1)_mask_1.png"], "{} (1)_mask.png"),
+        (
+            "images/{}.png",
+            ["masks/{}_mask_1.png", "masks/{}_mask_2.png", "masks/{}_mask-3.png"],
+            "masks/{}_mask.png",
+        ),
+        ("images/{}_img.png", ["masks/{}.png", "masks/{}_label.png"], "masks/{}.png"),
+    ],
+)
+def test_an_image_with_several_masks_is_refused_and_the_hint_joins_them(tmp_path, run, image, masks, ending):
+    folder, names = tmp_path / "my set", "abcd"
+
+    def write(name, pixels):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+    for k, name in enumerate(names):
+        write(image.format(name), noise(k, 12, 12))
+        write(ending.format(name), np.eye(12) * 255)
+    (folder / ending.format("b")).unlink()
+    for k, mask in enumerate(masks):
+        write(mask.format("b"), (np.arange(144).reshape(12, 12) % 5 == k) * 255)
+    call = (open_pairs, "imagemasks", folder)
+    error = check_raises(DataError, f"has {len(masks)} masks: ", "--allow-partial", *call)
+    assert str(folder / image.format("b")) in error.message
+    source = open_pairs("imagemasks", folder, allow_partial=True)
+    assert len(source.train) + len(source.eval) == 3
+    (line,) = source.info.warnings
+    assert f"left out {1 + len(masks)} files (an image and its several masks: " in line
+    for more, expected in (((), 3), (("--allow-partial",), 0)):
+        code, out, err = run("verify-dataset", "imagemasks", "--dataset-path", folder, *more)
+        assert code == expected and "several-masks" in out, err
+    command = error.hint.partition("; the single ones are kept in ")[2].partition(": ")[2]
+    command = command.rpartition("; or leave out")[0].replace("python -c", f"{sys.executable} -c")
+    subprocess.run(command, shell=True, check=True)
+    source = open_pairs("imagemasks", folder)
+    assert len(source.train) + len(source.eval) == 4 and not source.info.unused
+    joined = (np.arange(144).reshape(12, 12) % 5 < len(masks)).astype(np.uint8)
+    np.testing.assert_array_equal(source.train.masks[1], joined)
+    assert sum(path.is_file() for path in (tmp_path / "my set-single-masks").rglob("*")) == len(masks)
 
 
 @pytest.mark.parametrize(

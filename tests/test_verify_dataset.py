@@ -472,6 +472,7 @@ MASKS = {
     "an empty mask": ("mask-constant", lambda f: draw_mask(f, "3.png", [0])),
     "only empty masks": ("nothing-to-learn", lambda f: [draw_mask(f, f"{n}.png", [0]) for n in range(10)]),
     "no partner": ("unpaired", removed(MASK_3)),
+    "two masks of an image": ("several-masks", copied(MASK_3, "masks/3_mask.png")),
     "no masks": ("missing-file", lambda f: (f / "masks").rename(f / "other")),
     "a mask of another size": ("wrong-shape", shrunk(MASK_3)),
     "truncated": ("truncated", rewritten(IMAGE_3, lambda d: d[:-200])),
@@ -618,16 +619,8 @@ OPENING = {
 }
 NOT_READ = {
     *("truncated", "empty-file", "checksum", "unreadable", "count-mismatch", "wrong-dtype", "wrong-shape"),
-    *(
-        "page-order",
-        "unusable",
-        "wrong-mode",
-        "mask-values",
-        "label-range",
-        "unpaired",
-        "missing-subset",
-        "unknown-class",
-    ),
+    *("unusable", "wrong-mode", "mask-values", "label-range", "unpaired", "missing-subset", "unknown-class"),
+    *("page-order", "several-masks"),
 }
 """Errors that end training, too."""
 DAMAGES = {

@@ -311,7 +311,7 @@ class DataOptions:
     )
     allow_partial: bool = option(
         False,
-        "Treat missing parts of the data set as a warning, not as an error: images without a mask, and for "
+        "Treat missing parts of the data set as a warning, not as an error: images without one mask, and for "
         "verify-dataset also a subset, a file or samples.",
         commands=("train", "evaluate", "infer", "export", "verify-dataset"),
         effect=Effect.RESULT,

@@ -838,13 +838,31 @@ _MASK = _BEFORE_WORD + "(?:cp_masks|masks?|labels?|seg(?:mentation)?|gt|anno(?:t
 _MASK_END = re.compile(_MASK + r"\Z", re.IGNORECASE)
 _IMAGE_END = re.compile(_BEFORE_WORD + r"(?:img|image)\Z", re.IGNORECASE)
 """Endings of the names of masks and of images, or whole names."""
-_NUMBER_END = re.compile(r"[_-]?\d+\Z")
-_MASK_FILE = re.compile(_MASK + r"(?:[_-]?\d+)?(?:\.ome)?\.\w+\Z", re.IGNORECASE)
+_NUMBER = r"[_-]?\d+"
+_NUMBER_END = re.compile(_NUMBER + r"\Z")
+NUMBERED_MASK = _MASK + f"(?:{_NUMBER})?" + r"\Z"
+"""The pattern of the endings of masks in any case, also with a number: one of several masks of an image."""
+_MASK_FILE = re.compile(_MASK + f"(?:{_NUMBER})?" + r"(?:\.ome)?\.\w+\Z", re.IGNORECASE)
 
 
 def without_mask_ending(name: str) -> str:
     """Returns what a mask's name begins with, as that of its image; the name itself if it has no ending of a mask."""
     return _MASK_END.sub("", name)
+
+
+def image_of_mask(name: str, images: Mapping[str, str]) -> Optional[str]:
+    """Returns the image that a name, without its format, has as that of one of its masks; or None.
+
+    Args:
+        images: the names of the images, :func:`by_beginning`.
+    """
+    for whole in dict.fromkeys((name, _NUMBER_END.sub("", name))):
+        begin = without_mask_ending(whole)
+        if not os.path.basename(begin) and whole != name:
+            continue  # mask_1 may be one of many, and not the mask of image
+        if begin != whole and images.get(begin, name) != name:
+            return images[begin]
+    return None
 
 
 def by_beginning(images: Collection[str]) -> Dict[str, str]:
@@ -859,13 +877,9 @@ def masks_among(paths: Sequence[str]) -> Dict[str, str]:
     names = {pair_name(path): path for path in paths} if named else {}
     images, found = by_beginning(names), {}
     for path in named:
-        name = pair_name(path)
-        for whole in dict.fromkeys((name, _NUMBER_END.sub("", name))):
-            begin = without_mask_ending(whole)
-            if not os.path.basename(begin) and whole != name:
-                continue  # mask_1 may be one of many, and not the mask of image
-            if begin != whole and images.get(begin, name) != name:
-                found[path] = names[images[begin]]
+        image = image_of_mask(pair_name(path), images)
+        if image is not None:
+            found[path] = names[image]
     return found
 
 

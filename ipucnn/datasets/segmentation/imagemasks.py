@@ -31,10 +31,12 @@ import numpy as np
 
 from ipucnn.datasets.base import DataSource, MaskedExamples, data_source, read_file
 from ipucnn.datasets.formats import (
+    NUMBERED_MASK,
     PAIR_LAYOUT,
     READ,
     Found,
     by_beginning,
+    image_of_mask,
     images_at,
     images_below,
     images_beside,
@@ -87,6 +89,7 @@ from ipucnn.datasets.segmentation.masks import (
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
+from ipucnn.filesystem import real
 from ipucnn.text import counted, printable
 
 SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
@@ -343,7 +346,8 @@ def _several_channels(extra: Sequence[Path], folder: Path, subset: str) -> Probl
 def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[PairFiles, Problem]]:
     """Yields the files of pairs in the order of names, training first, and a problem for each other image.
 
-    Files whose names are equal but for an ending of the mask, or in Unicode form, are a pair.
+    Files whose names are equal but for an ending of the mask, or in Unicode form, are a pair.  An image with several
+    masks is in none, because with one of them what the others show would be background.
 
     Args:
         found: the folders of the pairs.
@@ -367,11 +371,16 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         is_whole = all(path.is_dir() or path.is_file() for path in folders)
         if is_whole:
             yield from guarded(_sides(found, folders, subset, sides), subset, folders[0].name, folders[0])
+        known = read | {path for side in sides for path in side.values()}
+        several = _take_several(sides, folders[0] == folders[1])
         files, alone = _matched(*sides)
+        ends = None if allow_partial and files else _several_error(found, folders, several, bool(files))
+        for path in (path for image, masks in several for path in (image, *masks)):
+            name = _shown(path, found.location)
+            yield Problem("several-masks", subset, name, "an image and its several masks", ends)
         if is_whole:
             yield from _without_partner(subset, folders, alone, bool(files), allow_partial)
         yield from (PairFiles(subset, image, mask) for image, mask in files)
-        known = read | {path for side in sides for path in side.values()}
         around = {folders[0]} if folders[0] == folders[1] else {path.parent for path in folders}
         for beside in sorted(around - looked_at):
             yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
@@ -400,6 +409,59 @@ def _matched(images: _Files, masks: _Files) -> Tuple[List[Tuple[Path, Path]], Tu
         {key: by_key[key] for key in sorted(set(by_key) - set(names))},
     )
     return [(images[name], by_key[name]) for name in names], alone
+
+
+def _take_several(sides: Tuple[_Files, _Files], in_one: bool) -> List[Tuple[Path, List[Path]]]:
+    """Takes the images that have several masks, and these masks, out of the images and masks of a part."""
+    images, masks = sides
+    begins = by_beginning(images)
+    of_each: Dict[str, List[Tuple[_Files, str]]] = {}
+    for side in (masks, images) if in_one else (masks,):
+        for name in side:
+            image = name if side is masks and name in images else image_of_mask(name, begins)
+            if image is None and side is masks:
+                image = begins.get(name)
+            if image is not None:
+                of_each.setdefault(image, []).append((side, name))
+    several = {image: names for image, names in of_each.items() if len(names) > 1}
+    return [
+        (images.pop(image), sorted(side.pop(name) for side, name in several[image]))
+        for image in sorted(several)
+    ]
+
+
+def _several_error(
+    found: Found, folders: Sequence[Path], several: Sequence[Tuple[Path, List[Path]]], has_pairs: bool
+) -> Optional[DataError]:
+    """Returns the error about images with several masks, with the command that joins them; None without any."""
+    if not several:
+        return None
+    image, masks = several[0]
+    names = [_shown(path, folders[1]) for path in masks]
+    more = f", and {counted(len(several) - 1, 'more image')} with several" if len(several) > 1 else ""
+    text = f"{image} has {len(masks)} masks: {_some(names)}{more}; an image has one"
+    hint = "join the masks of each image as one mask: the maximum of them in each pixel"
+    if not any(path.suffix.lower() in _STACKS for _, paths in several for path in paths):
+        whole = real(found.location)
+        kept = whole.with_name(f"{whole.name}-single-masks") / real(folders[1]).relative_to(whole)
+        code = (
+            "import itertools, pathlib, re, sys; import numpy as np; from PIL import Image; "
+            'folder, kept = map(pathlib.Path, sys.argv[1:]); name = lambda path: str(path.with_suffix("")); '
+            f'key = lambda path: re.sub(r"{NUMBERED_MASK}", "", name(path), flags=re.I); '
+            'paths = [path for path in folder.rglob("*.*") if '
+            + ("key(path) != name(path)" if folders[0] == folders[1] else "path.is_file()")
+            + "]; groups = [[*group] for _, group in itertools.groupby(sorted(paths, key=key), key)]; "
+            '[([path.rename(kept / "_".join(path.relative_to(folder).parts)) for path in group], '
+            'joined.save(key(group[0]) + "_mask.png")) for group in groups if len(group) > 1 for joined in '
+            "[Image.fromarray(np.maximum.reduce([np.asarray(Image.open(path)) for path in group]))]]"
+        )
+        hint += (
+            f", which this command does; the single ones are kept in {quoted(kept)}: "
+            f"mkdir -p {quoted(kept)} && python -c {shlex.quote(code)} {quoted(folders[1])} {quoted(kept)}"
+        )
+    if has_pairs:
+        hint += "; or leave out these images with --allow-partial"
+    return DataError(text, hint, "several-masks")
 
 
 def _without_partner(

@@ -49,6 +49,12 @@ CODES: Dict[str, Code] = {
         "add the partner or remove the file",
         partial=True,
     ),
+    "several-masks": Code(
+        ERROR,
+        "images with several masks, and these masks",
+        "join the masks of each image as one mask, with the command that `ipucnn train` gives",
+        partial=True,
+    ),
     "class-names": Code(
         WARNING, "the file of the class names is not there", "copy it beside the data, for names in reports"
     ),
