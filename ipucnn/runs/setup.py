@@ -16,7 +16,6 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.pixels import InputRange, in_8_bits
-from ipucnn.datasets.repeated import trained_and_evaluated
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
@@ -253,6 +252,8 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     is_users = choice.make is not None or needs_files(choice.name)
     if resolved.command != "train" or not is_users or choice.is_absent:
         return source
+    from ipucnn.datasets.repeated import trained_and_evaluated
+
     lines = trained_and_evaluated(source)
     return replace(
         source, info=replace(source.info, training_warnings=(*source.info.training_warnings, *lines))
