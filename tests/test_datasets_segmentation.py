@@ -246,10 +246,13 @@ def test_an_unpaired_file_is_refused_without_allow_partial(tmp_path, run):
             "masks/{}_mask.png",
         ),
         ("images/{}_img.png", ["masks/{}.png", "masks/{}_label.png"], "masks/{}.png"),
+        # Names that are the ending of a mask and a number themselves.
+        ("seg_{}.png", ["seg_{}_mask.png", "seg_{}_mask_1.png"], "seg_{}_mask.png"),
+        ("images/label_{}.png", ["masks/label_{}.png", "masks/label_{}_mask.png"], "masks/label_{}.png"),
     ],
 )
 def test_an_image_with_several_masks_is_refused_and_the_hint_joins_them(tmp_path, run, image, masks, ending):
-    folder, names = tmp_path / "my set", "abcd"
+    folder, names = tmp_path / "my set", "0123"
 
     def write(name, pixels):
         path = folder / name
@@ -259,12 +262,12 @@ def test_an_image_with_several_masks_is_refused_and_the_hint_joins_them(tmp_path
     for k, name in enumerate(names):
         write(image.format(name), noise(k, 12, 12))
         write(ending.format(name), np.eye(12) * 255)
-    (folder / ending.format("b")).unlink()
+    (folder / ending.format("1")).unlink()
     for k, mask in enumerate(masks):
-        write(mask.format("b"), (np.arange(144).reshape(12, 12) % 5 == k) * 255)
+        write(mask.format("1"), (np.arange(144).reshape(12, 12) % 5 == k) * 255)
     call = (open_pairs, "imagemasks", folder)
     error = check_raises(DataError, f"has {len(masks)} masks: ", "--allow-partial", *call)
-    assert str(folder / image.format("b")) in error.message
+    assert str(folder / image.format("1")) in error.message
     source = open_pairs("imagemasks", folder, allow_partial=True)
     assert len(source.train) + len(source.eval) == 3
     (line,) = source.info.warnings

@@ -488,6 +488,10 @@ def test_a_class_that_extends_a_convolution_has_its_multiplications_and_no_regul
     )
     record, model = built(text)
     assert count_macs(model) == 4 * 4 * 3 * 3 * 2 * 4 + 4 * 4 * 4 * 3
+    mine = "class Conv2D(layers.Layer):\n    def build(self, shape):\n        self.add_weight(name='w', shape=(9, 9))\n"
+    mine += "        super().build(shape)\n\n    def call(self, x):\n        return x\n"
+    _, other = built(network("x = Conv2D()(images)").replace("\n\ndef build", f"\n\n{mine}\n\ndef build", 1))
+    assert count_macs(other) == 6 * 6 * 2 * 3
     assert not any("regularizer" in note for note in record.own.notes)
 
 

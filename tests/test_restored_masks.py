@@ -84,7 +84,9 @@ def test_only_results_are_replaced(tmp_path):
             Image.fromarray(np.asarray(image)).save(path)
         for drawn in (path.read_bytes(), b"", b"text"):
             path.write_bytes(drawn)
-            with pytest.raises(ConfigurationError, match=f"{path.name} was not written by ipucnn") as refused:
+            with pytest.raises(
+                ConfigurationError, match=f"{path.name} does not say that ipucnn wrote it"
+            ) as refused:
                 check_only_results_replaced(out, paths)
             assert refused.value.hint == f"--output {out}-predicted, or move the file away"
             assert not predict.was_written(path)
@@ -128,7 +130,7 @@ def test_the_script_of_an_export_replaces_only_results_and_names_those_of_simila
     for name, result in (("b.png", "b-mask.png"), ("s.tif", "s-mask.tif")):
         page.save(tmp_path / result)
         drawn = (tmp_path / result).read_bytes()
-        with pytest.raises(OSError, match=f"{result} was not written by ipucnn"):
+        with pytest.raises(OSError, match=f"{result} does not say that ipucnn wrote it"):
             predict.main(str(tmp_path / name))
         assert (tmp_path / result).read_bytes() == drawn
 

@@ -154,8 +154,8 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     size, stored, notes = evaluate("--dataset", "yours")
     assert (size, stored) == (10, 10)
     assert notes == [
-        "all 10 images of imagefolder (yours) are for evaluation, because the network was trained on another set; if "
-        "that had some of them, the scores are too high"
+        "all 10 images of imagefolder (yours) are for evaluation; if the network was trained on some of them, scores "
+        "of those are too high"
     ]
     assert evaluate("--dataset", "yours", "--limit-eval", "4")[:2] == (4, 10)
     held_out = (

@@ -223,20 +223,20 @@ _SUBSETS = ("train", "eval")
 _EVALUATION = ("validation", "test")
 """The parts for evaluation: the first one that a set has serves, and the other one for nothing."""
 _SERVING = ("train", *_EVALUATION)
+_NUMBERED = ("train", "val", "test")
 _PART_ENDING = re.compile(r"(set|data|images|split)$")
 
 
 def part_named(name: str) -> Optional[str]:
     """Returns the part of a set that a folder's name is for, in any case and with endings such as ``_set``; or None.
 
-    The name of a part for training or evaluation may have a number: ``test1``.
+    ``train``, ``val`` and ``test`` may have a number: ``test1``, ``train2017``, ``train_set1``.
     """
     word = re.sub(r"[\W_]+", "", name.casefold())
     words = {word, _PART_ENDING.sub("", word)}
-    numbered = {re.sub(r"\d+\Z", "", one) for one in words}
-    return next(
-        (part for part, names in _PARTS.items() if (numbered if part in _SERVING else words) & {*names}), None
-    )
+    numbered = _PART_ENDING.sub("", re.sub(r"\d+\Z", "", word))
+    words |= {numbered} & {*_NUMBERED}
+    return next((part for part, names in _PARTS.items() if words & {*names}), None)
 
 
 def _one(candidates: List[Path], purpose: str) -> Optional[Path]:
@@ -1204,6 +1204,10 @@ def _is_called(name: str, folder: Path) -> bool:
     return name != "imagenet" or real(folder).name.lower() == "imagenet" or has_shards(folder)
 
 
+_LIKE_MNIST = ("kmnist", "emnist", "qmnist", "medmnist", "notmnist", "kuzushiji", "k49")
+"""Words in the names of folders with other sets in files of the same names."""
+
+
 def _idx_name(folder: Path) -> str:
     """Returns the set whose idx files are in a folder, by the nearest name that tells; "" if that is another set's.
 
@@ -1213,7 +1217,7 @@ def _idx_name(folder: Path) -> str:
     nearest = next((part for part in names if "mnist" in part or part == "fashion"), "mnist")
     if "fashion" in nearest:
         return "fashion_mnist"
-    return "mnist" if "mnist" in re.findall("[a-z]+", nearest) else ""
+    return "" if any(other in nearest for other in _LIKE_MNIST) else "mnist"
 
 
 def find_sets(folder: Path) -> List[Found]:

@@ -75,7 +75,12 @@ def layer_macs(layer: KerasLayer) -> int:
     position of the input uses every number of the kernel once.
     """
     # A class that extends one of Keras, as for weight standardisation, has its kernel.
-    kind = next((base.__name__ for base in type(layer).__mro__ if base.__name__ in _WITH_KERNELS), "")
+    known = [
+        base
+        for base in type(layer).__mro__
+        if base.__module__.split(".")[0] in ("keras", "tensorflow", "ipucnn")
+    ]
+    kind = next((base.__name__ for base in known if base.__name__ in _WITH_KERNELS), "")
     weights = layer.weights
     outputs = sum(_spatial(output_shape(layer, call)) for call in range(num_calls(layer))) if weights else 0
     if kind in ("Conv2D", "GroupedConv2D", "DepthwiseConv2D", "Dense"):

@@ -195,8 +195,8 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
     failed = len(found.problems) + batches.num_failed
     lines = remark_lines(remarks)
     yield from map(Note, lines)
-    top, notes = min(request.top, len(names)), [*trained.notes, *notes, *found.left_out, *lines]
-    return Predictions(spool, failed, top, subset is not None, notes)
+    notes = [*trained.notes, *trained.warnings, *notes, *found.left_out, *lines]
+    return Predictions(spool, failed, min(request.top, len(names)), subset is not None, notes)
 
 
 class _Batches:
@@ -369,7 +369,7 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
             masks.results.append(segmented.finish())
     masks.wall_s += network.busy_s
     masks.patch_sizes, masks.device = network.patch_sizes, network.device
-    masks.notes = [*trained.notes, *network.notes, *found.left_out, *lines]
+    masks.notes = [*trained.notes, *trained.warnings, *network.notes, *found.left_out, *lines]
     return masks
 
 

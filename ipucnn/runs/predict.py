@@ -302,7 +302,9 @@ def mask_path(path: str, ending: str) -> Path:
     name = image.name if stems.count(image.stem.lower()) > 1 else image.stem
     target = image.with_name(f"{name}-mask{ending}")
     if target.exists() and not was_written(target):
-        raise FileExistsError(f"{target} was not written by ipucnn, and would be replaced: move it away")
+        raise FileExistsError(
+            f"{target} does not say that ipucnn wrote it, and would be replaced: move it away"
+        )
     return target
 
 

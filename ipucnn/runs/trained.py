@@ -66,15 +66,17 @@ class TrainedSetup(Setup):
         """Makes the session that runs the network; ``verbose`` shows TensorFlow's own messages."""
         return self.weights.session(self.config, verbose)
 
-    def introduction(self) -> List[str]:
-        """Returns notes and warnings for the user before the work begins, one line each.
+    @property
+    def warnings(self) -> Tuple[str, ...]:
+        """Warnings of the data set, for those who choose it: training printed those of its own set."""
+        chosen = self.weights.facts is None or any(self.resolved.origins[n].is_typed for n in _CHOOSES_DATA)
+        return self.source.info.warnings if chosen else ()
 
-        Warnings of the data set are for those who choose it: training printed those of its own set.
-        """
+    def introduction(self) -> List[str]:
+        """Returns notes and warnings for the user before the work begins, one line each."""
         from ipucnn.sessions.factory import device_warnings
 
-        chosen = self.weights.facts is None or any(self.resolved.origins[n].is_typed for n in _CHOOSES_DATA)
-        warnings = [*device_warnings(self.config.device), *(self.source.info.warnings if chosen else ())]
+        warnings = [*device_warnings(self.config.device), *self.warnings]
         return [*(f"note: {note}" for note in self.notes), *(f"warning: {text}" for text in warnings)]
 
     def load(self, session: Session, command: str) -> Tuple[Predictor, List[str]]:
@@ -201,8 +203,8 @@ def _as_evaluated(setup: Setup, weights: Weights, is_evaluated: bool) -> Tuple[D
     of_training = _of_training(setup, weights)
     if of_training is None and not origins["validation_fraction"].is_typed:
         note = (
-            f"all {what} of {name} are for evaluation, because the network was trained on another set; if that had "
-            "some of them, the scores are too high"
+            f"all {what} of {name} are for evaluation; if the network was trained on some of them, scores of those are "
+            "too high"
         )
         return undivided(source), True, [note]
     source = of_training or source
@@ -216,7 +218,8 @@ def _as_evaluated(setup: Setup, weights: Weights, is_evaluated: bool) -> Tuple[D
 def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     """Returns a set as training divided it, if the network was trained on this set; else None.
 
-    It is the one of training if it lies where that did, or has the same images wherever it lies.  Files without facts
+    It is the one of training if it lies where that did, or has images of the same names, sizes and classes wherever it
+    lies.  Files without facts
     of training are used with the set that they were trained on.
     """
     source, choice, before = setup.source, setup.resolved.choice, weights.trained_with
@@ -233,7 +236,10 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
         former = resolve_saved(setup.resolved.command, before, {}).choice
         is_same = is_same or (former.name, _place(former)) == (choice.name, _place(choice))
     limited = limit_source(source, before.limit_train, before.limit_eval, weights.seed)
-    return source if is_same or weights.data_sha256 == fingerprint(limited) else None
+    prints = {fingerprint(limited)}
+    with suppress(UserError):  # in training the classes may have been numbered as those of its first weights
+        prints.add(fingerprint(_as_trained(limited, weights.facts, weights)[0]))
+    return source if is_same or weights.data_sha256 in prints else None
 
 
 def _place(choice: Choice) -> Optional[Path]:

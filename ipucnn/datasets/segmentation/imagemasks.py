@@ -447,7 +447,9 @@ def _several_error(
         code = (
             "import itertools, pathlib, re, sys; import numpy as np; from PIL import Image; "
             'folder, kept = map(pathlib.Path, sys.argv[1:]); name = lambda path: str(path.with_suffix("")); '
-            f'key = lambda path: re.sub(r"{NUMBERED_MASK}", "", name(path), flags=re.I); '
+            # A name that is the ending of a mask and a number alone is no mask of another image.
+            f'short = lambda path: re.sub(r"{NUMBERED_MASK}", "", path.stem, flags=re.I) or path.stem; '
+            "key = lambda path: str(path.parent / short(path)); "
             'paths = [path for path in folder.rglob("*.*") if '
             + ("key(path) != name(path)" if folders[0] == folders[1] else "path.is_file()")
             + "]; groups = [[*group] for _, group in itertools.groupby(sorted(paths, key=key), key)]; "

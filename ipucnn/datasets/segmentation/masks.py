@@ -347,7 +347,8 @@ def notes_on_classes(classes: MaskClasses, is_named: bool, one_class: str = ONE_
     ]
     first, others = classes.names[0], classes.names[1:]
     left_out = []
-    if is_named and not is_background(first) and first != SHOWN_FIRST:
+    is_shown = first == SHOWN_FIRST and len(others) == 1
+    if is_named and not is_background(first) and not is_shown:
         what = (
             "mean scores and pictures"
             if len(others) > 1

@@ -424,7 +424,7 @@ def check_only_results_replaced(folder: Path, paths: Iterable[Path]) -> None:
             names = (beside + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
             unused = next(Path(name) for name in names if kind_of(Path(name)) is Kind.ABSENT)
             raise ConfigurationError(
-                f"--output {shown(folder)}: {shown(path)} was not written by ipucnn, and would be replaced",
+                f"--output {shown(folder)}: {shown(path)} does not say that ipucnn wrote it, and would be replaced",
                 f"--output {quoted(unused)}, or move the file away",
             )
 
