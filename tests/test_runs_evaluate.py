@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import warnings
 import zipfile
 from statistics import harmonic_mean
@@ -140,9 +141,9 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     lightly, succeeds, report, tmp_path
 ):
     for name in ("mine", "yours"):
-        write_class_folders(tmp_path / name, {("", kind): 5 for kind in ("a", "b")})
-    (tmp_path / "yours" / "a" / "0.png").write_bytes((tmp_path / "yours" / "a" / "1.png").read_bytes())
-    (tmp_path / "yours" / "a" / "0.png").rename(tmp_path / "yours" / "a" / "10.png")
+        write_class_folders(tmp_path / name, {("", kind): 5 for kind in ("a", "b")}, form="BMP", ending="bmp")
+    (tmp_path / "yours" / "a" / "0.bmp").write_bytes((tmp_path / "yours" / "a" / "1.bmp").read_bytes())
+    (tmp_path / "yours" / "a" / "0.bmp").rename(tmp_path / "yours" / "a" / "10.bmp")
     words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
     succeeds("train", "toy_model", "--dataset", "mine", *words, "--run-dir", "r")
 
@@ -164,6 +165,12 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     for where in (["mine"], ["imagefolder", "--dataset-path", "mine"]):
         size, stored, (note,) = evaluate("--dataset", *where)
         assert (size, stored) == (2, 2) and held_out in note
+    # A copy is the set of training; files of equal names and sizes are not.
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    assert evaluate("--dataset", "copy")[:2] == (2, 2)
+    for path in (tmp_path / "copy").rglob("*.bmp"):
+        path.write_bytes(path.read_bytes()[:-90] + bytes(90))
+    assert evaluate("--dataset", "copy")[:2] == (10, 10)
     (tmp_path / "mine").rename(tmp_path / "moved")
     assert evaluate("--dataset", "moved", "--limit-eval", "1")[:2] == (1, 2)
     # Where it lay, other images are not those of training, although the place is.
@@ -176,7 +183,7 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "yours", "--format", "csv")
     names = [line.split(",")[0] for line in out.splitlines()[1:]]
     assert names == [
-        f"yours/{kind}/{k}.png" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks
+        f"yours/{kind}/{k}.bmp" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks
     ]
 
 

@@ -16,8 +16,10 @@ from ipucnn.datasets.base import (
     ArrayExamples,
     DatasetInfo,
     DataSource,
+    FileExamples,
     fingerprint,
     limit_source,
+    read_file,
 )
 from ipucnn.datasets.classes import Matched, match, relabelled, undivided
 from ipucnn.datasets.images import conversions
@@ -37,6 +39,7 @@ from ipucnn.text import counted, printable
 
 _CHOOSES_DATA = ("dataset", "dataset_path", "skip_damaged")
 """The options that choose the samples of a data set."""
+_NUM_COMPARED = 8
 _DIVIDES_DATA = ("skip_damaged", "limit_train", "limit_eval", "validation_fraction", "allow_partial")
 """The options that choose which samples of a given set are evaluated."""
 
@@ -219,7 +222,7 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     """Returns a set as training divided it, if the network was trained on this set; else None.
 
     It is the one of training if it lies where that did, or has images of the same names, sizes and classes wherever it
-    lies.  Files without facts
+    lies; if that of training is still there, some of the files are compared.  Files without facts
     of training are used with the set that they were trained on.
     """
     source, choice, before = setup.source, setup.resolved.choice, weights.trained_with
@@ -235,11 +238,26 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     with suppress(UserError, OSError):  # the set of training is no longer there
         former = resolve_saved(setup.resolved.command, before, {}).choice
         is_same = is_same or (former.name, _place(former)) == (choice.name, _place(choice))
+        if not is_same and _has_other_bytes(source, _place(choice), _place(former)):
+            return None
     limited = limit_source(source, before.limit_train, before.limit_eval, weights.seed)
     prints = {fingerprint(limited)}
     with suppress(UserError):  # in training the classes may have been numbered as those of its first weights
         prints.add(fingerprint(_as_trained(limited, weights.facts, weights)[0]))
     return source if is_same or weights.data_sha256 in prints else None
+
+
+def _has_other_bytes(source: DataSource, place: Optional[Path], other: Optional[Path]) -> bool:
+    """Returns whether one of a few image files below a place differs from the file of its name below another one."""
+    examples = source.train
+    if not isinstance(examples, FileExamples) or place is None or other is None:
+        return False
+    for path in examples.paths[:: max(1, len(examples) // _NUM_COMPARED)]:
+        twin = other / real(Path(path)).relative_to(place)
+        with suppress(UserError):  # absent, or no longer readable
+            if read_file(path) != read_file(str(twin)):
+                return True
+    return False
 
 
 def _place(choice: Choice) -> Optional[Path]:
