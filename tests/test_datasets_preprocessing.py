@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_datasets_pipeline import make_source
 
+from ipucnn.config.options import SPECS
 from ipucnn.datasets import pixels, preprocessing
 from ipucnn.datasets.base import ArrayExamples
 from ipucnn.datasets.pipeline import eval_batches
@@ -85,6 +86,11 @@ RANGES = {
     "torch": lambda x, mean, std: (x / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225],
     "image": lambda x, mean, std: np.stack([(image - image.mean()) / image.std() for image in x]),
 }
+
+
+def test_the_option_has_every_range():
+    (option,) = (spec for spec in SPECS if spec.name == "normalise")
+    assert {*option.choices} == {"network", *pixels.INPUT_RANGES}
 
 
 @pytest.mark.parametrize("name", pixels.INPUT_RANGES)

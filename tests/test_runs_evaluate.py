@@ -168,6 +168,9 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     # A copy is the set of training; files of equal names and sizes are not.
     shutil.copytree(tmp_path / "mine", tmp_path / "copy")
     assert evaluate("--dataset", "copy")[:2] == (2, 2)
+    (tmp_path / "copy" / "a" / "0.bmp").rename(tmp_path / "elsewhere.bmp")
+    (tmp_path / "copy" / "a" / "0.bmp").symlink_to(tmp_path / "elsewhere.bmp")
+    assert evaluate("--dataset", "copy")[:2] == (2, 2)
     for path in (tmp_path / "copy").rglob("*.bmp"):
         path.write_bytes(path.read_bytes()[:-90] + bytes(90))
     assert evaluate("--dataset", "copy")[:2] == (10, 10)

@@ -11,7 +11,7 @@ from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.config.resolve import OF_16_BITS, Resolved
 from ipucnn.config.rules import Rule, check_rules
 from ipucnn.config.spec import Effect
-from ipucnn.planning.rules import OF_UPDATES
+from ipucnn.planning.program import OF_UPDATES
 from ipucnn.runs.rules import HOST_SESSION_RULES, RUN_RULES, check_run_rules
 from ipucnn.runs.rules import Facts as RunFacts
 from ipucnn.sessions.group import Alone, ProcessGroup

@@ -276,10 +276,9 @@ class DataOptions:
     )
     normalise: str = option(
         "network",
-        "How pixels are brought to the network's range: network (as the network was published), standard (minus the "
-        "data set's mean, over its standard deviation), unit (0 to 1), tf (-1 to 1), raw (0 to 255), torch (minus "
-        "ImageNet's mean, over its deviation), caffe (blue, green, red, minus ImageNet's mean), or image (from each "
-        "image its mean is subtracted, and the rest is divided by its standard deviation).",
+        "The network's range of pixels: network (as published), standard (minus the data set's mean, over its "
+        "deviation), unit (0 to 1), tf (-1 to 1), raw (0 to 255), torch (minus ImageNet's mean, over its deviation), "
+        "caffe (blue, green, red, minus ImageNet's mean), or image (minus each image's mean, over its deviation).",
         choices=("network", "standard", "unit", "tf", "raw", "torch", "caffe", "image"),
         wishes="normalize mean std preprocess-input",
         effect=Effect.RESULT,

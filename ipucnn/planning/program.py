@@ -19,6 +19,14 @@ from ipucnn.training.program import Layout, stage_proportions
 
 PRECISIONS = ("16.16", "16.32", "32.32")
 
+OF_UPDATES = {
+    "gradient_accumulation_count": None,
+    "global_batch_size": None,
+    "dbn_replica_group_size": 1,
+    "freeze": None,
+}
+"""Options that affect only the weight updates and their batches, and their values in inference."""
+
 
 class Placement(Enum):
     """Where the stages of a replica are.

@@ -24,6 +24,7 @@ from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_gra
 from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.program import (
+    OF_UPDATES,
     Choice,
     Placement,
     PlannedProgram,
@@ -35,7 +36,7 @@ from ipucnn.planning.program import (
     smallest,
     uniform,
 )
-from ipucnn.planning.rules import OF_UPDATES, PLAN_RULES, Asked
+from ipucnn.planning.rules import PLAN_RULES, Asked
 from ipucnn.planning.schedules import GROUPED, INTERLEAVED, SCHEDULES, SEQUENTIAL, Schedule
 from ipucnn.planning.search.open_settings import (
     COMPARED,

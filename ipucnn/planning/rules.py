@@ -4,6 +4,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.rules import Rule
+from ipucnn.planning.program import OF_UPDATES
 from ipucnn.planning.schedules import INTERLEAVED
 from ipucnn.text import counted
 
@@ -27,14 +28,6 @@ class Asked(NamedTuple):
     typed: Optional[Tuple[str, int]]
     num_stages: Optional[int]
 
-
-OF_UPDATES = {
-    "gradient_accumulation_count": None,
-    "global_batch_size": None,
-    "dbn_replica_group_size": 1,
-    "freeze": None,
-}
-"""Options that affect only the weight updates and their batches, and their values in inference."""
 
 PLAN_RULES: Tuple[Rule[RunConfig, Asked], ...] = (
     *(

@@ -3,6 +3,7 @@
 The command line is resolved, and everything that can be is checked, without TensorFlow.
 """
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,8 +223,8 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     """Returns a set as training divided it, if the network was trained on this set; else None.
 
     It is the one of training if it lies where that did, or has images of the same names, sizes and classes wherever it
-    lies; if that of training is still there, some of the files are compared.  Files without facts
-    of training are used with the set that they were trained on.
+    lies; if that of training is still there, some of the files are compared.  Files without facts of training are used
+    with the set that they were trained on.
     """
     source, choice, before = setup.source, setup.resolved.choice, weights.trained_with
     if weights.facts is None:
@@ -238,7 +239,7 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     with suppress(UserError, OSError):  # the set of training is no longer there
         former = resolve_saved(setup.resolved.command, before, {}).choice
         is_same = is_same or (former.name, _place(former)) == (choice.name, _place(choice))
-        if not is_same and _has_other_bytes(source, _place(choice), _place(former)):
+        if not is_same and _has_other_bytes(source, choice, former):
             return None
     limited = limit_source(source, before.limit_train, before.limit_eval, weights.seed)
     prints = {fingerprint(limited)}
@@ -247,15 +248,15 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     return source if is_same or weights.data_sha256 in prints else None
 
 
-def _has_other_bytes(source: DataSource, place: Optional[Path], other: Optional[Path]) -> bool:
-    """Returns whether one of a few image files below a place differs from the file of its name below another one."""
+def _has_other_bytes(source: DataSource, choice: Choice, other: Choice) -> bool:
+    """Returns whether one of a few image files of a set differs from the file of its name in another set."""
     examples = source.train
-    if not isinstance(examples, FileExamples) or place is None or other is None:
+    if not isinstance(examples, FileExamples) or choice.location is None or other.location is None:
         return False
     for path in examples.paths[:: max(1, len(examples) // _NUM_COMPARED)]:
-        twin = other / real(Path(path)).relative_to(place)
         with suppress(UserError):  # absent, or no longer readable
-            if read_file(path) != read_file(str(twin)):
+            # Links are not followed: a path may be one to elsewhere.
+            if read_file(path) != read_file(str(other.location / os.path.relpath(path, choice.location))):
                 return True
     return False
 

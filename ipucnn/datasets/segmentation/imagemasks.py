@@ -443,7 +443,7 @@ def _several_error(
     hint = "join the masks of each image as one mask: the maximum of them in each pixel"
     if not any(path.suffix.lower() in _STACKS for _, paths in several for path in paths):
         whole = real(found.location)
-        kept = whole.with_name(f"{whole.name}-single-masks") / real(folders[1]).relative_to(whole)
+        kept = whole.with_name(f"{whole.name}-single-masks") / folders[1].relative_to(found.location)
         code = (
             "import itertools, pathlib, re, sys; import numpy as np; from PIL import Image; "
             'folder, kept = map(pathlib.Path, sys.argv[1:]); name = lambda path: str(path.with_suffix("")); '
