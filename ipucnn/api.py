@@ -39,7 +39,7 @@ from ipucnn.errors import ConfigurationError, DataError, did_you_mean
 from ipucnn.events import Event, show
 from ipucnn.filesystem import expand, user_error_of
 from ipucnn.runs.compare import read_run
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -520,7 +520,7 @@ def train(model: str, **options: PlainValue) -> Training:
     if is_cross_validation(resolved):
         raise ConfigurationError(
             "kfold: ipucnn.train() trains one run, and a cross-validation is several",
-            f"ipucnn train {shown_value(model)} --kfold N in a terminal",
+            f"ipucnn train {quoted(model)} --kfold N in a terminal",
         )
     if resolved.config.dry_run:
         raise ConfigurationError(

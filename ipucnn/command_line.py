@@ -67,7 +67,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
         return CommandLine(tuple(args), name, words, None, False, is_verbose)
     is_all = options[asked] == ALL_HELP
     if asked > position:
-        topic, _ = items(options[asked + 1 :])
+        topic, _ = items([word for word in options[asked + 1 :] if word not in VERBOSE])
         return CommandLine(tuple(args), name, words, tuple(topic), is_all, is_verbose)
     topic = [word for word in args[asked + 1 :] if not word.startswith("-")]
     line = CommandLine(tuple(args), "", (), tuple(topic), is_all, is_verbose)

@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import math
-import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 from ipucnn.aliases import Annotated, PlainValue, YamlEvent, YamlNode
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import read_text, shown
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 MAX_BYTES = 1_000_000
 """Largest document that a person writes."""
@@ -335,7 +334,7 @@ def read_record_if_present(path: Path, without: str, kind: Type[Record]) -> Opti
     if not path.exists() and not path.is_symlink():
         return None
     name = shown(path)
-    hint = f"restore it, or move it away: mv {shlex.quote(name)} {shlex.quote(name)}.damaged; {without}"
+    hint = f"restore it, or move it away: mv {quoted(name)} {quoted(name)}.damaged; {without}"
     return read_struct(path, kind, hint)
 
 

@@ -36,7 +36,7 @@ from ipucnn.errors import (
     is_out_of_memory,
     system_error_in,
 )
-from ipucnn.text import printable, shown_value
+from ipucnn.text import printable, quoted, shown_value
 
 NAME_BYTES = 255
 """The longest file name on Linux file systems (``NAME_MAX`` of limits.h), in bytes."""
@@ -596,7 +596,9 @@ def check_output(path: Path) -> None:
         folder = (real(path) if path.is_symlink() else path).parent  # without links: as typed, for messages
         if kind_of(folder) is not Kind.FOLDER:
             check_makeable(folder)  # so that the hint works
-            raise DataError(f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {shown(folder)}")
+            raise DataError(
+                f"{shown(path)}: there is no folder {shown(folder)}", f"mkdir -p {quoted(folder)}"
+            )
         check_writable(folder)
 
 

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import os
 import re
-import shlex
 import sys
 import traceback
 import types
@@ -20,7 +19,7 @@ from typing import Any, Callable, Dict, Optional
 
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
 from ipucnn.filesystem import expand, read_bytes, shown
-from ipucnn.text import printable, shown_value
+from ipucnn.text import printable, quoted, shown_value
 
 MAX_BYTES = 2**24
 MODELS_GROUP = "ipucnn.models"
@@ -33,18 +32,17 @@ def is_python_name(name: str) -> bool:
     return name.lower().endswith(".py") or _NAME.fullmatch(name) is not None
 
 
-def name_it(option: str, name: str, run: Path) -> str:
+def naming_hint(name: str, run: Path) -> str:
     """Makes the hint to name a run's Python file on the command line, with the file's path from the current folder.
 
     Args:
-        option: the option that names the file.
         name: the file's name in the run.
         run: the run folder; if the name is no file in the current folder, it is searched for in all folders above.
     """
     path, colon, function = name.rpartition(":") if ":" in name else (name, "", "")
     places = [path, *(os.path.relpath(folder / path) for folder in Path(os.path.abspath(run)).parents)]
     place = next((place for place in places if Path(place).is_file()), path)
-    return f"add {option} {shlex.quote(f'{place}{colon}{function}')}"
+    return f"add --model-name {quoted(f'{place}{colon}{function}')}"
 
 
 def label_of(name: str) -> str:

@@ -4,6 +4,7 @@ Also whether a person watches a stream.
 """
 
 import os
+import shlex
 import unicodedata
 from decimal import ROUND_HALF_UP, Decimal
 from typing import List, Optional, TextIO
@@ -39,6 +40,11 @@ def shown_value(value: object) -> str:
         half = SHOWN_CHARACTERS // 2
         return f"{printable(text[:half])}...{printable(text[-half:])} ({len(text):,} characters)"
     return printable(text)
+
+
+def quoted(value: object) -> str:
+    """A path or a name as a shell takes it, on one line: part of a command that a hint shows."""
+    return shlex.quote(printable(str(value)))
 
 
 def counted(number: int, noun: str) -> str:

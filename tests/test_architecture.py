@@ -266,6 +266,60 @@ def test_errors_without_hints_are_found():
     assert list(_without_hint(ast.walk(ast.parse("\n".join(lines))))) == [1, 2, 3, 4, 5]
 
 
+# Words of a command in a hint after which a path may stand.
+_BEFORE_PATHS = re.compile(
+    r"(^|[ (`])(rm( -r)?|mv|cp|mkdir( -p)?"
+    r"|ipucnn (train|evaluate|infer|export|benchmark|plan-splits|runs|compare|plot|models)"
+    r"|--(dataset|dataset-path|weights|run-dir|checkpoint|checkpoint-dir|checkpoint-input-dir|output|plan|config-path"
+    r"|system-profile|save|save-graph|html|model-name))[ =]$"
+)
+# What stands there is quoted, or is a name of ipucnn's own: of a set, or of a layout of folders.
+_NO_PATHS = {"quoted", "name", "layout", "home", "embedded_name", "TFDS_PREFIX", "EMBEDDED"}
+_NO_PATHS |= {"named", "into", "place", "is_name"}
+
+
+def _unquoted(nodes):
+    """Yields (line, expression) of texts other than the message of an error that put a path into a command as it is."""
+    messages = {
+        id(inner)
+        for node in nodes
+        if isinstance(node, ast.Call) and node.args and re.search(r"(Error|_fail)$", _dotted(node.func))
+        for inner in ast.walk(node.args[0])
+    }
+    for node in nodes:
+        if not isinstance(node, ast.JoinedStr) or id(node) in messages:
+            continue
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                text += part.value
+                continue
+            words = [getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(part.value)]
+            if _BEFORE_PATHS.search(text) and _NO_PATHS.isdisjoint(words):
+                yield node.lineno, " ".join(filter(None, words))
+            text += "X"
+
+
+def test_paths_in_hints_are_quoted():
+    """A path may have blanks; typed as it is, a hint with rm or --weights would name something else."""
+    found = [
+        f"{source.path.relative_to(PACKAGE)}:{line}: {value}"
+        for source in sources()
+        for line, value in _unquoted(source.nodes)
+    ]
+    assert found == []
+    lines = (
+        'f"remove it: rm {path}"',
+        'f"add --weights {start.path}"',
+        'f"rm {quoted(path)}"',
+        'f"--dataset {name}"',
+    )
+    tree = list(
+        ast.walk(ast.parse("\n".join([*lines, 'DataError(f"--weights {path} is absent", "drop it")'])))
+    )
+    assert [line for line, _ in _unquoted(tree)] == [1, 2]
+
+
 def test_files_of_users_are_opened_in_one_place():
     """Other modules read only the package's files, /proc and settings, and files that the process has just written."""
     of_package = ("config/presets", "models/counts", "planning/graphs/", "runs/export.py", "runs/predict.py")

@@ -50,7 +50,7 @@ def put(path, *pages):
 
 
 def choose(folder, task="classification"):
-    return choose_dataset(str(folder), Path("."), home="", task=task, divides=True)
+    return choose_dataset(str(folder), Path("."), home="", task=task)
 
 
 def opened(folder, task="classification", **options):
@@ -626,7 +626,7 @@ def test_a_folder_that_nobody_named_is_not_walked(tmp_path, monkeypatch, task, h
         (tmp_path / name).mkdir(parents=True)
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: listed.append(Path(folder)) or scandir(folder))
-    choice = choose_dataset(None, tmp_path, home=home, task=task, divides=True)
+    choice = choose_dataset(None, tmp_path, home=home, task=task)
     assert choice.location is None
     assert {folder.relative_to(tmp_path).as_posix() for folder in listed} <= {".", "train", "val"} | {
         "usr", "home"

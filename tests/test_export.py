@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from poplar_double import installed
+from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_raises, check_refused
 from support.trained_runs import run_of
 from tensorflow import keras
@@ -154,6 +155,7 @@ def test_an_export_records_its_contents_and_verification(exported):
     assert verified["samples"] == 104 - 4 and verified["of"] == "40 of evaluation and 60 of training"
     assert verified["relative"] <= 1e-4 and verified["agreement"] == 1
     assert verified["runtime"].startswith("onnxruntime ")
+    assert re.fullmatch("[0-9a-f]{64}", record["setup"]["data_sha256"])
     assert record["input"]["shape"] == [None, 8, 8, 3] and record["opset"] == 15
     page = (exported / "README.md").read_text()
     assert "Trained on digits;" in page and "(40 of evaluation" in page and "float32, any x 8 x 8 x 3" in page
@@ -605,6 +607,19 @@ def test_an_exported_file_or_its_folder_is_used_like_its_run(trained, report, re
     ]
     predicted = [[row["predictions"][0]["class"] for row in each] for each in rows]
     assert predicted[0] == predicted[1] and len(predicted[0]) == 9
+
+
+@pytest.mark.slow
+@needs("onnx")
+def test_an_exported_file_knows_the_set_of_its_training(lightly, succeeds, report, tmp_path):
+    """A copy of that set is not evaluated whole, because most of its images were trained on."""
+    write_class_folders(tmp_path / "set", {("", kind): 5 for kind in ("a", "b")})
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
+    succeeds("export", "r", "--format", "onnx", "--output", "out")
+    (tmp_path / "set").rename(tmp_path / "moved")
+    sizes = [report("evaluate", name, "--dataset", "moved")["dataset"]["size"] for name in ("r", "out")]
+    assert sizes == [2, 2]
 
 
 def test_a_saved_model_is_refused(trained, run, succeeds, in_this_process):

@@ -24,6 +24,7 @@ from ipucnn.models.own import seeded_generators
 from ipucnn.models.registry import find_network, saved_network
 from ipucnn.models.settings import ACTIVATIONS
 from ipucnn.python_files import find_function
+from ipucnn.runs.weight_files import scaling_of_file
 
 layers = keras.layers
 pytestmark = pytest.mark.usefixtures("here")
@@ -55,6 +56,27 @@ def test_generators_are_seeded_inside_a_block_alone():
     assert drawn() == expected
     with seeded_generators(1, "a"):
         assert drawn() == first != expected
+
+
+@needs_keras_3
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        ("kerasnets.layers", "Rescaling"),
+        ("my_net", "Normalization"),
+        ("my_net.ops", "Add"),
+        ("keras_mine", "RandomX"),
+    ],
+)
+def test_classes_of_a_file_are_those_of_keras_only_if_their_module_is(module, kind):
+    """Another package may begin with Keras' name, have a folder of operations, or classes called as those of Keras."""
+    mine = type(kind, (layers.Layer,), {"__module__": module, "call": lambda self, x: x * 2.0 + 7})
+    images = keras.Input((8, 8, 1))
+    x = layers.Conv2D(2, 3, name="conv")(mine(name="mine")(images))
+    keras.Model(images, layers.Dense(10)(layers.Flatten()(x))).save("mine.keras")
+    assert scaling_of_file(Path("mine.keras")) is None
+    error = f"layer 'mine' is of the class {kind}, which is not Keras' own"
+    check_raises(ConfigurationError, error, "name the function", find_network, "mine.keras")
 
 
 # --- weights that the function sets

@@ -453,6 +453,29 @@ def test_the_contact_sheet_draws_any_image_and_label(tmp_path):
         assert image.format == "PNG" and GREEN in {c for _, c in image.getcolors(1 << 24)}
 
 
+def test_the_range_of_images_is_typed_for_keras_weights_only(trained, run, report):
+    """A file of weights trained on pixels / 255 gives the probabilities of Keras' predict on pixels / 255."""
+    from ipucnn.models.build import BuildOptions, build_model
+    from ipucnn.models.registry import get_model
+
+    model = build_model(get_model("cifar_resnet8"), BuildOptions((8, 8, 3), 10))
+    model.save_weights("w.weights.h5")
+    pixels = np.repeat(np.random.RandomState(3).randint(0, 256, (3, 8, 8, 1)), 3, axis=-1).astype(np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(f"{number}.png")
+    logits = np.asarray(model(pixels / np.float32(255)), np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    words = ("w.weights.h5", "--model-name", "cifar_resnet8", "--dataset", "digits")
+    images = ("0.png", "1.png", "2.png")
+    found = report("infer", *words, "--normalise", "unit", *images, "--top", 10, "--precision", "32.32")
+    assert not any("were scaled" in note for note in found["notes"])
+    for row, probabilities in zip(found["results"], expected):
+        for one in row["predictions"]:
+            assert one["probability"] == pytest.approx(probabilities[one["class"]], abs=1e-6)
+    error = f"--normalise: {trained} is a run, which has its own network"
+    check_refused(run, Refusal(["evaluate", str(trained), "--normalise", "unit"], error, "drop it"))
+
+
 def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images):
     from ipucnn.runs.sources import Named
     from ipucnn.runs.trained import open_trained

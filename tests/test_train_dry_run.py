@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.data_sets import noise, open_pairs, verified, write_class_folders, write_mnist, write_pairs
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
@@ -135,6 +136,14 @@ def test_evaluation_images_that_are_trained_on_are_counted(here, report):
     shutil.copy("set/train/b/1.png", "set/val/a/1.png")  # in another class, in place of another file
     assert lines(*words) == ["2 of 7 evaluation images are"]
     assert "leakage" in verified("imagefolder", "set")[0]
+    # Large files of one size, most of whose bytes are equal, are not taken for equal files.
+    large = np.random.RandomState(7).randint(0, 256, (300, 300, 3)).astype(np.uint8)
+    for folder in ("train", "val"):
+        Image.fromarray(large).save(f"set/{folder}/a/large.bmp")
+        large[200, 7] ^= 1
+    assert lines(*words) == ["2 of 8 evaluation images are"]
+    shutil.copy("set/train/a/large.bmp", "set/val/b/large.bmp")
+    assert lines(*words) == ["3 of 9 evaluation images are"]
     pairs = [(noise(k % 4, 16, 16), np.eye(16, dtype=np.uint8)) for k in range(5)]  # the last is the first
     (line,) = trained_and_evaluated(open_pairs("imagemasks", write_pairs(Path("masks"), pairs)))
     assert line.startswith("1 of 1 evaluation image is among")

@@ -12,7 +12,9 @@ from support.refusals import check_raises
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
+from ipucnn.sessions.group import Alone
 from ipucnn.sessions.host.division import check_fused, fixed_fused
+from ipucnn.sessions.poplar.checks import local_evaluation_replicas
 from ipucnn.sessions.session import is_checkpoint_due
 from ipucnn.training import batching
 from ipucnn.training.batching import updates_per_event
@@ -21,6 +23,7 @@ from ipucnn.training.program import (
     EpochPlan,
     Layers,
     Program,
+    evaluation_replicas,
     make_layout,
     make_program,
     stage_proportions,
@@ -438,6 +441,23 @@ def test_validation_has_the_ipus_of_training(values, instances, replicas):
             validation_replicas(config.pipeline_validation_model, 2, program.ipus_per_replica, instances)
             == replicas
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "replicas"),
+    [
+        ({}, 1),
+        ({"ipus": 4}, 4),
+        ({"num_replicas": 4}, 4),
+        ({"ipus": 4, "ipus_per_replica": 2}, 4),
+        ({"num_replicas": 2, "pipeline_splits": ("a", "b")}, 8),  # three stages occupy four IPUs
+        ({"num_replicas": 2, "ipus_per_replica": 2, "pipeline_validation_model": True}, 4),
+        ({"ipus": 4, "validation_num_replicas": 2}, 2),
+    ],
+)
+def test_a_network_that_is_only_evaluated_has_all_ipus_of_training(values, replicas):
+    config = RunConfig(micro_batch_size=2, **values)
+    assert evaluation_replicas(config) == local_evaluation_replicas(Alone(), config) == replicas
 
 
 # --- the Program as a value

@@ -42,7 +42,7 @@ from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
 from ipucnn.sessions.poplar.surroundings import read_surroundings
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 FOLDER = Path(__file__).parent / "suites"
 COMMANDS = {"benchmark": "benchmark", "train": "train", "fit": "train"}
@@ -284,7 +284,7 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Comma
             if record.own is not None:
                 raise ConfigurationError(
                     f"{shown_value(words[1])} is your own network, and suites have registered ones",
-                    f"measure it by itself: ipucnn benchmark {shown_value(words[1])}",
+                    f"measure it by itself: ipucnn benchmark {quoted(words[1])}",
                 )
             shared = frozenset(below) - frozenset(above)
             yield CommandLine(words[0], record.name, merged(below, above), shared=shared)

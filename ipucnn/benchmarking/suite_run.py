@@ -27,7 +27,7 @@ from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import latest_run_dir
 from ipucnn.runs.writer import check_replaceable, default_run_dir
 from ipucnn.system_programs import Ran, run_program
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 RESULT, TABLE, ROWS, FIGURE = "suite.json", "suite.csv", "rows", "speedup"
 FILES = (RESULT, TABLE, ROWS, f"{FIGURE}.png", f"{FIGURE}.svg")
@@ -165,7 +165,7 @@ def run_rows(result: SuiteResult, folder: Path, verbose: bool = False) -> Events
     if (folder / ROWS).is_symlink():
         raise DataError(
             f"{folder / ROWS} is a link, and a suite writes to its own folder alone",
-            f"remove it: rm {folder / ROWS}",
+            f"remove it: rm {quoted(folder / ROWS)}",
         )
     make_folder(folder)
     write_result(folder, result)

@@ -164,7 +164,7 @@ def _benchmark_one(request: RunRequest, measuring: PlainDict, verbose: bool, jso
     folder = check_folder(resolved)
     # Noise has the network's default size, so it does not decide the size of a network that takes any size.
     is_any_noise = resolved.choice.is_noise and resolved.choice.like is None
-    assumed = assumption(resolved.record, image_size=resolved.config.image_size) if is_any_noise else None
+    assumed = assumption(resolved.record, resolved.config.image_size) if is_any_noise else None
     if assumed:
         note(f"{assumed}; --dataset NAME, in place of noise, takes those of a data set")
     job = show(during(OPENING, lambda: make_job(resolved, settings)), Screen())

@@ -157,7 +157,7 @@ def _input(record: ModelRecord, flags: Mapping[str, PlainValue]) -> Tuple[Tuple[
     size = convert_flags(flags).get("image_size")
     shape = (*(size or record.input_shape[:2]), record.input_shape[2])
     validate_input_shape(record, shape)
-    assumed = assumption(record, image_size=size)
+    assumed = assumption(record, size)
     if assumed:
         note(f"{assumed}; --dataset NAME takes those of a data set")
     return shape, record.num_classes

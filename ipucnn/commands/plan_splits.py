@@ -20,6 +20,7 @@ from ipucnn.filesystem import (
     write_output_text,
 )
 from ipucnn.models.registry import NETWORK_FILES
+from ipucnn.text import quoted
 
 if TYPE_CHECKING:
     from ipucnn.planning.question import Question
@@ -177,7 +178,7 @@ def _save_graph(question: "Question", path: Path) -> "Events[Question]":
     if path.suffix.lower() != ending:
         raise ConfigurationError(
             f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {ending}",
-            f"--save-graph {shown(path.with_suffix(ending))}",
+            f"--save-graph {quoted(path.with_suffix(ending))}",
         )
     graph = read_graph(question, import_tensorflow)
     # The graph does not record --freeze; a command that reads the file needs the option again.

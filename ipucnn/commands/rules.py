@@ -3,14 +3,13 @@
 A table's rules are about the command's own class of options.
 """
 
-import shlex
 from typing import Any, Callable, Iterable, Iterator, Tuple
 
 from ipucnn.config.options import RunConfig, specs_for
 from ipucnn.config.origin import Origins
 from ipucnn.config.request import is_wildcard
 from ipucnn.config.rules import OF_PATCHES, Facts, OfTask, Rule, is_set, task_rules
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 Rules = Tuple[Rule[Any, Facts], ...]
 When = Callable[[Any, Facts], bool]
@@ -43,7 +42,7 @@ INFER_RULES: Rules[OfTask] = (
         texts=lambda options, _: {
             "add": f"add {_TO_DRAW_MISTAKES}"
             if options.split
-            else f"type: ipucnn infer {shlex.quote(options.run)} --split eval --only-mistakes {_TO_DRAW_MISTAKES}"
+            else f"type: ipucnn infer {quoted(options.run)} --split eval --only-mistakes {_TO_DRAW_MISTAKES}"
         },
     ),
     Rule(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ipucnn.errors import ConfigurationError
 from ipucnn.filesystem import shown
+from ipucnn.text import quoted
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
@@ -28,7 +29,7 @@ def read_training_plan(path: Path) -> "PipelinePlan":
         name = shown(path)
         raise ConfigurationError(
             f"--plan {name} is a plan for inference",
-            f"ipucnn {plan.command} --plan {name}, or make one for training: ipucnn plan-splits {plan.model} "
-            f"--stages {plan.num_stages} --save FILE",
+            f"ipucnn {plan.command} --plan {quoted(path)}, or make one for training: ipucnn plan-splits "
+            f"{quoted(plan.model)} --stages {plan.num_stages} --save FILE",
         )
     return plan

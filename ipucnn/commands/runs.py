@@ -1,7 +1,6 @@
 """``ipucnn runs``, ``ipucnn diff`` and ``ipucnn plot``: list, compare and draw runs."""
 
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Tuple
@@ -9,7 +8,7 @@ from typing import List, Tuple
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.spec import FILE, FILES, WORD, argument, option
 from ipucnn.errors import ConfigurationError, DataError, ThresholdError, UserError
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, quoted, shown_value
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def plot(options: Plot) -> None:
         if not record.history:
             raise DataError(
                 f"run {record.path} has no history yet",
-                f"leave it out, or go on with it: ipucnn train --resume --run-dir {shlex.quote(str(record.path))}",
+                f"leave it out, or go on with it: ipucnn train --resume --run-dir {quoted(record.path)}",
             )
     write_output(path, lambda temporary: draw_curves(records, temporary, format_of(path, PLOTS)))
     if options.json:

@@ -8,7 +8,6 @@ other, one that is given in a higher layer drops the other from the lower layers
 import copy
 import dataclasses
 import itertools
-import shlex
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -44,7 +43,7 @@ from ipucnn.config.rules import check
 from ipucnn.config.spec import Effect, OptionSpec, check_paths, convert_value
 from ipucnn.config.values import norm_layer_of
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.datasets.registry import Choice
@@ -286,13 +285,13 @@ def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: P
 
     network = str(_first("model_name", given, in_file, in_plan))
     if "model_name" not in given:
-        refuse_unnamed("the network", network, f"add --model-name {shlex.quote(network)}")
+        refuse_unnamed("the network", network, f"add --model-name {quoted(network)}")
     record = find_network(network, plans=command in PLANS)
     planned = in_plan.get("model_name", record.name)
     if planned != record.name:
         raise ConfigurationError(
             f"--plan {given['plan']} is for {shown_value(planned)}, but the network is {record.name}",
-            f"ipucnn plan-splits {record.name} --save FILE, or train {planned}",
+            f"ipucnn plan-splits {quoted(record.name)} --save FILE, or train {quoted(planned)}",
         )
     return record
 
@@ -321,7 +320,10 @@ def _take_model(command: str, given: PlainDict, model: Optional[str]) -> None:
         # A list option takes every word up to the next option.
         raise ConfigurationError(
             f"--pipeline-splits: '{splits[-1]}' is a model, not a layer",
-            f"put MODEL first: ipucnn {command} {splits[-1]} --pipeline-splits {' '.join(splits[:-1])}",
+            " ".join(
+                ["put MODEL first: ipucnn", command, splits[-1]]
+                + (["--pipeline-splits", *map(quoted, splits[:-1])] if splits[1:] else [])
+            ),
         )
 
 
@@ -591,7 +593,7 @@ def _choose_dataset(
     for layer in layers:
         named = layer.get("dataset")
         if named is not None and layer is not layers[0]:
-            refuse_unnamed("the data set", str(named), f"add --dataset {shlex.quote(str(named))}")
+            refuse_unnamed("the data set", str(named), f"add --dataset {quoted(named)}")
         if layer.get("host_generated_data") or layer.get("device_generated_data"):
             named = "random"
         if named is not None:
@@ -603,7 +605,6 @@ def _choose_dataset(
         home=record.home_dataset,
         task=record.task,
         download=bool(_first("download", *layers)),
-        divides=True,
         reads_files=not layers[0].get("dry_run"),
         # A run that is continued has its data set, whatever is here.
         is_path_typed=layers[0].get("dataset_path") is not None and not layers[0].get("resume"),

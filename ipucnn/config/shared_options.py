@@ -280,6 +280,7 @@ class DataOptions:
         "deviation), unit (0 to 1), tf (-1 to 1), raw (0 to 255), torch (minus ImageNet's mean, over its deviation), "
         "caffe (blue, green, red, minus ImageNet's mean), or image (minus each image's mean, over its deviation).",
         choices=("network", "standard", "unit", "tf", "raw", "torch", "caffe", "image"),
+        commands=(*RUN, "evaluate", "infer", "export"),
         wishes="normalize mean std preprocess-input",
         effect=Effect.RESULT,
     )

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Union
@@ -27,7 +26,7 @@ from ipucnn.datasets.problems import (
 )
 from ipucnn.errors import DataError
 from ipucnn.machine import num_cores, side_by_side
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, quoted
 
 CHECKED_BYTES = 256 * 2**20
 """Parts with more bytes are not checked before the run, which would take minutes; the run ends at a damaged image."""
@@ -171,8 +170,8 @@ def hint_where_run_ends(error: DataError, info: DatasetInfo) -> str:
     """Returns the hint for a run that ends at a file that cannot be read, with the command that lists all of them."""
     hints = [error.hint] if error.hint else []
     if info.location and is_damaged(problem_of(error, None, "")):
-        folder = shlex.quote(printable(info.location))
         hints.append(
-            f"ipucnn verify-dataset --dataset-path {folder} names every damaged file, --skip-damaged leaves them out"
+            f"ipucnn verify-dataset --dataset-path {quoted(info.location)} names every damaged file, --skip-damaged "
+            "leaves them out"
         )
     return "; ".join(hints)

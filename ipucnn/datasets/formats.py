@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from ipucnn.filesystem import (
     real,
     shown,
 )
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, quoted
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TFDS_PREFIX = "tfds:"
@@ -277,11 +276,6 @@ def lifted(folders: Sequence[Path]) -> str:
     return f"if the folders in {shown(folders[0])} are the classes: {' && '.join(moves)}"
 
 
-def quoted(path: Path) -> str:
-    """Returns a path as a shell takes it."""
-    return shlex.quote(printable(str(path)))
-
-
 # -- class folders and pairs ----------------------------------------------------------------------------------
 
 
@@ -392,9 +386,9 @@ def _class_loop(part: Path) -> str:
     classes, separators = sorted({name[1] for name in found}), {name[2] for name in found}
     if len(found) < len(names) or len(separators) != 1 or not 1 < len(classes) <= len(names) // 2:
         return ""
-    listed = " ".join(shlex.quote(printable(name)) for name in classes)
+    listed = " ".join(map(quoted, classes))
     return (
-        f'(cd {quoted(part)} && for c in {listed}; do mkdir -p "$c" && for f in "$c"{shlex.quote(*separators)}[0-9]*; '
+        f'(cd {quoted(part)} && for c in {listed}; do mkdir -p "$c" && for f in "$c"{quoted(*separators)}[0-9]*; '
         'do mv "$f" "$c"/; done; done)'
     )
 

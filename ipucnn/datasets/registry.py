@@ -29,7 +29,6 @@ from ipucnn.datasets.formats import (
     find_sets,
     part_alone,
     places_of_images,
-    quoted,
     subfolders,
     unwrapped,
 )
@@ -43,7 +42,7 @@ from ipucnn.python_files import (
     is_python_name,
     label_of,
 )
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.datasets import base, classes, damaged
@@ -344,7 +343,6 @@ def choose_dataset(
     home: str,
     task: str,
     download: bool = False,
-    divides: bool = False,
     reads_files: bool = True,
     is_path_typed: bool = False,
 ) -> Choice:
@@ -358,7 +356,6 @@ def choose_dataset(
         home: the model's default data set.
         task: the model's task; ANY_TASK for verification, which also takes incomplete sets.
         download: whether an absent set may be downloaded (when it is opened).
-        divides: whether a folder of classes may lack train/ and val/, because a share of it is held out.
         reads_files: whether the files are needed; if False, the published size of an absent set is enough.
         is_path_typed: whether the user gave ``path``, which is then refused if nothing is found there.
 
@@ -378,11 +375,11 @@ def choose_dataset(
         if any(part in ("", ".", "..") for part in name[len(TFDS_PREFIX) :].split("/")):
             raise ConfigurationError(f"'{known}' names no data set", "for example tfds:svhn_cropped")
     if known is None:
-        return _choose_unregistered(name, task, divides)
+        return _choose_unregistered(name, task)
     chosen_task = _task_for(known, f"data set {known}", task)
     if known in LAYOUTS and task != ANY_TASK:
         check_is_there(path)
-        return _choose_layout(known, path, find_layout(known, path), divides)
+        return _choose_layout(known, path, find_layout(known, path))
     if not needs_files(known):
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
     found = find_set(known, path, explicit=True)
@@ -399,14 +396,14 @@ def choose_dataset(
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known, "--download"))
 
 
-def _choose_unregistered(name: str, task: str, divides: bool) -> Choice:
+def _choose_unregistered(name: str, task: str) -> Choice:
     """Chooses arrays in memory, the set in a folder, or one of an installed package."""
     if name.startswith(in_memory.PREFIX):
         return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
     folder = expand(name)
     kind = kind_of(folder)
     if kind is Kind.FOLDER:
-        return choose_folder(folder, task, divides)
+        return choose_folder(folder, task)
     offered = entry_points(GROUP).get(name)
     if offered is not None:
         return Choice(name, None, f"data set {name} of an installed package", task, make=offered)
@@ -565,7 +562,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool, is_path_ty
     # Nobody named this folder, which may be the root of a disk: no tree is walked, and no error concerns the user.
     with suppress(DataError, OSError):
         found = find_layout(layout, path) if task == "segmentation" else find_class_parts(path)
-        if found is not None and _is_complete(found, divides=False):
+        if found is not None and _is_complete(found):
             why += f"; {path} has images {words}: add --dataset {layout} to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
     return Choice(embedded_name, None, message, task)
@@ -599,7 +596,7 @@ def check_is_there(folder: Path) -> None:
         raise DataError(f"--dataset-path {folder} is {kind.value}, not a folder", hint)
 
 
-def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
+def choose_folder(folder: Path, task: str) -> Choice:
     """Chooses the data set in a folder that was given in place of a name.
 
     Raises:
@@ -616,10 +613,10 @@ def choose_folder(folder: Path, task: str, divides: bool) -> Choice:
         sets = []  # the error is about class folders
     if task == "segmentation":
         sets = [one for one in sets if one.name != "imagefolder"]
-    return choose_found(sets, folder, task, divides)
+    return choose_found(sets, folder, task)
 
 
-def choose_found(sets: Sequence[Found], folder: Path, task: str, divides: bool) -> Choice:
+def choose_found(sets: Sequence[Found], folder: Path, task: str) -> Choice:
     """Chooses one of the data sets that were found in a folder; raises as :func:`choose_folder` does."""
     if not sets and task == ANY_TASK:
         raise DataError(
@@ -631,14 +628,14 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str, divides: bool) 
     if len(sets) > 1:
         raise ConfigurationError(
             f"{shown(folder)} holds {' and '.join(found.name for found in sets)}",
-            f"--dataset {sets[0].name} --dataset-path {shown(folder)}",
+            f"--dataset {sets[0].name} --dataset-path {quoted(folder)}",
         )
     if sets and sets[0].name == "imagemasks":
         check_has_masks(sets[0])
     name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
     chosen_task = _task_for(name, f"folder {folder}", task, _hint_for_pairs(folder, sets))
     if not sets or (name in LAYOUTS and task != ANY_TASK):
-        return _choose_layout(name, folder, sets[0] if sets else None, divides)
+        return _choose_layout(name, folder, sets[0] if sets else None)
     return Choice(name, sets[0], f"data set {name} from {sets[0].location}{sets[0].choice}", chosen_task)
 
 
@@ -659,7 +656,7 @@ def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
             hint += f"; for the class folders in it: --dataset {quoted(images)}"
     with suppress(DataError, OSError):
         classes = find_layout("imagefolder", folder)
-        if classes is not None and _is_complete(classes, divides=True):
+        if classes is not None and _is_complete(classes):
             hint += f"; if these folders are classes: --dataset imagefolder --dataset-path {quoted(folder)}"
     return hint
 
@@ -676,13 +673,13 @@ def _task_for(name: str, what: str, requested: str, hint: str = "") -> str:
     return task
 
 
-def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: bool) -> Choice:
+def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> Choice:
     """Chooses an image folder, or a folder of images and masks, that has all parts that training needs.
 
     Raises:
         DataError: the folder lacks a part.
     """
-    if found is not None and _is_complete(found, divides):
+    if found is not None and _is_complete(found):
         message = f"data set {name} from {folder}{found.choice}"
         return Choice(name, found, message, DATASETS[name].task)
     if name == "imagemasks":
@@ -694,9 +691,9 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found], divides: boo
         alone = "" if found is None or "train" in found.parts else part_alone(found)
         raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + alone + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
-    if divides and found is not None and found.parts:
+    if found is not None and found.parts:
         hint += part_alone(found)
-    elif divides:
+    else:
         hint += ", or two or more folders DIR/CLASS/*.jpg"
     raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))
 
@@ -708,7 +705,7 @@ def _inside(folder: Path, find: Callable[[Path], object]) -> str:
         with suppress(DataError, OSError):
             found = find(path)
             inside += [path] if found else []
-            whole += [path] if found and (not isinstance(found, Found) or _is_complete(found, True)) else []
+            whole += [path] if found and (not isinstance(found, Found) or _is_complete(found)) else []
     if len(inside) > 1:
         inside = whole
     if not inside:
@@ -717,11 +714,11 @@ def _inside(folder: Path, find: Callable[[Path], object]) -> str:
     return f"; or {which} --dataset {quoted(inside[0])}"
 
 
-def _is_complete(found: Found, divides: bool) -> bool:
-    """Returns whether a layout has all parts that training needs; class folders alone count if ipucnn ``divides``."""
+def _is_complete(found: Found) -> bool:
+    """Returns whether a layout has all parts that training needs; ipucnn divides class folders alone itself."""
     if found.name == "imagemasks":
         return "train" in found.parts and all(map(Path.is_dir, found.parts["train"]))
-    return len(found.parts) == 2 or (divides and found.is_undivided)
+    return len(found.parts) == 2 or found.is_undivided
 
 
 def _how_to_get(name: str, download: str) -> str:

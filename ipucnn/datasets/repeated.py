@@ -1,9 +1,9 @@
 """Finds evaluation images that a network is also trained on: their scores come out too high."""
 
-import hashlib
 import os
-from collections import Counter
-from typing import Iterator, List, Set
+from hashlib import blake2b
+from pathlib import Path
+from typing import Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from ipucnn.datasets.base import (
     read_file,
 )
 from ipucnn.errors import DataError
+from ipucnn.filesystem import open_regular
 from ipucnn.text import counted
 
-MOST_BYTES = 256 * 2**20
-"""Files of equal size are compared unless those of a set have more bytes together: that would take minutes."""
+_PIECE = 2**14
 
 
 def trained_and_evaluated(source: DataSource) -> List[str]:
@@ -31,9 +31,11 @@ def trained_and_evaluated(source: DataSource) -> List[str]:
     if any(isinstance(part, RecordExamples) for part in (source.train, source.eval)):
         return []
     train, evaluation = source.train, source.eval
-    known = _sizes_of_both(train, evaluation)
-    seen = set(_digests(train, known))
-    shared = sum(digest in seen for digest in _digests(evaluation, known)) if seen else 0
+    if isinstance(train, FileExamples) and isinstance(evaluation, FileExamples):
+        shared = _equal_files(train.paths, evaluation.paths)
+    else:
+        seen = set(_digests(train))
+        shared = sum(digest in seen for digest in _digests(evaluation)) if seen else 0
     if not shared:
         return []
     return [
@@ -42,37 +44,53 @@ def trained_and_evaluated(source: DataSource) -> List[str]:
     ]
 
 
-def _sizes_of_both(train: Examples, evaluation: Examples) -> Set[int]:
-    """Returns the sizes in bytes that files of both parts have; none if they are too many to read."""
-    if not (isinstance(train, FileExamples) and isinstance(evaluation, FileExamples)):
-        return set()
-    sizes = [Counter(map(_size, part.paths)) for part in (train, evaluation)]
-    both = (set(sizes[0]) & set(sizes[1])) - {-1}
-    num_bytes = sum(size * count for one in sizes for size, count in one.items() if size in both)
-    return both if num_bytes <= MOST_BYTES else set()
+def _equal_files(train: Sequence[str], evaluation: Sequence[str]) -> int:
+    """Returns the number of evaluation files that are equal to a file of training.
+
+    Sizes tell most files apart, and pieces of files the rest; only files that agree in both are read whole.
+    """
+    for digest_of in (_size, _pieces, _whole):
+        digests = [[digest_of(path) for path in paths] for paths in (train, evaluation)]
+        both = (set(digests[0]) & set(digests[1])) - {None}
+        train, evaluation = (
+            [path for path, digest in zip(paths, found) if digest in both]
+            for paths, found in zip((train, evaluation), digests)
+        )
+    return len(evaluation)
 
 
-def _digests(examples: Examples, sizes: Set[int]) -> Iterator[bytes]:
-    """Yields a digest of each image; of files, of those that have one of the sizes and can be read."""
+def _size(path: str) -> Optional[int]:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # whoever decodes the file reports it
+        return None
+
+
+def _pieces(path: str) -> Optional[bytes]:
+    """Returns a digest of the size of a file and of four pieces of it; None if it cannot be read."""
+    try:
+        with open_regular(Path(path)) as file:
+            size, pieces = os.fstat(file.fileno()).st_size, [b""] * 4
+            for k in range(4):
+                file.seek(max(0, size - _PIECE) * k // 3)
+                pieces[k] = file.read(_PIECE)
+    except DataError:
+        return None
+    return blake2b(b"%d " % size + b"".join(pieces), digest_size=16).digest()
+
+
+def _whole(path: str) -> Optional[bytes]:
+    try:
+        return blake2b(read_file(path), digest_size=16).digest()
+    except DataError:
+        return None
+
+
+def _digests(examples: Examples) -> Iterator[bytes]:
+    """Yields a digest of each image that is held in memory."""
     if isinstance(examples, IN_MEMORY):
         for image in examples.images:
             shape = "x".join(map(str, image.shape)).encode()
-            yield hashlib.blake2b(
-                np.ascontiguousarray(image).data, digest_size=16, person=shape[:16]
-            ).digest()
+            yield blake2b(np.ascontiguousarray(image).data, digest_size=16, person=shape[:16]).digest()
     elif isinstance(examples, EncodedExamples):
-        yield from (hashlib.blake2b(data, digest_size=16).digest() for data in examples.data)
-    elif isinstance(examples, FileExamples):
-        for path in examples.paths:
-            if _size(path) in sizes:
-                try:
-                    yield hashlib.blake2b(read_file(path), digest_size=16).digest()
-                except DataError:  # whoever decodes it reports it
-                    continue
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1
+        yield from (blake2b(data, digest_size=16).digest() for data in examples.data)

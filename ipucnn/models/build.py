@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.errors import ConfigurationError, MissingError, did_you_mean
 from ipucnn.models.registry import ModelRecord, validate_input_shape
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, quoted, shown_value
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def layers_to_freeze(freeze: str, names: Sequence[str], model: str) -> Tuple[str
                 raise ConfigurationError(
                     f"--freeze {shown_value(pattern)}: no layer of {model} that has weights is called so",
                     did_you_mean(pattern.strip("*?"), names)
-                    or f"`ipucnn models {model} --summary` lists the layers; for example --freeze '{names[0]}'",
+                    or f"`ipucnn models {quoted(model)} --summary` lists the layers; for example --freeze '{names[0]}'",
                 )
         chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if len(chosen) == len(names):

@@ -227,9 +227,7 @@ class _Reader:
             self._fail(f"two layers are called '{shown_value(name)}'", "rename one of them")
         self._called[name] = number + 1, place
         kind, is_operation = entry["class_name"], _is_operation(entry)
-        is_stock = entry.get("registered_name") in (None, kind) and str(
-            entry.get("module", "keras")
-        ).startswith("keras")
+        is_stock = entry.get("registered_name") in (None, kind) and is_of_keras(entry.get("module", "keras"))
         operation, own_name = _operation(entry), name
         ranks = sorted(set(_ranks(entry["inbound_nodes"]))) if is_operation else []
         if len(ranks) > 1 and len(inputs) > 1:
@@ -375,7 +373,10 @@ def _ranks(value: PlainValue) -> Iterator[int]:
 
 
 def _is_operation(entry: PlainDict) -> bool:
-    return entry["class_name"] in ("TFOpLambda", "SlicingOpLambda") or ".ops" in str(entry.get("module"))
+    module = str(entry.get("module"))
+    return entry["class_name"] in ("TFOpLambda", "SlicingOpLambda") or (
+        is_of_keras(module) and ".ops" in module
+    )
 
 
 def _operation(entry: PlainDict) -> str:
@@ -383,6 +384,11 @@ def _operation(entry: PlainDict) -> str:
     if entry["class_name"] == "TFOpLambda":
         return str(entry["config"].get("function")).rpartition(".")[2]
     return str(entry["class_name"])
+
+
+def is_of_keras(module: PlainValue) -> bool:
+    """Whether a module is one of Keras or of TensorFlow."""
+    return str(module).partition(".")[0] in ("keras", "tensorflow")
 
 
 def snake_case(kind: str) -> str:

@@ -34,7 +34,13 @@ from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Te
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
 from ipucnn.filesystem import read_bytes, shown
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
-from ipucnn.models.keras_config import FUNCTIONAL_HINT, LAYER_OF_OPERATION, output_shape, read_nodes
+from ipucnn.models.keras_config import (
+    FUNCTIONAL_HINT,
+    LAYER_OF_OPERATION,
+    is_of_keras,
+    output_shape,
+    read_nodes,
+)
 from ipucnn.models.keras_files import (
     keras_of_file,
     load_keras_weights,
@@ -157,16 +163,28 @@ class OwnNetwork:
         return [f"{shown_value(self.name)}: {note}" for note in notes]
 
     @property
+    def frozen_layers(self) -> List[str]:
+        """Names of the layers whose weights training does not change."""
+        return [
+            node.name
+            for node in ([] if self.architecture is None else self.architecture.nodes)
+            if node.name == node.layer
+            and node.config.get("trainable") is False
+            and (node.is_own or any(key.endswith("_initializer") for key in node.config))
+        ]
+
+    @property
     def kept_layers(self) -> List[Tuple[str, str]]:
         """Layers with weights or statistics that training does not change: the name, and how it is so."""
-        kept = []
-        for node in [] if self.architecture is None else self.architecture.nodes:
-            has_weights = node.is_own or any(key.endswith("_initializer") for key in node.config)
-            if node.name == node.layer and node.config.get("trainable") is False and has_weights:
-                kept.append((node.name, "is frozen (trainable=False)"))
-            elif node.infers:
-                kept.append((node.name, "keeps its statistics (training=False)"))
-        return kept
+        nodes, frozen = [] if self.architecture is None else self.architecture.nodes, self.frozen_layers
+        return [
+            *((name, "is frozen (trainable=False)") for name in frozen),
+            *(
+                (node.name, "keeps its statistics (training=False)")
+                for node in nodes
+                if node.infers and node.name not in frozen
+            ),
+        ]
 
     def to_data(self) -> Dict[str, Any]:
         """The built network as data for a checkpoint, from which it can be rebuilt, except for the user's classes."""
@@ -407,7 +425,7 @@ def _called(
         method
         for kind in type(model).__mro__
         for method in ("call", "train_step", "test_step", "compute_loss")
-        if method in vars(kind) and kind.__module__.split(".")[0] not in ("keras", "tensorflow")
+        if method in vars(kind) and not is_of_keras(kind.__module__)
     ]
     if changed:
         raise ConfigurationError(
@@ -730,13 +748,13 @@ def _accepted(
     kind = node.kind
     live = None if model is None or node.is_operation else node.layer_in(model)
     is_own = node.is_own if live is None else not _is_stock(live)
-    is_of_keras = live is None or type(live).__module__.split(".")[0] in ("keras", "tensorflow")
-    if (kind.startswith("Random") or kind in _AUGMENTING) and is_of_keras:
+    may_be_of_keras = not node.is_own if live is None else is_of_keras(type(live).__module__)
+    if (kind.startswith("Random") or kind in _AUGMENTING) and may_be_of_keras:
         raise ConfigurationError(
             f"{where} ({shown_value(kind)}) augments images, which is done to the data and not in the network",
             "leave it out, and add --augment to the command (or --mixup, --cutmix, --random-erasing)",
         )
-    if kind in ("CenterCrop", "Resizing") and is_of_keras:
+    if kind in ("CenterCrop", "Resizing") and may_be_of_keras:
         raise ConfigurationError(
             f"{where} ({kind}) changes the size of images, which is done to the data and not in the network",
             "leave it out, and add --image-size to the command",

@@ -162,7 +162,7 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
     for node in nodes[1:]:
         if node.inputs == [source]:
             node = rescaling_of_operation(node, channels) or node
-        if node.kind not in PREPROCESSING:
+        if node.stock not in PREPROCESSING:
             continue
         where = f"{name}: layer '{shown_value(node.name)}'"
         if node.inputs != [source]:

@@ -16,7 +16,7 @@ from ipucnn.aliases import PlainValue
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import expand
 from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, quoted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.models.blueprint import Blueprint
@@ -309,7 +309,7 @@ def get_model(name: str) -> ModelRecord:
         if is_own_name(name) or name in entry_points(MODELS_GROUP):
             from ipucnn.models import own  # imported here because it needs NumPy
 
-            return _own_record(own.OwnNetwork(name, "", needs=_name_it(name)))
+            return _own_record(own.OwnNetwork(name, "", needs=_hint_to_name(name)))
         hint = did_you_mean(name, [*(r.name for r in records.values()), *entry_points(MODELS_GROUP)])
         raise ConfigurationError(
             f"unknown model '{shown_value(name)}'", hint or "`ipucnn models` lists them all"
@@ -352,7 +352,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     if is_layer_graph(name):
         raise ConfigurationError(
             f"{shown_value(name)} is a file with a layer graph, from which no network can be built",
-            f"it can be planned: ipucnn plan-splits {shown_value(name)}",
+            f"it can be planned: ipucnn plan-splits {quoted(name)}",
         )
     return replace(_own_record(own.of_keras_file(name, path)), file=path)
 
@@ -425,12 +425,7 @@ def _own_record(own: "OwnNetwork") -> ModelRecord:
     )
 
 
-def assumption(
-    record: ModelRecord,
-    dataset: Optional[str] = None,
-    image_size: Optional[Tuple[int, int]] = None,
-    num_classes: Optional[int] = None,
-) -> Optional[str]:
+def assumption(record: ModelRecord, image_size: Optional[Tuple[int, int]]) -> Optional[str]:
     """A note on the image size and classes that are assumed for a function's network without a data set, or None.
 
     It is shown before the network is built, because 1,000 classes and images of 224x224 can make a user's own network
@@ -438,17 +433,12 @@ def assumption(
 
     Args:
         record: the network.
-        dataset: name of the data set; random data determine neither images nor classes.
         image_size: requested (height, width).
-        num_classes: requested number of classes.
     """
-    is_known = record.own is None or record.own.architecture is not None
-    if is_known or dataset not in (None, record.home_dataset, "random"):
+    if record.own is None or record.own.architecture is not None:
         return None
-    images = f"images of {'x'.join(map(str, record.input_shape))}"
-    classes = counted(record.num_classes, "class")
-    assumed = [*([images] if image_size is None else []), *([classes] if num_classes is None else [])]
-    return f"{shown_value(record.name)}: {' and '.join(assumed)} are assumed" if assumed else None
+    images = "" if image_size is not None else f"images of {'x'.join(map(str, record.input_shape))} and "
+    return f"{shown_value(record.name)}: {images}{counted(record.num_classes, 'class')} are assumed"
 
 
 def is_own_name(name: str) -> bool:
@@ -471,7 +461,7 @@ def folder_name(name: str) -> str:
     return label_of(name) if is_own_name(name) else name
 
 
-def _name_it(name: str) -> str:
+def _hint_to_name(name: str) -> str:
     return f"name it on the command line: {shown_value(name)}"
 
 

@@ -8,7 +8,6 @@ stays 1.  The model's own errors differ from network to network, so measure netw
 
 import json
 import math
-import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, List, Literal, Sequence, Tuple
@@ -33,7 +32,7 @@ from ipucnn.planning.network import network_graph
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import PlannedProgram
 from ipucnn.planning.splits import check_cuts, frozen_layers
-from ipucnn.text import counted
+from ipucnn.text import counted, quoted
 
 FactorName = Literal["compute", "fixed", "collective"]
 FACTORS: Tuple[FactorName, ...] = ("compute", "fixed", "collective")
@@ -262,7 +261,7 @@ def read_profile(path: Path) -> SystemProfile:
     Raises:
         DataError: the file is absent, damaged, or of another kind or version.
     """
-    what, hint = "--system-profile", _HINT + shlex.quote(shown(path))
+    what, hint = "--system-profile", _HINT + quoted(path)
     data: Any = read_record(path, hint)
     if not isinstance(data, dict) or "kind" not in data:
         raise DataError(f"{what} {shown(path)} is no system profile", hint)

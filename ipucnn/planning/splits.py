@@ -17,7 +17,7 @@ from ipucnn.models.registry import is_network_file
 from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates
 from ipucnn.planning.network import network_options
 from ipucnn.planning.pipeline_plan import PipelinePlan, kept_options, layer_options
-from ipucnn.text import counted
+from ipucnn.text import counted, quoted
 from ipucnn.training.program import Layout
 
 
@@ -42,9 +42,9 @@ def check_splits(splits: Sequence[str], layer_names: Sequence[str], model: str =
                 or (
                     ""
                     if is_network_file(model)
-                    else f"the layers in their order: ipucnn models {model} --summary; or "
+                    else f"the layers in their order: ipucnn models {quoted(model)} --summary; or "
                 )
-                + f"leave the splits to the planner: ipucnn plan-splits {model} --stages {len(splits) + 1}",
+                + f"leave the splits to the planner: ipucnn plan-splits {quoted(model)} --stages {len(splits) + 1}",
             )
     for before, after in zip(splits, splits[1:]):
         if order[before] >= order[after]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.config.options import BY_NAME
@@ -15,7 +14,7 @@ from ipucnn.planning.program import Placement, PlannedProgram, Proportions, perc
 from ipucnn.planning.schedules import SEQUENTIAL
 from ipucnn.planning.search.neighbours import untried_stages
 from ipucnn.reports import units
-from ipucnn.text import counted
+from ipucnn.text import counted, quoted
 
 VERDICTS = ("fits", "uncertain", "does not fit")
 
@@ -440,7 +439,7 @@ def command_line(plan: PipelinePlan) -> str:
     if is_layer_graph(plan.model):
         return ""
     command, *flags = plan.command.split()
-    words = ["ipucnn", command, shlex.quote(plan.model), *flags]
+    words = ["ipucnn", command, quoted(plan.model), *flags]
     for name, value in plan.run_options().items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
@@ -448,7 +447,7 @@ def command_line(plan: PipelinePlan) -> str:
         values = (
             value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
         )
-        words += [f"--{name}", *(shlex.quote(f"{v:g}" if isinstance(v, float) else str(v)) for v in values)]
+        words += [f"--{name}", *(quoted(f"{v:g}" if isinstance(v, float) else v) for v in values)]
     return " ".join(words)
 
 

@@ -40,7 +40,7 @@ from ipucnn.runs.records import (
 from ipucnn.runs.resume import Finished
 from ipucnn.sessions.factory import runs_on_ipus
 from ipucnn.sessions.role import find_role
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, quoted
 from ipucnn.training.program import BuiltProgram, Program
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ def print_report(
     out = console(sys.stdout)
     rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
     out.print(fact_table(rows, title=f"{report.model} on {report.dataset.name}"))
-    lines = [f"see its curves: tensorboard --logdir {shlex.quote(os.path.join(folder, TENSORBOARD))}"]
+    lines = [f"see its curves: tensorboard --logdir {quoted(os.path.join(folder, TENSORBOARD))}"]
     if find_spec("tensorboard") is None:
         lines.append("  (after: pip install tensorboard)")
     if report.checkpoints and not report.checkpoints_deleted:

@@ -5,7 +5,6 @@ defines the file format.  Nothing here imports TensorFlow.
 """
 
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
@@ -31,6 +30,7 @@ from ipucnn.runs.folder import (
     is_checkpoint_name,
 )
 from ipucnn.sessions.session import NotFiniteError, is_checkpoint_due
+from ipucnn.text import quoted
 from ipucnn.training.checkpoints import Checkpoint, load_checkpoint
 from ipucnn.training.program import Program
 
@@ -157,9 +157,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     check_one_run(path, command)
     config = RunFolder(path).read_config()
     if config.kfold is not None and config.fold is None:
-        raise DataError(
-            f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(shlex.quote(str(path)))
-        )
+        raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(quoted(path)))
     folder = RunFolder(path, config.checkpoint_dir)
     names = [LAST, BEST] if which is None else [which if which.endswith(".npz") else f"{which}.npz"]
     for name in names:

@@ -30,7 +30,6 @@ from ipucnn.filesystem import (
     entries,
     is_locked,
     read_text,
-    shown,
 )
 from ipucnn.models.registry import natural_key
 from ipucnn.runs.folder import (
@@ -44,7 +43,7 @@ from ipucnn.runs.folder import (
     seconds_of,
 )
 from ipucnn.runs.records import Report
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, quoted
 
 SORTS = ("name", "age", "accuracy", "time", "size")
 FIGURES = ("dice", "accuracy")
@@ -206,7 +205,7 @@ def find_runs(folder: Path) -> List[Path]:
     """
     if folder.is_file():
         raise DataError(
-            f"{folder} is a file, not a folder with runs in it", f"ipucnn runs {shown(folder.parent)}"
+            f"{folder} is a file, not a folder with runs in it", f"ipucnn runs {quoted(folder.parent)}"
         )
     if not folder.is_dir():
         usual = Path("runs")

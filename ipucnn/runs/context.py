@@ -14,7 +14,6 @@ from ipucnn.datasets.classes import in_order_of
 from ipucnn.datasets.formats import lifted, subfolders
 from ipucnn.datasets.images import conversions
 from ipucnn.errors import DataError
-from ipucnn.filesystem import shown
 from ipucnn.models.own import OwnNetwork
 from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
@@ -32,7 +31,7 @@ from ipucnn.sessions.evaluated import Statistics, statistics_policy, why_statist
 from ipucnn.sessions.group import ProcessGroup, find_group
 from ipucnn.sessions.host.division import fixed_fused
 from ipucnn.sessions.role import find_role
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.text import counted, printable, quoted, shown_value
 from ipucnn.training.checkpoints import Checkpoint
 from ipucnn.training.optimizer_settings import OptimizerSettings, settings_of_run
 from ipucnn.training.program import Program, make_layout, make_program
@@ -241,7 +240,7 @@ def _rate_change(context: RunContext) -> List[str]:
     (last, expected), following = former(updates), context.schedule(updates)[1]
     if done >= program.num_weight_updates or np.isclose(expected, following, rtol=1e-3, atol=0):
         return []
-    weights = f"--weights {shown(start.target.folder.path)}"
+    weights = f"--weights {quoted(start.target.folder.path)}"
     return [
         f"the learning rate was {last:.3g} and goes on with {following:.3g}, because the schedule is now one of "
         f"{counted(program.num_epochs, 'epoch')} (it was {saved.num_epochs:,}); a new run keeps the rate with: "
@@ -339,7 +338,7 @@ def _range_notes(context: RunContext, own: OwnNetwork) -> List[str]:
 
 def _frozen_notes(context: RunContext, own: OwnNetwork) -> List[str]:
     """Returns a note if frozen layers keep weights that nobody trained."""
-    frozen = [layer for layer, how in own.kept_layers if "frozen" in how]
+    frozen = own.frozen_layers
     if not frozen or context.weights is not None or context.checkpoint is not None:
         return []
     named = ", ".join(map(shown_value, frozen[:3])) + (", ..." if len(frozen) > 3 else "")

@@ -35,6 +35,7 @@ from ipucnn.runs.writer import open_writer
 from ipucnn.sessions.role import find_role
 from ipucnn.text import counted, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
+from ipucnn.training.program import evaluation_replicas
 from ipucnn.training.segment_scores import SCORES, SegmentScores
 
 CANDIDATES = tuple(k / 20 for k in range(1, 20))
@@ -115,7 +116,7 @@ def _evaluate_classes(
     from ipucnn.datasets.pipeline import data_errors
 
     batch = config.validation_micro_batch_size or config.micro_batch_size
-    batch *= config.validation_num_replicas or config.num_replicas
+    batch *= evaluation_replicas(config)
     rows = Spool()
 
     too_large = MemoryErrors(

@@ -437,7 +437,9 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
         "norm_layer": dict(config.norm_layer),
         "trained_on": {"name": trained_on(trained, request.named)},
         "figures": figures(trained),
-        "setup": describe_setup(config, trained.seed, trained.source.info, labels),
+        "setup": describe_setup(
+            config, trained.seed, trained.source.info, labels, trained.weights.data_sha256
+        ),
         "environment": environment(),
     }
 

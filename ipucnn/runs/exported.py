@@ -102,7 +102,7 @@ def is_exported(path: Path) -> bool:
 
 
 def describe_setup(
-    config: RunConfig, seed: int, info: DatasetInfo, class_names: Iterable[str]
+    config: RunConfig, seed: int, info: DatasetInfo, class_names: Iterable[str], data_sha256: Optional[str]
 ) -> Dict[str, Any]:
     """Returns ``setup`` of ``export.json``, from which :class:`ExportedNetwork` restores the run's configuration."""
     return {
@@ -114,6 +114,7 @@ def describe_setup(
         **form_of_masks(info),
         "mean": list(info.mean),
         "std": list(info.std),
+        "data_sha256": data_sha256,
     }
 
 

@@ -30,7 +30,6 @@ import difflib
 import itertools
 import os
 import re
-import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional
@@ -50,7 +49,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.models.registry import folder_name, natural_key
 from ipucnn.runs.records import Report
-from ipucnn.text import counted
+from ipucnn.text import counted, quoted
 
 CONFIG, PROGRAM, REPORT, ENVIRONMENT = "config.yml", "program.json", "report.json", "environment.json"
 METRICS, TIMINGS, MLPERF = "metrics.jsonl", "timings.jsonl", "mlperf.log"
@@ -235,15 +234,13 @@ def check_one_run(path: Path, command: Optional[str] = None) -> None:
         raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
     folds = [fold for fold in folds_of(path) if is_run(fold)]
     if folds:
-        hint = shown(folds[0]) if command is None else f"ipucnn {command} {shlex.quote(str(folds[0]))}"
+        hint = quoted(folds[0]) if command is None else f"ipucnn {command} {quoted(folds[0])}"
         raise DataError(
             f"{path} is a cross-validation of {counted(len(folds), 'fold')}, each of which is a run",
             f"name a fold: {hint}",
         )
     if (path / FOLDS).is_file():
-        raise DataError(
-            f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(shlex.quote(str(path)))
-        )
+        raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(quoted(path)))
 
 
 def numbered_run_dirs(model: str, dataset: str) -> Iterator[Path]:

@@ -32,7 +32,7 @@ from ipucnn.models.registry import (
     check_same_network,
     saved_network,
 )
-from ipucnn.python_files import name_it
+from ipucnn.python_files import naming_hint
 from ipucnn.runs.checkpoints import keras_checkpoints, trained_facts
 from ipucnn.runs.folder import (
     CONFIG,
@@ -49,7 +49,7 @@ from ipucnn.sessions.evaluated import resumed_arrays
 from ipucnn.sessions.group import resume_words
 from ipucnn.sessions.role import ALONE, Role
 from ipucnn.sessions.session import TrainState
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, quoted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 from ipucnn.training.program import Program
 
@@ -324,9 +324,9 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
     if newest is not None and is_whole(newest[1].meta):
         return _from_checkpoint(merged, target, newest, skipped)
     if skipped:
-        hint = f"start it again with --overwrite --run-dir {shlex.quote(str(path))}"
+        hint = f"start it again with --overwrite --run-dir {quoted(path)}"
         if newest is not None:
-            hint = f"train on from the weights of its best validation with --weights {newest[0]}, or {hint}"
+            hint = f"train on from the weights of its best validation with --weights {quoted(newest[0])}, or {hint}"
         raise DataError(f"no checkpoint of {path} is readable; {skipped[0]}", hint)
     return Fresh(merged, target, (f"{path} ended before its first checkpoint: the run begins again",))
 
@@ -366,7 +366,7 @@ def network_to_continue(
     """
     if given.origins["model_name"].overrides_run:
         return given.record
-    hint = name_it("--model-name", name, folder)
+    hint = naming_hint(name, folder)
     if meta is None:
         raise ConfigurationError(
             f"{folder} has no checkpoint that says what the network {shown_value(name)} is", hint
@@ -384,7 +384,7 @@ def _check_former_checkpoints(resolved: Resolved, saved: RunConfig, folder: RunF
     if former.checkpoints != folder.checkpoints and former.checkpoint_files():
         raise ConfigurationError(
             f"the checkpoints of {folder.path} are in {former.checkpoints}, not in {folder.checkpoints}",
-            f"use --checkpoint-dir {former.checkpoints}, or add --checkpoint-input-dir {former.checkpoints}",
+            "use --checkpoint-dir {0}, or add --checkpoint-input-dir {0}".format(quoted(former.checkpoints)),
         )
     if saved.checkpoint_dir and not folder.checkpoints.is_dir() and (folder.path / METRICS).exists():
         raise DataError(
@@ -404,7 +404,7 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
     if files:
         raise DataError(
             f"{folder} has weight files of Keras, which do not say where a training run goes on",
-            f"validate them with --no-training, or start from one of them: --weights {files[-1]}",
+            f"validate them with --no-training, or start from one of them: --weights {quoted(files[-1])}",
         )
     if newest is None:
         reason = f": {skipped[0]}" if skipped else ""
@@ -452,7 +452,8 @@ def check_same_run(
         )
         raise ConfigurationError(
             f"{start.path} is of another run: {differing[0]}",
-            f"continue with that run's options; or drop {way}, and begin with its weights: --weights {start.path}",
+            f"continue with that run's options; or drop {way}, and begin with its weights: --weights "
+            f"{quoted(start.path)}",
         )
     if start.weight_updates > program.num_weight_updates:
         raise ConfigurationError(
@@ -518,7 +519,7 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     if not is_whole(checkpoint.meta):
         raise DataError(
             f"{what} cannot be continued: it has weights alone, and does not say where its run stood",
-            "start from its weights with: --weights " + what,
+            f"start from its weights with: --weights {quoted(what)}",
         )
     weights, slots = resumed_arrays(checkpoint.weights, checkpoint.slots)
     checkpoint = replace(checkpoint, weights=weights, slots=slots)

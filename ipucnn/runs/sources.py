@@ -6,7 +6,6 @@ names, :func:`stored_weights` each file that ``train --no-training`` validates; 
 
 import contextlib
 import os
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -32,7 +31,7 @@ from ipucnn.models.registry import (
     saved_network,
 )
 from ipucnn.planning.network import InputShape, input_shape_for
-from ipucnn.python_files import name_it
+from ipucnn.python_files import naming_hint
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
@@ -48,11 +47,11 @@ from ipucnn.runs.weight_files import (
     take_over,
 )
 from ipucnn.sessions.session import Session
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 from ipucnn.training.checkpoints import Checkpoint, assign_weights, load_checkpoint, read_meta
 
 IMAGENET = "imagenet"
-_NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters")
+_NETWORK_OPTIONS = ("model_name", "image_size", "norm_layer", "base_filters", "normalise")
 _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_eval")
 
 
@@ -243,15 +242,13 @@ class RunWeights(StoredWeights):
             )
         others = _computed_otherwise(saved, config)
         if others:
-            options = " ".join(
-                f"{spec.flag} {shlex.quote(spec.typed_text(former))}" for spec, former, _ in others
-            )
+            options = " ".join(f"{spec.flag} {quoted(spec.typed_text(former))}" for spec, former, _ in others)
             raise ConfigurationError(f"checkpoint {self.name} was trained with {options}", f"add {options}")
         assert self.facts is not None
         if not are_same(info.class_names, self.facts.class_names):
             raise ConfigurationError(
                 f"checkpoint {self.name} was trained on other classes than those of {info.name}, or in another order",
-                f"evaluate it, which matches them by name: ipucnn evaluate {shlex.quote(self.name)}",
+                f"evaluate it, which matches them by name: ipucnn evaluate {quoted(self.name)}",
             )
 
 
@@ -399,7 +396,7 @@ def find_weights(named: Named, reads_data: bool) -> Weights:
         name = weights.resolved.record.name
         if name != get_model(target).name:
             raise DataError(
-                f"--checkpoint {which} is of {name}, not of {target}", f"ipucnn {command} {which}"
+                f"--checkpoint {which} is of {name}, not of {target}", f"ipucnn {command} {quoted(which)}"
             )
         return weights
     if named.weights is None and is_keras_file(path):
@@ -606,7 +603,7 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
         nearby = os.path.relpath(folder / given)
         # The parent folder itself is no answer: the run does not name it.
         if os.path.normpath(given) != os.curdir and Path(nearby).is_dir():
-            return f"{trained}; from here, add {flag} {shlex.quote(nearby)}"
+            return f"{trained}; from here, add {flag} {quoted(nearby)}"
     return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
@@ -627,7 +624,7 @@ def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optio
         record = find_network(str(typed))
         check_same_network(record, meta, what)
         return record
-    hint = name_it("--model-name", name, run.path)
+    hint = naming_hint(name, run.path)
     if named.from_python:
         which = "" if named.which is None else f", checkpoint={named.which!r}"
         hint = f"type: ipucnn.load({named.target!r}{which}, model={name!r})"
@@ -640,11 +637,11 @@ def _how_to_get_weights(command: str, model: str) -> str:
     """Returns the hint for a network that was given without weights."""
     if get_model(model).keras_application is not None:
         return "give a run folder, or add --weights imagenet"
-    return f"give a run folder; `ipucnn train {model}` makes one"
+    return f"give a run folder; `ipucnn train {quoted(model)}` makes one"
 
 
 def _refuse_data(named: Named) -> None:
-    of_data = f"ipucnn {named.command} {shlex.quote(named.target)} --split eval"
+    of_data = f"ipucnn {named.command} {quoted(named.target)} --split eval"
     hint = f"drop it; for the images of a data set in place of these: {of_data}"
     _refuse(named.flags, _DATA_OPTIONS, "no data set is read", hint)
 
@@ -654,7 +651,7 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
-            f"a run or its checkpoint needs no model: ipucnn {named.command} {weights}",
+            f"a run or its checkpoint needs no model: ipucnn {named.command} {quoted(weights)}",
         )
     if not path.is_file():
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
@@ -675,6 +672,7 @@ def _of_imagenet(named: Named, reads_data: bool) -> Weights:
         )
     record = get_model(model)
     check_has_weights(record)
+    _refuse(named.flags, ("normalise",), "ImageNet's weights have a range of pixels", "drop it")
     if not reads_data:
         _refuse_data(named)
     resolved = resolve(command, named.flags, model=model, reads_data=reads_data)

@@ -3,7 +3,6 @@
 :class:`TrainingRun` builds, compiles and trains; the :class:`Recorder` handles each event of the session.
 """
 
-import shlex
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,7 +44,7 @@ from ipucnn.sessions.session import (
     ValidationDue,
     train,
 )
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.text import counted, printable, quoted, shown_value
 from ipucnn.training.program import BuiltProgram, Layers, Program
 from ipucnn.training.schedules import largest_rate
 
@@ -472,7 +471,7 @@ def _notes_of_unused_weights(context: RunContext) -> List[str]:
         return []
     name = context.record.name
     return [
-        f"the weights in {shown_value(name)} are not used: training draws its own; --weights {shlex.quote(name)} "
+        f"the weights in {shown_value(name)} are not used: training draws its own; --weights {quoted(name)} "
         "begins with them"
     ]
 

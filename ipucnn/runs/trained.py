@@ -324,6 +324,6 @@ def _on_this_machine(command: str, resolved: Resolved) -> Resolved:
     config = resolved.config
     if command in ("infer", "export"):
         # A few images need one replica, and this machine may have fewer IPUs than the one that trained.
-        config = replace(config, num_replicas=1, validation_num_replicas=None)
+        config = replace(config, num_replicas=1, validation_num_replicas=1)
     check_device(config.device)
     return replace(resolved, config=config)

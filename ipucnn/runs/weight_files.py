@@ -5,7 +5,6 @@ their numbers over, in place of the network's input range; training refuses them
 layers, which have to be those of the file.
 """
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional, Tuple
@@ -23,7 +22,7 @@ from ipucnn.models.preprocessing import preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape
 from ipucnn.runs.setup import Setup, SomeSetup, range_name
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 
 def file_with_weights(record: ModelRecord) -> Optional[Path]:
@@ -45,7 +44,7 @@ def check_frozen_weights(record: ModelRecord) -> None:
         layer, how = kept[0]
         raise ConfigurationError(
             f"{name}: layer '{shown_value(layer)}' {how}, and training would draw weights for it",
-            f"begin with the weights in the file: --weights {shlex.quote(record.name)}",
+            f"begin with the weights in the file: --weights {quoted(record.name)}",
         )
 
 
@@ -103,11 +102,18 @@ def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> Tuple[SomeSetup
 
     Raises:
         DataError: the range cannot be that of normalised images.
+        ConfigurationError: the user gave another range.
     """
     present = _as_scaling(setup.input_range)
     if present is not None and present.equals(scaling):
         return setup, []
     name = setup.record.name
+    if setup.resolved.origins["normalise"].by_user:
+        raise ConfigurationError(
+            f"the model in {shown(path)} scales its images to {_text(scaling)}, and --normalise "
+            f"{setup.config.normalise} otherwise",
+            "drop --normalise",
+        )
     channels = setup.input_shape[2]
     factor, offset = (np.broadcast_to(part, (channels,)) for part in scaling)
     if setup.record.task == "segmentation" or not (factor > 0).all():
@@ -136,10 +142,12 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
     """
     own, scaling = setup.record.own, scaling_of_file(path)
     name = range_name(setup.config.normalise, setup.record)
+    if scaling is None and setup.resolved.origins["normalise"].by_user:
+        return []
     if scaling is None:
         return [
-            f"{shown(path)} does not say how its images were scaled; here they are in the range {name}. A Rescaling "
-            "layer in front of the model would say it, and so does --normalise in training"
+            f"{shown(path)} does not say how its images were scaled; here they are in the range {name}. --normalise "
+            "would say it, and so would a Rescaling layer in front of the model"
         ]
     if own is not None and own.architecture is not None and own.first_rescaling is not None:
         present: Optional[Scaling] = scaling_of(own.architecture.nodes)
@@ -201,7 +209,7 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
             "name the function that made it, --model-name my_net.py:build, or save it with Keras 3 as .keras"
         )
         if path.suffix == ".keras":
-            hint = f"evaluate and train it as a network of its own: --model-name {shlex.quote(str(path))}"
+            hint = f"evaluate and train it as a network of its own: --model-name {quoted(path)}"
         raise DataError(
             f"the model in {shown(path)} has the weights of {name}, and computes something else with them: other "
             "activations, strides, padding or settings of norms",

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 import shutil
 from pathlib import Path
 from typing import Callable, ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
@@ -56,7 +55,7 @@ from ipucnn.runs.folder import (
 )
 from ipucnn.runs.records import Folds, Report, plain
 from ipucnn.sessions.role import Role
-from ipucnn.text import printable
+from ipucnn.text import printable, quoted
 from ipucnn.training.program import BuiltProgram
 
 Arrays = Mapping[str, np.ndarray]
@@ -226,14 +225,14 @@ class RunWriter(RunFolder):
                 f"{root} is a cross-validation already, with fold {other_folds}",
                 "add --resume to go on with it, or use another --run-dir"
                 if not config.overwrite
-                else f"rm -r {fold_path(root, folds[0])}, and add --resume in place of --overwrite; or use another "
-                "--run-dir",
+                else f"rm -r {quoted(fold_path(root, folds[0]))}, and add --resume in place of --overwrite; or use "
+                "another --run-dir",
             )
         for path in (fold_path(root, fold) for fold in sorted(taken.values()) if fold in folds):
             if path.is_symlink():
                 raise DataError(
                     f"{path} is a link, and a cross-validation writes to its own folder alone",
-                    f"remove it: rm {path}",
+                    f"remove it: rm {quoted(path)}",
                 )
             if path.exists() and not config.overwrite:
                 raise ConfigurationError(
@@ -387,7 +386,7 @@ class RunWriter(RunFolder):
         inside = (self.checkpoints,) if self.checkpoints == self.path / CHECKPOINTS else ()
         for folder in (*inside, self.path / TENSORBOARD, self.path / WANDB):
             if folder.is_symlink():
-                hint = f"remove it: rm {shlex.quote(str(folder))}"
+                hint = f"remove it: rm {quoted(folder)}"
                 if folder in inside:
                     hint += "; checkpoints go elsewhere with --checkpoint-dir"
                 raise DataError(f"{folder} is a link, and a run writes to its own folder alone", hint)

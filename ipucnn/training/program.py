@@ -370,6 +370,19 @@ def validation_replicas(
     return num_replicas * whole // num_instances
 
 
+def evaluation_replicas(config: RunConfig) -> int:
+    """Returns the replicas of a network that is evaluated by itself: without a pipeline, on the IPUs of training.
+
+    Raises:
+        ConfigurationError: the IPUs are not a multiple of a replica's, or contradict the number of replicas.
+    """
+    if config.validation_num_replicas is not None:
+        return config.validation_num_replicas
+    mapping = ipus_of_stages(config.pipeline_splits, config.device_mapping or (), config.ipus_per_replica)
+    ipus_per_replica = next_power_of_two(max(mapping) + 1)
+    return validation_replicas(False, _replicas(config, ipus_per_replica, False), ipus_per_replica)
+
+
 def make_layout(config: RunConfig, is_num_replicas_typed: bool = False) -> Layout:
     """Returns all that options alone decide, without a data set.
 
@@ -500,7 +513,10 @@ def _smaller_batch(config: RunConfig, layout: Layout, num_samples: int) -> str:
         count, size = base, num_samples // (replicas * base)
         if not size:
             size, replicas = 1, num_samples // base
-            options.append(f"--num-replicas {replicas}")
+            if config.ipus is None or config.num_replicas > 1:
+                options.append(f"--num-replicas {replicas}")
+            if config.ipus is not None:
+                options.append(f"--ipus {replicas * layout.ipus_per_replica}")
         options.append(f"--micro-batch-size {size}")
     if config.global_batch_size is not None:
         options.append(f"--global-batch-size {size * count * replicas}")

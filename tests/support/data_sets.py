@@ -136,5 +136,5 @@ def open_set(name, folder):
 
 def open_imagefolder(folder, **options):
     """Opens class folders, in parts or alone, in a folder itself."""
-    choice = choose_dataset("imagefolder", folder, home="", task="classification", divides=True)
+    choice = choose_dataset("imagefolder", folder, home="", task="classification")
     return imagefolder.open_imagefolder(choice.files, **options)

@@ -6,7 +6,6 @@ Of a set without parts, the last fifth of the pairs, in the order of their names
 
 import os
 import re
-import shlex
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -44,7 +43,6 @@ from ipucnn.datasets.formats import (
     list_folder,
     pair_name,
     part_alone,
-    quoted,
     without_mask_ending,
 )
 from ipucnn.datasets.forms import (
@@ -90,7 +88,7 @@ from ipucnn.datasets.segmentation.masks import (
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
 from ipucnn.filesystem import real
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, quoted
 
 SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
 SHARE_HELD_OUT = 5
@@ -459,7 +457,7 @@ def _several_error(
         )
         hint += (
             f", which this command does; the single ones are kept in {quoted(kept)}: "
-            f"mkdir -p {quoted(kept)} && python -c {shlex.quote(code)} {quoted(folders[1])} {quoted(kept)}"
+            f"mkdir -p {quoted(kept)} && python -c {quoted(code)} {quoted(folders[1])} {quoted(kept)}"
         )
     if has_pairs:
         hint += "; or leave out these images with --allow-partial"
@@ -535,10 +533,10 @@ def _renaming(folders: Sequence[Path], alone: Tuple[_Files, _Files]) -> str:
     loops = []
     for paths, folder, begin, end in zip((images, masks), folders, begins, ends):
         for suffix in sorted({path.suffix for path in paths}) if begin or end else ():
-            first, last = shlex.quote(begin) if begin else "", shlex.quote(end + suffix)
+            first, last = quoted(begin) if begin else "", quoted(end + suffix)
             loops.append(
                 f"(cd {quoted(folder)} && for f in {first}*{last}; do n=${{f#{first}}}; "
-                f'mv "$f" "${{n%{last}}}"{shlex.quote(suffix)}; done)'
+                f'mv "$f" "${{n%{last}}}"{quoted(suffix)}; done)'
             )
     return f"an image and its mask have one name: {' && '.join(loops)}"
 

@@ -43,7 +43,6 @@ from ipucnn.datasets.formats import (
     masks_among,
     part_alone,
     part_named,
-    quoted,
     same_name,
     subfolders,
 )
@@ -51,7 +50,7 @@ from ipucnn.datasets.limits import HELD_OUT_SHARE, UNBALANCED
 from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line, with_unused
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_text, shown
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, printable, quoted
 
 MOST_EXAMPLES = 3
 FEW_IMAGES = 20

@@ -160,8 +160,8 @@ def choose(name: Optional[str], path: Path, download: bool = False) -> Choice:
                 f"no data set is given, and none is known in {shown(path)}",
                 f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, or a folder",
             )
-        return choose_found(sets, path, ANY_TASK, divides=True)
-    choice = choose_dataset(name, path, home="", task=ANY_TASK, download=download, divides=True)
+        return choose_found(sets, path, ANY_TASK)
+    choice = choose_dataset(name, path, home="", task=ANY_TASK, download=download)
     if choice.make is None:
         return choice
     # The function is called only once, also for its task, because its result may differ from call to call.

@@ -21,7 +21,7 @@ from ipucnn.machine import host_memory_bytes
 from ipucnn.models.build import BuildOptions, build_model, check_options
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.layer_graph import LayerGraph
-from ipucnn.text import shown_value, size_text
+from ipucnn.text import quoted, shown_value, size_text
 
 MOST_BYTES = 2**26
 _MAX_NAME = 200
@@ -111,7 +111,7 @@ def read_layer_graph(path: Path) -> LayerGraph:
         DataError: the file is absent, damaged, or of a network that cannot be planned.
     """
     name = shown(path)
-    hint = f"docs/plan-a-pipeline.md has its fields; a new one: ipucnn plan-splits MODEL --save-graph {name}"
+    hint = f"docs/plan-a-pipeline.md has its fields; a new one: ipucnn plan-splits MODEL --save-graph {quoted(path)}"
     text = read_text(path, MAX_RECORD_BYTES, hint=hint)
     try:
         graph = LayerGraph.from_json(text, name)

@@ -51,7 +51,7 @@ from ipucnn.planning.search.open_settings import FREE, Space
 from ipucnn.planning.search.planner import LIMITS, Candidate, Planner
 from ipucnn.text import counted, percent
 from ipucnn.training.batching import next_power_of_two
-from ipucnn.training.program import Layout
+from ipucnn.training.program import Layout, evaluation_replicas
 
 # Dynamic programs for the splits of a change: a hint needs splits that fit, not a proof.
 _EVALUATIONS = 4
@@ -791,7 +791,7 @@ def prediction_advice(model: KerasModel, name: str, config: RunConfig, command: 
         return one_stage_program(
             config,
             config.validation_micro_batch_size or config.micro_batch_size,
-            config.validation_num_replicas or config.num_replicas,
+            evaluation_replicas(config),
             training=False,
         )
 

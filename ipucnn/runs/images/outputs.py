@@ -20,7 +20,6 @@ import numpy as np
 
 from ipucnn import filesystem
 from ipucnn.aliases import PillowImage, PlainDict
-from ipucnn.datasets.formats import quoted
 from ipucnn.datasets.segmentation.masks import SHOWN_FIRST
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import (
@@ -38,7 +37,7 @@ from ipucnn.filesystem import (
 )
 from ipucnn.runs.images.inputs import is_volume_name
 from ipucnn.runs.images.stacks import NO_STACK, Stack
-from ipucnn.text import size_text
+from ipucnn.text import quoted, size_text
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; the headers and tables need far less than the difference."""

@@ -418,7 +418,14 @@ def check_sharing(
     if num_groups % sharing:
         times = sharing // math.gcd(num_groups, sharing)
         count, size, ways = batch.gradient_accumulation_count * times, batch.micro_batch_size, []
-        if count <= MAX_ACCUMULATION:
+        if config.global_batch_size is not None:  # the accumulation count follows from it
+            is_smaller = size % times == 0
+            ways.append(
+                f"use --micro-batch-size {size // times}"
+                if is_smaller
+                else f"use --global-batch-size {config.global_batch_size * times}"
+            )
+        elif count <= MAX_ACCUMULATION:
             smaller = (
                 f", and divide --micro-batch-size by {times} to keep the global batch"
                 if size % times == 0

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import os
-import shlex
 import sys
 import tempfile
 from types import ModuleType
@@ -25,7 +24,7 @@ from ipucnn.machine import (
     num_cores,
     schedulable_cores,
 )
-from ipucnn.text import size_text
+from ipucnn.text import quoted, size_text
 
 # Importing TensorFlow and training the smallest network on one core took 1.5 GiB of address space, now and then more,
 # without the stacks and heaps of threads (2.21; 2.6: 1.2 GiB), and 141 MiB (2.6) to 259 MiB (2.21) besides the pages of
@@ -159,7 +158,7 @@ def import_tensorflow(
         if isinstance(error, AssertionError):
             raise ConfigurationError(
                 f"Keras refuses its own settings, {_keras_settings()}",
-                f"correct or remove the file: rm {shlex.quote(_keras_settings())}",
+                f"correct or remove the file: rm {quoted(_keras_settings())}",
             ) from None
         raise MissingError(
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
@@ -189,7 +188,7 @@ def _check_keras_settings() -> None:
         if not isinstance(json.load(file), dict):
             raise ConfigurationError(
                 f"{_keras_settings()} is no JSON object of Keras's settings",
-                f"correct or remove the file: rm {shlex.quote(_keras_settings())}",
+                f"correct or remove the file: rm {quoted(_keras_settings())}",
             )
 
 

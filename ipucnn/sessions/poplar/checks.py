@@ -13,7 +13,7 @@ from ipucnn.sessions.poplar import surroundings
 from ipucnn.sessions.poplar.errors import REMOTE_MEMORY, no_remote_memory
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
-from ipucnn.training.program import Program, validation_replicas
+from ipucnn.training.program import Program, evaluation_replicas, validation_replicas
 
 Check = Tuple[bool, str, str]
 
@@ -122,8 +122,8 @@ def check_layout(instances: ProcessGroup, program: Program, config: RunConfig) -
     )
 
 
-def evaluation_replicas(instances: ProcessGroup, config: RunConfig) -> int:
-    """Returns the replicas of an evaluation in one process: the IPUs that ``poprun`` gave it, or one per replica.
+def local_evaluation_replicas(instances: ProcessGroup, config: RunConfig) -> int:
+    """Returns the replicas of an evaluation in one process, which has one IPU for each; ``poprun`` has chosen its IPUs.
 
     Raises:
         ConfigurationError: another number of IPUs was requested, or no device has so many.
@@ -139,7 +139,7 @@ def evaluation_replicas(instances: ProcessGroup, config: RunConfig) -> int:
             ),
             _not_selected(config),
         )
-    replicas = given or requested or config.num_replicas
+    replicas = given or evaluation_replicas(config)
     what = f"{counted(replicas, 'replica')} of evaluation"
     _raise_first(_power_of_two(replicas, what, "--validation-num-replicas"))
     return replicas

@@ -20,7 +20,7 @@ from ipucnn.sessions.host.division import Division, one_by_one
 from ipucnn.sessions.host.network import Weights
 from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.batches import BatchStream
-from ipucnn.sessions.poplar.checks import check_remote_memory, evaluation_replicas
+from ipucnn.sessions.poplar.checks import check_remote_memory, local_evaluation_replicas
 from ipucnn.sessions.poplar.device import Api, Exchange, Ipus, compute_type
 from ipucnn.sessions.poplar.model import PREDICTION, TRAINING, assign_weights, build_network
 from ipucnn.sessions.poplar.prediction import PoplarPredictor, StatisticsNetwork
@@ -114,7 +114,7 @@ class PoplarSession(Session):
     ) -> PoplarPredictor:
         """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
         config = self._config
-        replicas = evaluation_replicas(self._instances, config)
+        replicas = local_evaluation_replicas(self._instances, config)
         size = config.validation_micro_batch_size or config.micro_batch_size
         predictor = PoplarPredictor(
             self._configured(replicas, would_fit=would_fit), model, size, replicas, shares=shares
