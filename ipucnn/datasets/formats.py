@@ -379,8 +379,10 @@ _NAMED_CLASS = re.compile(r"(.*[^\W\d_])([._ -]+\(?)\d.*", re.DOTALL)
 """The name of an image that begins with its class, what follows this, and a number: cat.0.jpg, great_dane_12.jpg."""
 
 
-def _class_loop(part: Path) -> str:
+def class_loop(part: Path) -> str:
     """Returns the command that puts the images of a folder into class folders by their names; "" if they have none."""
+    if part_named(part.name) == "masks":
+        return ""
     names = [_NAMED_CLASS.fullmatch(name) for name in _own_images(part)]
     found = [name for name in names if name is not None]
     classes, separators = sorted({name[1] for name in found}), {name[2] for name in found}
@@ -397,7 +399,7 @@ def _bare_part(folder: Path, parts: Sequence[Path], has_classes: bool) -> DataEr
     """Returns the error about images in folders that are named like parts, without class folders in them."""
     part = min(parts, key=lambda path: part_named(path.name) != "train")
     text = f"{shown(part)} is named like a part of a data set, and has images without class folders"
-    loops = {path: _class_loop(path) for path in parts}
+    loops = {path: class_loop(path) for path in parts}
     if loops[part]:
         named = {part_named(path.name) for path in parts if loops[path]}
         is_whole = {"train"} < named <= {*_SERVING}
@@ -572,10 +574,14 @@ def _check_no_parts(classes: List[Path]) -> None:
     """
     by_rest: Dict[Tuple[str, ...], Dict[str, Path]] = {}
     for path in classes:
-        words = _words(path)
+        words = tuple(word for word in _words(path) if not _PART_ENDING.fullmatch(word))
         for at, part in enumerate(map(part_named, words)):
             if part in _SERVING:
                 by_rest.setdefault((*words[:at], *words[at + 1 :]), {}).setdefault(part, path)
+    for path in classes:  # rps beside rps-test-set
+        parts = by_rest.get(_words(path), {})
+        if "train" not in parts and any(subfolders(unwrapped(one)) for one in parts.values()):
+            parts["train"] = path
     for parts in by_rest.values():
         if "train" not in parts or len(parts) < 2:
             continue
@@ -587,6 +593,8 @@ def _check_no_parts(classes: List[Path]) -> None:
                 f"make two parts: mv {quoted(inside)} {quoted(whole / 'train')} && mv {quoted(other_inside)} "
                 f"{quoted(whole / 'val')}; then pass --dataset {quoted(whole)}"
             )
+        elif len(subfolders(inside)) > 1:
+            hint = f"if {shown(inside)} has the classes: --dataset {quoted(inside)}"
         raise DataError(
             f"{shown(train)} and {shown(other)} are named like parts of a data set, not like classes",
             f"{hint}; if they are classes, give them other names",
@@ -631,6 +639,11 @@ def copy_of_classes(folder: Path, classes: Collection[str]) -> Optional[DataErro
     )
 
 
+def _is_for_evaluation(folder: Path) -> bool:
+    """Returns whether a word in a folder's name says that it is for evaluation: CRC-VAL-HE-7K."""
+    return any(part_named(word) in _EVALUATION for word in _words(folder))
+
+
 def _check_no_folds(classes: List[Path]) -> None:
     """Refuses two or more folders that have the same folders of images in them: they may be parts, or the classes.
 
@@ -650,17 +663,21 @@ def _check_no_folds(classes: List[Path]) -> None:
     sides = {side_named(name): name for name in common}
     if len(common) == 2 and {"images", "masks"} <= set(sides):
         one, other = sides["images"], sides["masks"]
+        from ipucnn.datasets.sorting import hint_without_masks
+
         raise MasksAsClasses(
             f"{shown(first)} and {shown(second)} have {one}/ and {other}/ in them: masks are no images of a class",
-            "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
+            hint_without_masks(first.parent, is_inside=True)
+            or "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
             f"classes: move the folders {other}/ out of the class folders",
         )
     whole, moved = first.parent, first.with_name(f"{first.name}-images")
+    train, rest = sorted((first, second), key=lambda path: (_is_for_evaluation(path), -num_images(path)))
     raise DataError(
         f"{shown(first)} and {shown(second)} have the same folders in them, such as {one} and {other}: "
-        f"{printable(first.name)} may be a part of a data set with the class {one}, or a class itself",
-        f"if it is a part: --dataset {quoted(first)}; or train on it and evaluate on another: "
-        f"mv {quoted(first)} {quoted(whole / 'train')} && mv {quoted(second)} {quoted(whole / 'val')}, then pass "
+        f"{printable(train.name)} may be a part of a data set with the class {one}, or a class itself",
+        f"if it is a part: --dataset {quoted(train)}; or train on it and evaluate on another: "
+        f"mv {quoted(train)} {quoted(whole / 'train')} && mv {quoted(rest)} {quoted(whole / 'val')}, then pass "
         f"--dataset {quoted(whole)}; if it is a class: mv {quoted(first)} {quoted(moved)} && mkdir {quoted(first)} && "
         f"mv {quoted(moved)} {quoted(first)}",
     )
@@ -680,6 +697,13 @@ def check_has_masks(found: Found) -> None:
 
 def _no_masks(images: Path) -> Optional[DataError]:
     """Returns the error about a folder of images without masks if it is of a known other layout; else None."""
+    with suppress(DataError, OSError):
+        inside = unwrapped(images)
+        if part_named(images.name) == "masks" and find_classes(inside) is not None:
+            return DataError(
+                f"{shown(inside)} has class folders in it, and there are no masks beside it",
+                f"for a network of classes: --dataset {quoted(inside)}",
+            )
     labels = next((path for path in subfolders(images.parent) if path.name.casefold() == "labels"), None)
     if labels is not None and any(
         name.lower().endswith(".txt") for _, _, names in os.walk(labels) for name in names
@@ -690,12 +714,6 @@ def _no_masks(images: Path) -> Optional[DataError]:
             "put the images of each class into a folder of its own: DIR/CLASS/*.jpg; or draw masks: "
             "DIR/images/NAME.png and DIR/masks/NAME.png",
         )
-    with suppress(DataError, OSError):
-        if part_named(images.name) == "masks" and find_classes(images) is not None:
-            return DataError(
-                f"{shown(images)} has class folders in it, and there are no masks beside it",
-                f"for a network of classes: --dataset {quoted(images)}",
-            )
     return None
 
 
@@ -802,11 +820,28 @@ def _find_beside(folder: Path) -> Optional[Found]:
     pairs = masks_beside(folders)
     serving = _serving({images: part for images, (part, _) in pairs.items()})
     if "train" not in serving:
-        return None
+        return _part_with_masks_beside(folder)
     read = {subset: (images, pairs[images][1]) for subset, images in serving.items()}
     parts = [path for path in folders if path in pairs or part_named(path.name) in _SERVING]
     said = [f"masks in {printable(read['train'][1].name)}/", *([] if "eval" in read else [UNDIVIDED])]
     return _in_parts("imagemasks", folder, read, parts, said)._replace(is_undivided="eval" not in read)
+
+
+def _part_with_masks_beside(folder: Path) -> Optional[Found]:
+    """Returns the pairs of a folder of images that is a part itself, with its masks in a folder beside it; or None.
+
+    The set has the folder in which both lie, and a table of classes there is that of the part.
+    """
+    if folder.name in ("", "..") or not _has_own_images(folder):
+        return None
+    with suppress(DataError, OSError):
+        _, masks = masks_beside(subfolders(folder.parent)).get(folder, ("", folder))
+        if masks != folder:
+            choice = (
+                f": images in {printable(folder.name)}/ and masks in {printable(masks.name)}/, {UNDIVIDED}"
+            )
+            return Found("imagemasks", folder.parent, {"train": (folder, masks)}, choice, is_undivided=True)
+    return None
 
 
 def mask_folders(folders: Sequence[Path]) -> Set[Path]:

@@ -5,11 +5,11 @@ A data set is one row of :data:`DATASETS`: its facts and its reader.  ``formats.
 
 import importlib
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ipucnn.datasets.formats import (
     MasksAsClasses,
     base_name,
     check_has_masks,
+    class_loop,
     find_class_parts,
     find_layout,
     find_set,
@@ -379,7 +380,8 @@ def choose_dataset(
     chosen_task = _task_for(known, f"data set {known}", task)
     if known in LAYOUTS and task != ANY_TASK:
         check_is_there(path)
-        return _choose_layout(known, path, find_layout(known, path))
+        with with_sorting_hint(path, task):
+            return _choose_layout(known, path, find_layout(known, path))
     if not needs_files(known):
         return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
     found = find_set(known, path, explicit=True)
@@ -603,6 +605,27 @@ def choose_folder(folder: Path, task: str) -> Choice:
         ConfigurationError: the folder holds a set for another task, or several sets.
         DataError: the folder holds no set, or one that lacks a part that training needs.
     """
+    with with_sorting_hint(folder, task):
+        return _choose_in(folder, task)
+
+
+@contextmanager
+def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
+    """Gives an error of the block the hint that makes a set of the folder, if names or a table tell how."""
+    try:
+        yield
+    except MasksAsClasses:
+        raise
+    except DataError as error:
+        from ipucnn.datasets.sorting import sorting_hint
+
+        command = sorting_hint(folder, task)
+        if not command:
+            raise
+        raise DataError(error.message, command, error.code) from error
+
+
+def _choose_in(folder: Path, task: str) -> Choice:
     try:
         sets = find_sets(folder)
     except MasksAsClasses:
@@ -650,7 +673,7 @@ def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
             return error.hint or ""  # there are other folders beside images/
         return f"put the images of each class into a folder of its own: {shown(folder)}/CLASS/*.jpg"
     hint = f"masks are for the network unet: ipucnn train unet --dataset {quoted(folder)}"
-    images = next(iter(sets[0].parts.values()))[0]
+    images = unwrapped(next(iter(sets[0].parts.values()))[0])
     with suppress(DataError, OSError):
         if find_layout("imagefolder", images) is not None:
             hint += f"; for the class folders in it: --dataset {quoted(images)}"
@@ -691,7 +714,13 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> Choice:
         alone = "" if found is None or "train" in found.parts else part_alone(found)
         raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + alone + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
-    if found is not None and found.parts:
+    loop = class_loop(folder) if found is None else ""
+    if loop:
+        hint = (
+            "put the images of each class, with which their names begin, into a folder of its name: "
+            f"{loop}; then pass --dataset {quoted(folder)}"
+        )
+    elif found is not None and found.parts:
         hint += part_alone(found)
     else:
         hint += ", or two or more folders DIR/CLASS/*.jpg"

@@ -238,7 +238,7 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     is_same = before.dataset == setup.config.dataset and is_python_name(str(before.dataset))
     with suppress(UserError, OSError):  # the set of training is no longer there
         former = resolve_saved(setup.resolved.command, before, {}).choice
-        is_same = is_same or (former.name, _place(former)) == (choice.name, _place(choice))
+        is_same = is_same or _identity(former) == _identity(choice)
         if not is_same and _has_other_bytes(source, choice, former):
             return None
     limited = limit_source(source, before.limit_train, before.limit_eval, weights.seed)
@@ -261,8 +261,12 @@ def _has_other_bytes(source: DataSource, choice: Choice, other: Choice) -> bool:
     return False
 
 
-def _place(choice: Choice) -> Optional[Path]:
-    return None if choice.location is None else real(choice.location)
+def _identity(choice: Choice) -> Tuple[str, List[Path]]:
+    """Returns what tells a set from others: its name, its folder, and those of its parts."""
+    if choice.found is None:
+        return choice.name, []
+    inside = (path for paths in choice.files.parts.values() for path in paths)
+    return choice.name, [*map(real, (choice.files.location, *inside))]
 
 
 def _changed_since_training(setup: Setup, weights: Weights) -> List[str]:

@@ -43,6 +43,7 @@ from ipucnn.datasets.formats import (
     list_folder,
     pair_name,
     part_alone,
+    part_named,
     without_mask_ending,
 )
 from ipucnn.datasets.forms import (
@@ -369,6 +370,8 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         is_whole = all(path.is_dir() or path.is_file() for path in folders)
         if is_whole:
             yield from guarded(_sides(found, folders, subset, sides), subset, folders[0].name, folders[0])
+        if is_whole and found.is_undivided and not found.has_channel_numbers:
+            _check_no_named_parts(folders, sides)
         known = read | {path for side in sides for path in side.values()}
         several = _take_several(sides, folders[0] == folders[1])
         files, alone = _matched(*sides)
@@ -386,6 +389,38 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
     if not found.is_undivided and found.location not in looked_at:
         used = {path.parent for path in read} | read
         yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
+
+
+_PART_BEFORE = re.compile(r"(train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?)[A-Z]?(?![a-z])")
+"""A part of a set with which the name of a file begins: train_1, testA_1."""
+
+
+def _check_no_named_parts(folders: Sequence[Path], sides: Tuple[_Files, _Files]) -> None:
+    """Refuses pairs all of whose names begin with a part of a set: the last fifth would be other ones than the test's.
+
+    Raises:
+        DataError: they do, for training and for evaluation; the hint has the commands that make parts of them.
+    """
+    begins = [_PART_BEFORE.match(name) for name in (*sides[0], *sides[1])]
+    named = {match[0]: part_named(match[1]) for match in begins if match is not None}
+    if None in begins or not {"train"} < {*named.values()}:
+        return
+    in_one, whole = folders[0] == folders[1], folders[0] if folders[0] == folders[1] else folders[0].parent
+    commands = []
+    for part in dict.fromkeys(named.values()):
+        place = whole / {"train": "train", "validation": "val"}.get(str(part), "test")
+        patterns = [begin for begin, one in named.items() if one == part]
+        for folder in folders[:1] if in_one else folders:
+            target = place if in_one else place / folder.name
+            files = " ".join(f"{quoted(folder / begin)}[!a-zA-Z]*" for begin in patterns)
+            commands.append(f"mkdir -p {quoted(target)} && mv {files} {quoted(target)}")
+    if not in_one:
+        commands.append(f"rmdir {' '.join(map(quoted, folders))}")
+    names = " and ".join(printable(name) for name in list(named)[:2])
+    raise DataError(
+        f"the names of all pairs in {whole} begin with a part of a set, such as {names}, and no folders say the parts",
+        f"make parts of them: {' && '.join(commands)}",
+    )
 
 
 def num_held_out(count: int) -> int:

@@ -34,6 +34,7 @@ from ipucnn.datasets.formats import (
     MASK,
     READ,
     Found,
+    MasksAsClasses,
     copy_of_classes,
     images_at,
     images_below,
@@ -45,8 +46,10 @@ from ipucnn.datasets.formats import (
     part_named,
     same_name,
     subfolders,
+    unwrapped,
 )
 from ipucnn.datasets.limits import HELD_OUT_SHARE, UNBALANCED
+from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line, with_unused
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_text, shown
@@ -77,14 +80,23 @@ def read_folders(found: Found) -> Iterator[Union[ClassFolder, Problem]]:
     A folder without images is a class in a part, and none in a set without parts.
     """
     names: Dict[str, Path] = {}
-    for subset, absent in (("train", "train"), ("eval", "val, valid, validation or test")):
+    for subset, absent, named in (
+        ("train", "train", ("train",)),
+        ("eval", "val, valid, validation or test", ("validation", "test")),
+    ):
         if subset not in found.parts and not found.is_undivided:
             error = DataError(
                 f"{found.location} is not an image folder: it lacks train/ or val/",
                 CLASS_LAYOUT + part_alone(found),
                 "missing-subset",
             )
-            yield Problem("missing-subset", subset, f"there is no folder {absent}", error=error)
+            bare = [path.name for path in subfolders(found.location) if part_named(path.name) in named]
+            reason = (
+                f"there are no class folders in {printable(bare[0])}/"
+                if bare
+                else f"there is no folder {absent}"
+            )
+            yield Problem("missing-subset", subset, reason, error=error)
     for subset, (part,) in found.parts.items():
         yield from guarded(_part_folders(found, subset, part, names), subset, part.name, part)
     if not found.is_undivided:
@@ -137,11 +149,12 @@ def _part_folders(
 def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bool) -> Optional[DataError]:
     """Returns the error about a folder that is no class of its own, or not one of training's classes; or None."""
     name = same_name(path.name)
-    inside = {part_named(below.name): below.name for below in subfolders(path)}
+    whole = unwrapped(path)
+    inside = {part_named(below.name): below.name for below in subfolders(whole)}
     if "train" in inside and {"validation", "test"} & set(inside):
         return DataError(
-            f"the class folder {shown(path)} has parts of a data set in it, such as {printable(inside['train'])}/",
-            f"if it is a data set of its own: --dataset {quoted(path)}; else put the parts outside the classes: "
+            f"the class folder {shown(whole)} has parts of a data set in it, such as {printable(inside['train'])}/",
+            f"if it is a data set of its own: --dataset {quoted(whole)}; else put the parts outside the classes: "
             f"{CLASS_LAYOUT[9:]}",
         )
     if is_first and name in names:
@@ -205,6 +218,7 @@ def read_classes(
         report: function that gets each problem.
     """
     folders = list(readable(read_folders(found), report))
+    _check_no_masks_by_content(found, folders)
     names = tuple(dict.fromkeys(folder.name for folder in folders))
     numbers = {name: number for number, name in enumerate(names)}
     parts: Dict[str, FileExamples] = {}
@@ -221,6 +235,38 @@ def read_classes(
             "eval": whole.subset(np.flatnonzero(chosen)),
         }, names
     return parts, names
+
+
+def _check_no_masks_by_content(found: Found, folders: Sequence[ClassFolder]) -> None:
+    """Refuses class folders some of whose files are masks of others, by their names and pixels.
+
+    A folder called ``class-...`` has no masks of another folder.
+
+    Raises:
+        MasksAsClasses: there are such files.
+    """
+    classes = {path: (folder.subset, folder.name) for folder in folders for path in folder.paths}
+    masks = {
+        mask: image
+        for mask, image in masks_by_content(list(classes)).items()
+        if classes[mask] == classes[image] or not classes[mask][1].startswith("class-")
+    }
+    if not masks:
+        return
+    from ipucnn.datasets.sorting import hint_without_masks
+
+    mask, image = next(iter(masks.items()))
+    inside = all(classes[mask] == classes[image] for mask, image in masks.items())
+    hint = hint_without_masks(found.location, inside)
+    if not inside:
+        folder = next(one for one in folders if mask in one.paths)
+        part = found.parts[folder.subset][0] if folder.subset in found.parts else found.location
+        hint += f"; if they are classes: mv {quoted(part / folder.name)} {quoted(part / ('class-' + folder.name))}"
+    raise MasksAsClasses(
+        f"{shown(mask)} has the name of {shown(image)}, and few values, as a mask has: "
+        f"{counted(len(masks), 'file')} of this kind in {shown(found.location)}, which are no images of a class",
+        hint,
+    )
 
 
 def held_out(labels: np.ndarray, names: Sequence[str], share: float) -> np.ndarray:

@@ -216,8 +216,9 @@ class Survey:
             return
         text = f"{problem.name}: {problem.reason}" if problem.reason else problem.name
         # Training's own hint says more than that of the code, except for parts that --allow-partial leaves out.
-        is_own = problem.error is not None and not CODES[problem.code].partial
-        hint = (problem.error.hint or "") if is_own and problem.error is not None else ""
+        hint = "" if problem.error is None else problem.error.hint or ""
+        if CODES[problem.code].partial and (problem.code != "unpaired" or "--allow-partial" in hint):
+            hint = ""
         self.find(problem.code, problem.subset, text, problem.count, hint)
 
     def check(self, kind: str, is_right: bool) -> None:

@@ -22,6 +22,7 @@ from ipucnn.datasets.registry import (
     fetch,
     needs_files,
     open_dataset,
+    with_sorting_hint,
 )
 from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import embedded, records
@@ -154,7 +155,8 @@ def choose(name: Optional[str], path: Path, download: bool = False) -> Choice:
         DataError: the set is absent.
     """
     if name is None:
-        sets = find_sets(path)
+        with with_sorting_hint(path, ANY_TASK):
+            sets = find_sets(path)
         if not sets:
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(path)}",

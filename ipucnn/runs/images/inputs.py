@@ -43,6 +43,7 @@ from ipucnn.datasets.formats import (
 )
 from ipucnn.datasets.forms import IMAGE_HINT, opened, page_of, plain_pixels, remarks_on_page
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS
+from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.datasets.problems import MOST_NAMED
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, shown
@@ -177,7 +178,10 @@ def _in_folder(folder: str, problems: List[str], left_out: LeftOut) -> List[str]
                 left_out[path_of] = (*_MASK, 1)
             else:
                 images.append(path_of)
-    return sorted(images)
+    images.sort()
+    by_looks = masks_by_content(images)
+    left_out.update((path, (*_MASK, 1)) for path in sorted(by_looks))
+    return [path for path in images if path not in by_looks]
 
 
 def _matching(pattern: str, problems: List[str], left_out: LeftOut) -> List[str]:

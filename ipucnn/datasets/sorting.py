@@ -1,0 +1,440 @@
+"""Copies files of other layouts into one that is read: images whose classes a table has, and scattered pairs.
+
+A folder with such a layout is refused, because several things could be meant, and :func:`sorting_hint` gives the
+command that makes a set of it: ``python -m ipucnn.datasets.sorting classes TABLE COLUMN TARGET FOLDER`` or ``... masks
+KIND TARGET FOLDER``, or, for class folders without masks, ``... images TARGET FOLDER``.  The command copies; the files
+stay where they are.
+"""
+
+import csv
+import os
+import re
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ipucnn.datasets.formats import is_image_name, is_made_by_system, part_named, side_named
+from ipucnn.datasets.masks_beside import masks_by_content
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import expand, read_text, real, shown, write_folder
+from ipucnn.text import counted, printable, quoted
+
+_COMMAND = "python -m ipucnn.datasets.sorting"
+_MOST_TABLE_BYTES = 2**26
+_MOST_FILES = 200_000
+_DEEPEST = 5
+_ONE_HOT = "one-hot"
+"""In place of a column: the columns with a 1 for the class of each image, and 0 for all others."""
+_LOOKS = "by-looks"
+"""In place of a kind of masks: files of the name of an image with few values."""
+_SHARE = 0.9
+"""The least share of a table's rows, or of masks, whose images must be there."""
+_LABELS = (
+    "label",
+    "class",
+    "category",
+    "target",
+    "dx",
+    "diagnosis",
+    "species",
+    "breed",
+    "classname",
+    "labels",
+)
+_PARTS = {"train": "train", "validation": "val", "test": "test"}
+
+
+class _Files(NamedTuple):
+    """The files below a folder: images and tables, as paths relative to it, in the order of their names."""
+
+    images: List[Path]
+    tables: List[Path]
+
+
+def _files_of(folder: Path) -> _Files:
+    images: List[Path] = []
+    tables: List[Path] = []
+    for place, folders, names in os.walk(folder):
+        below = Path(place).relative_to(folder)
+        is_deep = len(below.parts) >= _DEEPEST or len(images) > _MOST_FILES
+        folders[:] = [] if is_deep else sorted(name for name in folders if not is_made_by_system(name))
+        for name in sorted(names):
+            if is_made_by_system(name):
+                continue
+            if is_image_name(name):
+                images.append(below / name)
+            elif name.lower().endswith((".csv", ".tsv", ".txt")):
+                tables.append(below / name)
+    return _Files(images, tables)
+
+
+def _part_of(path: Path) -> str:
+    """Returns the part of a set, as its folder is called, that a word of one of a file's folders names; or ""."""
+    words = (word for name in path.parts[:-1] for word in (name, *re.split(r"[\W_]+", name)))
+    return next((_PARTS[part] for part in map(part_named, words) if part in _PARTS), "")
+
+
+# -- classes in a table ---------------------------------------------------------------------------------------
+
+
+class _Table(NamedTuple):
+    """A table with a row for each image.
+
+    Attributes:
+        path: the file, below the folder.
+        columns: names of the columns that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
+        classes: of the first of them, image below the folder -> class.
+    """
+
+    path: Path
+    columns: List[str]
+    classes: Dict[Path, str]
+
+
+def _rows(path: Path) -> List[List[str]]:
+    """Returns the rows of a table with commas, semicolons or tabs; the first has the names of the columns."""
+    lines = read_text(path, _MOST_TABLE_BYTES).splitlines()
+    separator = max(",;\t", key=lines[0].count) if lines else ","
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator)]
+    return [row for row in rows if len(row) == len(rows[0]) > 1]
+
+
+def _table(folder: Path, path: Path, images: Sequence[Path]) -> Optional[_Table]:
+    """Returns what a table says of images; None if it has no column with their names, or none with classes."""
+    rows: List[List[str]] = []
+    with suppress(DataError, csv.Error):
+        rows = _rows(folder / path)
+    if len(rows) < 3:
+        return None
+    header, body = rows[0], rows[1:]
+    by_name: Dict[str, Set[Path]] = {}
+    for image in images:
+        for key in {image.name, image.stem}:
+            by_name.setdefault(key, set()).add(image)
+    for column in range(len(header)):
+        found = [by_name.get(re.split(r"[/\\]", row[column])[-1], set()) for row in body]
+        if sum(len(paths) == 1 for paths in found) < _SHARE * len(body):
+            continue
+        read = [(next(iter(paths)), row) for paths, row in zip(found, body) if len(paths) == 1]
+        if len({image for image, _ in read}) < len(read):
+            continue  # several rows for an image: boxes, or several labels
+        columns = _label_columns(header, [row for _, row in read], column)
+        if columns:
+            return _Table(path, columns, {image: _label(header, row, columns[0]) for image, row in read})
+    return None
+
+
+def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> List[str]:
+    """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder."""
+    if len(set(header)) < len(header) or "" in header:
+        return []
+    others = [k for k in range(len(header)) if k != names]
+    hot = [k for k in others if {row[k] for row in rows} <= {"0", "1", "0.0", "1.0"}]
+    if len(hot) > 1 and all(sum(float(row[k]) for k in hot) == 1 for row in rows):
+        return [_ONE_HOT]
+    fitting: Tuple[List[str], List[str]] = ([], [])
+    for k in others:
+        values, is_label = {row[k] for row in rows}, re.sub(r"[\W_]", "", header[k].casefold()) in _LABELS
+        most = len(rows) - 1 if is_label else max(2, len(rows) // 2)
+        if 1 < len(values) <= most and all(map(_is_folder_name, values)):
+            fitting[not is_label].append(header[k])
+    return [*fitting[0], *fitting[1]]
+
+
+def _is_folder_name(text: str) -> bool:
+    return text not in ("", ".", "..") and "/" not in text and not text.startswith(".") and text.isprintable()
+
+
+def _label(header: Sequence[str], row: Sequence[str], column: str) -> str:
+    if column == _ONE_HOT:
+        return next(name for name, value in zip(header, row) if value in ("1", "1.0"))
+    return row[header.index(column)]
+
+
+def _classes_hint(folder: Path, files: _Files) -> str:
+    tables = [table for table in (_table(folder, path, files.images) for path in files.tables[:50]) if table]
+    if not tables:
+        return ""
+    by_part: Dict[str, _Table] = {}
+    for table in sorted(tables, key=lambda one: -len(one.classes)):
+        parts = {_part_of(image) for image in table.classes}
+        part = parts.pop() if len(parts) == 1 else ""
+        by_part.setdefault(part, table)
+    if "train" in by_part:
+        by_part.pop("", None)
+    else:
+        by_part = {"": tables[0]}
+    target, commands = _new_folder(folder, "classes"), []
+    for part, table in by_part.items():
+        place = target / part if part and len(by_part) > 1 else target
+        commands.append(
+            f"{_COMMAND} classes {quoted(folder / table.path)} {quoted(table.columns[0])} {quoted(place)} "
+            f"{quoted(folder)}"
+        )
+    first = next(iter(by_part.values()))
+    others = first.columns[1:]
+    more = f" (or {', '.join(map(printable, others[:3]))} in its place)" if others else ""
+    by = (
+        "columns with a 1 for its class"
+        if first.columns == [_ONE_HOT]
+        else f"column {printable(first.columns[0])}"
+    )
+    return (
+        f"{shown(folder / first.path)} has a row for each image; copy them into class folders by its {by}{more}: "
+        f"{' && '.join(commands)}; then pass --dataset {quoted(target)}"
+    )
+
+
+def copies_of_classes(table: Path, column: str, folder: Path) -> Dict[Path, Path]:
+    """Returns where each image goes: image below ``folder`` -> place below the new folder.
+
+    Raises:
+        DataError: the table cannot be read, or has no row for an image.
+        ConfigurationError: it has no such column.
+    """
+    found = _table(folder, Path(os.path.relpath(table, folder)), _files_of(folder).images)
+    if found is None:
+        raise DataError(
+            f"{shown(table)} has no row with the class of each image in {shown(folder)}",
+            "give a table with the name of a file and its class in each row",
+        )
+    if column not in found.columns:
+        raise ConfigurationError(
+            f"{shown(table)} has no column {printable(column)} with classes",
+            f"take one of {', '.join(map(printable, found.columns))}",
+        )
+    header, *body = _rows(table)
+    labels = found.classes
+    if column != found.columns[0]:
+        names = {image.name: image for image in labels} | {image.stem: image for image in labels}
+        labels = {}
+        for row in body:
+            image = next(
+                (names[cell] for cell in (re.split(r"[/\\]", c)[-1] for c in row) if cell in names), None
+            )
+            if image is not None:
+                labels[image] = _label(header, row, column)
+    return {image: Path(label, "_".join(image.parts)) for image, label in labels.items()}
+
+
+# -- scattered pairs ------------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"manual\d|[^\W\d_]+|\d+")
+_OBSERVER = re.compile(r"(\d)(?:st|nd|rd)[\W_]*(?:ho|manual)", re.IGNORECASE)
+"""The first and the second observer's masks: 1st_manual in DRIVE, 1stHO in CHASE-DB1."""
+_MASK_WORDS = re.compile(
+    r"masks?|labels?|label(train)?ids|instanceids|color|gt(fine|coarse)?|groundtruth|truth|segs?|segmentations?"
+    r"|annotations?|annots?|manual\d?|trimaps?"
+)
+_Key = Tuple[str, ...]
+
+
+_Side = Dict[Tuple[str, _Key], Path]
+"""Images, or masks of one kind: (part, words of its path that tell files apart) -> file below the folder."""
+
+
+def _words(path: Path) -> List[str]:
+    text = " ".join((*path.parts[:-1], path.stem)).replace("leftImg8bit", "")
+    return _WORD.findall(_OBSERVER.sub(r" manual\1 ", text).casefold())
+
+
+def _is_of_images(word: str) -> bool:
+    """Returns whether a word says nothing but that a file is an image, or of which part."""
+    return part_named(word) in _PARTS or side_named(word) == "images"
+
+
+def _sides(images: Sequence[Path]) -> Dict[_Key, List[_Side]]:
+    """Returns the words of masks in paths -> the files with them, by each way to tell them apart; () for the images."""
+    rows: Dict[_Key, List[Tuple[str, _Key, Path]]] = {}
+    for path in images:
+        words = _words(path)
+        kind = tuple(sorted({word.rstrip("s") for word in words if _MASK_WORDS.fullmatch(word)}))
+        rest = tuple(word for word in words if not _MASK_WORDS.fullmatch(word) and not _is_of_images(word))
+        rows.setdefault(kind, []).append((_part_of(path), rest, path))
+    return {kind: [_side(files, False), _side(files, True)] for kind, files in rows.items()}
+
+
+def _side(rows: Sequence[Tuple[str, _Key, Path]], leaves_out_common: bool) -> _Side:
+    """Returns files by their words; without those that all of their part begin and end with, if those are left out."""
+    side: _Side = {}
+    for part in {part for part, _, _ in rows}:
+        keys, paths = (
+            [key for one, key, _ in rows if one == part],
+            [path for one, _, path in rows if one == part],
+        )
+        if leaves_out_common and len(keys) > 1:
+            begin = len(os.path.commonprefix(keys))  # noqa: RUF071 - of words
+            end = len(os.path.commonprefix([key[begin:][::-1] for key in keys]))  # noqa: RUF071
+            keys = [key[begin : len(key) - end] for key in keys]
+        side.update(zip(((part, key) for key in keys), paths))
+    return side
+
+
+def _pairs(images: _Side, masks: _Side) -> Dict[Path, Path]:
+    """Returns image -> mask if nearly all masks, and half of the images of their parts, have a partner."""
+    shared = [key for key in masks if key in images]
+    parts = {part for part, _ in masks}
+    count = sum(part in parts for part, _ in images)
+    is_whole = len(shared) > 1 and len(shared) >= max(_SHARE * len(masks), count / 2)
+    return {images[key]: masks[key] for key in shared} if is_whole else {}
+
+
+def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, Dict[Path, Path]]:
+    """Returns the pairs with each kind of masks that is complete, by the words that tell this kind from the others.
+
+    If no words tell, masks are those that look like masks; the kind is ``_LOOKS``.
+    """
+    sides = _sides(files)
+    images = sides.pop((), [])
+    found = {
+        kind: max((_pairs(image, mask) for image in images for mask in masks), key=len, default={})
+        for kind, masks in sides.items()
+    }
+    found = {kind: pairs for kind, pairs in found.items() if pairs}
+    if not found:
+        looking = masks_by_content([str(folder / path) for path in files])
+        pairs = {
+            Path(image).relative_to(folder): Path(mask).relative_to(folder) for mask, image in looking.items()
+        }
+        return {_LOOKS: pairs} if pairs else {}
+    common = set.intersection(*map(set, found)) if len(found) > 1 else set()
+    return {
+        "-".join(word for word in kind if word not in common) or "masks": pairs
+        for kind, pairs in found.items()
+    }
+
+
+def _pairs_hint(folder: Path, files: _Files) -> str:
+    kinds = _kinds(folder, files.images)
+    if not kinds:
+        return ""
+    # Colours are drawn for people, from the labels beside them.
+    kind, pairs = min(kinds.items(), key=lambda one: ("color" in one[0], -len(one[1]), one[0]))
+    image, mask = next(iter(pairs.items()))
+    target = _new_folder(folder, "pairs")
+    others = [other for other in kinds if other != kind]
+    alone = len(files.images) - len({*pairs, *(mask for each in kinds.values() for mask in each.values())})
+    rest = f", without {counted(alone, 'image')} that {'has' if alone == 1 else 'have'} none" if alone else ""
+    more = f" (or {', '.join(others)} in place of {kind})" if others else ""
+    return (
+        f"{printable(mask.as_posix())} may be the mask of {printable(image.as_posix())}; copy "
+        f"{counted(len(pairs), 'such pair')}{more} into images/ and masks/{rest}: {_COMMAND} masks {quoted(kind)} "
+        f"{quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
+    )
+
+
+def copies_of_pairs(kind: str, folder: Path) -> Dict[Path, Path]:
+    """Returns where each file of the pairs goes: file below ``folder`` -> place below the new folder.
+
+    Raises:
+        ConfigurationError: there are no masks of this kind.
+    """
+    kinds = _kinds(folder, _files_of(folder).images)
+    if kind not in kinds:
+        known = (
+            f"the kinds of masks in it are {', '.join(kinds)}"
+            if kinds
+            else "it has no masks of images by their names"
+        )
+        raise ConfigurationError(f"{shown(folder)}: no masks are called {printable(kind)}", known)
+    copies: Dict[Path, Path] = {}
+    parts = {_part_of(image) for image in kinds[kind]}
+    for image, mask in kinds[kind].items():
+        part = _part_of(image) if {"train"} < parts <= {*_PARTS.values()} else ""
+        name = "_".join((*image.parts[:-1], image.stem))
+        copies[image] = Path(part, "images", name + image.suffix)
+        copies[mask] = Path(part, "masks", name + mask.suffix)
+    return copies
+
+
+# -- the command ----------------------------------------------------------------------------------------------
+
+
+def copies_without_masks(folder: Path) -> Dict[Path, Path]:
+    """Returns where each image goes that is no mask of another, by words or by looks."""
+    images = _files_of(folder).images
+    masks = {mask for pairs in _kinds(folder, images).values() for mask in pairs.values()}
+    return {path: path for path in images if path not in masks}
+
+
+def hint_without_masks(folder: Path, is_inside: bool) -> str:
+    """Returns words for a hint with the commands for a folder whose class folders have masks.
+
+    Args:
+        is_inside: whether each mask lies in the class folder of its image, so that there are classes without them.
+    """
+    target = _new_folder(folder, "images")
+    without = (
+        f"for class folders without them: {_COMMAND} images {quoted(target)} {quoted(folder)}; then pass --dataset "
+        f"{quoted(target)}"
+    )
+    pairs = _pairs_hint(folder, _files_of(folder))
+    return "; ".join([*([without] if is_inside else []), f"for the network unet: {pairs}"]) if pairs else ""
+
+
+def sorting_hint(folder: Path, task: str) -> str:
+    """Returns words for a hint with the command that makes a set of a folder; "" if its names and tables tell none."""
+    with suppress(OSError):
+        files = _files_of(folder)
+        if task == "segmentation":
+            return _pairs_hint(folder, files)
+        return _classes_hint(folder, files) or (
+            _pairs_hint(folder, files) if task != "classification" else ""
+        )
+    return ""
+
+
+def _new_folder(folder: Path, ending: str) -> Path:
+    """Returns the place of a new folder beside a folder, below the current one if that is a path from here."""
+    place = folder if folder.name not in ("", "..") else real(folder)
+    names = (f"{place.name}-{ending}{number}" for number in ("", *map(str, range(2, 100))))
+    return next(place.with_name(name) for name in names if not os.path.lexists(place.with_name(name)))
+
+
+def copy_files(folder: Path, copies: Mapping[Path, Path], target: Path) -> None:
+    """Copies files into a new folder, which is complete or absent.
+
+    Raises:
+        DataError: the folder exists, or the file system refuses.
+    """
+    if os.path.lexists(target):
+        raise DataError(f"{shown(target)} exists", "name a folder that does not")
+
+    def write(new: Path) -> None:
+        for source, place in copies.items():
+            (new / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / source, new / place)
+
+    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    write_folder(target, write)
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        if len(words) == 5 and words[0] == "classes":
+            folder, target = expand(words[4]), expand(words[3])
+            copies = copies_of_classes(expand(words[1]), words[2], folder)
+        elif len(words) == 4 and words[0] == "masks":
+            folder, target = expand(words[3]), expand(words[2])
+            copies = copies_of_pairs(words[1], folder)
+        elif len(words) == 3 and words[0] == "images":
+            folder, target = expand(words[2]), expand(words[1])
+            copies = copies_without_masks(folder)
+        else:
+            raise ConfigurationError(
+                "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, or images TARGET FOLDER",
+                "the hint of `ipucnn verify-dataset FOLDER` has the words",
+            )
+        copy_files(folder, copies, target)
+    except UserError as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    print(f"{counted(len(copies), 'file')} of {shown(folder)} copied into {shown(target)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""Folders that are refused, as people download them: the hint's command makes a set of them, with the right classes."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.refusals import check_raises
+
+from ipucnn.datasets import sorting
+from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.errors import ConfigurationError, DataError
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def save(path, value, size=16):
+    """Writes an image of one value, by which a test knows it again."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size, size, 3), value, np.uint8)).save(path)
+
+
+def save_mask(path, number):
+    """Writes a mask whose first ``number`` rows are 255."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mask = np.zeros((16, 16), np.uint8)
+    mask[: number + 1] = 255
+    Image.fromarray(mask).save(path)
+
+
+def write(path, *rows):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("\n".join(rows) + "\n")
+
+
+def refused(folder, task):
+    return check_raises(DataError, "", "", choose_dataset, str(folder), Path("."), home="", task=task).hint
+
+
+def followed(folder, task):
+    """Types the hint's commands, and opens the set that it names."""
+    hint = refused(folder, task)
+    commands, _, name = hint.partition("; then pass --dataset ")
+    for command in re.findall(r"python -m ipucnn\.datasets\.sorting .*?(?= && |\Z)", commands):
+        assert sorting.main(shlex.split(command)[3:]) == 0
+    (name,) = shlex.split(name)
+    return open_dataset(choose_dataset(name, Path("."), home="", task=task))
+
+
+def labels_by_value(examples, names):
+    """Returns the value of each image -> the name of its class."""
+    values = [int(np.asarray(Image.open(path)).flat[0]) for path in examples.paths]
+    return dict(zip(values, (names[label] for label in examples.labels)))
+
+
+def two_parts_of_images():
+    for k in range(8):
+        save(f"set/images_part_{k % 2 + 1}/ISIC_{k:04}.png", k)
+    write(
+        "set/meta.csv",
+        "lesion_id,image_id,dx,age",
+        *(f"L{k},ISIC_{k:04},{'nv' if k % 3 else 'mel'},60" for k in range(8)),
+    )
+    return {k: "nv" if k % 3 else "mel" for k in range(8)}
+
+
+def grades():
+    for k in range(6):
+        save(f"set/train_images/{k:x}a.png", k)
+    write("set/train.csv", "id_code,diagnosis", *(f"{k:x}a,{k % 4}" for k in range(6)))
+    return {k: str(k % 4) for k in range(6)}
+
+
+def semicolons_and_paths():
+    for k in range(6):
+        save(f"set/photos/{k}.png", k)
+    write("set/list.csv", "Path;Class", *(f"/home/me/photos/{k}.png;{'ab'[k % 2]} c" for k in range(6)))
+    return {k: f"{'ab'[k % 2]} c" for k in range(6)}
+
+
+@pytest.mark.parametrize("make", [two_parts_of_images, grades, semicolons_and_paths])
+def test_images_are_sorted_by_a_table(make):
+    expected = make()
+    before = sorted(os.listdir("set"))
+    source = followed("set", "classification")
+    found = {}
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == expected and sorted(os.listdir("set")) == before
+
+
+def test_tables_of_parts_with_a_column_for_each_class():
+    expected = {}
+    for part, first in (("train", 0), ("valid", 10), ("test", 20)):
+        for k in range(first, first + 4):
+            save(f"my set/{part}/{k}_jpg.rf.png", k)
+        rows = (f"{k}_jpg.rf.png, {k % 2}, {1 - k % 2}" for k in range(first, first + 4))
+        write(f"my set/{part}/_classes.csv", "filename, cat, dog", *rows)
+        expected[part] = {k: "cat" if k % 2 else "dog" for k in range(first, first + 4)}
+    source = followed("my set", "classification")
+    assert labels_by_value(source.train, source.info.class_names) == expected["train"]
+    assert labels_by_value(source.eval, source.info.class_names) == expected["valid"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["image,box", *(f"{k // 2}.png,{k}" for k in range(12))],  # several rows for an image
+        ["image,text", *(f"{k}.png,words {k}" for k in range(6))],  # a description of each
+        [
+            "image,cat,dog",
+            *(f"{k}.png,1,{k % 2}" for k in range(6)),
+        ],  # two labels for some; a column alone is none
+        ["image,label", *(f"other{k}.png,{k % 2}" for k in range(6))],
+        ["image,label", *(f"{k}.png,../{k % 2}" for k in range(6))],
+    ],
+)
+def test_tables_without_classes_give_no_command(rows):
+    for k in range(6):
+        save(f"set/photos/{k}.png", k)
+    write("set/list.csv", *rows)
+    hint = refused("set", "classification")
+    assert "dog" in rows[0] or "sorting" not in hint
+
+
+def patients():
+    for k in range(6):
+        save(f"set/P_{k // 3}/P_{k // 3}_{k}.png", k), save_mask(f"set/P_{k // 3}/P_{k // 3}_{k}_mask.png", k)
+    save("set/readme/overview.png", 77)
+
+
+def satellite():
+    for k in range(5):
+        save(f"set/train/{k}00_sat.png", k), save_mask(f"set/train/{k}00_mask.png", k)
+
+
+def observers():
+    for k in range(4):
+        save(f"set/Image_0{k}L.png", k), save_mask(f"set/Image_0{k}L_1stHO.png", k)
+        save_mask(f"set/Image_0{k}L_2ndHO.png", 9)
+
+
+def retina():
+    for part, first in (("training", 0), ("test", 4)):
+        for k in range(first, first + 3):
+            save(f"set/{part}/images/{k:02}_{part}.tif", k)
+            save_mask(f"set/{part}/1st_manual/{k:02}_manual1.gif", k)
+            save_mask(f"set/{part}/mask/{k:02}_{part}_mask.gif", 9)
+
+
+def streets():
+    for part, first in (("train", 0), ("val", 4)):
+        for k in range(first, first + 4):
+            town = f"town{k % 2}"
+            save(f"set/leftImg8bit/{part}/{town}/{town}_0{k}_019_leftImg8bit.png", k)
+            save_mask(f"set/gtFine/{part}/{town}/{town}_0{k}_019_gtFine_labelIds.png", k)
+            save(f"set/gtFine/{part}/{town}/{town}_0{k}_019_gtFine_color.png", 9)
+
+
+@pytest.mark.parametrize("make", [patients, satellite, observers, retina, streets])
+def test_scattered_pairs_are_copied_together(make):
+    make()
+    source = followed("set", "segmentation")
+    count = 0
+    for examples in (source.train, source.eval):
+        for image, mask in zip(examples.images, examples.masks):
+            value = int(image.flat[0])
+            assert (mask.reshape(mask.shape[:2]).any(axis=1).sum(), mask.size) == (value + 1, 256)
+            count += 1
+    assert count == {patients: 6, satellite: 5, observers: 4, retina: 6, streets: 8}[make]
+    if make in (retina, streets):
+        assert len(source.eval) == {retina: 3, streets: 4}[make]
+
+
+def test_other_files_are_no_pairs():
+    for k in range(4):
+        save(f"set/a/{k}.png", k), save(f"set/b/x{k}.png", k)
+    assert "sorting" not in refused("set", "segmentation")
+
+
+def test_the_command_says_what_is_wrong_and_leaves_nothing(capsys):
+    observers()
+    words = [sys.executable, "-m", "ipucnn.datasets.sorting"]
+    ran = subprocess.run([*words, "masks", "manual3", "new", "set"], capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stderr.splitlines() == [
+        "error: set: no masks are called manual3",
+        "hint: the kinds of masks in it are manual1, manual2",
+    ]
+    assert sorting.main(["masks", "manual2", "set", "set"]) == 3 and "set exists" in capsys.readouterr().err
+    assert sorting.main(["masks"]) == 2
+    assert sorting.main(["classes", "absent.csv", "x", "new", "set"]) == 3
+    write("set/t.csv", "name,sort,label", *(f"Image_0{k}L,{'xy'[k // 2]},{'ab'[k % 2]}" for k in range(4)))
+    assert sorting.main(["classes", "set/t.csv", "weight", "new", "set"]) == 2
+    assert "take one of label, sort" in capsys.readouterr().err and os.listdir(".") == ["set"]
+    assert sorting.main(["classes", "set/t.csv", "sort", "new", "set"]) == 0
+    assert sorted(os.listdir("new/x")) == ["Image_00L.png", "Image_01L.png"]
+    check_raises(
+        ConfigurationError, "no column", "", sorting.copies_of_classes, Path("set/t.csv"), "b", Path("set")
+    )
