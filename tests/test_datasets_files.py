@@ -416,8 +416,7 @@ def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
     (tmp_path / "notes" / "read.txt").write_text("no class")
     named = (str(tmp_path), tmp_path)
     home = {"home": "imagenet", "task": "classification"}
-    check_raises(DataError, "lacks train/ or val/", "", choose_dataset, *named, **home)
-    choice = choose_dataset(*named, **home, divides=True)
+    choice = choose_dataset(*named, **home)
     sources = [open_dataset(choice, Opening(seed=seed, validation_fraction=fraction)) for seed in (1, 2)]
     source = sources[0]
     assert source.info.class_names == ("a", "b", "c") and source.info.num_train == len(source.train)

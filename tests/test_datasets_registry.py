@@ -555,7 +555,7 @@ def test_training_and_verification_choose_the_same_set(tmp_path, kind, below):
         if kind == "isbi2012":
             folder.mkdir(exist_ok=True)
             (folder / "train-volume.tif").write_bytes(b"")
-    choice = choose(str(tmp_path), ".", task=task, divides=True)
+    choice = choose(str(tmp_path), ".", task=task)
     for verified in (verify.choose(str(tmp_path), Path(".")), verify.choose(None, tmp_path)):
         assert (choice.name, choice.location) == (verified.name, verified.location)
     assert choice.name == {"classes": "imagefolder"}.get(kind, kind)

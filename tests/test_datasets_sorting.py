@@ -13,8 +13,9 @@ from PIL import Image
 from support.refusals import check_raises
 
 from ipucnn.datasets import sorting
-from ipucnn.datasets.registry import choose_dataset, open_dataset
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.datasets.registry import ANY_TASK, choose_dataset, open_dataset
+from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.runs.images.inputs import find_images
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -177,6 +178,142 @@ def test_scattered_pairs_are_copied_together(make):
     assert count == {patients: 6, satellite: 5, observers: 4, retina: 6, streets: 8}[make]
     if make in (retina, streets):
         assert len(source.eval) == {retina: 3, streets: 4}[make]
+
+
+RNG = np.random.RandomState(5)
+
+
+def photo(*paths):
+    """Writes images of many values."""
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(RNG.randint(0, 256, (24, 24, 3)).astype(np.uint8)).save(path)
+
+
+def shape(*paths):
+    """Writes masks in colour: a white rectangle on black."""
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.zeros((24, 24, 3), np.uint8)
+        pixels[4:20, : RNG.randint(8, 20)] = 255
+        Image.fromarray(pixels).save(path, **({"quality": 95} if path.suffix == ".jpg" else {}))
+
+
+# Where masks and their images lie -> whether a class is left without masks.
+MASKS = {
+    ("{c}/Imgs/a_{k}.jpg", "{c}/Imgs/a_{k}.png"): True,
+    ("{c}/a_{k}.png", "{c}/a_{k}-labelled.png"): True,
+    ("{c}/{k}.jpg", "{c}/{k}_Simple Segmentation.tif"): True,
+    ("{c}/Train/{k}.png", "{c}/Train/Label/{k}_lab.png"): True,
+    ("{c}-image/{k:04}.jpg", "{c}-mask/{k:04}.jpg"): False,
+    ("horse/horse{c}{k:03}.png", "shapes/horse{c}{k:03}.png"): False,
+    ("pictures/im{n:04}.ppm", "labels-ah/im{n:04}.ah.ppm"): False,
+}
+
+
+@pytest.mark.parametrize("image, mask", MASKS)
+def test_masks_in_class_folders_are_found_by_their_pixels(image, mask, run):
+    """Names alone do not say it; the command's folder has no masks, or pairs with them."""
+    names = [{"c": "ant" if n < 6 else "bee", "k": n % 6, "n": n} for n in range(12)]
+    places = [(image.format(**name), mask.format(**name)) for name in names]
+    for one, other in places:
+        photo(f"my set/{one}"), shape(f"my set/{other}")
+    error = check_raises(
+        DataError, "and few values, as a mask has: 12 files", "", opened, "my set", "classification"
+    )
+    without, _, of_unet = error.hint.partition("for the network unet: ")
+    assert bool(without) == MASKS[image, mask] and ("class-" in of_unet) != MASKS[image, mask]
+    if without:
+        command, target = re.search(r"(python -m .*?); then pass --dataset (.*?);", without).groups()
+        assert sorting.main(shlex.split(command)[3:]) == 0
+        source = opened(shlex.split(target)[0], "classification")
+        assert len(source.train) + len(source.eval) == 12 and source.info.class_names == ("ant", "bee")
+    else:
+        (move,) = re.findall(r"if they are classes: (mv .*)", of_unet)
+        subprocess.run(move, shell=True, check=True)
+    command, target = re.search(r": (python -m .*?); then pass --dataset (.*?)(?:;|\Z)", of_unet).groups()
+    if not without:
+        command = None  # the folder has another name now
+    if command:
+        assert sorting.main(shlex.split(command)[3:]) == 0
+        source = opened(shlex.split(target)[0], "segmentation")
+        assert len(source.train) + len(source.eval) == 12
+    found = find_images(["my set"])
+    assert sorted(os.path.relpath(path, "my set") for path in found.paths) == sorted(one for one, _ in places)
+    assert "left out: 12 masks beside their images" in found.left_out[0]
+
+
+def opened(folder, task):
+    return open_dataset(choose_dataset(folder, Path("."), home="", task=task))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: photo(*(f"set/{c}/{k:03}.jpg" for c in "abc" for k in range(5))),  # numbered photographs
+        lambda: shape(*(f"set/{c}/{k:03}.png" for c in "abc" for k in range(5))),  # drawings of all classes
+        lambda: (photo(*(f"set/a/{k}.jpg" for k in range(5))), shape(*(f"set/b/x{k}.png" for k in range(5)))),
+        lambda: (
+            photo(*(f"set/a/{k}.jpg" for k in range(5))),
+            shape(*(f"set/class-b/{k}.png" for k in range(5))),
+        ),
+        lambda: (
+            photo(*(f"set/{c}/{k}.jpg" for c in "ab" for k in range(5))),
+            shape("set/a/1.png", "set/a/2.png"),
+        ),
+    ],
+)
+def test_images_of_classes_are_no_masks(draw):
+    draw()
+    source = opened("set", "classification")
+    assert len(source.train) + len(source.eval) == sum(len(names) for _, _, names in os.walk("set"))
+
+
+def test_a_part_in_the_names_of_files_is_one():
+    for part, count in (("train", 4), ("testA", 2), ("testB", 1)):
+        for k in range(count):
+            photo(f"set/{part}_{k}.bmp"), shape(f"set/{part}_{k}_anno.bmp")
+            photo(f"two/images/{part}_{k}.png"), shape(f"two/masks/{part}_{k}.png")
+    for folder in ("set", "two"):
+        error = check_raises(
+            DataError, "begin with a part of a set", "make parts", opened, folder, "segmentation"
+        )
+        subprocess.run(error.hint.partition(": ")[2], shell=True, check=True)
+        source = opened(folder, "segmentation")
+        assert (len(source.train), len(source.eval)) == (4, 3)
+
+
+def test_the_part_of_evaluation_has_its_masks_beside_it():
+    for part, count in (("train", 4), ("val", 2), ("test", 3)):
+        for k in range(count):
+            photo(f"set/{part}/{k}.png"), shape(f"set/{part}annot/{k}.png")
+    source = opened("set/test", "segmentation")
+    assert len(source.train) + len(source.eval) == 3
+
+
+def test_the_larger_part_or_the_one_without_a_word_of_evaluation_is_trained_on():
+    for part, count in (("A-VAL-7K", 2), ("B-100K", 4)):
+        for name in ("x", "y"):
+            photo(*(f"set/{part}/{name}/{name}{k}.png" for k in range(count)))
+    hint = refused("set", "classification")
+    assert "mv set/B-100K set/train && mv set/A-VAL-7K set/val" in hint
+    for part, count in (("rps", 4), ("rps-test-set", 2)):
+        for name in ("x", "y"):
+            photo(*(f"two/{part}/{part}/{name}/{name}{k}.png" for k in range(count)))
+    commands = refused("two", "classification").partition("make two parts: ")[2].partition(";")[0]
+    subprocess.run(commands, shell=True, check=True)
+    source = opened("two", "classification")
+    assert (len(source.train), len(source.eval)) == (8, 4)
+
+
+def test_masks_are_never_sorted_into_classes():
+    for k in range(6):
+        photo(f"set/scans/{'ab'[k % 2]}_{k:04}.png"), shape(f"set/masks/{'ab'[k % 2]}_{k:04}_mask.png")
+    photo("set/test/a_0091.png", "set/test/a_0092.png")
+    for task in ("classification", "segmentation", ANY_TASK):
+        with pytest.raises(UserError) as caught:
+            choose_dataset("set", Path("."), home="", task=task)
+        assert "for c in" not in caught.value.hint
 
 
 def test_other_files_are_no_pairs():

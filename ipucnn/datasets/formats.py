@@ -287,6 +287,10 @@ class MasksAsClasses(DataError):
     """Folders of masks that would be classes; the hint makes pairs of them."""
 
 
+MASKS_INSIDE = "masks-inside"
+"""The code of an error about masks in the class folders of their images."""
+
+
 PAIR_LAYOUT = (
     "expected DIR/images/NAME.png and DIR/masks/NAME.png, or both in DIR/train and DIR/val; or DIR/NAME.png and "
     "DIR/NAME_mask.png; or nnU-Net's DIR/imagesTr and DIR/labelsTr"
@@ -594,7 +598,7 @@ def _check_no_parts(classes: List[Path]) -> None:
                 f"{quoted(whole / 'val')}; then pass --dataset {quoted(whole)}"
             )
         elif len(subfolders(inside)) > 1:
-            hint = f"if {shown(inside)} has the classes: --dataset {quoted(inside)}"
+            hint = f"if {shown(inside)} has the classes: --dataset {quoted(inside)}; else {hint}"
         raise DataError(
             f"{shown(train)} and {shown(other)} are named like parts of a data set, not like classes",
             f"{hint}; if they are classes, give them other names",
@@ -663,13 +667,11 @@ def _check_no_folds(classes: List[Path]) -> None:
     sides = {side_named(name): name for name in common}
     if len(common) == 2 and {"images", "masks"} <= set(sides):
         one, other = sides["images"], sides["masks"]
-        from ipucnn.datasets.sorting import hint_without_masks
-
         raise MasksAsClasses(
             f"{shown(first)} and {shown(second)} have {one}/ and {other}/ in them: masks are no images of a class",
-            hint_without_masks(first.parent, is_inside=True)
-            or "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
+            "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
             f"classes: move the folders {other}/ out of the class folders",
+            MASKS_INSIDE,
         )
     whole, moved = first.parent, first.with_name(f"{first.name}-images")
     train, rest = sorted((first, second), key=lambda path: (_is_for_evaluation(path), -num_images(path)))

@@ -17,6 +17,7 @@ from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
     FILE_SETS,
     LAYOUTS,
+    MASKS_INSIDE,
     PAIR_LAYOUT,
     TFDS_PREFIX,
     Found,
@@ -614,15 +615,17 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
     """Gives an error of the block the hint that makes a set of the folder, if names or a table tell how."""
     try:
         yield
-    except MasksAsClasses:
-        raise
     except DataError as error:
-        from ipucnn.datasets.sorting import sorting_hint
+        from ipucnn.datasets.sorting import hint_without_masks, sorting_hint
 
-        command = sorting_hint(folder, task)
+        command = ""
+        if error.code == MASKS_INSIDE:
+            command = hint_without_masks(folder, is_inside=True)
+        elif not isinstance(error, MasksAsClasses) and _THE_SET not in (error.hint or ""):
+            command = sorting_hint(folder, task)
         if not command:
             raise
-        raise DataError(error.message, command, error.code) from error
+        raise type(error)(error.message, command, error.code) from error
 
 
 def _choose_in(folder: Path, task: str) -> Choice:
@@ -727,6 +730,9 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> Choice:
     raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))
 
 
+_THE_SET = "the set in it:"
+
+
 def _inside(folder: Path, find: Callable[[Path], object]) -> str:
     """Returns words for a hint that name a folder in a folder with a data set in it, the first whole one; or ""."""
     inside, whole = [], []
@@ -739,7 +745,7 @@ def _inside(folder: Path, find: Callable[[Path], object]) -> str:
         inside = whole
     if not inside:
         return ""
-    which = "the set in it:" if len(inside) == 1 else f"one of the {len(inside)} sets in it, such as"
+    which = _THE_SET if len(inside) == 1 else f"one of the {len(inside)} sets in it, such as"
     return f"; or {which} --dataset {quoted(inside[0])}"
 
 

@@ -412,8 +412,10 @@ def _check_no_named_parts(folders: Sequence[Path], sides: Tuple[_Files, _Files])
         patterns = [begin for begin, one in named.items() if one == part]
         for folder in folders[:1] if in_one else folders:
             target = place if in_one else place / folder.name
-            files = " ".join(f"{quoted(folder / begin)}[!a-zA-Z]*" for begin in patterns)
-            commands.append(f"mkdir -p {quoted(target)} && mv {files} {quoted(target)}")
+            commands.append(
+                f"mkdir -p {quoted(target)} && "
+                f"mv {' '.join(quoted(folder / begin) + '[!a-zA-Z]*' for begin in patterns)} {quoted(target)}"
+            )
     if not in_one:
         commands.append(f"rmdir {' '.join(map(quoted, folders))}")
     names = " and ".join(printable(name) for name in list(named)[:2])
