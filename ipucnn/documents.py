@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -198,6 +199,10 @@ def pairs(node: YamlNode) -> List[Tuple[YamlNode, YamlNode]]:
     return merged + named
 
 
+_NOT_DECIMAL = re.compile(r"[-+]?(0[0-9_]+|0[xXbB].*|[0-9_]+(:[0-9_.]+)+)")
+"""Numbers that YAML 1.1 takes for octal (010 is 8), hexadecimal, binary, or of base 60 (1:30 is 90)."""
+
+
 def plain(node: YamlNode) -> Any:
     """The plain value of a node.
 
@@ -215,6 +220,8 @@ def plain(node: YamlNode) -> Any:
         return node.value
     if len(node.value) > MAX_NUMBER_CHARACTERS:
         raise _too_long(len(node.value), line_of(node))
+    if kind != "bool" and _NOT_DECIMAL.fullmatch(node.value):
+        return node.value  # text, as on the command line
     try:
         return getattr(_constructor(), f"construct_yaml_{kind}")(node)
     except ValueError:  # 0x_ has no digits

@@ -388,3 +388,14 @@ def test_system_errors_are_reported_as_on_the_command_line(folder, monkeypatch):
     monkeypatch.setattr(HostPredictor, "predict", lambda *_: np.zeros(2**50))
     with pytest.raises(InfeasibleError, match="out of memory"):
         loaded.predict(images)
+
+
+def test_arrays_that_change_before_training_are_refused(here):
+    """train() checks at once and trains later: the checkpoint would have the SHA-256 of other pixels."""
+    images = np.random.RandomState(1).randint(0, 256, (20, 8, 8)).astype(np.uint8)
+    labels = np.arange(20) % 2
+    sets = (images, labels), (images[:4].copy(), labels[:4])
+    training = ipucnn.train("toy_model", dataset=sets, micro_batch_size=2, num_epochs=1)
+    images[:] = 0
+    with pytest.raises(DataError, match="have changed since the run was checked"):
+        list(training)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from light_training import train_lightly
+from PIL import Image
 from support.own_networks import HEAD, RESIDUAL, TRAIN, built, last, network, weights_of, write
 from support.refusals import Refusal, check_raises, check_refused
 from support.sessions import restart_names
@@ -77,6 +78,34 @@ def test_classes_of_a_file_are_those_of_keras_only_if_their_module_is(module, ki
     assert scaling_of_file(Path("mine.keras")) is None
     error = f"layer 'mine' is of the class {kind}, which is not Keras' own"
     check_raises(ConfigurationError, error, "name the function", find_network, "mine.keras")
+
+
+@needs_keras_3
+@pytest.mark.parametrize(
+    "first", ["layers.Flatten()", "layers.ZeroPadding2D(1)", "layers.AveragePooling2D(2)"]
+)
+def test_a_file_that_scales_its_images_later_is_evaluated_and_trained_on(first, report, succeeds, lightly):
+    """The Rescaling layer follows a layer that moves pixels; evaluation gives the logits of Keras."""
+    lines = [f"x = {first}(images)", "x = layers.Rescaling(1 / 255)(x)"]
+    name = write(network(*lines))
+    model = find_function(name, "build")((8, 8, 1), 10)
+    model.save("mine.keras")
+    pixels = np.random.RandomState(2).randint(0, 256, (3, 8, 8)).astype(np.uint8)
+    for k, image in enumerate(pixels):
+        Image.fromarray(image).save(f"{k}.png")
+    logits = np.asarray(model(np.float32(pixels[..., None])), np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    words = ("mine.keras", "--model-name", "mine.keras", "--dataset", "digits")
+    for row, probabilities in zip(
+        report("infer", *words, "0.png", "1.png", "2.png", "--top", 10)["results"], expected
+    ):
+        for one in row["predictions"]:
+            assert one["probability"] == pytest.approx(probabilities[one["class"]], abs=1e-5)
+    for network_name in ("mine.keras", name):
+        words = ("train", network_name, "--dataset", "digits", "--weights", "mine.keras", "--num-epochs", 1)
+        succeeds(
+            *words, "--limit-train", 64, "--micro-batch-size", 8, "--run-dir", Path(network_name).suffix[1:3]
+        )
 
 
 # --- weights that the function sets

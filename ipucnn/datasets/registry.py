@@ -5,6 +5,7 @@ A data set is one row of :data:`DATASETS`: its facts and its reader.  ``formats.
 
 import importlib
 import os
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -621,7 +622,7 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
         command = ""
         if error.code == MASKS_INSIDE:
             command = hint_without_masks(folder, is_inside=True)
-        elif not isinstance(error, MasksAsClasses) and _THE_SET not in (error.hint or ""):
+        elif not isinstance(error, MasksAsClasses) and not re.search(_NAMES_A_SET, error.hint or ""):
             command = sorting_hint(folder, task)
         if not command:
             raise
@@ -731,6 +732,7 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> Choice:
 
 
 _THE_SET = "the set in it:"
+_NAMES_A_SET = f"({_THE_SET}|the part alone:) --dataset"
 
 
 def _inside(folder: Path, find: Callable[[Path], object]) -> str:

@@ -84,7 +84,10 @@ def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
 
 
 def penalties(model: KerasModel) -> Dict[str, Tuple[float, float]]:
-    """The factors of the L1 and L2 norms that regularizers add to the loss, by the weight's canonical name."""
+    """The factors of the L1 and L2 norms that regularizers add to the loss, by the weight's canonical name.
+
+    Keras 3 adds those of trained weights alone, and so does training here.
+    """
     factors = {}
     for layer in model.layers:
         for key, value in layer.get_config().items():

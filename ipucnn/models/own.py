@@ -655,7 +655,8 @@ def _architecture_of(
     regularized = {
         node.layer
         for node in layers
-        if any(key.endswith("_regularizer") and value is not None for key, value in node.config.items())
+        if node.config.get("trainable", True)
+        and any(key.endswith("_regularizer") and value is not None for key, value in node.config.items())
     }
     if any(_infers(node, keras) and node.stock in _OFF_BY_DEFAULT for node in nodes):
         changes.append("dropout called with training=False is off")

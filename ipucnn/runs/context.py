@@ -357,10 +357,11 @@ def _momentum_notes(context: RunContext, own: OwnNetwork) -> List[str]:
     is_chosen = origins["bn_momentum"].by_user or origins["norm_layer"].by_user
     if not others or is_chosen or norm_of(config.norm_layer) != "batch":
         return []
-    return [
-        f"batch norm has the momentum {used:g}, not the network's own {', '.join(f'{m:g}' for m in others)}, which "
-        f"--bn-momentum {others[0]:g} keeps"
-    ]
+    keeps = f"which --bn-momentum {others[0]:g} keeps"
+    if len(set(momenta)) > 1:
+        keeps = "and --bn-momentum gives all layers one"
+    own_ones = ", ".join(f"{momentum:g}" for momentum in others)
+    return [f"batch norm has the momentum {used:g}, not the network's own {own_ones}, {keeps}"]
 
 
 def statistics_warnings(context: RunContext) -> List[str]:

@@ -23,9 +23,7 @@ from ipucnn.config.spec import Effect
 from ipucnn.config.values import path_to_yaml
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import (
-    entries,
-)
+from ipucnn.filesystem import entries, shown
 from ipucnn.models.registry import (
     ModelRecord,
     check_buildable,
@@ -76,6 +74,9 @@ _MAY_DIFFER = (
 )
 
 
+_OF_DATA = "data set's "
+
+
 def differences(
     meta: Mapping[str, PlainValue],
     config: RunConfig,
@@ -110,9 +111,10 @@ def differences(
             "class_names": list(info.class_names),
             "data_sha256": data_sha256,
         }
+    # Another number of samples gives another Program.
     return compared("", options(saved), options(config)) or [
+        *compared(_OF_DATA, _spaced(meta), _spaced(data)),
         *compared("program's ", _spaced(before), _spaced(now)),
-        *compared("data set's ", _spaced(meta), _spaced(data)),
     ]
 
 
@@ -261,6 +263,12 @@ def find_start(resolved: Resolved, role: Role = ALONE, locks: bool = False) -> S
             run.lock()
         with run.unlocked_after_error():
             return _with_own_network(_resumed(resolved, run, locks), resolved)
+    origins = resolved.origins
+    if config.resume and origins["run_dir"].is_typed and not origins["model_name"].is_given:
+        raise DataError(
+            f"there is no run in {shown(path)}, and no network is named to begin one",
+            f"give the folder of a run; or begin one: ipucnn train MODEL --resume --run-dir {quoted(path)}",
+        )
     folder = open_writer(role, path, _checkpoint_dir(config.checkpoint_dir))
     folder.check_free(config.overwrite)
     target = Target(folder, is_default=is_default, replaces=config.overwrite)
@@ -450,10 +458,12 @@ def check_same_run(
             if config.checkpoint_input_dir is None
             else "--checkpoint-input-dir"
         )
+        what, kept = f"{start.path} is of another run", "continue with that run's options"
+        if differing[0].startswith(_OF_DATA):
+            what, kept = f"{info.name} is not as it was for {start.path}", "bring its files back"
         raise ConfigurationError(
-            f"{start.path} is of another run: {differing[0]}",
-            f"continue with that run's options; or drop {way}, and begin with its weights: --weights "
-            f"{quoted(start.path)}",
+            f"{what}: {differing[0]}",
+            f"{kept}; or drop {way}, and begin with its weights: --weights {quoted(start.path)}",
         )
     if start.weight_updates > program.num_weight_updates:
         raise ConfigurationError(

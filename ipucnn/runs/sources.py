@@ -291,7 +291,8 @@ class KerasFileWeights(StoredWeights):
         is_given = resolved.origins["image_size"].by_user
         shape = None if is_known or is_given else input_shape_of_file(path)
         super().__init__(resolved, str(path), input_shape=shape)
-        self._path, self._scaling = path, scaling_of_file(path)
+        # A network of the user's own has its scaling in its layers, wherever they stand.
+        self._path, self._scaling = path, None if resolved.record.own is not None else scaling_of_file(path)
 
     def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
         usual = input_shape_for(setup.record, setup.source.info.image_shape)

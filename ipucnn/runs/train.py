@@ -13,7 +13,9 @@ import numpy as np
 from ipucnn.aliases import KerasModel, TfDataset, TfVariable
 from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
-from ipucnn.datasets.base import IN_MEMORY
+from ipucnn.datasets.base import IN_MEMORY, fingerprint
+from ipucnn.datasets.sources import in_memory
+from ipucnn.errors import DataError
 from ipucnn.events import Events, Note
 from ipucnn.filesystem import free_bytes
 from ipucnn.interrupts import InterruptGuard, check
@@ -257,6 +259,12 @@ class TrainingRun:
                 context.folder.clean(context.start.report.checkpoints)
             context.folder.unlock()
             return
+        is_in_memory = context.resolved.choice.name.startswith(in_memory.PREFIX)
+        if is_in_memory and fingerprint(context.source) != context.data_sha256:
+            raise DataError(
+                "the arrays of the data set have changed since the run was checked",
+                "train on copies, images.copy() and labels.copy(), or change them afterwards",
+            )
         hint = None
         if context.checkpoint is not None and context.start.target.is_own:
             # The command to show if a signal ends this process before it did anything.

@@ -140,7 +140,13 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
     Raises:
         ConfigurationError: the scalings differ.
     """
-    own, scaling = setup.record.own, scaling_of_file(path)
+    own = setup.record.own
+    try:
+        scaling = scaling_of_file(path)
+    except DataError:
+        if own is None or own.first_rescaling is None:
+            raise
+        return []  # the layer follows others, and check_computes compares both networks on pixels
     name = range_name(setup.config.normalise, setup.record)
     if scaling is None and setup.resolved.origins["normalise"].by_user:
         return []
