@@ -208,7 +208,7 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Dict[Path, Path
     header, *body = _rows(table)
     labels = found.classes
     if column != found.columns[0]:
-        names = {image.name: image for image in labels} | {image.stem: image for image in labels}
+        names = {**{image.name: image for image in labels}, **{image.stem: image for image in labels}}
         labels = {}
         for row in body:
             image = next(
