@@ -247,9 +247,30 @@ def opened(folder, task):
     return open_dataset(choose_dataset(folder, Path("."), home="", task=task))
 
 
+def dark(brightness, *paths):
+    """Writes images of a few bright spots on black, as of stars and of scans."""
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.zeros((40, 40), np.uint8)
+        spots = RNG.rand(40, 40) < brightness
+        pixels[spots] = RNG.randint(20, 256, int(spots.sum()))
+        Image.fromarray(pixels).save(path)
+
+
+def blank(*paths):
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (24, 24), "white").save(path)
+
+
 @pytest.mark.parametrize(
     "draw",
     [
+        lambda: (
+            dark(0.05, *(f"set/a/{k}.png" for k in range(6))),
+            dark(0.4, *(f"set/b/{k}.png" for k in range(6))),
+        ),
+        lambda: (blank(*(f"set/a/{k}.png" for k in range(6))), photo(*(f"set/b/{k}.png" for k in range(6)))),
         lambda: photo(*(f"set/{c}/{k:03}.jpg" for c in "abc" for k in range(5))),  # numbered photographs
         lambda: shape(*(f"set/{c}/{k:03}.png" for c in "abc" for k in range(5))),  # drawings of all classes
         lambda: (photo(*(f"set/a/{k}.jpg" for k in range(5))), shape(*(f"set/b/x{k}.png" for k in range(5)))),

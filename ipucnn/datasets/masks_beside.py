@@ -6,7 +6,7 @@ many.  Each alone says little: classes may be numbered alike, and drawings have 
 
 import os
 import re
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -14,15 +14,19 @@ from ipucnn.datasets.formats import pair_name
 
 _NUM_OPENED = 3
 """Files of a group that are opened."""
-_MOST_GROUPS = 2000
-"""A set with more groups has as many classes, and no masks; each would be compared with many."""
+_MOST_FOLDERS = 200
+"""A set with more folders has as many classes, and its names alone would take seconds to compare."""
 _MOST_OPENED = 64
 """The most groups whose files are opened: the first ones that correspond to another."""
+_NUM_NEAREST = 4
+"""The nearest groups with which one is compared: a thousand classes may be numbered alike."""
 _LEAST = 3
 """The fewest files of which names can say something."""
 _SHARE = 0.9
-_MOST_PIXELS = 2**26
-"""Larger images are not opened."""
+_MOST_PIXELS = 2**27
+"""Larger images are not decoded."""
+_LONGEST_SIDE = 1024
+"""The most rows and columns that are looked at."""
 _MOST_VALUES = 32
 _NEAR = 4
 """Grey values around a common one that count as this value: JPEG changes those at edges."""
@@ -50,18 +54,19 @@ def masks_by_content(paths: Sequence[str]) -> Dict[str, str]:
     Args:
         paths: paths of image files.
     """
-    groups = _groups(paths)
     found: Dict[str, str] = {}
-    if not 1 < len(groups) <= _MOST_GROUPS:
+    if len({os.path.dirname(path) for path in paths}) > _MOST_FOLDERS:
         return found
-    shares: Dict[int, float] = {}
+    groups = _groups(paths)
+    looks: Dict[int, _Look] = {}
     for masks, images in _corresponding(groups):
-        if {id(masks), id(images)} - set(shares) and len(shares) >= _MOST_OPENED:
+        if {id(masks), id(images)} - set(looks) and len(looks) >= _MOST_OPENED:
             break
         for group in (masks, images):
-            if id(group) not in shares:
-                shares[id(group)] = _share_of_few_values(group)
-        if shares[id(masks)] >= max(_FEW, shares[id(images)] + _GAP):
+            if id(group) not in looks:
+                looks[id(group)] = _look(group)
+        mask, image = looks[id(masks)], looks[id(images)]
+        if mask.is_mask and mask.share >= image.share + _GAP:
             for name, path in masks.files.items():
                 if name in images.files:
                     found.setdefault(path, images.files[name])
@@ -118,8 +123,9 @@ def _corresponding(groups: Sequence[_Group]) -> List[Tuple[_Group, _Group]]:
         names = [*group.files]
         others: Dict[int, _Group] = {}
         for name in names[:: max(1, len(names) // _NUM_OPENED)][:_NUM_OPENED]:
-            others.update((id(other), other) for other in by_name[name][:_MOST_OPENED] if other is not group)
-        for other in sorted(others.values(), key=lambda one: -_common_length(group.folder, one.folder)):
+            others.update((id(other), other) for other in by_name[name] if other is not group)
+        nearest = sorted(others.values(), key=lambda one: -_common_length(group.folder, one.folder))
+        for other in nearest[:_NUM_NEAREST]:
             shared = sum(name in other.files for name in names)
             least = 0 if group.folder.startswith(other.folder + os.sep) else len(other.files) / 2
             if shared >= max(_LEAST, _SHARE * len(names), least):
@@ -132,35 +138,52 @@ def _common_length(one: str, other: str) -> int:
     return next((k for k, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-def _share_of_few_values(group: _Group) -> float:
-    """Returns the share of pixels with one of few values, the mean of some files; 0 if they cannot be read."""
+class _Look(NamedTuple):
+    """What pixels say of a file, or of a group of files.
+
+    Attributes:
+        share: share of the pixels near one of the three commonest values; 1 if there are at most ``_MOST_VALUES``.
+        is_mask: whether there are several such values, and little between them: shapes on a ground.  A dark photograph
+            has one common value, and many others.
+    """
+
+    share: float
+    is_mask: bool
+
+
+def _look(group: _Group) -> _Look:
+    """Returns what some files of a group look like; masks may be empty, but not all of them."""
     paths = [*group.files.values()]
-    chosen = paths[:: max(1, len(paths) // _NUM_OPENED)][:_NUM_OPENED]
     try:
-        return float(np.mean([*map(_share_of_few_values_in, chosen)]))
+        looks = [*map(_look_of_file, paths[:: max(1, len(paths) // _NUM_OPENED)][:_NUM_OPENED])]
     except Exception:  # whoever decodes the file reports it
-        return 0.0
+        return _Look(0.0, False)
+    told = [look for look in looks if look is not None]
+    share = float(np.mean([look.share for look in told])) if told else 1.0
+    return _Look(share, bool(told) and all(look.is_mask for look in told) and share >= _FEW)
 
 
-def _share_of_few_values_in(path: str) -> float:
-    """Returns 1 for an image of at most ``_MOST_VALUES`` values, else the share of pixels near the commonest three."""
+def _look_of_file(path: str) -> Optional[_Look]:
+    """Returns what the pixels of a file look like; None if all have one value."""
     from PIL import Image
 
     with Image.open(path) as file:
         if file.width * file.height > _MOST_PIXELS:
-            return 0.0
+            return _Look(0.0, False)
         is_colour = file.mode not in ("1", "L", "P", "I", "F", "I;16", "I;16B")
-        pixels = np.asarray(file.convert("RGB") if is_colour else file)
+        step = 1 + max(file.size) // _LONGEST_SIDE
+        pixels = np.asarray(file.convert("RGB") if is_colour else file)[::step, ::step]
     numbers = pixels.astype(np.int64) if pixels.ndim == 2 else pixels.astype(np.int64) @ (65536, 256, 1)
-    if len(np.unique(numbers)) <= _MOST_VALUES:
-        return 1.0
+    num_values = len(np.unique(numbers))
+    if num_values <= _MOST_VALUES:
+        return _Look(1.0, True) if num_values > 1 else None
     if pixels.dtype != np.uint8:
-        return 0.0
+        return _Look(0.0, False)
     grey = pixels if pixels.ndim == 2 else pixels.mean(axis=2).astype(np.uint8)
-    counts, near = np.bincount(grey.ravel(), minlength=256), 0
+    counts, near = np.bincount(grey.ravel(), minlength=256), []
     for _ in range(3):
         common = int(counts.argmax())
         window = slice(max(0, common - _NEAR), common + _NEAR + 1)
-        near += int(counts[window].sum())
+        near.append(int(counts[window].sum()))
         counts[window] = 0
-    return near / grey.size
+    return _Look(sum(near) / grey.size, near[1] + near[2] >= grey.size - sum(near))
