@@ -110,9 +110,38 @@ def test_tables_of_parts_with_a_column_for_each_class():
     assert labels_by_value(source.eval, source.info.class_names) == expected["valid"]
 
 
+def test_what_a_table_leaves_out_is_said():
+    """Images without a row or a class, quoted cells, and a mark of UTF-8; files of one name in two folders go apart."""
+    for k in range(12):
+        photo(f"set/a/{k}.png")
+    write(
+        "set/t.csv",
+        "\ufeffname,class",
+        *(f'"{k}.png","{"" if k == 3 else "x, y" if k % 2 else "z"}"' for k in range(10)),
+    )
+    hint = refused("set", "classification")
+    assert "without 3 images of which no class is known" in hint
+    source = followed("set", "classification")
+    assert source.info.class_names == ("x, y", "z") and len(source.train) + len(source.eval) == 9
+    error = check_raises(
+        DataError,
+        "would both be",
+        "rename",
+        sorting.copy_files,
+        Path("set"),
+        {Path("a"): Path("c"), Path("b"): Path("c")},
+        Path("new"),
+    )
+    assert "set/a and set/b" in error.message and not Path("new").exists()
+
+
 @pytest.mark.parametrize(
     "rows",
     [
+        [
+            "image,label,size",
+            *(f"{k}.png,a/{k % 2},{'sm'[k % 2]}" for k in range(6)),
+        ],  # another column is not meant
         ["image,box", *(f"{k // 2}.png,{k}" for k in range(12))],  # several rows for an image
         ["image,text", *(f"{k}.png,words {k}" for k in range(6))],  # a description of each
         [

@@ -23,26 +23,29 @@ from ipucnn.text import counted, printable, quoted
 
 _COMMAND = "python -m ipucnn.datasets.sorting"
 _MOST_TABLE_BYTES = 2**26
-_MOST_FILES = 200_000
-_DEEPEST = 5
+_MOST_FILES = 500_000
+_MOST_TABLES = 50
+"""The most tables that are read: detection sets have one beside each image."""
 _ONE_HOT = "one-hot"
 """In place of a column: the columns with a 1 for the class of each image, and 0 for all others."""
 _LOOKS = "by-looks"
 """In place of a kind of masks: files of the name of an image with few values."""
 _SHARE = 0.9
 """The least share of a table's rows, or of masks, whose images must be there."""
-_LABELS = (
+_HOT = ("1", "1.0")
+_LABELS = [
     "label",
+    "labels",
     "class",
+    "classname",
     "category",
     "target",
     "dx",
     "diagnosis",
     "species",
     "breed",
-    "classname",
-    "labels",
-)
+]
+"""Names of columns of classes."""
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -54,12 +57,16 @@ class _Files(NamedTuple):
 
 
 def _files_of(folder: Path) -> _Files:
+    """Returns the files below a folder; links to folders are not followed.
+
+    Raises:
+        DataError: there are too many.
+    """
     images: List[Path] = []
     tables: List[Path] = []
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)
-        is_deep = len(below.parts) >= _DEEPEST or len(images) > _MOST_FILES
-        folders[:] = [] if is_deep else sorted(name for name in folders if not is_made_by_system(name))
+        folders[:] = sorted(name for name in folders if not is_made_by_system(name))
         for name in sorted(names):
             if is_made_by_system(name):
                 continue
@@ -67,6 +74,10 @@ def _files_of(folder: Path) -> _Files:
                 images.append(below / name)
             elif name.lower().endswith((".csv", ".tsv", ".txt")):
                 tables.append(below / name)
+        if len(images) + len(tables) > _MOST_FILES:
+            raise DataError(
+                f"{shown(folder)} has more than {_MOST_FILES:,} files", "sort them with a program of your own"
+            )
     return _Files(images, tables)
 
 
@@ -84,13 +95,25 @@ class _Table(NamedTuple):
 
     Attributes:
         path: the file, below the folder.
-        columns: names of the columns that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
-        classes: of the first of them, image below the folder -> class.
+        header: the names of its columns.
+        columns: those that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
+        rows: image below the folder -> its row.
     """
 
     path: Path
+    header: List[str]
     columns: List[str]
-    classes: Dict[Path, str]
+    rows: Dict[Path, List[str]]
+
+    def classes(self, column: str) -> Dict[Path, str]:
+        """Returns the class of each image that has one, by a column."""
+        if column == _ONE_HOT:
+            return {
+                image: next(name for name, value in zip(self.header, row) if value in _HOT)
+                for image, row in self.rows.items()
+            }
+        k = self.header.index(column)
+        return {image: row[k] for image, row in self.rows.items() if row[k]}
 
 
 def _rows(path: Path) -> List[List[str]]:
@@ -115,74 +138,76 @@ def _table(folder: Path, path: Path, images: Sequence[Path]) -> Optional[_Table]
             by_name.setdefault(key, set()).add(image)
     for column in range(len(header)):
         found = [by_name.get(re.split(r"[/\\]", row[column])[-1], set()) for row in body]
-        if sum(len(paths) == 1 for paths in found) < _SHARE * len(body):
-            continue
         read = [(next(iter(paths)), row) for paths, row in zip(found, body) if len(paths) == 1]
-        if len({image for image, _ in read}) < len(read):
-            continue  # several rows for an image: boxes, or several labels
+        if len(read) < _SHARE * len(body) or len({image for image, _ in read}) < len(read):
+            continue  # several rows for an image are boxes, or several labels
         columns = _label_columns(header, [row for _, row in read], column)
         if columns:
-            return _Table(path, columns, {image: _label(header, row, columns[0]) for image, row in read})
+            return _Table(path, header, columns, dict(read))
     return None
 
 
 def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> List[str]:
-    """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder."""
+    """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
+
+    There are none if a column that is called like labels cannot have them: another one would not be meant.
+    """
     if len(set(header)) < len(header) or "" in header:
         return []
     others = [k for k in range(len(header)) if k != names]
-    hot = [k for k in others if {row[k] for row in rows} <= {"0", "1", "0.0", "1.0"}]
+    hot = [k for k in others if {row[k] for row in rows} <= {*_HOT, "0", "0.0"}]
     if len(hot) > 1 and all(sum(float(row[k]) for k in hot) == 1 for row in rows):
         return [_ONE_HOT]
-    fitting: Tuple[List[str], List[str]] = ([], [])
+    labels: List[str] = []
+    fitting: List[str] = []
     for k in others:
-        values, is_label = {row[k] for row in rows}, re.sub(r"[\W_]", "", header[k].casefold()) in _LABELS
+        values, is_label = {row[k] for row in rows} - {""}, _is_called_label(header[k])
         most = len(rows) - 1 if is_label else max(2, len(rows) // 2)
         if 1 < len(values) <= most and all(map(_is_folder_name, values)):
-            fitting[not is_label].append(header[k])
-    return [*fitting[0], *fitting[1]]
+            (labels if is_label else fitting).append(header[k])
+        elif is_label:
+            return []
+    return [*labels, *fitting]
+
+
+def _is_called_label(name: str) -> bool:
+    return re.sub(r"[\W_]", "", name.casefold()) in _LABELS
 
 
 def _is_folder_name(text: str) -> bool:
-    return text not in ("", ".", "..") and "/" not in text and not text.startswith(".") and text.isprintable()
-
-
-def _label(header: Sequence[str], row: Sequence[str], column: str) -> str:
-    if column == _ONE_HOT:
-        return next(name for name, value in zip(header, row) if value in ("1", "1.0"))
-    return row[header.index(column)]
+    return text not in (".", "..") and "/" not in text and not text.startswith(".") and text.isprintable()
 
 
 def _classes_hint(folder: Path, files: _Files) -> str:
-    tables = [table for table in (_table(folder, path, files.images) for path in files.tables[:50]) if table]
+    read = (_table(folder, path, files.images) for path in files.tables[:_MOST_TABLES])
+    tables = sorted((table for table in read if table is not None), key=lambda one: -len(one.rows))
     if not tables:
         return ""
     by_part: Dict[str, _Table] = {}
-    for table in sorted(tables, key=lambda one: -len(one.classes)):
-        parts = {_part_of(image) for image in table.classes}
-        part = parts.pop() if len(parts) == 1 else ""
-        by_part.setdefault(part, table)
+    for table in tables:
+        parts = {_part_of(image) for image in table.rows}
+        by_part.setdefault(parts.pop() if len(parts) == 1 else "", table)
     if "train" in by_part:
         by_part.pop("", None)
     else:
         by_part = {"": tables[0]}
     target, commands = _new_folder(folder, "classes"), []
     for part, table in by_part.items():
-        place = target / part if part and len(by_part) > 1 else target
+        place = target / part if len(by_part) > 1 else target
         commands.append(
             f"{_COMMAND} classes {quoted(folder / table.path)} {quoted(table.columns[0])} {quoted(place)} "
             f"{quoted(folder)}"
         )
-    first = next(iter(by_part.values()))
-    others = first.columns[1:]
+    table = next(iter(by_part.values()))
+    column, *others = table.columns
+    by = "columns with a 1 for its class" if column == _ONE_HOT else f"column {printable(column)}"
     more = f" (or {', '.join(map(printable, others[:3]))} in its place)" if others else ""
-    by = (
-        "columns with a 1 for its class"
-        if first.columns == [_ONE_HOT]
-        else f"column {printable(first.columns[0])}"
+    alone = len(files.images) - len(
+        {image for one in by_part.values() for image in one.classes(one.columns[0])}
     )
+    rest = f", without {counted(alone, 'image')} of which no class is known" if alone else ""
     return (
-        f"{shown(folder / first.path)} has a row for each image; copy them into class folders by its {by}{more}: "
+        f"{shown(folder / table.path)} has a row for each image; copy them into class folders by its {by}{more}{rest}: "
         f"{' && '.join(commands)}; then pass --dataset {quoted(target)}"
     )
 
@@ -205,18 +230,7 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Dict[Path, Path
             f"{shown(table)} has no column {printable(column)} with classes",
             f"take one of {', '.join(map(printable, found.columns))}",
         )
-    header, *body = _rows(table)
-    labels = found.classes
-    if column != found.columns[0]:
-        names = {**{image.name: image for image in labels}, **{image.stem: image for image in labels}}
-        labels = {}
-        for row in body:
-            image = next(
-                (names[cell] for cell in (re.split(r"[/\\]", c)[-1] for c in row) if cell in names), None
-            )
-            if image is not None:
-                labels[image] = _label(header, row, column)
-    return {image: Path(label, "_".join(image.parts)) for image, label in labels.items()}
+    return {image: Path(label, "_".join(image.parts)) for image, label in found.classes(column).items()}
 
 
 # -- scattered pairs ------------------------------------------------------------------------------------------
@@ -376,7 +390,7 @@ def hint_without_masks(folder: Path, is_inside: bool) -> str:
 
 def sorting_hint(folder: Path, task: str) -> str:
     """Returns words for a hint with the command that makes a set of a folder; "" if its names and tables tell none."""
-    with suppress(OSError):
+    with suppress(OSError, DataError):
         files = _files_of(folder)
         if task == "segmentation":
             return _pairs_hint(folder, files)
@@ -397,10 +411,17 @@ def copy_files(folder: Path, copies: Mapping[Path, Path], target: Path) -> None:
     """Copies files into a new folder, which is complete or absent.
 
     Raises:
-        DataError: the folder exists, or the file system refuses.
+        DataError: the folder exists, two files would get one name, or the file system refuses.
     """
     if os.path.lexists(target):
         raise DataError(f"{shown(target)} exists", "name a folder that does not")
+    first: Dict[Path, Path] = {}
+    for source, place in copies.items():
+        if first.setdefault(place, source) != source:
+            raise DataError(
+                f"{shown(folder / first[place])} and {shown(folder / source)} would both be {printable(str(place))}",
+                "rename one of them",
+            )
 
     def write(new: Path) -> None:
         for source, place in copies.items():
