@@ -13,6 +13,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXIT_CODES = {
     **{"verify-dataset": 3, "build-records": 2, "profile": 3, "doctor --device ipu": 6},
     # Without the file, which Keras has to save.
+    # Without the runs, which nobody trained here.
+    "train --resume --run-dir runs/efficientnet-b0-digits": 3,
+    "train --resume --run-dir runs/unet-imagemasks": 3,
     "train my_net.keras --weights my_net.keras --dataset imagefolder --dataset-path DIR --freeze backbone": 3,
 }
 

@@ -49,6 +49,7 @@ class _Setup(SetupFacts, kw_only=True):
     image_shape: Tuple[Optional[Natural], Optional[Natural], Natural]
     mean: Tuple[Finite, ...]
     std: Tuple[Above0, ...]
+    data_sha256: Optional[str] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

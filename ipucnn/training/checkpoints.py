@@ -84,7 +84,6 @@ class SetupFacts(msgspec.Struct, kw_only=True):
         class_colours: red, green and blue of each class.
         mask_values: the stored value of each class in masks.
         mean, std: one value per channel, or one for all channels.
-        data_sha256: ``fingerprint`` of the data of training; None if that is not known.
     """
 
     config_text: str = msgspec.field(default="", name="config")
@@ -96,7 +95,6 @@ class SetupFacts(msgspec.Struct, kw_only=True):
     image_shape: Tuple[Optional[Natural], Optional[Natural], Natural] = (None, None, 0)
     mean: Tuple[Finite, ...] = (0.0,)
     std: Tuple[Above0, ...] = (1.0,)
-    data_sha256: Optional[str] = None
 
     def __post_init__(self) -> None:
         if not {len(self.mean), len(self.std)} <= {1, 3}:
@@ -139,6 +137,7 @@ class CheckpointFacts(SetupFacts, kw_only=True):
     input_shape: Tuple[Positive, Positive, Positive]
     weight_updates: Natural
     num_eval: Natural = 0
+    data_sha256: str = ""
     threads: Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_THREADS)] = 1
     program: Union[_Program, UnsetType] = UNSET
     position: Union[_Position, UnsetType] = UNSET
