@@ -44,7 +44,8 @@ def shown_value(value: object) -> str:
 
 def quoted(value: object) -> str:
     """A path or a name as a shell takes it, on one line: part of a command that a hint shows."""
-    return shlex.quote(printable(str(value)))
+    text = printable(str(value))
+    return shlex.quote(f"./{text}" if text.startswith("~") else text)
 
 
 def counted(number: int, noun: str) -> str:

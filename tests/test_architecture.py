@@ -166,7 +166,7 @@ BUDGET = {
     "benchmarking": (2890, 2200),
     "commands": (2030, 1200),
     "config": (3245, 1610),
-    "datasets": (8490, 6540),
+    "datasets": (8525, 6575),
     "diagnosis": (590, 460),
     "models": (3430, 2670),
     "planning": (5880, 4620),

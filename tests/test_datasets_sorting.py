@@ -42,7 +42,7 @@ def write(path, *rows):
 
 
 def refused(folder, task):
-    return check_raises(DataError, "", "", choose_dataset, str(folder), Path("."), home="", task=task).hint
+    return check_raises(UserError, "", "", choose_dataset, str(folder), Path("."), home="", task=task).hint
 
 
 def followed(folder, task):
@@ -108,6 +108,53 @@ def test_tables_of_parts_with_a_column_for_each_class():
     source = followed("my set", "classification")
     assert labels_by_value(source.train, source.info.class_names) == expected["train"]
     assert labels_by_value(source.eval, source.info.class_names) == expected["valid"]
+
+
+def other_numbers():
+    for k in range(8):
+        save(f"set/photos/{k}.png", k)
+    write("set/t.csv", "index,age,file,label", *(f"{k},{k // 2},{7 - k}.png,{'ab'[k < 4]}" for k in range(8)))
+    return {7 - k: "ab"[k < 4] for k in range(8)}
+
+
+def images_and_a_table():
+    for k in range(6):
+        save(f"set/images/{k}.png", k)
+    write("set/t.csv", "file,kind", *(f"{k}.png,{'ab'[k % 2]}" for k in range(6)))
+    return {k: "ab"[k % 2] for k in range(6)}
+
+
+def paths_of_two_folders():
+    for k in range(6):
+        save(f"set/part_1/{k}.png", k), save(f"set/part_2/{k}.png", k + 10)
+    rows = (f"part_{n}/{k}.png,{'ab'[n - 1]}" for k in range(6) for n in (1, 2))
+    write("set/t.csv", "file,label", *rows)
+    return {**dict.fromkeys(range(6), "a"), **dict.fromkeys(range(10, 16), "b")}
+
+
+@pytest.mark.parametrize("make", [other_numbers, images_and_a_table, paths_of_two_folders])
+def test_rows_belong_to_the_images_that_they_name(make):
+    expected, found = make(), {}
+    source = followed("set", "classification")
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == expected
+
+
+def test_masks_of_which_an_image_has_several_are_no_pairs():
+    for name in ("benign", "malignant"):
+        for k in range(4):
+            photo(f"set/{name}/{name} ({k}).png"), shape(f"set/{name}/{name} ({k})_mask.png")
+    shape("set/benign/benign (1)_mask_1.png")
+    assert "sorting masks" not in refused("set", "segmentation")
+    assert sorting.main(["images", "new", "set"]) == 0
+    assert sum(len(names) for _, _, names in os.walk("new")) == 8
+
+
+def test_files_that_words_do_not_tell_apart_are_no_pairs():
+    for k in range(4):
+        photo(f"set/scan/A1_{k}.png", f"set/scan/A/1-{k}.png"), shape(f"set/seg/A1_{k}_mask.png")
+    assert "sorting masks" not in refused("set", "segmentation")
 
 
 def test_what_a_table_leaves_out_is_said():
@@ -235,7 +282,7 @@ MASKS = {
     ("{c}/{k}.jpg", "{c}/{k}_Simple Segmentation.tif"): True,
     ("{c}/Train/{k}.png", "{c}/Train/Label/{k}_lab.png"): True,
     ("{c}-image/{k:04}.jpg", "{c}-mask/{k:04}.jpg"): False,
-    ("horse/horse{c}{k:03}.png", "shapes/horse{c}{k:03}.png"): False,
+    ("horse/horse{n:03}.png", "mask/horse{n:03}.png"): False,
     ("pictures/im{n:04}.ppm", "labels-ah/im{n:04}.ah.ppm"): False,
 }
 
@@ -247,6 +294,9 @@ def test_masks_in_class_folders_are_found_by_their_pixels(image, mask, run):
     places = [(image.format(**name), mask.format(**name)) for name in names]
     for one, other in places:
         photo(f"my set/{one}"), shape(f"my set/{other}")
+    found = find_images(["my set"])
+    assert sorted(os.path.relpath(path, "my set") for path in found.paths) == sorted(one for one, _ in places)
+    assert "left out: 12 masks beside their images" in found.left_out[0]
     error = check_raises(
         DataError, "and few values, as a mask has: 12 files", "", opened, "my set", "classification"
     )
@@ -267,9 +317,6 @@ def test_masks_in_class_folders_are_found_by_their_pixels(image, mask, run):
         assert sorting.main(shlex.split(command)[3:]) == 0
         source = opened(shlex.split(target)[0], "segmentation")
         assert len(source.train) + len(source.eval) == 12
-    found = find_images(["my set"])
-    assert sorted(os.path.relpath(path, "my set") for path in found.paths) == sorted(one for one, _ in places)
-    assert "left out: 12 masks beside their images" in found.left_out[0]
 
 
 def opened(folder, task):
@@ -298,6 +345,10 @@ def blank(*paths):
         lambda: (
             dark(0.05, *(f"set/a/{k}.png" for k in range(6))),
             dark(0.4, *(f"set/b/{k}.png" for k in range(6))),
+        ),
+        lambda: (
+            photo(*(f"set/day/{k}.jpg" for k in range(6))),
+            shape(*(f"set/logo/{k}.jpg" for k in range(6))),
         ),
         lambda: (blank(*(f"set/a/{k}.png" for k in range(6))), photo(*(f"set/b/{k}.png" for k in range(6)))),
         lambda: photo(*(f"set/{c}/{k:03}.jpg" for c in "abc" for k in range(5))),  # numbered photographs

@@ -437,7 +437,7 @@ def _check_classes(classes: List[Path]) -> None:
     _check_no_cases(classes)
 
 
-_MASK_WORD = re.compile(r"mask|label|annot|segm|ground[\W_]*truth|(?<![^\W_])gt(?![^\W_])")
+MASK_WORD = re.compile(r"mask|label|annot|segm|ground[\W_]*truth|manual|(?<![^\W_])gt(?![^\W_])")
 _STRONG_WORD = re.compile(r"annotation|segmentation|ground[\W_]*truth")
 """Words in the names of folders of masks; the latter say it although the files are numbered."""
 
@@ -449,8 +449,8 @@ def masks_by_name(folders: Sequence[Path]) -> Tuple[List[Path], List[Path]]:
     files say no more of it than of any two classes: masks then have another format, or the folder a stronger name.
     """
     words = {path: same_name(path.name).casefold() for path in folders}
-    named = [path for path, word in words.items() if _MASK_WORD.search(word) and has_image(path)]
-    unnamed = (path for path in folders if named and not _MASK_WORD.search(words[path]) and has_image(path))
+    named = [path for path, word in words.items() if MASK_WORD.search(word) and has_image(path)]
+    unnamed = (path for path in folders if named and not MASK_WORD.search(words[path]) and has_image(path))
     others = list(itertools.islice(unnamed, 2))
     if len(others) != 1:
         return [], []

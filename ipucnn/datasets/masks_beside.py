@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.formats import pair_name
+from ipucnn.datasets.formats import MASK_WORD, pair_name, same_name, side_named
 
 _NUM_OPENED = 3
 """Files of a group that are opened."""
@@ -66,7 +66,7 @@ def masks_by_content(paths: Sequence[str]) -> Dict[str, str]:
             if id(group) not in looks:
                 looks[id(group)] = _look(group)
         mask, image = looks[id(masks)], looks[id(images)]
-        if mask.is_mask and mask.share >= image.share + _GAP:
+        if mask.is_mask and mask.share >= image.share + _GAP and _have_one_size(masks, images):
             for name, path in masks.files.items():
                 if name in images.files:
                     found.setdefault(path, images.files[name])
@@ -128,14 +128,40 @@ def _corresponding(groups: Sequence[_Group]) -> List[Tuple[_Group, _Group]]:
         for other in nearest[:_NUM_NEAREST]:
             shared = sum(name in other.files for name in names)
             least = 0 if group.folder.startswith(other.folder + os.sep) else len(other.files) / 2
-            if shared >= max(_LEAST, _SHARE * len(names), least):
+            if shared >= max(_LEAST, _SHARE * len(names), least) and _may_be_masks(group, other):
                 pairs.append((group, other))
     return pairs
+
+
+def _may_be_masks(group: _Group, images: _Group) -> bool:
+    """Returns whether files may be masks of others by their folders: the same, or one called like masks.
+
+    Numbered classes in two folders, such as night/1.jpg and day/1.jpg, correspond, and dark ones have few values.
+    """
+    begin = _common_length(group.folder, images.folder)
+    begin = group.folder.rfind(os.sep, 0, begin) + 1
+    rest = same_name(group.folder[begin:]).casefold().split(os.sep)
+    if any(part.startswith("class-") for part in rest):
+        return False
+    is_called_so = any(MASK_WORD.search(part) or side_named(part) == "masks" for part in rest)
+    return group.folder == images.folder or is_called_so
 
 
 def _common_length(one: str, other: str) -> int:
     """Returns the number of characters with which both paths begin."""
     return next((k for k, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _have_one_size(masks: _Group, images: _Group) -> bool:
+    """Returns whether some masks are as large as their images; a logo or a thumbnail is not."""
+    from PIL import Image
+
+    names = [name for name in masks.files if name in images.files]
+    for name in names[:: max(1, len(names) // _NUM_OPENED)][:_NUM_OPENED]:
+        with Image.open(masks.files[name]) as mask, Image.open(images.files[name]) as image:
+            if mask.size != image.size:
+                return False
+    return True
 
 
 class _Look(NamedTuple):

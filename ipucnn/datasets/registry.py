@@ -616,17 +616,18 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
     """Gives an error of the block the hint that makes a set of the folder, if names or a table tell how."""
     try:
         yield
-    except DataError as error:
+    except (DataError, ConfigurationError) as error:
         from ipucnn.datasets.sorting import hint_without_masks, sorting_hint
 
         command = ""
-        if error.code == MASKS_INSIDE:
+        code = error.code if isinstance(error, DataError) else ""
+        if code == MASKS_INSIDE:
             command = hint_without_masks(folder, is_inside=True)
         elif not isinstance(error, MasksAsClasses) and not re.search(_NAMES_A_SET, error.hint or ""):
             command = sorting_hint(folder, task)
         if not command:
             raise
-        raise type(error)(error.message, command, error.code) from error
+        raise type(error)(error.message, command, *([code] if code else [])) from error
 
 
 def _choose_in(folder: Path, task: str) -> Choice:

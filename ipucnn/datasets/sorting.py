@@ -7,13 +7,14 @@ stay where they are.
 """
 
 import csv
+import io
 import os
 import re
 import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.datasets.formats import is_image_name, is_made_by_system, part_named, side_named
 from ipucnn.datasets.masks_beside import masks_by_content
@@ -24,6 +25,7 @@ from ipucnn.text import counted, printable, quoted
 _COMMAND = "python -m ipucnn.datasets.sorting"
 _MOST_TABLE_BYTES = 2**26
 _MOST_FILES = 500_000
+_LONGEST_NAME = 200
 _MOST_TABLES = 50
 """The most tables that are read: detection sets have one beside each image."""
 _ONE_HOT = "one-hot"
@@ -31,7 +33,7 @@ _ONE_HOT = "one-hot"
 _LOOKS = "by-looks"
 """In place of a kind of masks: files of the name of an image with few values."""
 _SHARE = 0.9
-"""The least share of a table's rows, or of masks, whose images must be there."""
+"""The least share of a table's rows whose images must be there."""
 _HOT = ("1", "1.0")
 _LABELS = [
     "label",
@@ -45,6 +47,7 @@ _LABELS = [
     "species",
     "breed",
 ]
+_LABELS += ["grade", "level", "type", "severity", "classid", "labelid"]
 """Names of columns of classes."""
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
 
@@ -98,12 +101,14 @@ class _Table(NamedTuple):
         header: the names of its columns.
         columns: those that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
         rows: image below the folder -> its row.
+        num_others: the number of rows without an image.
     """
 
     path: Path
     header: List[str]
     columns: List[str]
     rows: Dict[Path, List[str]]
+    num_others: int
 
     def classes(self, column: str) -> Dict[Path, str]:
         """Returns the class of each image that has one, by a column."""
@@ -117,44 +122,77 @@ class _Table(NamedTuple):
 
 
 def _rows(path: Path) -> List[List[str]]:
-    """Returns the rows of a table with commas, semicolons or tabs; the first has the names of the columns."""
-    lines = read_text(path, _MOST_TABLE_BYTES).splitlines()
-    separator = max(",;\t", key=lines[0].count) if lines else ","
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator)]
-    return [row for row in rows if len(row) == len(rows[0]) > 1]
+    """Returns the rows of a table with commas, semicolons or tabs; the first has the names of the columns.
+
+    There are none if a row has another number of cells: a comma without quotes moves the cells behind it.
+    """
+    text = read_text(path, _MOST_TABLE_BYTES)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    cells = [[cell.strip() for cell in row] for row in rows if any(row)]
+    return cells if len({len(row) for row in cells}) == 1 and len(cells[0]) > 1 else []
 
 
-def _table(folder: Path, path: Path, images: Sequence[Path]) -> Optional[_Table]:
-    """Returns what a table says of images; None if it has no column with their names, or none with classes."""
+_ByName = Dict[str, List[Path]]
+"""The name of a file, with and without its ending -> the images that are called so."""
+
+
+def _by_name(images: Sequence[Path]) -> _ByName:
+    names: _ByName = {}
+    for image in images:
+        for key in {image.name, image.stem}:
+            names.setdefault(key, []).append(image)
+    return names
+
+
+def _image_named(cell: str, names: _ByName) -> Optional[Path]:
+    """Returns the only image that a cell names, by its name or as much of its path as the cell has; or None."""
+    parts = [part for part in re.split(r"[/\\]", cell) if part not in ("", ".")]
+    images = names.get(parts[-1], []) if parts else []
+    for count in range(2, len(parts) + 1):
+        if len(images) < 2:
+            break
+        near = [image for image in images if list(image.parts[-count:-1]) == parts[-count:-1]]
+        images = near or images
+    return images[0] if len(images) == 1 else None
+
+
+def _table(folder: Path, path: Path, names: _ByName) -> Optional[_Table]:
+    """Returns what a table says of images; None if it has no column with their names, or none with classes.
+
+    Of several columns that could name the images, one with whole names of files counts; the others are numbers.
+    """
     rows: List[List[str]] = []
     with suppress(DataError, csv.Error):
         rows = _rows(folder / path)
     if len(rows) < 3:
         return None
     header, body = rows[0], rows[1:]
-    by_name: Dict[str, Set[Path]] = {}
-    for image in images:
-        for key in {image.name, image.stem}:
-            by_name.setdefault(key, set()).add(image)
+    fitting: List[Tuple[bool, int, List[Optional[Path]]]] = []
     for column in range(len(header)):
-        found = [by_name.get(re.split(r"[/\\]", row[column])[-1], set()) for row in body]
-        read = [(next(iter(paths)), row) for paths, row in zip(found, body) if len(paths) == 1]
-        if len(read) < _SHARE * len(body) or len({image for image, _ in read}) < len(read):
-            continue  # several rows for an image are boxes, or several labels
-        columns = _label_columns(header, [row for _, row in read], column)
-        if columns:
-            return _Table(path, header, columns, dict(read))
-    return None
+        found = [_image_named(row[column], names) for row in body]
+        count = sum(image is not None for image in found)
+        if count >= _SHARE * len(body) and len({image for image in found if image is not None}) == count:
+            whole = all(image is None or row[column].endswith(image.name) for image, row in zip(found, body))
+            fitting.append((whole, column, found))
+    fitting = [one for one in fitting if one[0]] or fitting
+    if not fitting or any(one[2] != fitting[0][2] for one in fitting):
+        return None
+    _, column, found = fitting[0]
+    read = {image: row for image, row in zip(found, body) if image is not None}
+    columns = _label_columns(header, [*read.values()], column)
+    return _Table(path, header, columns, read, len(body) - len(read)) if columns else None
 
 
 def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> List[str]:
     """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
 
-    There are none if a column that is called like labels cannot have them: another one would not be meant.
+    There are none if a column that is called like labels cannot have them, or if none of several is called so: which
+    one is meant is not known.
     """
-    if len(set(header)) < len(header) or "" in header:
+    if len(set(header)) < len(header):
         return []
-    others = [k for k in range(len(header)) if k != names]
+    others = [k for k in range(len(header)) if k != names and header[k]]
     hot = [k for k in others if {row[k] for row in rows} <= {*_HOT, "0", "0.0"}]
     if len(hot) > 1 and all(sum(float(row[k]) for k in hot) == 1 for row in rows):
         return [_ONE_HOT]
@@ -167,7 +205,7 @@ def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: 
             (labels if is_label else fitting).append(header[k])
         elif is_label:
             return []
-    return [*labels, *fitting]
+    return [*labels, *fitting] if labels or len(fitting) == 1 else []
 
 
 def _is_called_label(name: str) -> bool:
@@ -175,11 +213,15 @@ def _is_called_label(name: str) -> bool:
 
 
 def _is_folder_name(text: str) -> bool:
-    return text not in (".", "..") and "/" not in text and not text.startswith(".") and text.isprintable()
+    """Returns whether a class may be called so: not as a part of a set, a side of pairs, or a folder of a system."""
+    is_taken = part_named(text) is not None or side_named(text) is not None or is_made_by_system(text)
+    return not is_taken and "/" not in text and text.isprintable() and len(os.fsencode(text)) <= _LONGEST_NAME
 
 
 def _classes_hint(folder: Path, files: _Files) -> str:
-    read = (_table(folder, path, files.images) for path in files.tables[:_MOST_TABLES])
+    names = _by_name(files.images)
+    paths = [path for path in files.tables if "submission" not in path.name.casefold()]  # has no true classes
+    read = (_table(folder, path, names) for path in paths[:_MOST_TABLES])
     tables = sorted((table for table in read if table is not None), key=lambda one: -len(one.rows))
     if not tables:
         return ""
@@ -206,6 +248,8 @@ def _classes_hint(folder: Path, files: _Files) -> str:
         {image for one in by_part.values() for image in one.classes(one.columns[0])}
     )
     rest = f", without {counted(alone, 'image')} of which no class is known" if alone else ""
+    missing = sum(one.num_others for one in by_part.values())
+    rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
     return (
         f"{shown(folder / table.path)} has a row for each image; copy them into class folders by its {by}{more}{rest}: "
         f"{' && '.join(commands)}; then pass --dataset {quoted(target)}"
@@ -219,7 +263,8 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Dict[Path, Path
         DataError: the table cannot be read, or has no row for an image.
         ConfigurationError: it has no such column.
     """
-    found = _table(folder, Path(os.path.relpath(table, folder)), _files_of(folder).images)
+    names = _by_name(_files_of(folder).images)
+    found = _table(folder, Path(os.path.relpath(table, folder)), names)
     if found is None:
         raise DataError(
             f"{shown(table)} has no row with the class of each image in {shown(folder)}",
@@ -282,23 +327,28 @@ def _side(rows: Sequence[Tuple[str, _Key, Path]], leaves_out_common: bool) -> _S
             begin = len(os.path.commonprefix(keys))  # noqa: RUF071 - of words
             end = len(os.path.commonprefix([key[begin:][::-1] for key in keys]))  # noqa: RUF071
             keys = [key[begin : len(key) - end] for key in keys]
+        if len(set(keys)) < len(keys):
+            return {}  # this way does not tell the files apart
         side.update(zip(((part, key) for key in keys), paths))
     return side
 
 
 def _pairs(images: _Side, masks: _Side) -> Dict[Path, Path]:
-    """Returns image -> mask if nearly all masks, and half of the images of their parts, have a partner."""
+    """Returns image -> mask if all masks, and half of the images of their parts, have a partner.
+
+    A mask without one may be the second mask of an image, which would be lost.
+    """
     shared = [key for key in masks if key in images]
     parts = {part for part, _ in masks}
     count = sum(part in parts for part, _ in images)
-    is_whole = len(shared) > 1 and len(shared) >= max(_SHARE * len(masks), count / 2)
+    is_whole = len(shared) > 1 and len(shared) >= max(len(masks), count / 2)
     return {images[key]: masks[key] for key in shared} if is_whole else {}
 
 
 def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, Dict[Path, Path]]:
     """Returns the pairs with each kind of masks that is complete, by the words that tell this kind from the others.
 
-    If no words tell, masks are those that look like masks; the kind is ``_LOOKS``.
+    If no file has a word of masks, masks are those that look like masks; the kind is ``_LOOKS``.
     """
     sides = _sides(files)
     images = sides.pop((), [])
@@ -307,7 +357,7 @@ def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, Dict[Path, Path]]:
         for kind, masks in sides.items()
     }
     found = {kind: pairs for kind, pairs in found.items() if pairs}
-    if not found:
+    if not found and not sides:
         looking = masks_by_content([str(folder / path) for path in files])
         pairs = {
             Path(image).relative_to(folder): Path(mask).relative_to(folder) for mask, image in looking.items()
@@ -367,10 +417,14 @@ def copies_of_pairs(kind: str, folder: Path) -> Dict[Path, Path]:
 
 
 def copies_without_masks(folder: Path) -> Dict[Path, Path]:
-    """Returns where each image goes that is no mask of another, by words or by looks."""
+    """Returns where each image goes that is no mask of another, by looks, or by the words of its own name."""
     images = _files_of(folder).images
     masks = {mask for pairs in _kinds(folder, images).values() for mask in pairs.values()}
-    return {path: path for path in images if path not in masks}
+    return {
+        path: path
+        for path in images
+        if path not in masks and not any(map(_MASK_WORDS.fullmatch, _words(Path(path.name))))
+    }
 
 
 def hint_without_masks(folder: Path, is_inside: bool) -> str:

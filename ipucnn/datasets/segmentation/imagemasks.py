@@ -416,7 +416,7 @@ def _check_no_named_parts(folders: Sequence[Path], sides: Tuple[_Files, _Files])
                 f"mkdir -p {quoted(target)} && "
                 f"mv {' '.join(quoted(folder / begin) + '[!a-zA-Z]*' for begin in patterns)} {quoted(target)}"
             )
-    if not in_one:
+    if not in_one and [len(list_folder(folder)) for folder in folders] == [*map(len, sides)]:
         commands.append(f"rmdir {' '.join(map(quoted, folders))}")
     names = " and ".join(printable(name) for name in list(named)[:2])
     raise DataError(

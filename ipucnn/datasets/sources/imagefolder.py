@@ -240,17 +240,11 @@ def read_classes(
 def _check_no_masks_by_content(found: Found, folders: Sequence[ClassFolder]) -> None:
     """Refuses class folders some of whose files are masks of others, by their names and pixels.
 
-    A folder called ``class-...`` has no masks of another folder.
-
     Raises:
         MasksAsClasses: there are such files.
     """
     classes = {path: (folder.subset, folder.name) for folder in folders for path in folder.paths}
-    masks = {
-        mask: image
-        for mask, image in masks_by_content(list(classes)).items()
-        if classes[mask] == classes[image] or not classes[mask][1].startswith("class-")
-    }
+    masks = masks_by_content(list(classes))
     if not masks:
         return
     from ipucnn.datasets.sorting import hint_without_masks
@@ -259,9 +253,12 @@ def _check_no_masks_by_content(found: Found, folders: Sequence[ClassFolder]) -> 
     inside = all(classes[mask] == classes[image] for mask, image in masks.items())
     hint = hint_without_masks(found.location, inside)
     if not inside:
-        folder = next(one for one in folders if mask in one.paths)
-        part = found.parts[folder.subset][0] if folder.subset in found.parts else found.location
-        hint += f"; if they are classes: mv {quoted(part / folder.name)} {quoted(part / ('class-' + folder.name))}"
+        parts = {subset: part for subset, (part,) in found.parts.items()}
+        moves = (
+            f"mv {quoted(parts[subset] / name)} {quoted(parts[subset] / ('class-' + name))}"
+            for subset, name in dict.fromkeys(classes[one] for one in masks)
+        )
+        hint += f"; if they are classes: {' && '.join(moves)}"
     raise MasksAsClasses(
         f"{shown(mask)} has the name of {shown(image)}, and few values, as a mask has: "
         f"{counted(len(masks), 'file')} of this kind in {shown(found.location)}, which are no images of a class",
