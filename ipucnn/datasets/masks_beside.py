@@ -4,20 +4,22 @@ Files are masks of others if their names correspond, and if their pixels have fe
 many.  Each alone says little: classes may be numbered alike, and drawings have few values.
 """
 
+import io
 import os
 import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ipucnn.datasets.base import read_file
 from ipucnn.datasets.formats import MASK_WORD, pair_name, same_name, side_named
 
 _NUM_OPENED = 3
-"""Files of a group that are opened."""
+"""Files of two groups that are opened."""
 _MOST_FOLDERS = 200
 """A set with more folders has as many classes, and its names alone would take seconds to compare."""
 _MOST_OPENED = 64
-"""The most groups whose files are opened: the first ones that correspond to another."""
+"""The most pairs of groups whose files are opened."""
 _NUM_NEAREST = 4
 """The nearest groups with which one is compared: a thousand classes may be numbered alike."""
 _LEAST = 3
@@ -55,21 +57,12 @@ def masks_by_content(paths: Sequence[str]) -> Dict[str, str]:
         paths: paths of image files.
     """
     found: Dict[str, str] = {}
-    if len({os.path.dirname(path) for path in paths}) > _MOST_FOLDERS:
-        return found
-    groups = _groups(paths)
-    looks: Dict[int, _Look] = {}
-    for masks, images in _corresponding(groups):
-        if {id(masks), id(images)} - set(looks) and len(looks) >= _MOST_OPENED:
-            break
-        for group in (masks, images):
-            if id(group) not in looks:
-                looks[id(group)] = _look(group)
-        mask, image = looks[id(masks)], looks[id(images)]
-        if mask.is_mask and mask.share >= image.share + _GAP and _have_one_size(masks, images):
-            for name, path in masks.files.items():
-                if name in images.files:
-                    found.setdefault(path, images.files[name])
+    if len({os.path.dirname(path) for path in paths}) <= _MOST_FOLDERS:
+        for masks, images in _corresponding(_groups(paths))[:_MOST_OPENED]:
+            shared = [name for name in masks.files if name in images.files]
+            if _are_masks([(masks.files[name], images.files[name]) for name in shared]):
+                for name in shared:
+                    found.setdefault(masks.files[name], images.files[name])
     return found
 
 
@@ -149,62 +142,56 @@ def _may_be_masks(group: _Group, images: _Group) -> bool:
 
 def _common_length(one: str, other: str) -> int:
     """Returns the number of characters with which both paths begin."""
-    return next((k for k, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
-
-
-def _have_one_size(masks: _Group, images: _Group) -> bool:
-    """Returns whether some masks are as large as their images; a logo or a thumbnail is not."""
-    from PIL import Image
-
-    names = [name for name in masks.files if name in images.files]
-    for name in names[:: max(1, len(names) // _NUM_OPENED)][:_NUM_OPENED]:
-        with Image.open(masks.files[name]) as mask, Image.open(images.files[name]) as image:
-            if mask.size != image.size:
-                return False
-    return True
+    return len(os.path.commonprefix([one, other]))  # noqa: RUF071 - of characters
 
 
 class _Look(NamedTuple):
-    """What pixels say of a file, or of a group of files.
+    """What the pixels of a file say.
 
     Attributes:
+        size: width and height.
         share: share of the pixels near one of the three commonest values; 1 if there are at most ``_MOST_VALUES``.
-        is_mask: whether there are several such values, and little between them: shapes on a ground.  A dark photograph
-            has one common value, and many others.
+        has_shapes: whether there are several such values, and little between them: shapes on a ground.  A dark
+            photograph has one common value, and many others.  None if all pixels have one value.
     """
 
+    size: Tuple[int, int]
     share: float
-    is_mask: bool
+    has_shapes: Optional[bool]
 
 
-def _look(group: _Group) -> _Look:
-    """Returns what some files of a group look like; masks may be empty, but not all of them."""
-    paths = [*group.files.values()]
+def _are_masks(pairs: Sequence[Tuple[str, str]]) -> bool:
+    """Returns whether the first file of some pairs looks like a mask of the second; not all masks may be empty."""
     try:
-        looks = [*map(_look_of_file, paths[:: max(1, len(paths) // _NUM_OPENED)][:_NUM_OPENED])]
+        looks = [
+            (_look(mask), _look(image))
+            for mask, image in pairs[:: max(1, len(pairs) // _NUM_OPENED)][:_NUM_OPENED]
+        ]
     except Exception:  # whoever decodes the file reports it
-        return _Look(0.0, False)
-    told = [look for look in looks if look is not None]
-    share = float(np.mean([look.share for look in told])) if told else 1.0
-    return _Look(share, bool(told) and all(look.is_mask for look in told) and share >= _FEW)
+        return False
+    shapes = {mask.has_shapes for mask, _ in looks}
+    share, other = (float(np.mean([look.share for look in side])) for side in zip(*looks))
+    is_alike = all(mask.size == image.size for mask, image in looks)
+    return is_alike and True in shapes and False not in shapes and share >= max(_FEW, other + _GAP)
 
 
-def _look_of_file(path: str) -> Optional[_Look]:
-    """Returns what the pixels of a file look like; None if all have one value."""
+def _look(path: str) -> _Look:
+    """Returns what the pixels of a file look like.  A FIFO is refused, because reading it may never end."""
     from PIL import Image
 
-    with Image.open(path) as file:
-        if file.width * file.height > _MOST_PIXELS:
-            return _Look(0.0, False)
+    with Image.open(io.BytesIO(read_file(path))) as file:
+        size = file.size
+        if size[0] * size[1] > _MOST_PIXELS:
+            return _Look(size, 0.0, False)
         is_colour = file.mode not in ("1", "L", "P", "I", "F", "I;16", "I;16B")
-        step = 1 + max(file.size) // _LONGEST_SIDE
+        step = 1 + max(size) // _LONGEST_SIDE
         pixels = np.asarray(file.convert("RGB") if is_colour else file)[::step, ::step]
     numbers = pixels.astype(np.int64) if pixels.ndim == 2 else pixels.astype(np.int64) @ (65536, 256, 1)
     num_values = len(np.unique(numbers))
     if num_values <= _MOST_VALUES:
-        return _Look(1.0, True) if num_values > 1 else None
+        return _Look(size, 1.0, True if num_values > 1 else None)
     if pixels.dtype != np.uint8:
-        return _Look(0.0, False)
+        return _Look(size, 0.0, False)
     grey = pixels if pixels.ndim == 2 else pixels.mean(axis=2).astype(np.uint8)
     counts, near = np.bincount(grey.ravel(), minlength=256), []
     for _ in range(3):
@@ -212,4 +199,4 @@ def _look_of_file(path: str) -> Optional[_Look]:
         window = slice(max(0, common - _NEAR), common + _NEAR + 1)
         near.append(int(counts[window].sum()))
         counts[window] = 0
-    return _Look(sum(near) / grey.size, near[1] + near[2] >= grey.size - sum(near))
+    return _Look(size, sum(near) / grey.size, near[1] + near[2] >= grey.size - sum(near))

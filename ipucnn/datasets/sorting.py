@@ -200,6 +200,8 @@ def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: 
     fitting: List[str] = []
     for k in others:
         values, is_label = {row[k] for row in rows} - {""}, _is_called_label(header[k])
+        if not is_label and k in hot and len(hot) > 1:
+            continue  # an image may have several of them
         most = len(rows) - 1 if is_label else max(2, len(rows) // 2)
         if 1 < len(values) <= most and all(map(_is_folder_name, values)):
             (labels if is_label else fitting).append(header[k])
@@ -345,10 +347,16 @@ def _pairs(images: _Side, masks: _Side) -> Dict[Path, Path]:
     return {images[key]: masks[key] for key in shared} if is_whole else {}
 
 
+def _masks_by_looks(folder: Path, files: Sequence[Path]) -> Dict[Path, Path]:
+    """Returns the image of each file that looks like its mask, as paths below the folder."""
+    found = masks_by_content([str(folder / path) for path in files])
+    return {Path(mask).relative_to(folder): Path(image).relative_to(folder) for mask, image in found.items()}
+
+
 def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, Dict[Path, Path]]:
     """Returns the pairs with each kind of masks that is complete, by the words that tell this kind from the others.
 
-    If no file has a word of masks, masks are those that look like masks; the kind is ``_LOOKS``.
+    If words tell none, masks are the files that look like masks; the kind is ``_LOOKS``.
     """
     sides = _sides(files)
     images = sides.pop((), [])
@@ -357,12 +365,15 @@ def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, Dict[Path, Path]]:
         for kind, masks in sides.items()
     }
     found = {kind: pairs for kind, pairs in found.items() if pairs}
-    if not found and not sides:
-        looking = masks_by_content([str(folder / path) for path in files])
-        pairs = {
-            Path(image).relative_to(folder): Path(mask).relative_to(folder) for mask, image in looking.items()
-        }
-        return {_LOOKS: pairs} if pairs else {}
+    if not found:
+        looking = _masks_by_looks(folder, files)
+        # A file with a word of masks that is none of these may be the second mask of an image.
+        worded = {path for path in files if any(map(_MASK_WORDS.fullmatch, _words(path)))}
+        return (
+            {_LOOKS: {image: mask for mask, image in looking.items()}}
+            if looking and worded <= set(looking)
+            else {}
+        )
     common = set.intersection(*map(set, found)) if len(found) > 1 else set()
     return {
         "-".join(word for word in kind if word not in common) or "masks": pairs
@@ -420,6 +431,7 @@ def copies_without_masks(folder: Path) -> Dict[Path, Path]:
     """Returns where each image goes that is no mask of another, by looks, or by the words of its own name."""
     images = _files_of(folder).images
     masks = {mask for pairs in _kinds(folder, images).values() for mask in pairs.values()}
+    masks.update(_masks_by_looks(folder, images))
     return {
         path: path
         for path in images
@@ -439,7 +451,9 @@ def hint_without_masks(folder: Path, is_inside: bool) -> str:
         f"{quoted(target)}"
     )
     pairs = _pairs_hint(folder, _files_of(folder))
-    return "; ".join([*([without] if is_inside else []), f"for the network unet: {pairs}"]) if pairs else ""
+    return "; ".join(
+        [*([without] if is_inside else []), *([f"for the network unet: {pairs}"] if pairs else [])]
+    )
 
 
 def sorting_hint(folder: Path, task: str) -> str:
@@ -507,6 +521,11 @@ def main(words: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(
+            "error: interrupted; nothing is left of the copy\nhint: give the command again", file=sys.stderr
+        )
+        return 130
     print(f"{counted(len(copies), 'file')} of {shown(folder)} copied into {shown(target)}")
     return 0
 

@@ -251,18 +251,18 @@ def _check_no_masks_by_content(found: Found, folders: Sequence[ClassFolder]) -> 
 
     mask, image = next(iter(masks.items()))
     inside = all(classes[mask] == classes[image] for mask, image in masks.items())
-    hint = hint_without_masks(found.location, inside)
+    hints = [hint_without_masks(found.location, inside)]
     if not inside:
         parts = {subset: part for subset, (part,) in found.parts.items()}
         moves = (
             f"mv {quoted(parts[subset] / name)} {quoted(parts[subset] / ('class-' + name))}"
             for subset, name in dict.fromkeys(classes[one] for one in masks)
         )
-        hint += f"; if they are classes: {' && '.join(moves)}"
+        hints.append(f"if they are classes: {' && '.join(moves)}")
     raise MasksAsClasses(
         f"{shown(mask)} has the name of {shown(image)}, and few values, as a mask has: "
         f"{counted(len(masks), 'file')} of this kind in {shown(found.location)}, which are no images of a class",
-        hint,
+        "; ".join(filter(None, hints)),
     )
 
 
